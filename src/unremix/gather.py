@@ -1,0 +1,129 @@
+"""Negatives across processes, with the gradient of one process that holds the joint batch.
+
+Each process owns its anchors and sees everyone's candidates. Its loss is W times its share of the
+joint mean (W processes), and what others derived for its candidates comes back summed; averaging
+gradients over processes, as DistributedDataParallel does, then gives the joint gradient exactly,
+also when the processes hold different numbers of samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Share:
+    """This process's part of the joint batch.
+
+    Args:
+        sizes: Samples held by each process, in the order of their ranks.
+        rank: Which of them this is.
+    """
+
+    sizes: tuple[int, ...]
+    rank: int
+
+    @property
+    def offset(self) -> int:
+        """Samples held by the processes before this one."""
+        return sum(self.sizes[: self.rank])
+
+    @property
+    def total(self) -> int:
+        """Samples held by all."""
+        return sum(self.sizes)
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are."""
+        return len(self.sizes)
+
+
+def is_distributed() -> bool:
+    """Whether a process group of more than one process is running."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def share_of(size: int, width: int, device: torch.device) -> Share:
+    """Tell every process how many samples each holds.
+
+    Args:
+        size: Samples held here.
+        width: Size of an embedding, which must be the same everywhere.
+        device: Where the group communicates.
+
+    Raises:
+        ValueError: In all processes alike, if one holds no sample or the widths differ.
+    """
+    here = torch.tensor([size, width], device=device)
+    everyone = [torch.empty_like(here) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, here)
+    sizes, widths = zip(*(one.tolist() for one in everyone), strict=True)
+    if min(sizes) == 0 or len(set(widths)) > 1:
+        raise ValueError(
+            "expected samples of one width in every process, received "
+            f"{list(sizes)} samples of widths {list(widths)}; drop the last, incomplete batch"
+        )
+    return Share(tuple(sizes), dist.get_rank())
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, share: Share) -> Tensor:
+        ctx.share = share
+        largest = max(share.sizes)
+        padded = rows.new_zeros(largest, *rows.shape[1:])
+        padded[: rows.shape[0]] = rows
+        everyone = [torch.empty_like(padded) for _ in share.sizes]
+        dist.all_gather(everyone, padded)
+        return torch.cat([one[:size] for one, size in zip(everyone, share.sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
+        share: Share = ctx.share
+        incoming = incoming.contiguous().clone()
+        dist.all_reduce(incoming)
+        return incoming[share.offset : share.offset + share.sizes[share.rank]], None
+
+
+def gather_rows(rows: Tensor, share: Share) -> Tensor:
+    """The rows of all processes, in the order of their ranks.
+
+    Gradient flows: a row's gradient is the sum of what all processes derived for it.
+
+    Args:
+        rows: Shape (n, ...), n as in ``share``.
+        share: From :func:`share_of`.
+
+    Returns:
+        Shape (total, ...).
+    """
+    gathered: Tensor = _GatherRows.apply(rows, share)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _MeanGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> Tensor:
+        incoming = incoming.contiguous().clone()
+        dist.all_reduce(incoming)
+        return incoming / dist.get_world_size()
+
+
+def mean_gradient(value: Tensor) -> Tensor:
+    """The value itself; its gradient is the mean over all processes.
+
+    For a parameter that every process holds, such as the mix: it stays equal everywhere whether or
+    not DistributedDataParallel averages it once more.
+    """
+    same: Tensor = _MeanGradient.apply(value)  # type: ignore[no-untyped-call]
+    return same

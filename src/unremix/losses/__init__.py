@@ -1,0 +1,1 @@
+"""Contrastive losses with weighted negatives."""

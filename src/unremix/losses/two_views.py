@@ -1,0 +1,301 @@
+"""From two views' embeddings to anchors, candidates and pairs, in one process or many."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from unremix.gather import Share, gather_rows, is_distributed, mean_gradient, share_of
+from unremix.losses.blockwise import Tile, rows_per_block, score_rows
+from unremix.losses.info_nce import info_nce
+from unremix.losses.options import LAYOUTS, Layout, check_tile, choose, number
+from unremix.pairs import Pairs
+from unremix.scores import COMPONENTS, Gradient, Rows, Views, make_context, residuals, sketch
+from unremix.watch import LastLayer
+from unremix.weights import Weighting, weigh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """The losses compute in float32 or better, whatever autocast says."""
+    with torch.autocast(device_type=device.type, enabled=False):
+        yield
+
+
+def _working(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+class TwoViewLoss(nn.Module):
+    """What the losses share: two views in, pairs and candidates made, the weighted loss out.
+
+    Args:
+        temperature: τ.
+        layout: ``both``: all 2N views are anchors and candidates; ``one-way``: first views against
+            second views.
+        class_prior: τ⁺ of the debiasing.
+        gather: Whether the negatives come from all processes.
+        tile: Rows per block: ``auto``, a number, or None for all at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        layout: Layout,
+        class_prior: float,
+        gather: bool,
+        tile: Tile,
+    ) -> None:
+        super().__init__()
+        self.temperature = number("temperature", temperature, above=0)
+        self.layout: Layout = choose("layout", layout, LAYOUTS)
+        self.class_prior = number("class_prior", class_prior, least=0, below=1)
+        self.gather = bool(gather)
+        self.tile = check_tile(tile)
+        self.weighting = Weighting()
+        self.gradient: Gradient = "pseudo-label"
+        self.posterior_temperature = 1.0
+        self.bias = True
+        self.sketch: int | None = None
+        self.last_layer: LastLayer | None = None
+
+    def lambdas(self) -> Tensor | None:
+        """λ, one number per component, shape (K,), with gradient where it is learned."""
+        return None
+
+    def forward(
+        self, z0: Tensor, z1: Tensor, h0: Tensor | None = None, h1: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a batch of N pairs of views.
+
+        Args:
+            z0: Embeddings of the first views, not normalised, shape (N, D).
+            z1: Embeddings of the second views, shape (N, D).
+            h0: Inputs of the last layer for the first views, shape (N, H); used by the uncertainty.
+            h1: Likewise for the second views.
+
+        Returns:
+            The loss, a scalar, in float32 or better. With ``gather``, the mean over processes is
+            the loss of the joint batch.
+
+        Raises:
+            ValueError: For input no loss can be computed from.
+        """
+        with _full_precision(z0.device):
+            z0, z1, h0, h1 = self._prepare(z0, z1, h0, h1)
+            anchors, candidates, pairs, share = self._arrange(z0, z1, h0, h1)
+            mix = self.lambdas()
+            normaliser = None
+            if share is not None:
+                normaliser = pairs.num_anchors / share.sizes[share.rank] * share.total
+                normaliser /= share.processes
+                mix = None if mix is None else mean_gradient(mix)
+            return info_nce(
+                anchors,
+                candidates,
+                pairs,
+                temperature=self.temperature,
+                weighting=self.weighting,
+                mix=None if mix is None else mix.to(z0.dtype),
+                class_prior=self.class_prior,
+                posterior_temperature=self.posterior_temperature,
+                gradient=self.gradient,
+                bias=self.bias,
+                normaliser=normaliser,
+                tile=self.tile,
+            )
+
+    @torch.no_grad()
+    def importance(
+        self, z0: Tensor, z1: Tensor, h0: Tensor | None = None, h1: Tensor | None = None
+    ) -> Importance:
+        """All scores and weights of a batch, for analysis; this process's batch only.
+
+        Takes what :meth:`forward` takes; memory grows with N².
+        """
+        with _full_precision(z0.device):
+            z0, z1, h0, h1 = self._prepare(z0, z1, h0, h1, needs_inputs=True)
+            anchors, candidates, pairs, _ = self._arrange(z0, z1, h0, h1, alone=True)
+            mix = self.lambdas()
+            context = make_context(
+                anchors,
+                candidates,
+                pairs,
+                posterior_temperature=self._residual_temperature,
+                gradient=self.gradient,
+                bias=self.bias,
+                tile=rows_per_block(self.tile, pairs.num_candidates, z0.element_size()),
+            )
+            everything = replace(
+                self.weighting, components=(*COMPONENTS, *self.weighting.components)
+            )
+            (block,) = pairs.blocks(None)
+            # In the given order of anchors, whatever order the block has.
+            place = torch.argsort(block.anchors)
+            rows = Rows(block, block.fill(anchors.units @ candidates.units.T))
+            scores = score_rows(rows, context, everything)
+            weights = weigh(
+                rows, scores[len(COMPONENTS) :], None if mix is None else mix.to(z0), self.weighting
+            )
+            dense = weights.dense(block, rows.similarity)[place]
+            named = {
+                name: block.blank(score.clone())[place]
+                for name, score in zip(COMPONENTS, scores, strict=False)
+            }
+            return Importance(
+                **named,
+                weights=dense,
+                negatives=pairs.negative_mask(),
+                positives=pairs.positive_mask(),
+            )
+
+    @property
+    def _residual_temperature(self) -> float:
+        return self.temperature if self.gradient == "nt-xent" else self.posterior_temperature
+
+    def _prepare(
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None,
+        h1: Tensor | None,
+        needs_inputs: bool | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        _check_views("z", z0, z1)
+        if (h0 is None) != (h1 is None):
+            raise ValueError(
+                "expected h0 and h1 together, received only "
+                f"{'h1' if h0 is None else 'h0'}; hand over both or neither"
+            )
+        needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
+        if h0 is None and self.last_layer is not None and needs:
+            h0, h1 = self.last_layer.inputs_of(z0, z1)
+        if h0 is not None and h1 is not None:
+            _check_views("h", h0, h1, rows=z0.shape[0])
+            h0, h1 = (_working(h.detach()).to(_working(z0).dtype) for h in (h0, h1))
+            if self.sketch is not None:
+                h0, h1 = sketch(h0, self.sketch), sketch(h1, self.sketch)
+        return _working(z0), _working(z1), h0, h1
+
+    def _arrange(
+        self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, alone: bool = False
+    ) -> tuple[Views, Views, Pairs, Share | None]:
+        """Anchors, candidates and pairs of the layout, across processes where asked."""
+        n, device = z0.shape[0], z0.device
+        first, second = Views(z0, h0), Views(z1, h1)
+        if alone or not self.gather or not is_distributed():
+            if n < 2:
+                raise ValueError(
+                    "expected a batch of at least 2 pairs, received 1: a single pair has no "
+                    "negatives; use a larger batch or drop the last, incomplete one"
+                )
+            if self.layout == "one-way":
+                return first, second, Pairs.one_way(n, device=device), None
+            views = _stack(first, second)
+            return views, views, Pairs.both_views(n, device=device), None
+
+        share = share_of(n, z0.shape[1], device)
+        where = {"offset": share.offset, "total": share.total}
+
+        def everyones(views: Views) -> Views:
+            h = None if views.inputs is None else gather_rows(views.inputs, share)
+            return Views(gather_rows(views.embeddings, share), h)
+
+        all_first, all_second = everyones(first), everyones(second)
+        if self.layout == "both":
+            anchors, candidates = _stack(first, second), _stack(all_first, all_second)
+            pairs = Pairs.both_views(n, device=device, **where)
+        else:
+            anchors, candidates = first, all_second
+            pairs = Pairs.one_way(n, device=device, **where)
+        if not self.weighting.needs_residuals:
+            return anchors, candidates, pairs, share
+
+        def derived(views: Views, classes: Views) -> Tensor:
+            return residuals(
+                views.units.detach(),
+                views.lengths,
+                classes.units.detach(),
+                pairs,
+                temperature=self._residual_temperature,
+                gradient=self.gradient,
+                tile=rows_per_block(self.tile, pairs.num_candidates, z0.element_size()),
+            )
+
+        # Each process derives δ of its own views and hands it to the others.
+        own = derived(anchors, candidates)
+        if self.layout == "both":
+            shared = torch.cat([gather_rows(half, share) for half in own.split(n)])
+        else:
+            shared = gather_rows(derived(second, all_first), share)
+        anchors, candidates = (
+            replace(anchors, residuals=own),
+            replace(candidates, residuals=shared),
+        )
+        return anchors, candidates, pairs, share
+
+
+def _stack(first: Views, second: Views) -> Views:
+    h = None
+    if first.inputs is not None and second.inputs is not None:
+        h = torch.cat([first.inputs, second.inputs])
+    return Views(torch.cat([first.embeddings, second.embeddings]), h)
+
+
+def _check_views(letter: str, first: Tensor, second: Tensor, rows: int | None = None) -> None:
+    names = f"{letter}0 and {letter}1"
+    size = "D" if letter == "z" else "H"
+    if first.dim() != 2 or first.shape != second.shape or 0 in first.shape:
+        raise ValueError(
+            f"expected {names} of one shape (N, {size}), received {tuple(first.shape)} and "
+            f"{tuple(second.shape)}; flatten all but the batch dimension"
+        )
+    if rows is not None and first.shape[0] != rows:
+        raise ValueError(
+            f"expected {names} with one row per embedding, {rows}, received {first.shape[0]} rows"
+        )
+    if not first.is_floating_point() or first.dtype != second.dtype:
+        raise ValueError(
+            f"expected {names} of one floating-point dtype, received {first.dtype} and "
+            f"{second.dtype}; convert one with .to()"
+        )
+    for which, view in enumerate((first, second)):
+        bad = int((~view.isfinite()).any(dim=1).sum())
+        if bad:
+            raise ValueError(
+                f"expected finite {letter}{which}, received NaN or infinity in {bad} of "
+                f"{view.shape[0]} rows; look for a diverged model (lower the learning rate) or "
+                "broken input"
+            )
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Scores and weights of a batch: A anchors against C candidates, each (A, C).
+
+    With layout ``both`` A = C = 2N, views stacked [z0; z1]; with ``one-way`` A = C = N, anchors z0
+    and candidates z1. All are 0 where there is no negative.
+
+    Args:
+        uncertainty: u.
+        similarity: s.
+        representativeness: r.
+        weights: w.
+        negatives: Which candidates are negatives, boolean.
+        positives: Which candidates are positives, boolean.
+    """
+
+    uncertainty: Tensor
+    similarity: Tensor
+    representativeness: Tensor
+    weights: Tensor
+    negatives: Tensor
+    positives: Tensor

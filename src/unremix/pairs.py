@@ -1,0 +1,385 @@
+"""Who is whose positive and negative.
+
+Every layout says the same thing in the same words: a candidate of an anchor is its positive, its
+negative, or neither. Almost all candidates are negatives, so only the others are stored, as sorted
+lists of (anchor, candidate) links; the (N, M) mask is never built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Links:
+    """Pairs (anchor, candidate), sorted by anchor, then candidate.
+
+    Args:
+        anchor: Index of the anchor, shape (L,).
+        candidate: Index of the candidate, shape (L,).
+    """
+
+    anchor: Tensor
+    candidate: Tensor
+
+    def __len__(self) -> int:
+        return self.anchor.numel()
+
+    @staticmethod
+    def sort(anchor: Tensor, candidate: Tensor, num_candidates: int) -> tuple[Links, Tensor]:
+        """Sort links and drop repeats.
+
+        Returns:
+            The sorted links, and for each given link its position among them.
+        """
+        key, position = torch.unique(anchor * num_candidates + candidate, return_inverse=True)
+        links = Links(key.div(num_candidates, rounding_mode="floor"), key % num_candidates)
+        return links, position
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some whole rows of the (N, M) problem: B anchors against all M candidates.
+
+    Args:
+        anchors: Which anchors, shape (B,).
+        count: How many negatives each has, shape (B, 1).
+        masked: Flat positions in the (B, M) block that are not negatives, shape (L,).
+        masked_row: The row of each masked position, shape (L,).
+        reference: Flat position of one negative of each row, shape (B,).
+        positive: Flat positions of the positives, shape (P,).
+        positive_row: The row of each positive, shape (P,).
+        share: The share of each positive in its anchor's loss, shape (P,).
+        twins: Whether the second half of the rows are the other views of the first half.
+    """
+
+    anchors: Tensor
+    count: Tensor
+    masked: Tensor
+    masked_row: Tensor
+    reference: Tensor
+    positive: Tensor
+    positive_row: Tensor
+    share: Tensor
+    twins: bool
+
+    def fill(self, values: Tensor) -> Tensor:
+        """Overwrite what is not a negative by the value of a negative of the same row, in place.
+
+        Minimum, maximum and range of a row are then those of its negatives.
+
+        Args:
+            values: Shape (B, M), contiguous.
+        """
+        flat = values.view(-1)
+        flat[self.masked] = flat[self.reference][self.masked_row]
+        return values
+
+    def blank(self, values: Tensor, value: float = 0.0) -> Tensor:
+        """Overwrite what is not a negative by one value, in place. Shape (B, M), contiguous."""
+        values.view(-1).index_fill_(0, self.masked, value)
+        return values
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The positives and negatives of N anchors among M candidates.
+
+    Use one of the constructors: :meth:`both_views`, :meth:`one_way`, :meth:`queue`,
+    :meth:`windows`, :meth:`membership` or :meth:`from_masks`.
+
+    Args:
+        num_anchors: N.
+        num_candidates: M.
+        masked: All links that are not negatives: positives and the excluded.
+        positives: The positives.
+        share: The share of each positive in its anchor's loss, shape (P,); sums to 1 per anchor.
+        twins: Anchors i and N/2 + i are two views of one sample, and the masked candidates of both
+            are exactly these two views.
+    """
+
+    num_anchors: int
+    num_candidates: int
+    masked: Links
+    positives: Links
+    share: Tensor
+    twins: bool = False
+
+    @staticmethod
+    def build(
+        num_anchors: int,
+        num_candidates: int,
+        positives: tuple[Tensor, Tensor],
+        excluded: tuple[Tensor, Tensor] | None = None,
+        *,
+        share: Tensor | None = None,
+        twins: bool = False,
+    ) -> Pairs:
+        """Build from lists of links.
+
+        Args:
+            num_anchors: N.
+            num_candidates: M.
+            positives: (anchor, candidate) of the positives, each of shape (P,).
+            excluded: (anchor, candidate) of those that are neither positive nor negative.
+            share: Share of each positive, shape (P,); equal shares by default.
+            twins: See :class:`Pairs`.
+        """
+        anchor, candidate = positives
+        links, position = Links.sort(anchor, candidate, num_candidates)
+        if share is None:
+            per_anchor = torch.bincount(links.anchor, minlength=num_anchors)
+            shares = 1.0 / per_anchor[links.anchor].to(torch.float64)
+        else:
+            shares = torch.zeros(len(links), dtype=torch.float64, device=anchor.device)
+            shares.index_add_(0, position, share.to(torch.float64))
+        if excluded is None:
+            masked = links
+        else:
+            masked, _ = Links.sort(
+                torch.cat([anchor, excluded[0]]),
+                torch.cat([candidate, excluded[1]]),
+                num_candidates,
+            )
+        return Pairs(num_anchors, num_candidates, masked, links, shares, twins)
+
+    @staticmethod
+    def both_views(
+        n: int, *, offset: int = 0, total: int | None = None, device: torch.device | None = None
+    ) -> Pairs:
+        """Two views of n samples, stacked: every view against all views of other samples (SimCLR).
+
+        The n samples may be a part, from ``offset`` on, of ``total`` samples whose views are the
+        candidates.
+
+        Example:
+            >>> Pairs.both_views(2).negative_mask().int()
+            tensor([[0, 1, 0, 1],
+                    [1, 0, 1, 0],
+                    [0, 1, 0, 1],
+                    [1, 0, 1, 0]], dtype=torch.int32)
+        """
+        total = n if total is None else total
+        sample = torch.arange(n, device=device) + offset
+        anchors = torch.arange(2 * n, device=device)
+        own, other = torch.cat([sample, sample + total]), torch.cat([sample + total, sample])
+        return Pairs.build(2 * n, 2 * total, (anchors, other), (anchors, own), twins=True)
+
+    @staticmethod
+    def one_way(
+        n: int, *, offset: int = 0, total: int | None = None, device: torch.device | None = None
+    ) -> Pairs:
+        """First views against second views (the paper's Eq. 1): the positive is the own one.
+
+        Example:
+            >>> Pairs.one_way(2).negative_mask()
+            tensor([[False,  True],
+                    [ True, False]])
+        """
+        anchors = torch.arange(n, device=device)
+        return Pairs.build(n, n if total is None else total, (anchors, anchors + offset))
+
+    @staticmethod
+    def queue(sample_ids: Tensor, queue_ids: Tensor, *, batch_negatives: bool = False) -> Pairs:
+        """Queries against [own keys; queue] (MoCo): the positive is the own key.
+
+        Keys in the queue that stem from the anchor's own sample are excluded.
+
+        Args:
+            sample_ids: Which sample each query shows, shape (N,).
+            queue_ids: Which sample each key of the queue shows, shape (Q,).
+            batch_negatives: Whether the other queries' keys are negatives as well.
+        """
+        n = sample_ids.numel()
+        anchors = torch.arange(n, device=sample_ids.device)
+        row, column = (sample_ids[:, None] == queue_ids[None, :]).nonzero(as_tuple=True)
+        column = column + n
+        if batch_negatives:
+            same = sample_ids[:, None] == sample_ids[None, :]
+        else:
+            same = torch.ones(n, n, dtype=torch.bool, device=sample_ids.device)
+        same_row, same_column = same.nonzero(as_tuple=True)
+        excluded = (torch.cat([same_row, row]), torch.cat([same_column, column]))
+        return Pairs.build(n, n + queue_ids.numel(), (anchors, anchors), excluded)
+
+    @staticmethod
+    def windows(documents: Tensor, *, reach: int = 1, texts: Tensor | None = None) -> Pairs:
+        """Consecutive sentences (Quick-Thought): positives are the neighbours within ``reach``.
+
+        A sentence is never its own negative; neighbours never cross a document.
+
+        Args:
+            documents: The document of each sentence, in reading order, shape (N,).
+            reach: How many sentences on either side are positives.
+            texts: An id of each sentence's text, shape (N,): sentences of equal text are excluded.
+
+        Example:
+            >>> Pairs.windows(torch.tensor([0, 0, 0, 1])).positive_mask().int()
+            tensor([[0, 1, 0, 0],
+                    [1, 0, 1, 0],
+                    [0, 1, 0, 0],
+                    [0, 0, 0, 0]], dtype=torch.int32)
+        """
+        n, device = documents.numel(), documents.device
+        anchors = torch.arange(n, device=device)
+        rows, columns = [], []
+        for step in range(1, min(reach, n - 1) + 1):
+            left = anchors[:-step][documents[:-step] == documents[step:]]
+            rows += [left, left + step]
+            columns += [left + step, left]
+        none = anchors[:0]
+        positives = (torch.cat([none, *rows]), torch.cat([none, *columns]))
+        excluded = (anchors, anchors)
+        if texts is not None:
+            row, column = (texts[:, None] == texts[None, :]).nonzero(as_tuple=True)
+            excluded = (row, column)
+        return Pairs.build(n, n, positives, excluded)
+
+    @staticmethod
+    def membership(groups: Tensor, num_groups: int) -> Pairs:
+        """Members against groups (InfoGraph's nodes and graphs): the positive is the own group.
+
+        Args:
+            groups: The group of each anchor, shape (N,).
+            num_groups: M.
+        """
+        anchors = torch.arange(groups.numel(), device=groups.device)
+        return Pairs.build(groups.numel(), num_groups, (anchors, groups))
+
+    @staticmethod
+    def from_masks(positives: Tensor, negatives: Tensor) -> Pairs:
+        """General masks, both boolean of shape (N, M).
+
+        Raises:
+            ValueError: If the masks are not boolean, differ in shape, or overlap.
+        """
+        if positives.dtype != torch.bool or negatives.dtype != torch.bool:
+            raise ValueError(
+                "expected boolean masks, received "
+                f"{positives.dtype} and {negatives.dtype}; compare with 0 to make them boolean"
+            )
+        if positives.dim() != 2 or positives.shape != negatives.shape:
+            raise ValueError(
+                "expected two masks of one shape (N, M), received "
+                f"{tuple(positives.shape)} and {tuple(negatives.shape)}"
+            )
+        both = int((positives & negatives).sum())
+        if both:
+            raise ValueError(
+                f"expected disjoint masks, received {both} pairs that are both positive and "
+                "negative; clear them in one of the masks"
+            )
+        anchor, candidate = positives.nonzero(as_tuple=True)
+        neither = (~positives & ~negatives).nonzero(as_tuple=True)
+        rows, columns = positives.shape
+        return Pairs.build(rows, columns, (anchor, candidate), (neither[0], neither[1]))
+
+    def transposed(self) -> Pairs:
+        """Anchors and candidates exchanged; every positive counts equally."""
+        masked = (self.masked.candidate, self.masked.anchor)
+        positives = (self.positives.candidate, self.positives.anchor)
+        pairs = Pairs.build(self.num_candidates, self.num_anchors, positives, masked)
+        return replace(pairs, twins=self.twins and self.num_anchors == self.num_candidates)
+
+    def with_positives_as_negatives(self) -> Pairs:
+        """The same positives, which count among the negatives as well."""
+        width = self.num_candidates
+        masked_key = self.masked.anchor * width + self.masked.candidate
+        positive_key = self.positives.anchor * width + self.positives.candidate
+        keep = ~torch.isin(masked_key, positive_key)
+        masked = Links(self.masked.anchor[keep], self.masked.candidate[keep])
+        return replace(self, masked=masked, twins=False)
+
+    @cached_property
+    def negative_count(self) -> Tensor:
+        """How many negatives each anchor has, shape (N,)."""
+        masked = torch.bincount(self.masked.anchor, minlength=self.num_anchors)
+        return self.num_candidates - masked
+
+    @cached_property
+    def positive_count(self) -> Tensor:
+        """How many positives each anchor has, shape (N,)."""
+        return torch.bincount(self.positives.anchor, minlength=self.num_anchors)
+
+    @cached_property
+    def first_negative(self) -> Tensor:
+        """The first negative of each anchor, shape (N,); 0 where there is none."""
+        anchor, candidate = self.masked.anchor, self.masked.candidate
+        masked = self.num_candidates - self.negative_count
+        rank = torch.arange(len(self.masked), device=anchor.device)
+        rank = rank - (masked.cumsum(0) - masked)[anchor]
+        # Sorted and without repeats, the k-th masked candidate is k exactly while all before it
+        # are masked, so the number of such hits is the first candidate that is not.
+        leading = torch.bincount(anchor[candidate == rank], minlength=self.num_anchors)
+        return leading % max(self.num_candidates, 1)
+
+    def negative_mask(self) -> Tensor:
+        """The negatives as a boolean mask, shape (N, M)."""
+        mask = torch.ones(
+            self.num_anchors, self.num_candidates, dtype=torch.bool, device=self.share.device
+        )
+        mask[self.masked.anchor, self.masked.candidate] = False
+        return mask
+
+    def positive_mask(self) -> Tensor:
+        """The positives as a boolean mask, shape (N, M)."""
+        mask = torch.zeros(
+            self.num_anchors, self.num_candidates, dtype=torch.bool, device=self.share.device
+        )
+        mask[self.positives.anchor, self.positives.candidate] = True
+        return mask
+
+    def blocks(self, tile: int | None) -> Iterator[Block]:
+        """Cut the anchors into blocks of at most ``tile`` rows; twins stay together.
+
+        Args:
+            tile: Rows per block; None for all rows at once.
+        """
+        parts = 2 if self.twins else 1
+        length = self.num_anchors // parts
+        step = max(1, length if tile is None else tile // parts)
+        masked_starts, positive_starts = (
+            [0, *count.cumsum(0).tolist()]
+            for count in (self.num_candidates - self.negative_count, self.positive_count)
+        )
+        for first in range(0, length, step):
+            size = min(step, length - first)
+            ranges = [(part * length + first, size) for part in range(parts)]
+            anchors = torch.cat([self._anchors[a : a + size] for a, size in ranges])
+            masked, masked_row, _ = self._flatten(self.masked, masked_starts, ranges)
+            positive, positive_row, where = self._flatten(self.positives, positive_starts, ranges)
+            yield Block(
+                anchors=anchors,
+                count=self.negative_count[anchors][:, None],
+                masked=masked,
+                masked_row=masked_row,
+                reference=self._anchors[: anchors.numel()] * self.num_candidates
+                + self.first_negative[anchors],
+                positive=positive,
+                positive_row=positive_row,
+                share=torch.cat([self.share[part] for part in where]),
+                twins=self.twins,
+            )
+
+    @cached_property
+    def _anchors(self) -> Tensor:
+        return torch.arange(self.num_anchors, device=self.share.device)
+
+    def _flatten(
+        self, links: Links, starts: list[int], ranges: list[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor, list[slice]]:
+        """Flat position and row, in the block made of ``ranges``, of the links that fall in it."""
+        where = [slice(starts[first], starts[first + size]) for first, size in ranges]
+        row = torch.cat(
+            [
+                links.anchor[part] - (first - number * size)
+                for number, (part, (first, size)) in enumerate(zip(where, ranges, strict=True))
+            ]
+        )
+        candidate = torch.cat([links.candidate[part] for part in where])
+        return row * self.num_candidates + candidate, row, where

@@ -1,0 +1,271 @@
+"""From scores to weights: scaling, mix, link and mass.
+
+w_ij = link(Σ_k λ_k C^k_ij) over Neg(i), normalised to the asked mass, and 0 elsewhere; C^k is the
+score of component k after scaling. Uniform weights have no component. HCL's weights are one raw
+component, the similarity, under an exponential link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from unremix.pairs import Block
+from unremix.scores import COMPONENTS, Component, Rows, Score, noise
+
+Scaling = Literal["minmax", "zscore", "none"]
+Mass = Literal["mean", "none"]
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How scores become weights. The default is uniform.
+
+    Args:
+        components: Names from :data:`unremix.scores.COMPONENTS`, or score functions.
+        scaling: ``minmax`` to [0, 1] per anchor, ``zscore`` standardised per anchor, ``none`` raw.
+        sharpness: None: the mix itself, clamped at 0, is the weight. A number: the weight is
+            exp(sharpness × mix).
+        mass: ``mean`` makes the average weight over the negatives 1, ``none`` leaves it.
+        similarity_gradient: Whether gradient flows to the embeddings through the similarity
+            component.
+    """
+
+    components: tuple[str | Score | Component, ...] = ()
+    scaling: Scaling = "minmax"
+    sharpness: float | None = None
+    mass: Mass = "mean"
+    similarity_gradient: bool = False
+
+    @property
+    def resolved(self) -> tuple[Component, ...]:
+        """The components themselves."""
+        return tuple(resolve(component) for component in self.components)
+
+    @property
+    def needs_residuals(self) -> bool:
+        """Whether any component needs δ and h."""
+        return any(component.needs_residuals for component in self.resolved)
+
+    @property
+    def similarity_index(self) -> int | None:
+        """Where the similarity stands among the components, if gradient flows through it."""
+        if self.similarity_gradient and "similarity" in self.components:
+            return self.components.index("similarity")
+        return None
+
+
+def resolve(component: str | Score | Component) -> Component:
+    """A component by its name, or made of a bare function."""
+    if isinstance(component, Component):
+        return component
+    if isinstance(component, str):
+        return COMPONENTS[component]
+    return Component(component, needs_residuals=True)
+
+
+def name_of(component: str | Score | Component) -> str:
+    """The name under which a component is shown."""
+    if isinstance(component, str):
+        return component
+    score = component.score if isinstance(component, Component) else component
+    return getattr(score, "__name__", type(score).__name__)
+
+
+def uniform() -> Weighting:
+    """W = 1: plain InfoNCE."""
+    return Weighting()
+
+
+def hardness(sharpness: float, *, similarity_gradient: bool = True) -> Weighting:
+    """W ∝ exp(sharpness × s), of mean 1: HCL, with sharpness = β/τ."""
+    return Weighting(
+        components=("similarity",),
+        scaling="none",
+        sharpness=sharpness,
+        similarity_gradient=similarity_gradient,
+    )
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A score and the affine map, row by row, that scales it: C = factor × X + shift.
+
+    Args:
+        score: X, shape (B, M); positions that are not negatives hold the value of a negative.
+        factor: Shape (B, 1).
+        shift: Shape (B, 1).
+        low: Least of the row, shape (B, 1).
+        high: Largest of the row, shape (B, 1).
+    """
+
+    score: Tensor
+    factor: Tensor
+    shift: Tensor
+    low: Tensor
+    high: Tensor
+
+    def values(self) -> Tensor:
+        """C, shape (B, M)."""
+        return torch.addcmul(self.shift, self.score, self.factor)
+
+
+def scale(score: Tensor, block: Block, scaling: Scaling, magnitude: float | None) -> Scaled:
+    """Scale a score over each anchor's negatives.
+
+    A score that is constant over Neg(i), up to rounding, becomes 1 (minmax) or 0 (zscore).
+
+    Args:
+        score: X, shape (B, M), filled.
+        block: The rows.
+        scaling: How.
+        magnitude: See :class:`unremix.scores.Component`.
+    """
+    low, high = score.amin(1, keepdim=True), score.amax(1, keepdim=True)
+    if scaling == "none":
+        return Scaled(score, torch.ones_like(low), torch.zeros_like(low), low, high)
+    size = torch.maximum(low.abs(), high.abs())
+    if magnitude is not None:
+        size.clamp_(min=magnitude)
+    constant = high - low <= noise(score.dtype) * size
+    if scaling == "minmax":
+        factor = (1 / (high - low)).masked_fill(constant, 0.0)
+        return Scaled(score, factor, (-low * factor).masked_fill(constant, 1.0), low, high)
+    count = block.count.clamp(min=1)
+    extra = score.shape[1] - block.count  # masked positions, each holding the reference's value
+    reference = score.view(-1)[block.reference][:, None]
+    mean = (score.sum(1, keepdim=True) - extra * reference) / count
+    centred = score - mean
+    square = centred.mul_(centred).sum(1, keepdim=True) - extra * (reference - mean) ** 2
+    deviation = (square / count).clamp_(min=0).sqrt_()
+    factor = (1 / deviation).masked_fill(constant | (deviation == 0), 0.0)
+    return Scaled(score, factor, -mean * factor, low, high)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a block and what their gradient needs.
+
+    The weight is ``values × exp(log_factor)``: kept apart so that nothing overflows.
+
+    Args:
+        values: Shape (B, M); 0 where there is no negative. None: 1 on all negatives.
+        log_factor: Shape (B, 1).
+        total: Σ_j values, shape (B, 1).
+        scaled: The scaled components.
+        replaced: Rows whose weights were all 0 and became uniform, boolean (B, 1).
+    """
+
+    values: Tensor | None
+    log_factor: Tensor
+    total: Tensor
+    scaled: tuple[Scaled, ...]
+    replaced: Tensor
+
+    def dense(self, block: Block, like: Tensor) -> Tensor:
+        """The weights themselves, shape (B, M)."""
+        if self.values is None:
+            return block.blank(torch.ones_like(like))
+        return self.values * self.log_factor.exp()
+
+
+def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weighting) -> Weights:
+    """Weights of a block of anchors.
+
+    Args:
+        rows: The block.
+        scores: Raw scores, each (B, M), filled; one per component.
+        mix: λ, shape (K,).
+        weighting: How.
+    """
+    block, like = rows.block, rows.similarity
+    nothing = torch.zeros_like(like[:, :1])
+    if not scores or mix is None:
+        return Weights(None, nothing, block.count.to(like.dtype), (), nothing.bool())
+    scaled = tuple(
+        scale(score, block, weighting.scaling, component.magnitude)
+        for score, component in zip(scores, weighting.resolved, strict=True)
+    )
+    # Σ_k λ_k (factor_k X_k + shift_k), the row-wise factors folded into one sweep per component.
+    values = scaled[0].score * (mix[0] * scaled[0].factor)
+    shift = mix[0] * scaled[0].shift
+    for share, part in zip(mix[1:], scaled[1:], strict=True):
+        values.addcmul_(part.score, share * part.factor)
+        shift = shift + share * part.shift
+    values.add_(shift)
+    log_factor = nothing
+    if weighting.sharpness is None:
+        block.blank(values.clamp_(min=0))
+    else:
+        exponent = values.mul_(weighting.sharpness)
+        highest = block.fill(exponent).amax(1, keepdim=True)
+        block.blank(exponent.sub_(highest).exp_())
+        log_factor = highest
+    total = values.sum(1, keepdim=True)
+    replaced = (total <= 0) & (block.count > 0)
+    if weighting.mass == "none":
+        return Weights(values, log_factor, total, scaled, torch.zeros_like(replaced))
+    if bool(replaced.any()):
+        values.masked_fill_(replaced, 1.0)
+        total = block.blank(values).sum(1, keepdim=True)
+    log_factor = torch.log(block.count / total.clamp(min=torch.finfo(total.dtype).tiny))
+    return Weights(values, log_factor.masked_fill(block.count == 0, 0.0), total, scaled, replaced)
+
+
+def mixed_gradient(gradient: Tensor, weights: Weights, weighting: Weighting) -> Tensor:
+    """Gradient with respect to the mix Σ_k λ_k C^k, from that with respect to ``weights.values``.
+
+    Args:
+        gradient: Shape (B, M), 0 where there is no negative; overwritten.
+        weights: The weights.
+        weighting: How they were made.
+    """
+    assert weights.values is not None
+    if weighting.sharpness is not None:
+        gradient.mul_(weights.values).mul_(weighting.sharpness)
+    elif weighting.scaling != "minmax":  # the clamp at 0 passes no gradient below
+        gradient.mul_(weights.values > 0)
+    return gradient.masked_fill_(weights.replaced, 0.0)
+
+
+def share_gradient(gradient: Tensor, scaled: tuple[Scaled, ...]) -> Tensor:
+    """Gradient with respect to λ, shape (K,), from that with respect to the mix, shape (B, M)."""
+    row_sum = gradient.sum(1, keepdim=True)
+    product = torch.empty_like(gradient)
+    parts = [
+        (
+            torch.mul(gradient, part.score, out=product).sum(1, keepdim=True) * part.factor
+            + row_sum * part.shift
+        ).sum()
+        for part in scaled
+    ]
+    return torch.stack(parts)
+
+
+def score_gradient(gradient: Tensor, scaled: Scaled, block: Block, scaling: Scaling) -> Tensor:
+    """Gradient with respect to a raw score, through its scaling, shape (B, M).
+
+    Args:
+        gradient: With respect to the scaled score C, shape (B, M), 0 where there is no negative.
+        scaled: The scaled score.
+        block: The rows.
+        scaling: How it was scaled.
+    """
+    if scaling == "none":
+        return gradient
+    values = scaled.values()
+    if scaling == "minmax":
+        # C = (x - low)/(high - low): the extremes move every value; ties share the gradient.
+        result = gradient.clone()
+        for extreme, weight in ((scaled.low, 1 - values), (scaled.high, values)):
+            at = block.blank((scaled.score == extreme).to(gradient.dtype))
+            pull = (gradient * weight).sum(1, keepdim=True) / at.sum(1, keepdim=True).clamp(min=1)
+            result.addcmul_(at, pull, value=-1)
+        return result.mul_(scaled.factor)
+    count = block.count.clamp(min=1)
+    mean = gradient.sum(1, keepdim=True) / count
+    along = (gradient * values).sum(1, keepdim=True) / count
+    return block.blank((gradient - mean).addcmul_(values, along, value=-1).mul_(scaled.factor))

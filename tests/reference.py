@@ -1,0 +1,395 @@
+"""The slow, plain reference: loops over anchors and candidates, autograd per sample.
+
+Everything is written straight from the definitions, to be read against them. Letters: N anchors,
+M candidates, D embedding size, H input size of the last layer. `positives` and `negatives` are
+disjoint boolean masks (N, M); a candidate in neither (the anchor itself, say) is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+SMALLEST_NORM = 1e-12
+
+
+def members(mask: Tensor, i: int) -> list[int]:
+    """Columns set in row i of a boolean mask (N, M), ascending."""
+    return [j for j in range(mask.shape[1]) if bool(mask[i, j])]
+
+
+def zeros(mask: Tensor, like: Tensor) -> list[list[Tensor]]:
+    """Nested lists of constant zeros in the shape of mask (N, M), to be filled and stacked."""
+    return [[like.new_zeros(()) for _ in row] for row in mask]
+
+
+def grid(entries: list[list[Tensor]]) -> Tensor:
+    """Nested lists of scalars as a tensor (N, M), keeping the graph."""
+    return torch.stack([torch.stack(row) for row in entries])
+
+
+def dots(a: Tensor, c: Tensor) -> Tensor:
+    """Inner products (N, M) of a (N, D) with c (M, D); differentiable in both."""
+    return grid([[torch.dot(row, other) for other in c] for row in a])
+
+
+def masks_both(n: int) -> tuple[Tensor, Tensor]:
+    """Positives and negatives (2n, 2n); anchors = candidates = [z0; z1]."""
+    views = range(2 * n)
+    positives = [[i % n == j % n and i != j for j in views] for i in views]
+    negatives = [[i % n != j % n for j in views] for i in views]
+    return torch.tensor(positives), torch.tensor(negatives)
+
+
+def masks_one_way(n: int) -> tuple[Tensor, Tensor]:
+    """Positives and negatives (n, n); anchors = z0, candidates = z1."""
+    positives = torch.tensor([[i == j for j in range(n)] for i in range(n)])
+    return positives, ~positives
+
+
+def unit(z: Tensor) -> Tensor:
+    """Rows of z (N, D) over their norm; a row of norm <= 1e-12 gives a constant 0."""
+    tiny = [float(row.detach().norm()) <= SMALLEST_NORM for row in z]
+    rows = [torch.zeros_like(z[i]) if tiny[i] else z[i] / z[i].norm() for i in range(len(tiny))]
+    return torch.stack(rows)
+
+
+def similarity(za: Tensor, zc: Tensor) -> Tensor:
+    """Cosines (N, M) of za (N, D) with zc (M, D); differentiable in both."""
+    return dots(unit(za), unit(zc))
+
+
+def representativeness(zc: Tensor, negatives: Tensor) -> Tensor:
+    """r_ij = mean over j' in Neg(i), j' != j, of 1 - f_j . f_j' (N, M), else 0; zc is (M, D)."""
+    f = unit(zc)
+    r = zeros(negatives, zc)
+    for i in range(len(r)):
+        for j in members(negatives, i):
+            distances = [1 - torch.dot(f[j], f[k]) for k in members(negatives, i) if k != j]
+            if distances:
+                r[i][j] = torch.stack(distances).mean()
+    return grid(r)
+
+
+def last_layer_gradients(
+    h: Tensor | None, z: Tensor, classes: Sequence[Sequence[int]], class_units: Tensor,
+    weight: Tensor | None, bias: Tensor | None,
+    *, temperature: float, labels: Sequence[Sequence[int]] | None = None,
+) -> Tensor:  # fmt: skip
+    """Per-sample gradients (N, P) of the pseudo-posterior's cross-entropy, by autograd.
+
+    Args:
+        h: inputs of the last layer (N, H); None: the gradient is with respect to z itself.
+        z: outputs of the last layer (N, D); unused where h and weight give them.
+        classes: for each sample the rows of `class_units` (C, D), constants, that it may be.
+        weight: the layer's (D, H); None though h is given: zeros and a constant offset per sample
+            that restores z, since the gradient depends on z and h alone.
+        bias: the layer's (D,), or None for a layer without bias (no gradient entries for it).
+        labels: positions in `classes[j]`, the target being uniform over them (none: gradient 0).
+            None: the target is the first most likely class.
+
+    Returns:
+        Rows [weight gradient, bias gradient] flattened; zeros without class or for a zero z.
+    """
+    rows = []
+    for j in range(z.shape[0]):
+        if h is None:
+            output = z[j].detach().clone().requires_grad_()
+            parameters = [output]
+        else:
+            w = z.new_zeros(z.shape[1], h.shape[1]) if weight is None else weight
+            parameters = [w.detach().clone().requires_grad_()]
+            output = parameters[0] @ h[j].detach()
+            if bias is not None:
+                parameters.append(bias.detach().clone().requires_grad_())
+                output = output + parameters[1]
+            if weight is None:
+                output = output + (z[j] - output).detach()
+
+        no_class = not classes[j] or (labels is not None and not labels[j])
+        if no_class or float(output.detach().norm()) <= SMALLEST_NORM:
+            rows.append(torch.cat([torch.zeros_like(p).flatten() for p in parameters]))
+            continue
+        f = output / output.norm()
+        logits = torch.stack([torch.dot(f, class_units[k].detach()) for k in classes[j]])
+        log_posterior = functional.log_softmax(logits / temperature, dim=0)
+        first_largest = logits.tolist().index(max(logits.tolist()))
+        target = [first_largest] if labels is None else labels[j]
+        loss = -sum(log_posterior[y] for y in target) / len(target)
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
+    return torch.stack(rows).detach()
+
+
+def uncertainty(
+    za: Tensor, zc: Tensor, ha: Tensor | None, hc: Tensor | None, negatives: Tensor,
+    positives: Tensor,
+    *, weight: Tensor | None = None, bias: Tensor | None = None, use_bias: bool = True,
+    posterior_temperature: float = 1.0, gradient: str = "pseudo-label", temperature: float = 0.5,
+) -> Tensor:  # fmt: skip
+    """u_ij = <g_i, g_j> (N, M) for every pair, negative or not; carries no gradient.
+
+    Classes of anchor i are Neg(i), those of candidate j the anchors i with j in Neg(i). With
+    `gradient='nt-xent'` the positives are classes too, and the labels, and `temperature`
+    replaces `posterior_temperature`.
+
+    Args:
+        za, zc: (N, D), (M, D); ha, hc: (N, H), (M, H), or both None: no layer is known.
+        weight, bias: the layer's (D, H) and (D,). Without weight, z is taken as it is.
+        use_bias: False: no gradient of the bias. A known weight with bias None says so too.
+    """
+    assert gradient in ("pseudo-label", "nt-xent"), gradient
+    assert use_bias or bias is None, "a layer without bias has no bias vector"
+    if weight is None and use_bias:
+        bias = za.new_zeros(za.shape[1])
+
+    def gradients(z: Tensor, h: Tensor | None, others: Tensor, neg: Tensor, pos: Tensor) -> Tensor:
+        rows, labels, t = range(z.shape[0]), None, posterior_temperature
+        classes = [members(neg, i) for i in rows]
+        if gradient == "nt-xent":
+            classes = [members(neg | pos, i) for i in rows]
+            labels = [[classes[i].index(p) for p in members(pos, i)] for i in rows]
+            t = temperature
+        f = unit(others)
+        return last_layer_gradients(h, z, classes, f, weight, bias, temperature=t, labels=labels)
+
+    anchor_gradients = gradients(za, ha, zc, negatives, positives)
+    return dots(anchor_gradients, gradients(zc, hc, za, negatives.T, positives.T))
+
+
+def scale(score: Tensor, negatives: Tensor, scaling: str) -> Tensor:
+    """Scale a score (N, M) over each Neg(i): 'minmax', 'zscore' or 'none'; 0 outside Neg(i).
+
+    A row constant over Neg(i), that is max - min <= 64 eps max(1, max|x|), becomes 1 (minmax) or
+    0 (zscore). The deviation divides by n. Differentiable in `score`.
+    """
+    assert scaling in ("minmax", "zscore", "none"), scaling
+    scaled = zeros(negatives, score)
+    for i in range(len(scaled)):
+        values = {j: score[i, j] for j in members(negatives, i)}
+        if not values:
+            continue
+        low, high = min(values.values()), max(values.values())
+        size = max(1.0, abs(float(low.detach())), abs(float(high.detach())))
+        constant = float((high - low).detach()) <= 64 * torch.finfo(score.dtype).eps * size
+        mean = sum(values.values()) / len(values)
+        variance = sum((x - mean) ** 2 for x in values.values()) / len(values)
+        for j, x in values.items():
+            if scaling == "none":
+                scaled[i][j] = x
+            elif scaling == "minmax":
+                scaled[i][j] = torch.ones_like(x) if constant else (x - low) / (high - low)
+            else:
+                scaled[i][j] = torch.zeros_like(x) if constant else (x - mean) / variance.sqrt()
+    return grid(scaled)
+
+
+def weights(
+    scores: Sequence[Tensor], mix: Tensor, negatives: Tensor,
+    *, scaling: str, mass: str, hardness: float | None = None,
+) -> Tensor:  # fmt: skip
+    """w_ij = sum_k mix_k score_k,ij after scaling (N, M); 0 outside Neg(i).
+
+    Args:
+        scores: K raw scores (N, M); none: weight 1 on every negative.
+        mix: (K,), used as it is. Differentiable in mix and scores.
+        scaling: 'minmax'; 'zscore-exp', exp(hardness * mix of the standardised scores); or
+            'none', the mix of raw scores clamped at 0.
+        mass: 'mean' divides by the mean weight over Neg(i), an all-zero row becoming 1; 'none'.
+        hardness: only with 'zscore-exp', where None is 1.
+    """
+    assert mass in ("mean", "none"), mass
+    if hardness is not None and scaling != "zscore-exp":
+        raise ValueError("hardness is only used with scaling='zscore-exp'")
+    component = {"minmax": "minmax", "zscore-exp": "zscore", "none": "none"}[scaling]
+    scaled = [scale(score, negatives, component) for score in scores]
+    w = zeros(negatives, mix)
+    for i in range(len(w)):
+        columns = members(negatives, i)
+        for j in columns:
+            w[i][j] = sum((mix[k] * scaled[k][i, j] for k in range(len(scaled))), w[i][j])
+            if not scaled:
+                w[i][j] = mix.new_ones(())
+            elif scaling == "zscore-exp":
+                w[i][j] = torch.exp((1.0 if hardness is None else hardness) * w[i][j])
+            elif scaling == "none":
+                w[i][j] = torch.clamp(w[i][j], min=0)
+        if mass == "mean" and columns:
+            mean = sum(w[i][j] for j in columns) / len(columns)
+            empty = all(float(w[i][j].detach()) == 0 for j in columns)
+            for j in columns:
+                w[i][j] = mix.new_ones(()) if empty else w[i][j] / mean
+    return grid(w)
+
+
+def hcl_weights(sim: Tensor, negatives: Tensor, *, hardness: float, temperature: float) -> Tensor:
+    """exp(hardness s/temperature) over its mean on Neg(i) (N, M); differentiable in sim (N, M)."""
+    w = zeros(negatives, sim)
+    for i in range(len(w)):
+        raw = {j: torch.exp(hardness * sim[i, j] / temperature) for j in members(negatives, i)}
+        for j in raw:
+            w[i][j] = raw[j] / (sum(raw.values()) / len(raw))
+    return grid(w)
+
+
+def info_nce(
+    logits: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor,
+    *, class_prior: float = 0.0, temperature: float, positives_in_denominator: bool = False,
+    positive_weights: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Mean over the anchors with positives of the mean over p of -log(e^{l_p}/(e^{l_p} + G)).
+
+    G = sum_j w_ij e^{l_ij}, or with a class prior, n_i being the number of negatives,
+    G = max((sum_j w_ij e^{l_ij} - class_prior n_i e^{l_p})/(1 - class_prior), n_i e^{-1/tau}).
+    With `positives_in_denominator` the other positives join the denominator, and e^{l_p} in G is
+    the mean over the positives.
+
+    Args:
+        logits, weights: (N, M); the logits are already divided by `temperature`, which itself
+            enters the floor of G only.
+        positive_weights: (N, M), rows summing to 1, in place of the mean over positives.
+    """
+    losses = []
+    for i in range(logits.shape[0]):
+        pos, neg = members(positives, i), members(negatives, i)
+        e = {j: torch.exp(logits[i, j]) for j in pos + neg}
+        loss = logits.new_zeros(())
+        for p in pos:
+            g = sum((weights[i, j] * e[j] for j in neg), logits.new_zeros(()))
+            if class_prior > 0:
+                same = sum(e[q] for q in pos) / len(pos) if positives_in_denominator else e[p]
+                g = (g - class_prior * len(neg) * same) / (1 - class_prior)
+                g = torch.clamp(g, min=len(neg) * math.exp(-1 / temperature))
+            top = sum(e[q] for q in pos) if positives_in_denominator else e[p]
+            share = 1 / len(pos) if positive_weights is None else positive_weights[i, p]
+            loss = loss - share * torch.log(e[p] / (top + g))
+        if pos:
+            losses.append(loss)
+    return torch.stack(losses).mean()
+
+
+def jsd(scores_raw: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor) -> Tensor:
+    """Mean over anchors of (mean over Neg(i) of w E-) - (mean over Pos(i) of E+); all (N, M).
+
+    E+ = log 2 - softplus(-x), E- = softplus(-x) + x - log 2. An absent part counts as 0.
+    """
+    losses = []
+    for i in range(scores_raw.shape[0]):
+        loss = scores_raw.new_zeros(())
+        pos, neg = members(positives, i), members(negatives, i)
+        for j in neg:
+            x = scores_raw[i, j]
+            loss = loss + weights[i, j] * (functional.softplus(-x) + x - math.log(2)) / len(neg)
+        for j in pos:
+            loss = loss - (math.log(2) - functional.softplus(-scores_raw[i, j])) / len(pos)
+        losses.append(loss)
+    return torch.stack(losses).mean()
+
+
+def nt_xent_simclr(z0: Tensor, z1: Tensor, temperature: float) -> Tensor:
+    """SimCLR's NT-Xent of two views (n, D): cross-entropy of the other view against the rest."""
+    n = z0.shape[0]
+    f = unit(torch.cat([z0, z1]))
+    losses = []
+    for i in range(2 * n):
+        others = [j for j in range(2 * n) if j != i]
+        logits = torch.stack([torch.dot(f[i], f[j]) / temperature for j in others])
+        target = torch.tensor(others.index((i + n) % (2 * n)))
+        losses.append(functional.cross_entropy(logits, target))
+    return torch.stack(losses).mean()
+
+
+def hcl_criterion(
+    z0: Tensor, z1: Tensor, *, temperature: float, hardness: float, class_prior: float
+) -> Tensor:
+    """HCL's loss of two views (n, D), 2n anchors, the gradient flowing through its weights."""
+    n = z0.shape[0]
+    f = unit(torch.cat([z0, z1]))
+    losses = []
+    for i in range(2 * n):
+        pos = torch.exp(torch.dot(f[i], f[(i + n) % (2 * n)]) / temperature)
+        cosines = [torch.dot(f[i], f[j]) for j in range(2 * n) if j % n != i % n]
+        w = [torch.exp(hardness * c / temperature) for c in cosines]
+        neg = [torch.exp(c / temperature) for c in cosines]
+        total = sum(a * b for a, b in zip(w, neg, strict=True)) / (sum(w) / len(w))
+        g = (total - class_prior * len(neg) * pos) / (1 - class_prior)
+        g = torch.clamp(g, min=len(neg) * math.exp(-1 / temperature))
+        losses.append(-torch.log(pos / (pos + g)))
+    return torch.stack(losses).mean()
+
+
+def batch_loss(
+    z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None,
+    *, layout: str = "both",
+    components: Sequence[str] = ("uncertainty", "similarity", "representativeness"), mix: Tensor,
+    scaling: str = "minmax", mass: str = "mean", hardness: float | None = None,
+    temperature: float = 0.5, class_prior: float = 0.0, similarity_gradient: bool = False,
+    normalise: bool = True, positives_in_denominator: bool = False, **uncertainty_options: Any,
+) -> Tensor:  # fmt: skip
+    """Weighted InfoNCE of a two-view batch: scores, weights, loss.
+
+    Args:
+        z0, z1: (n, D); h0, h1: (n, H) or None. layout: 'both' or 'one-way'.
+        components: the scores, in the order of `mix` (K,), which is used as it is.
+        similarity_gradient: let the gradient to z flow through the similarity score too.
+        normalise: logits are cosines, or else raw products, over `temperature`.
+        uncertainty_options: weight, bias, use_bias, posterior_temperature, gradient.
+    """
+    if layout == "both":
+        positives, negatives = masks_both(z0.shape[0])
+        za = zc = torch.cat([z0, z1])
+        ha = hc = None if h0 is None or h1 is None else torch.cat([h0, h1])
+    else:
+        assert layout == "one-way", layout
+        positives, negatives = masks_one_way(z0.shape[0])
+        za, zc, ha, hc = z0, z1, h0, h1
+    options = {"temperature": temperature, **uncertainty_options}
+    score = {
+        "uncertainty": lambda: uncertainty(za, zc, ha, hc, negatives, positives, **options),
+        "similarity": lambda: similarity(za, zc),
+        "representativeness": lambda: representativeness(zc, negatives),
+    }
+    scores = [score[name]() for name in components]
+    for k, name in enumerate(components):
+        if not (name == "similarity" and similarity_gradient):
+            scores[k] = scores[k].detach()
+    w = weights(scores, mix, negatives, scaling=scaling, mass=mass, hardness=hardness)
+    logits = (similarity(za, zc) if normalise else dots(za, zc)) / temperature
+    loss = {"class_prior": class_prior, "positives_in_denominator": positives_in_denominator}
+    return info_nce(logits, positives, negatives, w, temperature=temperature, **loss)
+
+
+def audit(
+    weights: Tensor, negatives: Tensor, anchor_labels: Tensor, candidate_labels: Tensor, k: int
+) -> dict[str, Any]:
+    """How often heavy negatives share the anchor's label, and how spread the weights are.
+
+    weights, negatives: (N, M); anchor_labels: (N,); candidate_labels: (M,). Anchors without
+    negatives are skipped; among equal weights the lower index comes first in either order. The
+    k heaviest negatives count for false_negative_rate and distinct_class_share; deciles ascend in
+    weight and are pooled (NaN if empty); an all-zero row has 0 effective negatives.
+    """
+    shares, distinct, effective = [], [], []
+    deciles: list[list[bool]] = [[] for _ in range(10)]
+    for i in range(negatives.shape[0]):
+        pairs = [(float(weights[i, j]), int(candidate_labels[j])) for j in members(negatives, i)]
+        if not pairs:
+            continue
+        own = int(anchor_labels[i])
+        top = [label for _, label in sorted(pairs, key=lambda pair: -pair[0])[:k]]
+        shares.append(sum(label == own for label in top) / len(top))
+        distinct.append(len(set(top)) / len(top))
+        for rank, (_, label) in enumerate(sorted(pairs, key=lambda pair: pair[0])):
+            deciles[rank * 10 // len(pairs)].append(label == own)
+        squares = sum(w**2 for w, _ in pairs)
+        effective.append(sum(w for w, _ in pairs) ** 2 / squares if squares > 0 else 0.0)
+    return {
+        "false_negative_rate": sum(shares) / len(shares),
+        "decile_false_negative_rate": [sum(d) / len(d) if d else math.nan for d in deciles],
+        "distinct_class_share": sum(distinct) / len(distinct),
+        "effective_negatives": sum(effective) / len(effective),
+    }
