@@ -1,0 +1,57 @@
+# Run `make help` for the list of targets. Every target sets up .venv first if it has to.
+
+PYTHON  ?= python3
+WORKERS ?= 2
+
+BIN   := .venv/bin
+STAMP := .venv/.stamp
+
+# One thread per test worker: two workers with one thread each do not fight over the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow test-all check format docs bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv with every extra (again only when the requirements change)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
+	@touch $@
+
+demo: $(STAMP) ## Train on handwritten digits and print a table (under a minute)
+	$(BIN)/python examples/quickstart.py
+
+test: $(STAMP) ## Run the fast tests and the doctests
+	$(PYTEST) -m "not slow" --cov --cov-report= --cov-fail-under=0
+
+# pytest exits with 5 when no test carries the marker; that is not a failure.
+test-slow: $(STAMP) ## Run the slow tests, then judge the coverage of `make test` and this together
+	$(PYTEST) -m slow --cov --cov-append --cov-report= --cov-fail-under=0 || [ $$? -eq 5 ]
+	$(BIN)/coverage report
+
+test-all: ## Run every test with the coverage threshold
+	$(MAKE) test
+	$(MAKE) test-slow
+
+check: $(STAMP) docs ## Check format, lint, types and documentation
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Reformat the code and apply the safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(STAMP) ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+bench: $(STAMP) ## Time the losses against their peers
+	$(BIN)/python benchmarks/loss.py
+
+clean: ## Remove what the other targets made, .venv included
+	rm -rf .venv site runs .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
