@@ -55,7 +55,6 @@ class Block:
         positive: Flat positions of the positives, shape (P,).
         positive_row: The row of each positive, shape (P,).
         share: The share of each positive in its anchor's loss, shape (P,).
-        twins: Whether the second half of the rows are the other views of the first half.
     """
 
     anchors: Tensor
@@ -66,7 +65,6 @@ class Block:
     positive: Tensor
     positive_row: Tensor
     share: Tensor
-    twins: bool
 
     def fill(self, values: Tensor) -> Tensor:
         """Overwrite what is not a negative by the value of a negative of the same row, in place.
@@ -99,8 +97,8 @@ class Pairs:
         masked: All links that are not negatives: positives and the excluded.
         positives: The positives.
         share: The share of each positive in its anchor's loss, shape (P,); sums to 1 per anchor.
-        twins: Anchors i and N/2 + i are two views of one sample, and the masked candidates of both
-            are exactly these two views.
+        twins: Anchors i and N/2 + i are two views of one sample, and the same two candidates, one
+            for each, are masked for both.
     """
 
     num_anchors: int
@@ -363,7 +361,6 @@ class Pairs:
                 positive=positive,
                 positive_row=positive_row,
                 share=torch.cat([self.share[part] for part in where]),
-                twins=self.twins,
             )
 
     @cached_property

@@ -228,6 +228,15 @@ class Context:
         candidates = self.candidate_units
         return (candidates * candidates).sum(1) - candidates @ candidates.sum(0)
 
+    @cached_property
+    def twins_are_candidates(self) -> bool:
+        """Whether the two candidates masked for a pair of twin anchors are these anchors."""
+        if not self.pairs.twins:
+            return False
+        first, second = self.anchor_units.chunk(2)
+        masked = self.pairs.masked.candidate.view(-1, 2)[: first.shape[0]]
+        return torch.equal(self.candidate_units[masked], torch.stack([first, second], dim=1))
+
 
 def make_context(
     anchors: Views,
@@ -345,7 +354,7 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
     """
     block, candidates, column = rows.block, context.candidate_units, context.apartness
     others = (block.count - 1).to(column.dtype)  # (B, 1)
-    if block.twins:
+    if context.twins_are_candidates:
         # The masked candidates of i and i' are these two themselves, whose rows are at hand.
         half = others.shape[0] // 2
         masked = torch.add(rows.similarity[:half], rows.similarity[half:]).add_(column)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import reference
+import torch
+from conftest import Batch, assert_close, make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unremix
+from unremix.losses.blockwise import score_rows
+from unremix.pairs import Pairs
+from unremix.scores import COMPONENTS, Component, Rows, Views, make_context
+from unremix.weights import Weighting, hardness, name_of, weigh
+
+NAMES = tuple(COMPONENTS)
+
+
+def reference_scores(batch: Batch, layout: str) -> tuple[list[torch.Tensor], torch.Tensor]:
+    if layout == "both":
+        positives, negatives = reference.masks_both(batch.z0.shape[0])
+        za = zc = torch.cat([batch.z0, batch.z1])
+        ha = hc = torch.cat([batch.h0, batch.h1])
+    else:
+        positives, negatives = reference.masks_one_way(batch.z0.shape[0])
+        za, zc, ha, hc = batch.views
+    scores = [
+        reference.uncertainty(
+            za, zc, ha, hc, negatives, positives, weight=batch.weight, bias=batch.bias
+        ),
+        reference.similarity(za, zc),
+        reference.representativeness(zc, negatives),
+    ]
+    return scores, negatives
+
+
+@pytest.mark.parametrize("layout", ["both", "one-way"])
+@pytest.mark.parametrize("scaling", ["minmax", "zscore-exp", "none"])
+@pytest.mark.parametrize("mass", ["mean", "none"])
+def test_weights_equal_the_loops(batch: Batch, layout: str, scaling: str, mass: str) -> None:
+    scores, negatives = reference_scores(batch, layout)
+    for size in (1, 2, 3):
+        for chosen in itertools.combinations(range(3), size):
+            mix = torch.tensor([0.2, 0.5, 0.3][:size]).double()
+            strength = 2.0 if scaling == "zscore-exp" else None
+            found = unremix.importance(
+                *batch.views, layout=layout, scaling=scaling, mass=mass, hardness=strength,
+                components=[NAMES[k] for k in chosen], mix=mix.tolist(),
+            )  # fmt: skip
+            expected = reference.weights(
+                [scores[k] for k in chosen], mix, negatives,
+                scaling=scaling, mass=mass, hardness=strength,
+            )  # fmt: skip
+            assert_close(found.weights, expected, 1e-7)  # the mix of the module is in float32
+            assert torch.equal(found.negatives, negatives)
+            assert_close(found.uncertainty, scores[0] * negatives)
+            assert_close(found.similarity, scores[1] * negatives)
+            assert_close(found.representativeness, scores[2])
+
+
+def weights_of(z: torch.Tensor, weighting: Weighting, mix: list[float]) -> torch.Tensor:
+    views, n = Views(z), z.shape[0] // 2
+    pairs = Pairs.both_views(n)
+    context = make_context(views, views, pairs)
+    (block,) = pairs.blocks(None)
+    rows = Rows(block, block.fill(views.units @ views.units.T))
+    weights = weigh(
+        rows, score_rows(rows, context, weighting), torch.tensor(mix).to(z), weighting
+    )
+    return weights.dense(block, rows.similarity)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(2, 6), st.integers(1, 5), st.integers(0, 2**16),
+    st.sampled_from(["minmax", "zscore", "none"]), st.sampled_from([None, 0.5, 30.0]),
+    st.sampled_from(["plain", "equal", "duplicates", "zero"]),
+)  # fmt: skip
+def test_the_mean_weight_is_one_and_zero_elsewhere(
+    n: int, width: int, seed: int, scaling: str, sharpness: float | None, kind: str
+) -> None:
+    torch.manual_seed(seed)
+    z = torch.randn(2 * n, width).double()
+    if kind == "equal":
+        z[:] = z[0]
+    elif kind == "duplicates":
+        z[n:] = z[:n]
+        z[1] = z[0]
+    elif kind == "zero":
+        z[0] = 0
+    weighting = Weighting(components=NAMES, scaling=scaling, sharpness=sharpness)
+    weights = weights_of(z, weighting, [0.3, 0.4, 0.3])
+    negatives = Pairs.both_views(n).negative_mask()
+    assert (weights[~negatives] == 0).all()
+    assert (weights >= 0).all()
+    mean = weights.sum(1) / negatives.sum(1)
+    assert_close(mean, torch.ones_like(mean))
+
+
+def test_a_constant_score_scales_to_one_or_zero() -> None:
+    z = torch.ones(6, 3)  # all equal: every score is constant, up to rounding in float32
+    z = z * torch.rand(3)
+    for scaling, sharpness in (("minmax", None), ("zscore", 2.0)):
+        weighting = Weighting(NAMES, scaling=scaling, sharpness=sharpness, mass="none")
+        weights = weights_of(z, weighting, [0.2, 0.3, 0.5])
+        assert_close(weights, Pairs.both_views(3).negative_mask().float(), 1e-6)
+
+
+@pytest.mark.parametrize("scaling", ["minmax", "zscore", "none"])
+def test_permuting_the_batch_permutes_the_weights(scaling: str) -> None:
+    torch.manual_seed(0)
+    z = torch.randn(10, 4).double()
+    order = torch.randperm(5)
+    both = torch.cat([order, order + 5])
+    weighting = Weighting(NAMES, scaling=scaling)
+    plain = weights_of(z, weighting, [0.3, 0.4, 0.3])
+    permuted = weights_of(z[both], weighting, [0.3, 0.4, 0.3])
+    assert_close(permuted, plain[both][:, both])
+
+
+def test_hardness_weights_equal_the_published_formula() -> None:
+    torch.manual_seed(1)
+    z = torch.randn(8, 3).double()
+    sim = reference.similarity(z, z)
+    _, negatives = reference.masks_both(4)
+    expected = reference.hcl_weights(sim, negatives, hardness=1.5, temperature=0.2)
+    assert_close(weights_of(z, hardness(1.5 / 0.2), [1.0]), expected)
+
+
+def test_sharp_weights_do_not_overflow() -> None:
+    torch.manual_seed(2)
+    weighting = Weighting(NAMES, scaling="zscore", sharpness=1e4)
+    weights = weights_of(torch.randn(12, 4), weighting, [0.3, 0.4, 0.3])
+    assert weights.isfinite().all()
+    assert_close(weights.sum(1), torch.full((12,), 10.0), 1e-5)
+
+
+def test_a_fourth_component_is_one_function() -> None:
+    def second_only(rows: Rows, context: object) -> torch.Tensor:
+        score = torch.zeros_like(rows.similarity)
+        score[:, 1] = 1.0
+        return score
+
+    batch = make_batch(3)
+    found = unremix.importance(
+        *batch.views, components=["similarity", second_only], mix=(0.0, 1.0), layout="one-way"
+    )
+    # Min-max over two negatives each; anchor 1 has candidate 1 as its positive: constant.
+    assert found.weights.tolist() == [[0, 2, 0], [1, 0, 1], [0, 2, 0]]
+    assert name_of(second_only) == "second_only"
+    named = Component(second_only)
+    same = unremix.importance(
+        *batch.views, components=["similarity", named], mix=(0.0, 1.0), layout="one-way"
+    )
+    assert torch.equal(same.weights, found.weights)
+    loss_fn = unremix.UnReMixLoss(components=["uncertainty", second_only])
+    assert set(loss_fn.mix) == {"uncertainty", "second_only"}
+    assert loss_fn(*batch.views).isfinite()
