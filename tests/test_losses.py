@@ -76,7 +76,11 @@ PAIRS = {
 @pytest.mark.parametrize("similarity_gradient", [False, True])
 @pytest.mark.parametrize("scaling", ["minmax", "zscore"])
 def test_info_nce_equals_the_loops(
-    name: str, products: str, positives_in_denominator: bool, similarity_gradient: bool, scaling: str
+    name: str,
+    products: str,
+    positives_in_denominator: bool,
+    similarity_gradient: bool,
+    scaling: str,
 ) -> None:
     pairs = PAIRS[name]()
     za, zc = draw(pairs.num_anchors, 4).requires_grad_(), draw(pairs.num_candidates, 4, seed=1)
@@ -91,7 +95,9 @@ def test_info_nce_equals_the_loops(
     )
     class_prior = 0.1 if products == "cosine" and scaling == "minmax" else 0.0
     weights = reference_weights(za, zc, ha, hc, pairs, mix, weighting)
-    logits = (reference.similarity(za, zc) if products == "cosine" else reference.dots(za, zc)) / 0.4
+    logits = (
+        reference.similarity(za, zc) if products == "cosine" else reference.dots(za, zc)
+    ) / 0.4
     shares = torch.zeros(pairs.num_anchors, pairs.num_candidates).double()
     shares[pairs.positives.anchor, pairs.positives.candidate] = pairs.share
     expected = reference.info_nce(
@@ -229,7 +235,9 @@ def test_zero_weights_without_mass_are_counted() -> None:
     # With mass 'mean' such a row becomes uniform.
     weighting = Weighting(("similarity",), scaling="none", mass="mean")
     plain = info_nce(Views(z), Views(z.detach()), Pairs.one_way(2))
-    assert_close(info_nce(Views(z), Views(z.detach()), Pairs.one_way(2), weighting=weighting), plain)
+    assert_close(
+        info_nce(Views(z), Views(z.detach()), Pairs.one_way(2), weighting=weighting), plain
+    )
 
 
 def test_a_heavy_negative_of_weight_zero_hides_nothing() -> None:

@@ -27,7 +27,9 @@ from unremix.weights import Weighting
 def all_scores(anchors: Views, candidates: Views, pairs: Pairs, tile: int | None = None, **options):
     context = make_context(anchors, candidates, pairs, tile=tile, **options)
     everything = Weighting(components=tuple(COMPONENTS))
-    result = {name: torch.zeros(pairs.num_anchors, pairs.num_candidates).double() for name in COMPONENTS}
+    result = {
+        name: torch.zeros(pairs.num_anchors, pairs.num_candidates).double() for name in COMPONENTS
+    }
     for block in pairs.blocks(tile):
         similarity = context.anchor_units[block.anchors] @ context.candidate_units.T
         rows = Rows(block, block.fill(similarity.detach()))
@@ -113,7 +115,9 @@ def test_representativeness_equals_the_loop(batch: Batch, layout: str) -> None:
 
 
 def test_one_negative_has_representativeness_zero() -> None:
-    scores = all_scores(Views(torch.eye(2).double()), Views(torch.eye(2).double()), Pairs.one_way(2))
+    scores = all_scores(
+        Views(torch.eye(2).double()), Views(torch.eye(2).double()), Pairs.one_way(2)
+    )
     assert torch.equal(scores["representativeness"], torch.zeros(2, 2).double())
 
 

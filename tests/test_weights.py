@@ -66,9 +66,7 @@ def weights_of(z: torch.Tensor, weighting: Weighting, mix: list[float]) -> torch
     context = make_context(views, views, pairs)
     (block,) = pairs.blocks(None)
     rows = Rows(block, block.fill(views.units @ views.units.T))
-    weights = weigh(
-        rows, score_rows(rows, context, weighting), torch.tensor(mix).to(z), weighting
-    )
+    weights = weigh(rows, score_rows(rows, context, weighting), torch.tensor(mix).to(z), weighting)
     return weights.dense(block, rows.similarity)
 
 

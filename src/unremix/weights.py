@@ -50,6 +50,13 @@ class Weighting:
         """Whether any component needs δ and h."""
         return any(component.needs_residuals for component in self.resolved)
 
+    def shares(self, mix: Tensor | None, like: Tensor) -> Tensor | None:
+        """λ as given, or equal shares, in the dtype of ``like``, shape (K,); None if uniform."""
+        count = len(self.components)
+        if count == 0:
+            return None
+        return like.new_full((count,), 1 / count) if mix is None else mix.to(like)
+
     @property
     def similarity_index(self) -> int | None:
         """Where the similarity stands among the components, if gradient flows through it."""
@@ -178,12 +185,12 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
     Args:
         rows: The block.
         scores: Raw scores, each (B, M), filled; one per component.
-        mix: λ, shape (K,).
+        mix: λ, shape (K,), from :meth:`Weighting.shares`.
         weighting: How.
     """
     block, like = rows.block, rows.similarity
     nothing = torch.zeros_like(like[:, :1])
-    if not scores or mix is None:
+    if mix is None:
         return Weights(None, nothing, block.count.to(like.dtype), (), nothing.bool())
     scaled = tuple(
         scale(score, block, weighting.scaling, component.magnitude)

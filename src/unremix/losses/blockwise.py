@@ -14,7 +14,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from unremix.pairs import Block, Pairs
 from unremix.scores import Context, Gradient, Rows, Views, make_context
@@ -206,9 +205,13 @@ class Contrast(torch.autograd.Function):
         return (loss / problem.normaliser).to(anchors.dtype), weightless
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, incoming: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients made in the forward pass, times the incoming scalar."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "expected a first derivative, received create_graph=True: the gradients are made "
+                "in the forward pass and cannot be differentiated again; leave create_graph out"
+            )
         return (None, *(None if g is None else g * incoming for g in ctx.saved_tensors))
 
 
@@ -258,9 +261,6 @@ def contrast(
         bias=bias,
         tile=rows,
     )
-    if mix is None and weighting.components:
-        count = len(weighting.components)
-        mix = torch.full((count,), 1 / count, dtype=anchors.units.dtype, device=pairs.share.device)
     if normaliser is None:
         normaliser = float((pairs.positive_count > 0).sum())
     vectors: tuple[Tensor | None, ...]
@@ -272,7 +272,8 @@ def contrast(
         context, weighting, objective, temperature, normaliser, rows, torch.is_grad_enabled()
     )
     loss: Tensor
-    loss, weightless = Contrast.apply(problem, *vectors, mix)  # type: ignore[no-untyped-call]
+    shares = weighting.shares(mix, anchors.units)
+    loss, weightless = Contrast.apply(problem, *vectors, shares)  # type: ignore[no-untyped-call]
     if int(weightless):
         warnings.warn(
             f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights and "

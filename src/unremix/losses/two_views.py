@@ -104,7 +104,7 @@ class TwoViewLoss(nn.Module):
                 pairs,
                 temperature=self.temperature,
                 weighting=self.weighting,
-                mix=None if mix is None else mix.to(z0.dtype),
+                mix=mix,
                 class_prior=self.class_prior,
                 posterior_temperature=self.posterior_temperature,
                 gradient=self.gradient,
@@ -143,7 +143,7 @@ class TwoViewLoss(nn.Module):
             rows = Rows(block, block.fill(anchors.units @ candidates.units.T))
             scores = score_rows(rows, context, everything)
             weights = weigh(
-                rows, scores[len(COMPONENTS) :], None if mix is None else mix.to(z0), self.weighting
+                rows, scores[len(COMPONENTS) :], self.weighting.shares(mix, z0), self.weighting
             )
             dense = weights.dense(block, rows.similarity)[place]
             named = {

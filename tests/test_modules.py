@@ -1,0 +1,412 @@
+"""The modules: identities, every option, every preset, and bad input."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+import reference
+import torch
+from conftest import Batch, assert_close, make_batch
+from torch import Tensor, nn
+
+import unremix
+from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
+
+LOSSES = [InfoNCELoss, HCLLoss, UnReMixLoss]
+
+
+def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, inputs)
+
+
+def quiet(loss_fn: nn.Module, *views: Tensor) -> Tensor:
+    """The loss, where rows of zero weights are expected."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*only zero weights.*")
+        loss: Tensor = loss_fn(*views)
+        return loss
+
+
+def test_uniform_weights_are_nt_xent(batch: Batch) -> None:
+    expected = reference.nt_xent_simclr(batch.z0, batch.z1, 0.3)
+    expected_gradients = gradients(expected, batch.z0, batch.z1)
+    for loss_fn in (
+        InfoNCELoss(temperature=0.3),
+        HCLLoss(temperature=0.3, hardness=0.0, class_prior=0.0),
+        UnReMixLoss(temperature=0.3, components=()),
+    ):
+        actual = loss_fn(batch.z0, batch.z1)
+        assert_close(actual, expected)
+        for one, other in zip(
+            gradients(actual, batch.z0, batch.z1), expected_gradients, strict=True
+        ):
+            assert_close(one, other)
+
+
+@pytest.mark.parametrize("hardness", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("class_prior", [0.0, 0.1, 0.6])
+def test_hcl_is_the_published_criterion(batch: Batch, hardness: float, class_prior: float) -> None:
+    actual = HCLLoss(temperature=0.4, hardness=hardness, class_prior=class_prior)(
+        batch.z0, batch.z1
+    )
+    expected = reference.hcl_criterion(
+        batch.z0, batch.z1, temperature=0.4, hardness=hardness, class_prior=class_prior
+    )
+    assert_close(actual, expected)
+    both = zip(
+        gradients(actual, batch.z0, batch.z1), gradients(expected, batch.z0, batch.z1), strict=True
+    )
+    for one, other in both:
+        assert_close(one, other)
+
+
+def test_debiased_is_info_nce_with_a_class_prior(batch: Batch) -> None:
+    actual = InfoNCELoss(temperature=0.4, class_prior=0.1)(batch.z0, batch.z1)
+    expected = reference.hcl_criterion(
+        batch.z0, batch.z1, temperature=0.4, hardness=0.0, class_prior=0.1
+    )
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("layout", "scaling", "mass", "gradient"),
+    list(itertools.product(
+        ["both", "one-way"], ["minmax", "zscore-exp", "none"], ["mean", "none"],
+        ["pseudo-label", "nt-xent"],
+    )),
+)  # fmt: skip
+def test_unremix_equals_the_loops(
+    batch: Batch, layout: str, scaling: str, mass: str, gradient: str
+) -> None:
+    strength = 1.7 if scaling == "zscore-exp" else None
+    for similarity_gradient, class_prior in itertools.product([False, True], [0.0, 0.1]):
+        loss_fn = UnReMixLoss(
+            layout=layout, scaling=scaling, mass=mass, gradient=gradient, hardness=strength,
+            similarity_gradient=similarity_gradient, class_prior=class_prior,
+        ).double()  # fmt: skip
+        assert loss_fn.mix_parameters is not None
+        with torch.no_grad():
+            loss_fn.mix_parameters.copy_(torch.tensor([0.3, -0.2, 0.1]))
+        mix = loss_fn.mix_parameters.softmax(0)
+        expected = reference.batch_loss(
+            *batch.views, layout=layout, mix=mix, scaling=scaling, mass=mass, hardness=strength,
+            gradient=gradient, similarity_gradient=similarity_gradient, class_prior=class_prior,
+            weight=batch.weight, bias=batch.bias,
+        )  # fmt: skip
+        inputs = (batch.z0, batch.z1, loss_fn.mix_parameters)
+        expected_gradients = gradients(expected, *inputs)
+        for tile in (1, 3, 6, 100, None, "auto"):
+            loss_fn.tile = tile  # ragged, single, larger than the batch, dense
+            actual = quiet(loss_fn, *batch.views)
+            assert_close(actual, expected)
+            both = zip(gradients(actual, *inputs), expected_gradients, strict=True)
+            for one, other in both:
+                assert_close(one, other, 1e-9)
+
+
+def test_the_mix_starts_equal_and_learns(batch: Batch) -> None:
+    loss_fn = UnReMixLoss()
+    assert list(loss_fn.mix.values()) == pytest.approx([1 / 3] * 3)
+    assert list(loss_fn.state_dict()) == ["mix_parameters"]
+    optimizer = torch.optim.SGD(loss_fn.parameters(), lr=1.0)
+    before = loss_fn(*batch.views)
+    before.backward()
+    optimizer.step()
+    assert loss_fn(*batch.views) < before
+    assert sum(loss_fn.mix.values()) == pytest.approx(1)
+    other = UnReMixLoss()
+    other.load_state_dict(loss_fn.state_dict())
+    assert other.mix == loss_fn.mix
+    assert "uncertainty=" in repr(loss_fn)
+
+
+def test_the_adversarial_mix_climbs(batch: Batch) -> None:
+    kind, opposite = UnReMixLoss(mix="learned"), UnReMixLoss(mix="adversarial")
+    for loss_fn in (kind, opposite):
+        loss_fn(*batch.views).backward()
+    assert kind.mix_parameters is not None
+    assert opposite.mix_parameters is not None
+    assert kind.mix_parameters.grad is not None
+    assert kind.mix_parameters.grad.abs().max() > 0
+    assert_close(opposite.mix_parameters.grad, -kind.mix_parameters.grad, 1e-7)
+
+
+def test_the_free_mix_is_positive_and_unbound(batch: Batch) -> None:
+    loss_fn = UnReMixLoss(mix="free").double()
+    assert list(loss_fn.mix.values()) == pytest.approx([1 / 3] * 3, rel=1e-6)
+    assert_close(loss_fn(*batch.views), UnReMixLoss(mix="fixed").double()(*batch.views), 1e-7)
+    assert loss_fn.mix_parameters is not None
+    with torch.no_grad():
+        loss_fn.mix_parameters.fill_(-50.0)
+    assert all(share >= 0 for share in loss_fn.mix.values())
+    assert sum(loss_fn.mix.values()) < 0.1
+    with pytest.warns(UserWarning, match="shrinking all weights"):
+        UnReMixLoss(mix="free", mass="none")
+
+
+def test_fixed_and_given_mixes_have_no_parameters(batch: Batch) -> None:
+    fixed = UnReMixLoss(mix="fixed")
+    given = UnReMixLoss(mix=(1 / 3, 1 / 3, 1 / 3))
+    assert not list(fixed.parameters())
+    assert not list(given.parameters())
+    assert not fixed.state_dict()
+    assert_close(fixed(*batch.views), given(*batch.views), 1e-7)
+    # λ reaches the components in the order they are named in.
+    only = UnReMixLoss(mix=(0.0, 1.0, 0.0))(*batch.views)
+    assert_close(only, UnReMixLoss(components=["similarity"], mix="fixed")(*batch.views))
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.2},
+    "components": {"components": ("similarity",)},
+    "mix": {"mix": (0.7, 0.2, 0.1)},
+    "scaling": {"scaling": "zscore-exp"},
+    "mass": {"mass": "none"},
+    "hardness": {"scaling": "zscore-exp", "hardness": 3.0},
+    "posterior_temperature": {"posterior_temperature": 0.1},
+    "gradient": {"gradient": "nt-xent"},
+    "layout": {"layout": "one-way"},
+    "class_prior": {"class_prior": 0.1},
+    "bias": {"bias": False},
+    "sketch": {"sketch": 2},
+    "fidelity paper": {"fidelity": "paper"},
+    "fidelity code": {"fidelity": "code"},
+}
+
+
+@pytest.mark.parametrize("option", CHANGES)
+def test_every_option_changes_the_loss(batch: Batch, option: str) -> None:
+    plain = UnReMixLoss()(*batch.views)
+    assert (quiet(UnReMixLoss(**CHANGES[option]), *batch.views) - plain).abs() > 1e-6
+
+
+def test_hardness_changes_the_exponential_weights(batch: Batch) -> None:
+    one, default, three = (
+        UnReMixLoss(scaling="zscore-exp", hardness=hardness)(*batch.views)
+        for hardness in (1.0, None, 3.0)
+    )
+    assert_close(one, default)
+    assert (three - one).abs() > 1e-4
+    soft = UnReMixLoss(scaling="zscore-exp", hardness=0.0)(*batch.views)
+    assert_close(soft, InfoNCELoss()(*batch.views))
+
+
+def test_similarity_gradient_changes_the_gradient_only(batch: Batch) -> None:
+    for make in (UnReMixLoss, HCLLoss):
+        with_flow, without = (
+            make(similarity_gradient=flow)(*batch.views) for flow in (True, False)
+        )
+        assert_close(with_flow, without)
+        difference = gradients(with_flow, batch.z0)[0] - gradients(without, batch.z0)[0]
+        assert difference.abs().max() > 1e-4
+    # As published, HCL lets it flow, and UnReMix does not.
+    for make, flows in ((UnReMixLoss, False), (HCLLoss, True)):
+        default, told = make(), make(similarity_gradient=flows)
+        pair = [gradients(loss_fn(*batch.views), batch.z0)[0] for loss_fn in (default, told)]
+        assert torch.equal(*pair)
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "options"),
+    [
+        ("sound", {"layout": "both", "scaling": "minmax", "mass": "mean",
+                   "similarity_gradient": False, "class_prior": 0.0}),
+        ("paper", {"layout": "one-way", "scaling": "none", "mass": "none",
+                   "similarity_gradient": False, "class_prior": 0.0}),
+        ("code", {"layout": "both", "scaling": "none", "mass": "mean",
+                  "similarity_gradient": True, "class_prior": 0.1}),
+    ],
+)  # fmt: skip
+def test_presets_are_what_the_table_says(
+    batch: Batch, fidelity: str, options: dict[str, Any]
+) -> None:
+    preset, spelled = UnReMixLoss(fidelity=fidelity), UnReMixLoss(**options)
+    losses = [quiet(loss_fn, *batch.views) for loss_fn in (preset, spelled)]
+    assert torch.equal(*losses)
+    pair = [gradients(loss, batch.z0)[0] for loss in losses]
+    assert torch.equal(*pair)
+    for name, value in options.items():  # an explicit option wins
+        others = {"layout": "both", "scaling": "zscore-exp", "mass": "mean",
+                  "similarity_gradient": True, "class_prior": 0.2}  # fmt: skip
+        if others[name] == value:
+            continue
+        override = {name: others[name]}
+        changed = quiet(UnReMixLoss(fidelity=fidelity, **override), *batch.views)
+        same = quiet(UnReMixLoss(**{**options, **override}), *batch.views)
+        assert torch.equal(changed, same)
+
+
+def test_hcl_fidelity_decides_about_the_exponent(batch: Batch) -> None:
+    paper = HCLLoss(temperature=0.4, hardness=1.0, fidelity="paper")(batch.z0, batch.z1)
+    same = HCLLoss(temperature=0.4, hardness=0.4)(batch.z0, batch.z1)
+    assert_close(paper, same)
+    assert torch.equal(HCLLoss(fidelity="code")(batch.z0, batch.z1), HCLLoss()(batch.z0, batch.z1))
+    one_way = HCLLoss(layout="one-way")(batch.z0, batch.z1)
+    assert (one_way - HCLLoss()(batch.z0, batch.z1)).abs() > 1e-4
+
+
+@pytest.mark.parametrize("make", LOSSES)
+def test_permuting_the_batch_changes_nothing(batch: Batch, make: type[nn.Module]) -> None:
+    order = torch.tensor([2, 0, 3, 1])
+    assert_close(make()(*(view[order] for view in batch.views)), make()(*batch.views))
+
+
+@pytest.mark.parametrize("make", LOSSES)
+def test_twice_in_one_graph(batch: Batch, make: type[nn.Module]) -> None:
+    loss_fn = make()
+    once = gradients(loss_fn(*batch.views), batch.z0)[0]
+    twice = gradients(loss_fn(*batch.views) + 3 * loss_fn(*batch.views), batch.z0)[0]
+    assert_close(twice, 4 * once)
+    loss = loss_fn(*batch.views)
+    first = torch.autograd.grad(loss, batch.z0, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(loss, batch.z0)[0])
+
+
+def test_a_second_derivative_is_refused(batch: Batch) -> None:
+    loss = UnReMixLoss()(*batch.views)
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        torch.autograd.grad(loss, batch.z0, create_graph=True)
+
+
+@pytest.mark.parametrize("make", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_full(make: type[nn.Module], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    z0, z1, h0, h1 = (torch.randn(8, 16).to(dtype).requires_grad_() for _ in range(4))
+    loss_fn = make(temperature=0.05)
+    with torch.autocast("cpu", dtype=dtype):
+        loss = loss_fn(z0, z1, h0, h1)
+    assert loss.dtype == torch.float32
+    assert_close(loss, loss_fn(*(view.float() for view in (z0, z1, h0, h1))), 1e-6)
+    loss.backward()
+    assert z0.grad is not None
+    assert z0.grad.dtype == dtype
+    assert z0.grad.isfinite().all()
+    assert h0.grad is None
+
+
+@pytest.mark.parametrize("make", LOSSES)
+@pytest.mark.parametrize("kind", ["two", "equal", "zero", "duplicates"])
+@pytest.mark.parametrize("temperature", [0.01, 0.5])
+def test_degenerate_batches_are_finite(
+    make: type[nn.Module], kind: str, temperature: float
+) -> None:
+    batch = make_batch(2 if kind == "two" else 5)
+    views = [view.detach().float() for view in batch.views]
+    if kind == "equal":
+        views = [view[:1].repeat(5, 1) for view in views]
+        views[1] = views[0].clone()
+    elif kind == "zero":
+        views[0][:3] = 0
+    elif kind == "duplicates":
+        views[0][1] = views[0][0]
+        views[1] = views[0].clone()
+    z0 = views[0].requires_grad_()
+    loss = make(temperature=temperature)(*views)
+    loss.backward()
+    assert loss.isfinite()
+    assert z0.grad is not None
+    assert z0.grad.isfinite().all()
+
+
+def test_equal_embeddings_weigh_alike() -> None:
+    """No score tells equal embeddings apart, so UnReMix is plain InfoNCE: log(2N - 1)."""
+    z = torch.randn(1, 64).repeat(16, 1)
+    found = unremix.importance(z, z, z, z)
+    assert_close(found.weights, found.negatives.float(), 1e-5)
+    assert_close(UnReMixLoss()(z, z, z, z), torch.tensor(31.0).log(), 1e-5)
+
+
+def test_importance_is_what_the_loss_uses(batch: Batch) -> None:
+    loss_fn = UnReMixLoss(temperature=0.3, class_prior=0.1).double()
+    assert loss_fn.mix_parameters is not None
+    with torch.no_grad():
+        loss_fn.mix_parameters.copy_(torch.tensor([1.0, 0.0, -1.0]))
+    found = loss_fn.importance(*batch.views)
+    assert not found.weights.requires_grad
+    z = torch.cat([batch.z0, batch.z1])
+    expected = reference.info_nce(
+        reference.similarity(z, z) / 0.3, found.positives, found.negatives, found.weights,
+        class_prior=0.1, temperature=0.3,
+    )  # fmt: skip
+    assert_close(loss_fn(*batch.views), expected)
+    # HCL and plain InfoNCE show their weights as well.
+    assert_close(InfoNCELoss().importance(*batch.views).weights, found.negatives.double())
+    hcl = HCLLoss(temperature=0.3, hardness=2.0).importance(*batch.views).weights
+    sim = reference.similarity(z, z)
+    assert_close(hcl, reference.hcl_weights(sim, found.negatives, hardness=2.0, temperature=0.3))
+
+
+def test_sketch_at_full_size_changes_nothing(batch: Batch) -> None:
+    assert torch.equal(UnReMixLoss(sketch=6)(*batch.views), UnReMixLoss()(*batch.views))
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0}, "temperature to be a number above 0"),
+    ({"temperature": -1.0}, "received -1.0"),
+    ({"temperature": float("nan")}, "received nan"),
+    ({"temperature": "warm"}, "received 'warm'"),
+    ({"scaling": "min-max"}, "did you mean 'minmax'"),
+    ({"mass": "sum"}, "mass to be one of mean, none, received 'sum'"),
+    ({"mix": "learnt"}, "did you mean 'learned'"),
+    ({"mix": (1.0, 2.0)}, "3 numbers"),
+    ({"mix": (0.0, 0.0, 0.0)}, "not all 0"),
+    ({"mix": (1.0, -1.0, 1.0)}, "at least 0"),
+    ({"gradient": "ntxent"}, "did you mean 'nt-xent'"),
+    ({"layout": "oneway"}, "did you mean 'one-way'"),
+    ({"fidelity": "papers"}, "did you mean 'paper'"),
+    ({"components": ("similarty",)}, "did you mean 'similarity'"),
+    ({"components": "similarity"}, "sequence of names"),
+    ({"components": ("similarity", "similarity")}, "each component once"),
+    ({"components": (3,)}, "names or functions, received int"),
+    ({"hardness": 2.0}, "only with scaling='zscore-exp'"),
+    ({"hardness": -1.0, "scaling": "zscore-exp"}, "hardness to be a number at least 0"),
+    ({"posterior_temperature": 0.0}, "posterior_temperature"),
+    ({"class_prior": 1.0}, "below 1"),
+    ({"class_prior": -0.1}, "at least 0"),
+    ({"tile": 0}, "tile to be 'auto', None or a number"),
+    ({"tile": "big"}, "received 'big'"),
+    ({"sketch": 0}, "sketch"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
+def test_bad_options_say_what_was_expected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        UnReMixLoss(**options)
+
+
+@pytest.mark.parametrize("make", LOSSES)
+def test_bad_input_says_what_was_expected(make: type[nn.Module]) -> None:
+    loss_fn, z = make(), torch.randn(4, 3)
+
+    def refused(message: str, *views: Tensor | None) -> None:
+        with pytest.raises(ValueError, match=message):
+            loss_fn(*views)
+
+    refused("at least 2 pairs, received 1", z[:1], z[:1])
+    refused(r"\(4, 3\) and \(3, 3\)", z, z[:3])
+    refused(r"\(4, 3\) and \(4, 2\)", z, z[:, :2])
+    refused(r"\(4, 3, 1\)", z[..., None], z[..., None])
+    refused(r"\(0, 3\)", z[:0], z[:0])
+    refused("float32 and torch.float64", z, z.double())
+    refused("int64", z.long(), z.long())
+    broken = z.clone()
+    broken[1, 2] = float("nan")
+    refused("finite z0, received NaN or infinity in 1 of 4 rows", broken, z)
+    broken[3, 0] = float("inf")
+    refused("finite z1, .* 2 of 4 rows", z, broken)
+    refused("h0 and h1 together, received only h0", z, z, z)
+    refused("h0 and h1 together, received only h1", z, z, None, z)
+    refused("one row per embedding, 4, received 3", z, z, z[:3], z[:3])
+    refused("finite h0", z, z, broken, z)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        UnReMixLoss(temprature=0.5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="temprature"):
+        unremix.importance(torch.eye(3), torch.eye(3), temprature=0.5)  # type: ignore[call-arg]
