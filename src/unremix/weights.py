@@ -163,14 +163,14 @@ class Weights:
         log_factor: Shape (B, 1).
         total: Σ_j values, shape (B, 1).
         scaled: The scaled components.
-        replaced: Rows whose weights were all 0 and became uniform, boolean (B, 1).
+        replaced: Rows whose weights were all 0 and became uniform, boolean (B, 1); None: no row.
     """
 
     values: Tensor | None
     log_factor: Tensor
     total: Tensor
     scaled: tuple[Scaled, ...]
-    replaced: Tensor
+    replaced: Tensor | None
 
     def dense(self, block: Block, like: Tensor) -> Tensor:
         """The weights themselves, shape (B, M)."""
@@ -191,7 +191,7 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
     block, like = rows.block, rows.similarity
     nothing = torch.zeros_like(like[:, :1])
     if mix is None:
-        return Weights(None, nothing, block.count.to(like.dtype), (), nothing.bool())
+        return Weights(None, nothing, block.count.to(like.dtype), (), None)
     scaled = tuple(
         scale(score, block, weighting.scaling, component.magnitude)
         for score, component in zip(scores, weighting.resolved, strict=True)
@@ -212,10 +212,11 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
         block.blank(exponent.sub_(highest).exp_())
         log_factor = highest
     total = values.sum(1, keepdim=True)
-    replaced = (total <= 0) & (block.count > 0)
     if weighting.mass == "none":
-        return Weights(values, log_factor, total, scaled, torch.zeros_like(replaced))
-    if bool(replaced.any()):
+        return Weights(values, log_factor, total, scaled, None)
+    weightless = (total <= 0) & (block.count > 0)
+    replaced = weightless if bool(weightless.any()) else None
+    if replaced is not None:
         values.masked_fill_(replaced, 1.0)
         total = block.blank(values).sum(1, keepdim=True)
     log_factor = torch.log(block.count / total.clamp(min=torch.finfo(total.dtype).tiny))
@@ -235,7 +236,7 @@ def mixed_gradient(gradient: Tensor, weights: Weights, weighting: Weighting) -> 
         gradient.mul_(weights.values).mul_(weighting.sharpness)
     elif weighting.scaling != "minmax":  # the clamp at 0 passes no gradient below
         gradient.mul_(weights.values > 0)
-    return gradient.masked_fill_(weights.replaced, 0.0)
+    return gradient if weights.replaced is None else gradient.masked_fill_(weights.replaced, 0.0)
 
 
 def share_gradient(gradient: Tensor, scaled: tuple[Scaled, ...]) -> Tensor:

@@ -176,7 +176,6 @@ class Contrast(torch.autograd.Function):
                 continue
             flow = outcome.to_logits
             flow.view(-1)[block.positive] = outcome.to_positives
-            flow.mul_(1 / problem.temperature)
             if outcome.to_weights is not None and mix is not None and to_mix is not None:
                 to_mixed = mixed_gradient(outcome.to_weights, weights, weighting)
                 if learn_mix:
@@ -189,13 +188,17 @@ class Contrast(torch.autograd.Function):
                         weighting.scaling,
                     )
                     if to_anchor_units is None or to_candidate_units is None:
-                        flow.add_(through)
+                        flow.add_(through, alpha=problem.temperature)
                     else:
                         to_anchor_units[block.anchors] = through @ context.candidate_units
                         to_candidate_units.addmm_(through.T, context.anchor_units[block.anchors])
             to_anchors[block.anchors] = flow @ candidates
             to_candidates.addmm_(flow.T, own)
 
+        # ``flow`` is the gradient to the logits, which are products divided by the temperature.
+        for gradient in (to_anchors, to_candidates):
+            if gradient is not None:
+                gradient.div_(problem.temperature)
         gradients = (to_anchors, to_candidates, to_anchor_units, to_candidate_units, to_mix)
         for gradient in gradients:
             if gradient is not None:

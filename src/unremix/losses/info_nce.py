@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,12 @@ class InfoNCE:
     Args:
         class_prior: τ⁺, the share of negatives that are positives in truth; the sum over the
             negatives is corrected for it, not below its least possible value (HCL, Eq. 4).
-        floor: The least logit: -1/τ for cosines.
+        bound: The largest absolute logit: 1/τ for cosines.
         positives_in_denominator: Whether an anchor's other positives stand in the denominator.
     """
 
     class_prior: float = 0.0
-    floor: float = float("-inf")
+    bound: float = math.inf
     positives_in_denominator: bool = False
 
     def __call__(
@@ -39,19 +40,20 @@ class InfoNCE:
         differentiate_weights: bool,
     ) -> Outcome:
         """See :class:`unremix.losses.blockwise.Objective`."""
-        # e^{l - highest}, where highest is the row maximum over the negatives that weigh anything.
-        if weights.values is None:
-            highest = logits.amax(1, keepdim=True)
-        else:
+        # e^{l - highest}, highest the row maximum over the negatives. Where the logits span more
+        # than exponentials can, a negative without weight must not drown the others: leave it out.
+        tiny = torch.finfo(logits.dtype).tiny
+        highest = logits.amax(1, keepdim=True)
+        if weights.values is not None and 2 * self.bound > -math.log(tiny) / 2:
             lowest = torch.finfo(logits.dtype).min
             highest = torch.where(weights.values > 0, logits, lowest).amax(1, keepdim=True)
-        exponentials = block.blank(logits.sub_(highest).clamp_(max=0).exp_())  # (B, M)
+            logits.clamp_(max=highest)
+        exponentials = block.blank(logits.sub_(highest).exp_())  # (B, M)
         products = exponentials if weights.values is None else exponentials * weights.values
         total = products.sum(1, keepdim=True)  # (B, 1)
         log_negatives = (total.log() + highest + weights.log_factor)[:, 0]  # (B,)
 
         loss, to_negatives, to_positives = self._per_anchor(log_negatives, positives, block)
-        tiny = torch.finfo(total.dtype).tiny
         row_scale = to_negatives[:, None] / total.clamp(min=tiny)
         to_weights = None
         if differentiate_weights and weights.values is not None:
@@ -90,7 +92,7 @@ class InfoNCE:
         return loss.detach(), to_negatives, to_positives
 
     def _debias(self, log_negatives: Tensor, log_positive: Tensor, count: Tensor) -> Tensor:
-        """Log max( (Σ_j w_j e^{l_j} - τ⁺ n e^{l_p}) / (1 - τ⁺), n e^{floor} )."""
+        """log max( (Σ_j w_j e^{l_j} - τ⁺ n e^{l_p}) / (1 - τ⁺), n e^{-bound} )."""
         if self.class_prior == 0:
             return log_negatives
         count = count.to(log_negatives.dtype)
@@ -99,11 +101,11 @@ class InfoNCE:
         rest = (negatives - self.class_prior * count * positive) / (1 - self.class_prior)
         tiny = torch.finfo(rest.dtype).tiny
         log_rest = rest.clamp(min=tiny).log() + shift
-        return torch.maximum(log_rest, count.log() + self.floor)
+        return torch.maximum(log_rest, count.log() - self.bound)
 
 
 def _log_sum_exp(values: Tensor, row: Tensor, like: Tensor) -> Tensor:
-    """Log Σ e^value over each row's values, shape (B,); -inf for a row without values."""
+    """log Σ e^value over each row's values, shape (B,); -inf for a row without values."""
     lowest = torch.finfo(values.dtype).min
     highest = torch.full_like(like, lowest).scatter_reduce(0, row, values.detach(), "amax")
     total = torch.zeros_like(like).index_add(0, row, (values - highest[row]).exp())
@@ -171,7 +173,8 @@ def info_nce(
             f"expected class_prior=0 with products='dot', received {class_prior}; the debiased sum "
             "is bounded below only for cosines"
         )
-    objective = InfoNCE(class_prior, -1 / temperature, positives_in_denominator)
+    bound = 1 / temperature if products == "cosine" else math.inf
+    objective = InfoNCE(class_prior, bound, positives_in_denominator)
     return contrast(
         anchors,
         candidates,
