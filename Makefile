@@ -7,7 +7,7 @@ BIN   := .venv/bin
 STAMP := .venv/.stamp
 
 # One thread per test worker: two workers with one thread each do not fight over the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-all check format docs bench clean

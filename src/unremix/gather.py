@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -49,27 +50,53 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def share_of(size: int, width: int, device: torch.device) -> Share:
+def share_of(size: int, width: int, device: torch.device, input_width: int = 0) -> Share:
     """Tell every process how many samples each holds.
 
     Args:
         size: Samples held here.
         width: Size of an embedding, which must be the same everywhere.
         device: Where the group communicates.
+        input_width: Size of the last layer's input, likewise; 0 where it is not known.
 
     Raises:
         ValueError: In all processes alike, if one holds no sample or the widths differ.
     """
-    here = torch.tensor([size, width], device=device)
-    everyone = [torch.empty_like(here) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, here)
-    sizes, widths = zip(*(one.tolist() for one in everyone), strict=True)
-    if min(sizes) == 0 or len(set(widths)) > 1:
+    sizes, widths, input_widths = _exchange([size, width, input_width], device)
+    if min(sizes) == 0:
         raise ValueError(
-            "expected samples of one width in every process, received "
-            f"{list(sizes)} samples of widths {list(widths)}; drop the last, incomplete batch"
+            f"expected samples in every process, received {sizes}; drop the last, incomplete "
+            "batch, or see what the process without samples says of its input"
+        )
+    if len(set(widths)) > 1 or len(set(input_widths)) > 1:
+        raise ValueError(
+            f"expected rows of one width in every process, received embeddings of widths {widths} "
+            f"and inputs of the last layer of widths {input_widths} (0 stands for none); build the "
+            "same model in all"
         )
     return Share(tuple(sizes), dist.get_rank())
+
+
+def withdraw(device: torch.device) -> None:
+    """Tell the processes that wait in :func:`share_of` that this one has nothing to share.
+
+    To be called before raising an error of this process alone: the others raise one too, where
+    they would wait forever.
+
+    Args:
+        device: Where the group communicates.
+    """
+    if is_distributed():
+        _exchange([0, 0, 0], device)
+
+
+def _exchange(numbers: list[int], device: torch.device) -> list[list[int]]:
+    """Each number as held by all processes, in the order of their ranks."""
+    here = torch.tensor(numbers, device=device)
+    everyone = [torch.empty_like(here) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, here)
+    columns: list[list[int]] = torch.stack(everyone, dim=1).tolist()
+    return columns
 
 
 class _GatherRows(torch.autograd.Function):
@@ -84,6 +111,7 @@ class _GatherRows(torch.autograd.Function):
         return torch.cat([one[:size] for one, size in zip(everyone, share.sizes, strict=True)])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
         share: Share = ctx.share
         incoming = incoming.contiguous().clone()
@@ -113,6 +141,7 @@ class _MeanGradient(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> Tensor:
         incoming = incoming.contiguous().clone()
         dist.all_reduce(incoming)

@@ -3,47 +3,82 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-# How far z may be from W h + b, relative to the largest |z|, and still be the layer's output.
+# How far z may be from W h + b, relative to the largest |W h + b|, and still be the layer's output.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass
+class Recording:
+    """A call of the layer: its input h, if there was a call, and the precision of its output."""
+
+    h: Tensor | None = None
+    dtype: torch.dtype = torch.float32
 
 
 class Recorder:
     """A forward hook that keeps the inputs of the last two calls; it knows neither layer nor loss.
 
-    Copies and pickles start empty.
+    A copy or pickle of the layer carries it along; there it records nothing.
     """
 
-    def __init__(self) -> None:
-        self.recordings: deque[tuple[Tensor, torch.dtype]] = deque(maxlen=2)
+    def __init__(self, *, active: bool = True) -> None:
+        self.active = active
+        # Not a list of tensors: torch.compile would look into it, and compile the model again
+        # whenever the shape of a recorded input changes.
+        self.latest = Recording()
+        self.previous = Recording()
 
     def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Record the input of a forward call."""
-        self.recordings.append((inputs[0].detach(), output.dtype))
+        if self.active and inputs:
+            self.previous = self.latest
+            self.latest = Recording(inputs[0].detach(), output.dtype)
 
-    def __reduce__(self) -> tuple[type[Recorder], tuple[()]]:
-        return Recorder, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inactive, ()
+
+    @property
+    def recordings(self) -> list[tuple[Tensor, torch.dtype]]:
+        """Input and precision of the last two calls, the latest first."""
+        both = (self.latest, self.previous)
+        return [(recording.h, recording.dtype) for recording in both if recording.h is not None]
 
 
-def _unhook(layer: weakref.ref[nn.Linear], recorder: Recorder) -> None:
-    watched = layer()
-    if watched is not None:
-        for key, hook in list(watched._forward_hooks.items()):
-            if hook is recorder:
-                del watched._forward_hooks[key]
+def _inactive() -> Recorder:
+    return Recorder(active=False)
+
+
+class Watch:
+    """A recorder at a layer; it comes off when the watch is deleted. The layer is not kept alive.
+
+    Args:
+        layer: The layer.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        # What a copied layer brought along would grow with every copy of a copy.
+        for key, hook in list(layer._forward_hooks.items()):
+            if isinstance(hook, Recorder) and not hook.active:
+                del layer._forward_hooks[key]
+        self.layer = weakref.ref(layer)
+        self.recorder = Recorder()
+        weakref.finalize(self, layer.register_forward_hook(self.recorder).remove)
 
 
 class LastLayer:
     """The inputs h with which a linear layer made given outputs z.
 
     The layer is referred to, not owned. Copying or pickling this together with the layer's model
-    gives a pair that belong together; a copy made without the model keeps watching the original.
+    gives a pair that belong together. A copy made without the model watches the original layer, a
+    pickle made without it watches none.
 
     Args:
         layer: The layer.
@@ -58,38 +93,25 @@ class LastLayer:
                 f"expected last_layer to be a torch.nn.Linear, received {type(layer).__name__}; "
                 "hand over the projection head's last linear layer, or h0 and h1 with each call"
             )
-        self.layer = layer
-        self.recorder = Recorder()
-        self.original: weakref.ref[LastLayer] | None = None
-        layer.register_forward_hook(self.recorder)
-        self._unhook_with_me()
-
-    def _unhook_with_me(self) -> None:
-        weakref.finalize(self, _unhook, weakref.ref(self.layer), self.recorder)
-
-    @property
-    def bias(self) -> bool:
-        """Whether the layer has a bias."""
-        return self.layer.bias is not None
+        self.bias = layer.bias is not None
+        self.watches = [Watch(layer)]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The layer's own hooks refer to the same recorder, so the two stay together.
-        return {"layer": self.layer, "recorder": self.recorder}
+        layers = [layer for watch in self.watches if (layer := watch.layer()) is not None]
+        return {"bias": self.bias, "layer": layers[0] if layers else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.layer, self.recorder = state["layer"], state["recorder"]
-        self.original = None
-        self._unhook_with_me()
+        self.bias, layer = state["bias"], state["layer"]
+        self.watches = [] if layer is None else [Watch(layer)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LastLayer:
-        from copy import deepcopy
-
         twin = LastLayer.__new__(LastLayer)
-        memo[id(self)] = twin
         twin.__setstate__(deepcopy(self.__getstate__(), memo))
-        twin.original = weakref.ref(self)
+        # The copied layer outlives the copying only if a model was copied that holds it.
+        twin.watches += self.watches
         return twin
 
+    @torch.no_grad()
     def inputs_of(self, *outputs: Tensor) -> tuple[Tensor, ...]:
         """H for each of the given outputs, which must come from the last one or two calls.
 
@@ -105,43 +127,73 @@ class LastLayer:
         Raises:
             ValueError: If there is no such recording.
         """
-        found = [self._find(output) for output in outputs]
-        if all(h is not None for h in found):
-            return tuple(h for h in found if h is not None)
-        original = self.original() if self.original is not None else None
-        if original is not None and not self.recorder.recordings:
-            return original.inputs_of(*outputs)
-        if not self.recorder.recordings:
+        layer, recordings = self._look()
+        found: list[tuple[float, Tensor | None]] = [(float("inf"), None)] * len(outputs)
+        for h, dtype in recordings:
+            if any(error > 0 for error, _ in found):
+                made = _run(layer, h, dtype)
+                found = [
+                    _closest(output, h, made, best)
+                    for output, best in zip(outputs, found, strict=True)
+                ]
+        inputs = tuple(h for _, h in found if h is not None)
+        if len(inputs) < len(outputs):
+            missing = [
+                f"z{i} {tuple(output.shape)}"
+                for i, (output, (_, h)) in enumerate(zip(outputs, found, strict=True))
+                if h is None
+            ]
+            shapes = " and ".join(str(tuple(h.shape)) for h, _ in recordings)
             raise ValueError(
-                "expected last_layer to have run before the loss, received no recording: its "
-                "forward was never called (or ran inside a model compiled before the loss was "
-                "made); pass the embeddings through last_layer itself, or hand h0 and h1 over"
+                f"expected embeddings that last_layer made in its last two calls, received "
+                f"{' and '.join(missing)} which it does not make of the recorded inputs {shapes}; "
+                "hand over its outputs unchanged and from this step, or h0 and h1"
             )
-        shapes = [tuple(h.shape) for h, _ in self.recorder.recordings]
-        missing = [f"z{i} {tuple(outputs[i].shape)}" for i, h in enumerate(found) if h is None]
-        raise ValueError(
-            f"expected embeddings that last_layer made in its last two calls, received "
-            f"{' and '.join(missing)} which it did not make from the recorded inputs of shape "
-            f"{shapes}; hand over its outputs unchanged and from this step, or h0 and h1"
-        )
+        return inputs
 
-    def _find(self, output: Tensor) -> Tensor | None:
-        size = output.shape[0]
-        for recorded, dtype in reversed(self.recorder.recordings):
-            if recorded.dim() != 2 or recorded.shape[0] not in (size, 2 * size):
-                continue
-            h: Tensor
-            for h in recorded.split(size):
-                if self._makes(h, output, dtype):
-                    return h
+    def _look(self) -> tuple[nn.Linear, list[tuple[Tensor, torch.dtype]]]:
+        """The layer and its recordings, the latest first."""
+        self.watches = [watch for watch in self.watches if watch.layer() is not None][:1]
+        layer = self.watches[0].layer() if self.watches else None
+        if layer is None:
+            raise ValueError(
+                "expected last_layer to exist, received a loss whose layer was deleted or not "
+                "pickled with it; make the loss anew with last_layer=..., or hand h0 and h1 over"
+            )
+        recordings = self.watches[0].recorder.recordings
+        if not recordings:
+            raise ValueError(
+                "expected last_layer to have run before the loss, received no recording: it was "
+                "never called, or by a model that was compiled before the loss was made; make the "
+                "loss before the first call and hand over what last_layer made, or h0 and h1"
+            )
+        return layer, recordings
+
+
+def _run(layer: nn.Linear, h: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """W h + b for a whole recording in its own precision: bit for bit what the layer made.
+
+    None where the layer cannot have made (N, D) of it.
+    """
+    weight, bias = layer.weight, layer.bias
+    if h.dim() != 2 or h.shape[1] != weight.shape[1]:
         return None
+    return linear(h.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
-    @torch.no_grad()
-    def _makes(self, h: Tensor, output: Tensor, dtype: torch.dtype) -> bool:
-        weight, bias = self.layer.weight, self.layer.bias
-        if h.shape[1] != weight.shape[1] or output.shape[1] != weight.shape[0]:
-            return False
-        # In the precision the layer ran in, autocast included.
-        made = linear(h.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-        difference = (made - output.detach().to(made)).abs().max()
-        return bool(difference <= TOLERANCE[dtype] * made.abs().max())
+
+def _closest(
+    output: Tensor, h: Tensor, made: Tensor | None, best: tuple[float, Tensor | None]
+) -> tuple[float, Tensor | None]:
+    """The part of a recording that made ``output``, and its relative error, if below the best."""
+    size = output.shape[0]
+    if made is None or h.shape[0] not in (size, 2 * size) or made.shape[1] != output.shape[1]:
+        return best
+    output = output.to(made)
+    part: Tensor
+    values: Tensor
+    for part, values in zip(h.split(size), made.split(size), strict=True):
+        scale = values.abs().max().clamp(min=torch.finfo(values.dtype).tiny)
+        error = float((values - output).abs().max() / scale)
+        if error <= TOLERANCE[values.dtype] and error < best[0]:
+            best = error, part
+    return best

@@ -64,6 +64,7 @@ class InfoNCE:
             block.blank(to_weights)
         return Outcome(loss, products.mul_(row_scale), to_positives, to_weights)
 
+    @torch.inference_mode(False)
     @torch.enable_grad()
     def _per_anchor(
         self, log_negatives: Tensor, positives: Tensor, block: Block
@@ -72,9 +73,10 @@ class InfoNCE:
 
         These vectors are short, so autograd differentiates what the equation says.
         """
-        log_negatives = log_negatives.detach().requires_grad_()
-        positives = positives.detach().requires_grad_()
-        share, row = block.share.to(positives.dtype), block.positive_row
+        # Cloned, for autograd refuses tensors made in inference mode.
+        log_negatives = log_negatives.detach().clone().requires_grad_()
+        positives = positives.detach().clone().requires_grad_()
+        share, row = block.share.to(positives.dtype, copy=True), block.positive_row.clone()
         if self.positives_in_denominator:
             log_positives = _log_sum_exp(positives, row, log_negatives)  # (B,)
             count = torch.bincount(row, minlength=log_negatives.numel())

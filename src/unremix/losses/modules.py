@@ -313,7 +313,6 @@ class Options(TypedDict, total=False):
     """The options of :class:`UnReMixLoss` that matter for :func:`importance`."""
 
     temperature: float
-    last_layer: nn.Linear | None
     components: Sequence[str | Score | Component]
     mix: Mix
     scaling: ScalingName | None
@@ -358,7 +357,7 @@ def importance(
         tensor([[False,  True,  True],
                 [ True, False,  True],
                 [ True,  True, False]])
-        >>> found.weights.sum(1) / 2  # two negatives each: the average weight is 1
-        tensor([1., 1., 1.])
+        >>> found.weights.sum(1).round(decimals=3)  # two negatives each, of average weight 1
+        tensor([2., 2., 2.])
     """
     return UnReMixLoss(**options).importance(z0, z1, h0, h1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from unremix.gather import Share, gather_rows, is_distributed, mean_gradient, share_of
+from unremix.gather import Share, gather_rows, is_distributed, mean_gradient, share_of, withdraw
 from unremix.losses.blockwise import Tile, rows_per_block, score_rows
 from unremix.losses.info_nce import info_nce
 from unremix.losses.options import LAYOUTS, Layout, check_tile, choose, number
@@ -90,7 +90,12 @@ class TwoViewLoss(nn.Module):
             ValueError: For input no loss can be computed from.
         """
         with _full_precision(z0.device):
-            z0, z1, h0, h1 = self._prepare(z0, z1, h0, h1)
+            try:
+                z0, z1, h0, h1 = self._prepare(z0, z1, h0, h1)
+            except ValueError:
+                if self.gather:
+                    withdraw(z0.device)
+                raise
             anchors, candidates, pairs, share = self._arrange(z0, z1, h0, h1)
             mix = self.lambdas()
             normaliser = None
@@ -202,7 +207,7 @@ class TwoViewLoss(nn.Module):
             views = _stack(first, second)
             return views, views, Pairs.both_views(n, device=device), None
 
-        share = share_of(n, z0.shape[1], device)
+        share = share_of(n, z0.shape[1], device, 0 if h0 is None else h0.shape[1])
         where = {"offset": share.offset, "total": share.total}
 
         def everyones(views: Views) -> Views:
@@ -253,7 +258,12 @@ def _stack(first: Views, second: Views) -> Views:
 def _check_views(letter: str, first: Tensor, second: Tensor, rows: int | None = None) -> None:
     names = f"{letter}0 and {letter}1"
     size = "D" if letter == "z" else "H"
-    if first.dim() != 2 or first.shape != second.shape or 0 in first.shape:
+    if first.dim() == 2 and first.shape == second.shape and 0 in first.shape:
+        raise ValueError(
+            f"expected {names} with at least one row and one column, received shape "
+            f"{tuple(first.shape)}; skip empty batches"
+        )
+    if first.dim() != 2 or first.shape != second.shape:
         raise ValueError(
             f"expected {names} of one shape (N, {size}), received {tuple(first.shape)} and "
             f"{tuple(second.shape)}; flatten all but the batch dimension"

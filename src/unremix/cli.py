@@ -1,0 +1,208 @@
+"""The command ``unremix``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NoReturn
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+import unremix
+from unremix.config import TrainConfig
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors are one line and name the nearest option."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Say what is wrong, and what was probably meant."""
+        known = {
+            option.lstrip("-")
+            for parser in (self, *self.commands.values())
+            for action in parser._actions
+            for option in action.option_strings
+        }
+        for word in re.findall(r"--([\w.]+)|Option '([\w.]+)'", message):
+            near = get_close_matches(word[0] or word[1], known, n=1)
+            if near and near[0] not in word:
+                message += f"; did you mean {near[0]!r}?"
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(f"unremix: {message}", style="red", highlight=False, markup=False)
+        sys.exit(2)
+
+    commands: ClassVar[dict[str, Parser]] = {}
+
+
+def show_results(card: dict[str, Any], path: Path) -> None:
+    """The table at the end of a run."""
+    console = Console()
+    if card["results"] is None:
+        console.print(f"No labels, so no accuracy. Health: {card['health']}")
+    else:
+        table = Table(
+            title=f"{card['recipe']} on {card['data']}, {card['epoch']} epochs, seed {card['seed']}"
+        )
+        table.add_column("features")
+        for name in ("kNN", "linear probe"):
+            table.add_column(f"{name} (± s.e.)", justify="right")
+        names = {
+            "trained": "trained encoder",
+            "untrained": "untrained encoder",
+            "pixels": "raw pixels",
+        }
+        for key, result in card["results"].items():
+            cells = [result["knn"], result["linear"]["top1"] if "linear" in result else None]
+            table.add_row(
+                names[key],
+                *(
+                    "-" if cell is None else f"{cell['value']:.1%} ± {cell['standard_error']:.1%}"
+                    for cell in cells
+                ),
+            )
+        console.print(table)
+    console.print(f"Everything is in {path}/ (open report.html first)", highlight=False)
+
+
+def train(config: TrainConfig) -> None:
+    """Train an encoder."""
+    from unremix import pipeline
+
+    run = pipeline.train(config)
+    if run.evaluation is not None:
+        show_results(run.evaluation, run.path)
+
+
+def evaluate(run: str, data: str | None = None) -> None:
+    """Measure a run's encoder: kNN and linear probe.
+
+    Args:
+        run: The run's folder.
+        data: Other data to measure on; by default the run's own.
+    """
+    from unremix import pipeline
+
+    show_results(pipeline.evaluate(run, data), Path(run))
+
+
+def embed(run: str, data: str | None = None, output: str | None = None) -> None:
+    """Write the features of images.
+
+    Args:
+        run: The run's folder.
+        data: The images; by default the run's own.
+        output: An .npz or .parquet file, by default embeddings.npz in the run's folder; arrays
+            embeddings, names and, where known, labels.
+    """
+    from unremix.embedding import embed_to_file
+
+    path = Path(run) / "embeddings.npz" if output is None else Path(output)
+    count, width = embed_to_file(run, data, path)
+    Console().print(f"Wrote {count} embeddings of size {width} to {path}", highlight=False)
+
+
+def export(
+    run: str,
+    format: Literal["safetensors", "torchvision", "onnx"] = "safetensors",
+    output: str | None = None,
+) -> None:
+    """Write a run's encoder for use elsewhere.
+
+    Args:
+        run: The run's folder.
+        format: safetensors (our names), torchvision (a state dict for its ResNets) or onnx.
+        output: The file; by default in the run's folder.
+    """
+    from unremix.export import export_encoder
+
+    path = export_encoder(run, format, output)
+    Console().print(f"Wrote {path}", highlight=False)
+
+
+def recipes() -> None:
+    """List the recipes."""
+    from unremix.recipes import RECIPES
+
+    table = Table("recipe", "what it is", "options of the loss")
+    for recipe in RECIPES.values():
+        table.add_row(recipe.name, recipe.summary, ", ".join(recipe.options))
+    Console().print(table)
+
+
+def report(run: str) -> None:
+    """Write a run's report.html anew.
+
+    Args:
+        run: The run's folder.
+    """
+    from unremix.report import write_report
+
+    Console().print(f"Wrote {write_report(run)}", highlight=False)
+
+
+def doctor() -> None:
+    """Say what is installed, what is missing, and the command that installs it."""
+    from unremix.doctor import examine
+
+    examine()
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "evaluate": evaluate,
+    "embed": embed,
+    "export": export,
+    "recipes": recipes,
+    "report": report,
+    "doctor": doctor,
+}
+
+
+def make_parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(prog="unremix", description="Good embeddings without labels.")
+    parser.add_argument("--version", action="version", version=unremix.__version__)
+    subcommands = parser.add_subcommands()
+    training = Parser(description="Train an encoder on unlabelled images.")
+    training.add_argument("--config", action="config", help="A YAML file of options.")
+    training.add_class_arguments(TrainConfig)
+    subcommands.add_subcommand("train", training, help="Train an encoder on unlabelled images.")
+    Parser.commands["train"] = training
+    for name, function in COMMANDS.items():
+        summary = (function.__doc__ or "").splitlines()[0]
+        inner = Parser(description=summary)
+        if "output" in signature(function).parameters:
+            inner.add_argument("-o", "--output", type=str | None, help="The file to write.")
+            inner.add_function_arguments(function, as_positional=True, skip={"output"})
+        else:
+            inner.add_function_arguments(function, as_positional=True)
+        subcommands.add_subcommand(name, inner, help=summary)
+        Parser.commands[name] = inner
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; what a person can mend is said in one line, without a trace."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    command = options.subcommand
+    chosen: Namespace = options[command]
+    console = Console(stderr=True, soft_wrap=True)
+    try:
+        if command == "train":
+            chosen.pop("config", None)
+            train(TrainConfig(**vars(Parser.commands["train"].instantiate(chosen))))
+        else:
+            COMMANDS[command](**vars(chosen))
+    except (ValueError, OSError) as error:
+        console.print(f"unremix: {error}", style="red", highlight=False, markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("unremix: stopped; go on with unremix train --resume", highlight=False)
+        return 130
+    return 0

@@ -1,0 +1,1 @@
+"""Reading of data: images, sentences and graphs, each from the files a user has."""

@@ -1,0 +1,257 @@
+"""Files inside archives: found once, then read by their offset.
+
+No archive is ever unpacked, so no name in it can lead anywhere. A reading opens the archive anew,
+which costs microseconds and lets every thread and every process, forked or spawned, read at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp")
+MAX_FILE_BYTES = 2**30
+
+
+class Unusable(Exception):
+    """A file that cannot be used; the message is the reason."""
+
+
+class Skipped(NamedTuple):
+    """A file that was left out, and why."""
+
+    name: str
+    reason: str
+
+
+class Span(NamedTuple):
+    """A whole file, or a member of a tar: ``size`` bytes of ``path`` from ``offset`` on."""
+
+    path: str
+    offset: int
+    size: int
+
+    def read(self, limit: int = MAX_FILE_BYTES) -> bytes:
+        """The bytes, or the first ``limit`` of them.
+
+        Raises:
+            Unusable: If the file is empty, longer than `MAX_FILE_BYTES`, or cut off.
+        """
+        _check_size(self.size)
+        wanted = min(self.size, limit)
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            data = file.read(wanted)
+        if len(data) < wanted:
+            raise Unusable("truncated")
+        return data
+
+
+class ZipSpan(NamedTuple):
+    """A member of a zip, whose local header begins at ``offset``.
+
+    Args:
+        path: The zip.
+        offset: Where the member's local header begins.
+        packed: Bytes in the zip.
+        size: Bytes once unpacked.
+        checksum: CRC-32 of the unpacked bytes.
+        method: How it is packed; `zipfile.ZIP_STORED` and `zipfile.ZIP_DEFLATED` can be read.
+        encrypted: Whether a password is needed.
+    """
+
+    path: str
+    offset: int
+    packed: int
+    size: int
+    checksum: int
+    method: int
+    encrypted: bool
+
+    def read(self, limit: int = MAX_FILE_BYTES) -> bytes:
+        """The unpacked bytes, or the first ``limit`` of them.
+
+        Raises:
+            Unusable: As for :meth:`Span.read`; also if encrypted, packed otherwise, or corrupt.
+        """
+        _check_size(self.size)
+        if self.encrypted:
+            raise Unusable("encrypted")
+        if self.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise Unusable(f"packed by zip method {self.method}, not stored or deflated")
+        data = self._unpack(min(self.size, limit))
+        if len(data) < min(self.size, limit):
+            raise Unusable("truncated")
+        if limit >= self.size and zlib.crc32(data) != self.checksum:
+            raise Unusable("corrupt: wrong checksum in the zip")
+        return data
+
+    def _unpack(self, wanted: int) -> bytes:
+        stored = self.method == zipfile.ZIP_STORED
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            header = file.read(30)
+            if len(header) < 30 or header[:4] != b"PK\3\4":
+                raise Unusable("corrupt: no header in the zip")
+            name_length, extra_length = struct.unpack("<26x2H", header)
+            file.seek(name_length + extra_length, 1)
+            # Deflating makes some bytes more, but hardly; more than that is not needed or not true.
+            most = wanted if stored else wanted + wanted // 100 + 4096
+            packed = file.read(min(self.packed, most))
+        if stored:
+            return packed
+        try:
+            # Bounded by what the zip's directory announces: a bomb that unpacks to more is cut.
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, wanted)
+        except zlib.error as error:
+            raise Unusable("corrupt: cannot be inflated") from error
+
+
+def _check_size(size: int) -> None:
+    if size == 0:
+        raise Unusable("empty")
+    if size > MAX_FILE_BYTES:
+        raise Unusable(f"more than {MAX_FILE_BYTES} bytes")
+
+
+def zip_members(path: Path) -> list[tuple[str, ZipSpan]]:
+    """Names and places of the files in a zip, in the zip's order; the last of equal names counts.
+
+    Raises:
+        ValueError: If the file is not a zip.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.infolist() if not member.is_dir()]
+    except zipfile.BadZipFile as error:
+        raise ValueError(
+            f"expected a zip file, received {path} ({error}); download or pack it again"
+        ) from error
+    found = {
+        # Some packers on Windows write backslashes.
+        member.filename.replace("\\", "/"): ZipSpan(
+            path=str(path),
+            offset=member.header_offset,
+            packed=member.compress_size,
+            size=member.file_size,
+            checksum=member.CRC,
+            method=member.compress_type,
+            encrypted=bool(member.flag_bits & 1),
+        )
+        for member in members
+    }
+    return list(found.items())
+
+
+def tar_members(path: Path) -> tuple[list[tuple[str, Span]], str | None]:
+    """Names and places of the files in an uncompressed tar, in the tar's order.
+
+    Returns:
+        The files, and what is wrong with the tar: None, or the reason why it was not read on.
+    """
+    found: dict[str, Span] = {}
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if member.isreg():
+                    name = member.name.removeprefix("./")
+                    found[name] = Span(str(path), member.offset_data, member.size)
+    except (tarfile.TarError, OSError) as error:
+        return list(found.items()), "truncated" if found else f"not a tar file: {error}"
+    return list(found.items()), None
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """All names that a pattern with ``{000..099}`` or ``{a,b}`` stands for, in its order.
+
+    Example:
+        >>> expand_braces("shard-{08..10}.tar")
+        ['shard-08.tar', 'shard-09.tar', 'shard-10.tar']
+        >>> expand_braces("{a,b}-{0..1}.tar")
+        ['a-0.tar', 'a-1.tar', 'b-0.tar', 'b-1.tar']
+    """
+    pieces = re.split(r"\{([^{}]*)\}", pattern)
+    choices = [_choices(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def _choices(braced: str) -> list[str]:
+    """What one pair of braces stands for: a range of numbers, or a list."""
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braced)
+    if numbers is None:
+        return braced.split(",")
+    first, last = numbers.groups()
+    # A leading zero asks for equal widths, as in the shell.
+    padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+
+
+class Sample(NamedTuple):
+    """One image of a shard, and its label where the shard has one."""
+
+    name: str
+    image: Span
+    label: int | None
+
+
+def read_shards(shards: Iterable[tuple[str, Path]]) -> tuple[list[Sample], list[Skipped]]:
+    """The samples of WebDataset shards.
+
+    The files of a sample share folder and name up to the first dot. The image is its first file of
+    an extension in `IMAGE_EXTENSIONS`; the label is the integer in its ``.cls``, or else the
+    integer ``label`` in its ``.json``.
+
+    Args:
+        shards: Name and path of each tar.
+
+    Returns:
+        The samples, shard by shard and sorted by name in each; and what was left out: samples
+        without an image, and tars that end early or are none.
+    """
+    samples: list[Sample] = []
+    skipped: list[Skipped] = []
+    for shard, path in shards:
+        members, problem = tar_members(path)
+        if problem is not None:
+            skipped.append(Skipped(shard, problem))
+        for key, files in sorted(_group(members).items()):
+            extension = next((kind for kind in IMAGE_EXTENSIONS if kind in files), None)
+            if extension is None:
+                skipped.append(Skipped(f"{shard}/{key}", "no image in the sample"))
+            else:
+                name, image = files[extension]
+                samples.append(Sample(f"{shard}/{name}", image, _label(files)))
+    return samples, skipped
+
+
+def _group(members: Iterable[tuple[str, Span]]) -> dict[str, dict[str, tuple[str, Span]]]:
+    """Files by sample, then by extension; hidden files are left out."""
+    samples: dict[str, dict[str, tuple[str, Span]]] = {}
+    for name, span in members:
+        folder, slash, base = name.rpartition("/")
+        stem, _, extension = base.partition(".")
+        if stem:
+            samples.setdefault(folder + slash + stem, {})[extension.lower()] = (name, span)
+    return samples
+
+
+def _label(files: dict[str, tuple[str, Span]]) -> int | None:
+    """The label of a sample; None where there is none, or none that is an integer."""
+    try:
+        if "cls" in files:
+            return int(files["cls"][1].read())
+        if "json" in files:
+            label = json.loads(files["json"][1].read())["label"]
+            return label if isinstance(label, int) and not isinstance(label, bool) else None
+    except (Unusable, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return None

@@ -1,0 +1,68 @@
+"""What is installed, what is missing, and the command that installs it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import unremix
+
+# What each package is for, and the command that brings it.
+PACKAGES = {
+    "lightning": ("training", 'pip install "unremix[train]"'),
+    "jsonargparse": ("the command line", 'pip install "unremix[train]"'),
+    "scikit-learn": ("the embedded digits", 'pip install "unremix[train]"'),
+    "pillow": ("reading images", 'pip install "unremix[train]"'),
+    "safetensors": ("saving encoders", 'pip install "unremix[train]"'),
+    "tensorboard": ("--loggers tensorboard", 'pip install "unremix[train]"'),
+    "wandb": ("--loggers wandb", "pip install wandb"),
+    "jinja2": ("reports", 'pip install "unremix[report]"'),
+    "matplotlib": ("figures", 'pip install "unremix[report]"'),
+    "pyarrow": ("embed to .parquet", "pip install pyarrow"),
+    "onnx": ("export to ONNX", 'pip install "unremix[export]"'),
+    "onnxruntime": ("export to ONNX", 'pip install "unremix[export]"'),
+    "timm": ("--backbone timm:NAME", "pip install timm"),
+    "torch_geometric": ("graphs", 'pip install "unremix[graph]"'),
+    "faiss-cpu": ("mining", 'pip install "unremix[mine]"'),
+}
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a package, if it is installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def examine(console: Console | None = None) -> None:
+    """Print what there is and what is missing."""
+    console = console or Console()
+    console.print(f"unremix {unremix.__version__}, Python {platform.python_version()}")
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = f"cuda ({torch.cuda.device_count()} × {torch.cuda.get_device_name()})"
+    elif torch.backends.mps.is_available():
+        device = "mps"
+    console.print(f"torch {torch.__version__}, device {device}, {torch.get_num_threads()} threads")
+    root = os.environ.get("UNREMIX_DATA")
+    if root is None:
+        console.print("UNREMIX_DATA is not set: data are found by their path alone")
+    else:
+        found = "found" if Path(root).is_dir() else "not found: set it to a folder that exists"
+        console.print(f"UNREMIX_DATA {root}: {found}", highlight=False)
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    console.print(f"{free:.1f} GiB free on this disk" + (" - little" if free < 1 else ""))
+    table = Table("package", "version", "for", "if missing")
+    for package, (purpose, command) in PACKAGES.items():
+        version = version_of(package)
+        table.add_row(package, version or "missing", purpose, "" if version else escape(command))
+    console.print(table)

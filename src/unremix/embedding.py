@@ -1,0 +1,88 @@
+"""Features of whole data sets, written to a file that needs nothing of ours to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from unremix.data.image import ImageData, load_images
+from unremix.evaluation.images import set_features
+from unremix.files import write_whole
+from unremix.run import Run
+
+
+def load_for(run: Run, data: str | None) -> ImageData:
+    """The run's own data, or others, in the run's image size and channels."""
+    config, shape = run.config, run.shape
+    return load_images(
+        config.data if data is None else data,
+        image_size=shape.image_size,
+        channels=shape.channels,
+        limit=config.limit if data is None else None,
+        progress=config.progress,
+    )
+
+
+def embed_to_file(run_folder: str, data: str | None, path: Path) -> tuple[int, int]:
+    """Write the features of all images of a data set, training images first.
+
+    Args:
+        run_folder: The run.
+        data: The data; None for the run's own.
+        path: ``.npz`` or ``.parquet``: ``embeddings`` (n, F), ``names`` (n,) and, where known,
+            ``labels`` (n,).
+
+    Returns:
+        n and F.
+
+    Raises:
+        ValueError: For another kind of file.
+    """
+    if path.suffix not in (".npz", ".parquet"):
+        raise ValueError(f"expected a file that ends in .npz or .parquet, received {str(path)!r}")
+    run = Run(run_folder)
+    found = load_for(run, data)
+    encoder = run.encoder()
+    parts = [part for part in (found.train, found.test) if part is not None]
+    embeddings = torch.cat(
+        [set_features(encoder, part, run.shape.settings) for part in parts]
+    ).numpy()
+    arrays = {
+        "embeddings": embeddings,
+        "names": np.array([n for part in parts for n in part.names]),
+    }
+    labels = [part.labels for part in parts if part.labels is not None]
+    if len(labels) == len(parts):
+        arrays["labels"] = torch.cat(labels).numpy()
+    if path.suffix == ".npz":
+
+        def write(file: Path) -> None:
+            with file.open("wb") as stream:  # a stream, or NumPy would append a suffix
+                np.savez(stream, allow_pickle=False, **arrays)
+
+        write_whole(path, write)
+    else:
+        _write_parquet(path, arrays)
+    count, width = embeddings.shape
+    return count, width
+
+
+def _write_parquet(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError(
+            "expected pyarrow for a .parquet file, but it is not installed; "
+            "pip install pyarrow, or write .npz"
+        ) from error
+    embeddings = arrays["embeddings"]
+    values = pyarrow.array(embeddings.reshape(-1))
+    columns = {
+        "embeddings": pyarrow.FixedSizeListArray.from_arrays(values, embeddings.shape[1]),
+        **{name: pyarrow.array(a) for name, a in arrays.items() if name != "embeddings"},
+    }
+    table = pyarrow.table(columns)
+    write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))

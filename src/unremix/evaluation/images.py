@@ -1,0 +1,129 @@
+"""How good an image encoder is: kNN and linear probe on frozen features, written on a card."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix.config import TrainConfig
+from unremix.data.image import ImageData, ImageSet
+from unremix.evaluation.knn import Accuracy, knn_accuracy, leave_one_out_knn
+from unremix.evaluation.linear import linear_probe
+from unremix.run import Run, Shape, features_of
+from unremix.views.image import Augmentation, plain
+
+HELD_OUT = 0.2  # share of the labelled images that the probe is tested on where there is no split
+
+
+def set_features(
+    encoder: nn.Module | None, images: ImageSet, settings: Augmentation, *, batch: int = 512
+) -> Tensor:
+    """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
+    parts = []
+    for indices in torch.arange(len(images)).split(batch):
+        part = images.images.batch(indices)
+        if encoder is None:
+            parts.append(plain(part, settings).flatten(1))
+        else:
+            parts.append(features_of(encoder, part, settings))
+    return torch.cat(parts)
+
+
+def _knn(train: Tensor, test: Tensor | None, data: ImageData, config: TrainConfig) -> Accuracy:
+    labels = data.train.labels
+    assert labels is not None
+    if test is None or data.test is None or data.test.labels is None:
+        return leave_one_out_knn(train, labels, k=config.knn_k, temperature=config.knn_temperature)
+    return knn_accuracy(
+        train, labels, test, data.test.labels,
+        k=config.knn_k, temperature=config.knn_temperature,
+    )  # fmt: skip
+
+
+def measure_knn(encoder: nn.Module, data: ImageData, shape: Shape, config: TrainConfig) -> Accuracy:
+    """kNN accuracy of an encoder's features: of the test images, or leaving one out."""
+    train = set_features(encoder, data.train, shape.settings)
+    test = None if data.test is None else set_features(encoder, data.test, shape.settings)
+    return _knn(train, test, data, config)
+
+
+def _measure(
+    encoder: nn.Module | None, data: ImageData, shape: Shape, config: TrainConfig
+) -> dict[str, Any]:
+    train = set_features(encoder, data.train, shape.settings)
+    labels = data.train.labels
+    assert labels is not None
+    split = data.test is not None and data.test.labels is not None
+    test = set_features(encoder, data.test, shape.settings) if split and data.test else None
+    result: dict[str, Any] = {
+        "features": train.shape[1],
+        "knn": asdict(_knn(train, test, data, config)),
+    }
+    if config.probe_epochs:
+        if test is not None and data.test is not None and data.test.labels is not None:
+            parts = (train, labels, test, data.test.labels)
+        else:
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+            cut = max(1, int(HELD_OUT * len(labels)))
+            held, kept = order[:cut], order[cut:]
+            parts = (train[kept], labels[kept], train[held], labels[held])
+        result["linear"] = asdict(
+            linear_probe(*parts, epochs=config.probe_epochs, seed=config.seed)
+        )
+    return result
+
+
+def evaluate_run(run: Run, data: ImageData) -> dict[str, Any]:
+    """Measure a run's encoder, the same encoder untrained, and raw pixels.
+
+    Args:
+        run: The run.
+        data: Images to measure on; labels are needed.
+
+    Returns:
+        The evaluation card: what was measured, on what layer, after which epoch, with which seed.
+    """
+    config, shape = run.config, run.shape
+    rows = run.metrics()
+    split = data.test is not None and data.test.labels is not None
+    card: dict[str, Any] = {
+        "data": data.name,
+        "train_images": len(data.train),
+        "test_images": len(data.test) if data.test is not None else None,
+        "classes": len(data.train.classes) if data.train.classes else None,
+        "skipped_files": len(data.skipped),
+        "layer": "backbone output, before the projection head; eval mode; images not augmented",
+        "recipe": config.recipe,
+        "backbone": config.backbone,
+        "image_size": shape.image_size,
+        "seed": config.seed,
+        "epoch": int(rows[-1]["epoch"]) if rows else 0,
+        "step": int(rows[-1]["step"]) if rows else 0,
+        "protocol": {
+            "knn": f"cosine, k={config.knn_k} (at most all), votes weighted by "
+            f"exp(similarity/{config.knn_temperature}), "
+            + ("training images as bank, test images as queries" if split else "leave one out"),
+            "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, "
+            f"{config.probe_epochs} epochs, last epoch reported, "
+            + ("test images" if split else "a random fifth held out"),
+            "standard_error": "binomial, over the images measured; one training run",
+        },
+        "health": {
+            name: rows[-1][name]
+            for name in ("spread", "effective_rank", "alignment", "uniformity")
+            if rows and name in rows[-1]
+        },
+        "results": None,
+    }
+    if data.train.labels is None or len(set(data.train.labels.tolist())) < 2:
+        card["note"] = "no labels: accuracy cannot be measured, the health figures can"
+        return card
+    card["results"] = {
+        "trained": _measure(run.encoder(), data, shape, config),
+        "untrained": _measure(run.encoder(trained=False), data, shape, config),
+        "pixels": _measure(None, data, shape, config),
+    }
+    return card

@@ -1,0 +1,107 @@
+"""Checks of the features and labels that every evaluation begins with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def checked_features(features: Tensor, name: str) -> Tensor:
+    """The features, detached and in at least float32.
+
+    Args:
+        features: Shape (n, D).
+        name: What to call them in an error.
+
+    Raises:
+        ValueError: If they are not a matrix of finite floating-point numbers with a row.
+    """
+    if features.dim() != 2 or features.numel() == 0:
+        raise ValueError(
+            f"expected {name} of shape (n, D) with at least one row and column, received "
+            f"{tuple(features.shape)}; give one feature vector per sample"
+        )
+    if not features.is_floating_point():
+        raise ValueError(
+            f"expected {name} in floating point, received {features.dtype}; convert with .float()"
+        )
+    broken = int((~features.isfinite()).any(dim=1).sum())
+    if broken:
+        raise ValueError(
+            f"expected finite {name}, received NaN or infinity in {broken} of {features.shape[0]} "
+            "rows; the encoder may have diverged: lower its learning rate"
+        )
+    features = features.detach()
+    # Half precision would tie many cosines that differ.
+    return features if features.dtype == torch.float64 else features.float()
+
+
+def checked_labels(
+    labels: Tensor, features: Tensor, name: str, *, num_classes: int | None = None
+) -> Tensor:
+    """The labels, as int64 on the features' device.
+
+    Args:
+        labels: Shape (n,).
+        features: The features they belong to, shape (n, D).
+        name: What to call them in an error.
+        num_classes: C, where the labels have to be below it.
+
+    Raises:
+        ValueError: If there is not one integer in [0, C) per sample.
+    """
+    if labels.shape != features.shape[:1]:
+        raise ValueError(
+            f"expected {name} of shape ({features.shape[0]},), one per row of the features, "
+            f"received {tuple(labels.shape)}; one-hot labels become numbers with .argmax(1)"
+        )
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            f"expected {name} of an integer type, received {labels.dtype}; convert with .long()"
+        )
+    labels = labels.detach().to(features.device, torch.int64)
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0:
+        raise ValueError(
+            f"expected {name} of 0 and above, received {lowest}; leave samples without label out"
+        )
+    if num_classes is not None and highest >= num_classes:
+        raise ValueError(
+            f"expected {name} below the number of classes, {num_classes}, received {highest}; "
+            "number the classes of both splits alike"
+        )
+    return labels
+
+
+def count_classes(labels: Tensor, name: str) -> int:
+    """C, one more than the highest label.
+
+    Args:
+        labels: Checked labels, shape (n,).
+        name: What to call them in an error.
+
+    Raises:
+        ValueError: If all labels are the same.
+    """
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest == highest:
+        raise ValueError(
+            f"expected {name} of at least two classes, received only class {lowest}; "
+            "every prediction would be right"
+        )
+    return highest + 1
+
+
+def check_same_size(first: Tensor, second: Tensor, names: str) -> None:
+    """Raise ValueError unless both have the same number of columns.
+
+    Args:
+        first: Shape (n, D).
+        second: Shape (m, D).
+        names: What to call them in the error.
+    """
+    if first.shape[1] != second.shape[1]:
+        raise ValueError(
+            f"expected {names} of the same size, received {first.shape[1]} and {second.shape[1]} "
+            "columns; take both from the same encoder"
+        )

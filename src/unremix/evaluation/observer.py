@@ -1,0 +1,82 @@
+"""What is measured at the end of every epoch: health without labels, kNN with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from unremix.config import TrainConfig
+from unremix.data.image import ImageData
+from unremix.evaluation.health import Health, health, warnings_of
+from unremix.evaluation.images import measure_knn
+from unremix.frameworks.simclr import SimCLR
+from unremix.run import Shape
+from unremix.views.image import augment
+from unremix.views.randomness import keys
+
+WATCHED = 256  # training images on which the health of the embeddings is measured
+
+
+class EpochObserver:
+    """Measures a model; says in plain words, once, what looks wrong.
+
+    Args:
+        data: The images.
+        shape: What they decided.
+        config: The options.
+        say: Shows a message.
+    """
+
+    def __init__(
+        self, data: ImageData, shape: Shape, config: TrainConfig, say: Callable[[str], None]
+    ) -> None:
+        self.data = data
+        self.shape = shape
+        self.config = config
+        self.say = say
+        self.said: set[str] = set()
+        self.previous: Health | None = None
+
+    def __call__(self, model: SimCLR, epoch: int) -> dict[str, float]:
+        """The measurements after an epoch."""
+        found = self._health(model)
+        row = {name: value for name, value in asdict(found).items() if value is not None}
+        every = self.config.evaluate_every or max(1, self.config.epochs // 10)
+        due = epoch == self.config.epochs or epoch % every == 0
+        labels = self.data.train.labels
+        if due and labels is not None and len(labels.unique()) > 1:
+            row["knn"] = measure_knn(model.encoder, self.data, self.shape, self.config).value
+        return row
+
+    @torch.no_grad()
+    def _health(self, model: SimCLR) -> Health:
+        parameter = next(model.parameters())
+        indices = torch.arange(min(WATCHED, len(self.data.train)))
+        images = self.data.train.images.batch(indices).to(parameter.device)
+
+        def embed(view: int) -> tuple[Tensor, Tensor]:
+            # The same two views every time, other than those trained on.
+            key = keys(self.config.seed, 0, indices.to(parameter.device), 2 + view)
+            return model.embed(augment(images, self.shape.settings, key).to(model.dtype))
+
+        was_training = model.training
+        model.eval()
+        (z0, h0), (z1, h1) = embed(0), embed(1)
+        weights = model.loss.importance(z0, z1, h0, h1).weights.double()
+        model.train(was_training)
+        square = weights.square().sum(1).clamp(min=torch.finfo(torch.float64).tiny)
+        effective = float((weights.sum(1).square() / square).mean())
+        found = health(z0.float(), z1.float(), effective_negatives=effective)
+        for message in warnings_of(
+            found, self.previous, dimensions=z0.shape[1], samples=z0.shape[0]
+        ):
+            kind = re.sub(r"[\d.,]+", "#", message)  # the same message with other numbers
+            if kind not in self.said:
+                self.said.add(kind)
+                self.say(message)
+        self.previous = found
+        return found

@@ -1,0 +1,1 @@
+"""How views become anchors and candidates: one module per framework."""

@@ -1,0 +1,129 @@
+"""Optimisers and learning-rate schedules; the rate is a function of the step alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+OptimiserName = Literal["adam", "adamw", "sgd", "lars"]
+ScheduleName = Literal["constant", "cosine"]
+
+
+class LARS(Optimizer):
+    """SGD with momentum whose step is scaled, layer by layer, to the size of the weights.
+
+    Vectors (biases and normalisation) are neither scaled nor decayed.
+
+    Args:
+        parameters: What to optimise.
+        lr: Learning rate.
+        momentum: Momentum.
+        weight_decay: L2 penalty on matrices and filters.
+        trust: The step's size relative to the weights'.
+
+    Reference:
+        You et al. 2017.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 1e-3,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step; the closure, if any, computes the loss anew."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                update: Tensor = parameter.grad
+                if parameter.dim() > 1:
+                    update = update.add(parameter, alpha=group["weight_decay"])
+                    size, slope = parameter.norm(), update.norm()
+                    scale = torch.where(
+                        (size > 0) & (slope > 0),
+                        group["trust"] * size / slope,
+                        torch.ones_like(size),
+                    )
+                    update = update * scale
+                state = self.state[parameter]
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                momentum: Tensor = state["momentum"]
+                momentum.mul_(group["momentum"]).add_(update)
+                parameter.add_(momentum, alpha=-group["lr"])
+        return loss
+
+
+def make_optimiser(
+    model: nn.Module,
+    mix: list[nn.Parameter],
+    *,
+    name: OptimiserName,
+    lr: float,
+    weight_decay: float,
+) -> Optimizer:
+    """An optimiser of a model's parameters; the mix, if learned, is not decayed.
+
+    Args:
+        model: The model; it contains the mix.
+        mix: The loss's own parameters.
+        name: Which optimiser.
+        lr: Learning rate.
+        weight_decay: Weight decay.
+    """
+    own = {id(parameter) for parameter in mix}
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [p for p in model.parameters() if id(p) not in own and p.requires_grad],
+            "weight_decay": weight_decay,
+        }
+    ]
+    if mix:
+        groups.append({"params": mix, "weight_decay": 0.0})
+    if name == "adam":
+        return Adam(groups, lr=lr)
+    if name == "adamw":
+        return AdamW(groups, lr=lr)
+    if name == "sgd":
+        return SGD(groups, lr=lr, momentum=0.9)
+    return LARS(groups, lr)
+
+
+def rate_at(step: int, *, lr: float, total: int, warmup: int, schedule: ScheduleName) -> float:
+    """The learning rate of a step: a linear warm-up, then constant or half a cosine.
+
+    Args:
+        step: Which step, from 0.
+        lr: The full rate.
+        total: Steps in all.
+        warmup: Steps of the warm-up.
+        schedule: What follows it.
+
+    Example:
+        >>> [round(rate_at(s, lr=1.0, total=6, warmup=2, schedule="cosine"), 2) for s in range(6)]
+        [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
+    """
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    if schedule == "constant":
+        return lr
+    done = (step - warmup) / max(1, total - warmup)
+    return lr * 0.5 * (1 + math.cos(math.pi * done))

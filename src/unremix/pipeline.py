@@ -1,0 +1,81 @@
+"""Everything in a row: data, training, evaluation, report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from unremix.config import TrainConfig
+from unremix.embedding import load_for
+from unremix.evaluation.images import evaluate_run
+from unremix.evaluation.observer import EpochObserver
+from unremix.files import write_whole
+from unremix.progress import Progress
+from unremix.report import write_report
+from unremix.run import Run
+from unremix.training import fit, prepare
+
+
+def train(config: TrainConfig | None = None, **options: Any) -> Run:
+    """Train an encoder on unlabelled images; the same as ``unremix train``.
+
+    Args:
+        config: All options in one; or
+        options: Those of :class:`unremix.config.TrainConfig`, by name.
+
+    Returns:
+        The run: its folder, configuration, metrics, encoder and evaluation.
+
+    Raises:
+        ValueError: For options or data that no run can be made of.
+        TypeError: For options that do not exist.
+
+    Example:
+        ``run = unremix.train(data="photos", epochs=200); run.embed(["photo.jpg"])``
+    """
+    if config is None:
+        names = [field.name for field in fields(TrainConfig)]
+        for name in options:
+            if name not in names:
+                near = get_close_matches(name, names, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"expected options of TrainConfig, received {name!r}{hint}")
+        config = TrainConfig(**options)
+    elif options:
+        raise TypeError("expected either a config or options by name, received both")
+    prepared = prepare(config)
+    config, data, run = prepared.config, prepared.data, prepared.run
+    progress = Progress(config)
+    observe = EpochObserver(data, run.shape, config, progress.say)
+    if fit(prepared, observe, progress):
+        progress.say("measuring the encoder, trained and untrained, and raw pixels")
+        _write_card(run, evaluate_run(run, data), "evaluation.json")
+        write_report(run.path)
+    return run
+
+
+def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
+    """Measure a run again, on its own data or on others, and write the evaluation card.
+
+    Args:
+        folder: The run.
+        data: Other data; their card stands beside the run's own.
+
+    Returns:
+        The card.
+    """
+    run = Run(folder)
+    found = load_for(run, data)
+    card = evaluate_run(run, found)
+    _write_card(run, card, "evaluation.json" if data is None else f"evaluation-{found.name}.json")
+    if data is None:
+        write_report(run.path)
+    return card
+
+
+def _write_card(run: Run, card: dict[str, Any], name: str) -> None:
+    text = json.dumps(card, indent=2)
+    write_whole(run.path / name, lambda file: file.write_text(text))

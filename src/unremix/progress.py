@@ -1,0 +1,109 @@
+"""What a person sees while a run is under way."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+
+from unremix.config import TrainConfig
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from unremix.training import Training
+
+
+class Progress:
+    """Bars on a terminal, a line per epoch elsewhere, nothing if not wanted.
+
+    Args:
+        config: The run's options.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.wanted = config.progress
+        self.epochs = config.epochs
+        self.batch_size = config.batch_size
+        self.console = Console(quiet=not config.progress)
+        self.bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not (config.progress and self.console.is_terminal),
+        )
+        self.task: Any = None
+        self.knn: float | None = None
+        self.speed: float | None = None
+        self.last = time.perf_counter()
+
+    def __enter__(self) -> Progress:
+        self.bars.start()
+        self.last = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bars.stop()
+
+    def say(self, message: str) -> None:
+        """Show a message, above the bars."""
+        self.console.print(message, highlight=False)
+
+    def _numbers(self, loss: float, mix: dict[str, float]) -> str:
+        parts = [f"loss {loss:.3f}"]
+        if mix:
+            parts.append("mix " + "/".join(f"{share:.2f}" for share in mix.values()))
+        if self.knn is not None:
+            parts.append(f"kNN {self.knn:.1%}")
+        if self.speed is not None:
+            parts.append(f"{self.speed:,.0f} images/s")
+        return " · ".join(parts)
+
+    def stepped(self, training: Training, loss: float, seconds: float) -> None:
+        """After every step."""
+        now = time.perf_counter()
+        speed = self.batch_size / max(now - self.last, 1e-9)
+        self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
+        self.last = now
+        if not self.wanted or not training.trainer.is_global_zero:
+            return
+        if self.task is None:
+            total = training.config.epochs * training.steps_per_epoch
+            self.task = self.bars.add_task(
+                "training", total=total, completed=training.step, numbers=""
+            )
+        mix = getattr(training.model.loss, "mix", {})
+        epoch = (training.step - 1) // training.steps_per_epoch + 1
+        self.bars.update(
+            self.task,
+            description=f"epoch {epoch}/{self.epochs}",
+            completed=training.step,
+            numbers=self._numbers(loss, mix),
+        )
+
+    def epoch_ended(self, training: Training, row: dict[str, float]) -> None:
+        """After every epoch."""
+        self.knn = row.get("knn", self.knn)
+        self.last = time.perf_counter()
+        if not self.wanted or not training.trainer.is_global_zero or self.console.is_terminal:
+            return
+        mix = getattr(training.model.loss, "mix", {})
+        self.say(f"epoch {int(row['epoch'])}/{self.epochs} · {self._numbers(row['loss'], mix)}")

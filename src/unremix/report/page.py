@@ -1,0 +1,83 @@
+"""report.html: configuration, curves and the evaluation card of a run, in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from unremix.files import write_whole
+from unremix.report.figures import curve, probe_curve
+from unremix.run import Run, config_to_yaml
+
+CURVES: tuple[tuple[str, dict[str, str], str, bool], ...] = (
+    ("loss", {"loss": "loss"}, "Loss", False),
+    ("knn", {"knn": "kNN"}, "kNN accuracy", True),
+    (
+        "mix",
+        {
+            "mix_uncertainty": "uncertainty",
+            "mix_similarity": "similarity",
+            "mix_representativeness": "representativeness",
+        },
+        "Mix λ",
+        False,
+    ),
+    ("rank", {"effective_rank": "effective rank"}, "Effective rank of the embeddings", False),
+    ("spread", {"spread": "spread"}, "Spread of the embeddings (1: even)", False),
+    (
+        "geometry",
+        {"alignment": "alignment", "uniformity": "uniformity"},
+        "Alignment and uniformity (lower is better)",
+        False,
+    ),
+    (
+        "negatives",
+        {"effective_negatives": "effective negatives"},
+        "Effective number of negatives",
+        False,
+    ),
+)
+
+
+def write_report(run_folder: str | Path) -> Path:
+    """Write report.html and the figures of a run.
+
+    Args:
+        run_folder: The run.
+
+    Returns:
+        The page.
+    """
+    run = Run(run_folder)
+    rows, card = run.metrics(), run.evaluation
+    figures: dict[str, str] = {}
+    for name, columns, title, percent in CURVES:
+        drawn = curve(rows, columns, title=title, percent=percent)
+        if drawn is not None:
+            figures[name] = drawn
+    drawn = None if card is None else probe_curve(card)
+    if drawn is not None:
+        figures["probe"] = drawn
+    for name, svg in figures.items():
+        text = svg
+        write_whole(
+            run.path / "figures" / f"{name}.svg",
+            lambda file, text=text: file.write_text(text),  # type: ignore[misc]
+        )
+    environment = Environment(
+        loader=PackageLoader("unremix.report"), autoescape=True, undefined=StrictUndefined
+    )
+    page = environment.get_template("run.html").render(
+        name=run.path.name,
+        config=yaml.safe_load(config_to_yaml(run.config)),
+        shape=run.shape,
+        card=card,
+        last=rows[-1] if rows else None,
+        figures={name: Markup(svg) for name, svg in figures.items()},
+    )
+    path = run.path / "report.html"
+    write_whole(path, lambda file: file.write_text(page))
+    return path

@@ -1,0 +1,467 @@
+"""Training on Lightning: loop, devices, precision; and what makes a run repeat and resume exactly.
+
+All randomness is a function of (seed, epoch, step, sample). The batches are indexed by the global
+step. So the state of a run is its model (mix included), its optimiser and its step, and a run that
+was stopped at any moment goes on from its last checkpoint as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from unremix.config import TrainConfig
+from unremix.data.image import ImageData, ImageSet, load_images
+from unremix.files import write_whole
+from unremix.frameworks.simclr import SimCLR
+from unremix.optimisers import make_optimiser, rate_at
+from unremix.progress import Progress
+from unremix.run import Run, Shape, build
+from unremix.views.image import augment
+from unremix.views.randomness import keys
+
+Observer = Callable[[SimCLR, int], dict[str, float]]
+MASK = 2**63 - 1
+
+
+def scramble(*numbers: int) -> int:
+    """One seed made of several numbers."""
+    state = 0x243F6A8885A308D3
+    for number in numbers:
+        state = ((state ^ (number & MASK)) * 0x5851F42D4C957F2D + 0x14057B7EF767814F) & MASK
+        state ^= state >> 29
+    return state
+
+
+def batch_indices(n: int, config: TrainConfig, step: int) -> Tensor:
+    """Which images a step uses, shape (batch_size,): a fresh permutation every epoch.
+
+    What is left over at an epoch's end, less than a batch, is left out.
+    """
+    steps = n // config.batch_size
+    epoch, within = divmod(step, steps)
+    generator = torch.Generator().manual_seed(scramble(config.seed, epoch))
+    order = torch.randperm(n, generator=generator)
+    return order[within * config.batch_size : (within + 1) * config.batch_size]
+
+
+class Batches:
+    """The batches of an epoch from the current step on, decoded one step ahead.
+
+    Args:
+        images: The training images.
+        training: Knows the step, the rank and the configuration.
+    """
+
+    def __init__(self, images: ImageSet, training: Training) -> None:
+        self.images = images
+        self.training = training
+
+    def __len__(self) -> int:
+        return self.training.steps_per_epoch
+
+    def _indices(self, step: int) -> Tensor:
+        training = self.training
+        joint = batch_indices(len(self.images), training.config, step)
+        return joint.tensor_split(training.trainer.world_size)[training.trainer.global_rank]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        first = self.training.step
+        end = (first // len(self) + 1) * len(self)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            following: Future[Tensor] | None = None
+            for step in range(first, end):
+                indices = self._indices(step)
+                waiting = following or pool.submit(self.images.images.batch, indices)
+                images = waiting.result()
+                following = None
+                if step + 1 < end:
+                    following = pool.submit(self.images.images.batch, self._indices(step + 1))
+                yield indices, images
+
+
+class Training(lightning.LightningModule):
+    """One step after the other, with all that an epoch's end brings.
+
+    Args:
+        model: The model.
+        config: The options.
+        data: The images.
+        shape: What they decided.
+        run: The run's folder.
+        progress: Shows progress.
+        observe: What to measure at an epoch's end, in the first process.
+        state: A checkpoint to go on from.
+    """
+
+    def __init__(
+        self,
+        model: SimCLR,
+        config: TrainConfig,
+        data: ImageData,
+        shape: Shape,
+        run: Run,
+        progress: Progress,
+        observe: Observer,
+        state: dict[str, Any] | None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        self.config = config
+        self.data = data
+        self.shape = shape
+        self.run = run
+        self.progress = progress
+        self.observe = observe
+        self.state = state
+        self.step = 0 if state is None else int(state["step"])
+        self.losses: list[float] = [] if state is None else list(state["losses"])
+        self.rows = [] if state is None else [dict(row) for row in state["rows"]]
+        self.steps_per_epoch = len(data.train) // config.batch_size
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self.step // self.steps_per_epoch
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One optimiser for the model and the mix."""
+        return make_optimiser(
+            self.model,
+            list(self.model.loss.parameters()),
+            name=self.config.optimizer,
+            lr=self.config.lr,
+            weight_decay=self.config.weight_decay,
+        )
+
+    def train_dataloader(self) -> Batches:
+        """The batches, each process its own part of them."""
+        return Batches(self.data.train, self)
+
+    def on_train_start(self) -> None:
+        """Go on from the checkpoint, if there is one."""
+        if self.state is None:
+            return
+        self.model.load_state_dict(self.state["model"])
+        (optimizer,) = self.trainer.optimizers
+        optimizer.load_state_dict(self.state["optimizer"])
+        self.trainer.precision_plugin.load_state_dict(self.state["precision"])
+        self.state = None
+
+    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> None:
+        """Views, loss, gradient, step."""
+        indices, images = batch
+        config = self.config
+        started = time.perf_counter()
+        # For what draws at random inside the model, such as dropout.
+        torch.manual_seed(scramble(config.seed, self.step, self.global_rank))
+        view0, view1 = self._view(images, indices, 0), self._view(images, indices, 1)
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        rate = rate_at(
+            self.step,
+            lr=config.lr,
+            total=config.epochs * self.steps_per_epoch,
+            warmup=config.warmup_epochs * self.steps_per_epoch,
+            schedule=config.schedule,
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        if config.chunk is None or config.chunk >= len(indices):
+            loss = self.model(view0, view1)
+            self.manual_backward(loss)
+        else:
+            loss = self._chunked(view0, view1, config.chunk)
+        if config.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        optimizer.step()
+        value = self._mean(loss.detach().double())
+        if not torch.isfinite(value):
+            raise ValueError(
+                f"expected a finite loss, received {float(value)} at step {self.step}; lower the "
+                "learning rate, or use precision 32-true"
+            )
+        self.losses.append(float(value))
+        self.step += 1
+        self.progress.stepped(self, float(value), time.perf_counter() - started)
+        every = config.checkpoint_every
+        if every is not None and self.step % every == 0 and self.step % self.steps_per_epoch:
+            self.save()
+
+    def _view(self, images: Tensor, indices: Tensor, view: int) -> Tensor:
+        """One view of each image, in full precision whatever the model computes in."""
+        key = keys(self.config.seed, self.epoch, indices, view)
+        with torch.autocast(device_type=images.device.type, enabled=False):
+            return augment(images, self.shape.settings, key).to(self.model.dtype)
+
+    def _mean(self, value: Tensor) -> Tensor:
+        """The mean over processes."""
+        mean = self.trainer.strategy.reduce(value, reduce_op="mean")
+        assert isinstance(mean, Tensor)
+        return mean
+
+    def _chunked(self, view0: Tensor, view1: Tensor, size: int) -> Tensor:
+        """The gradient of the whole batch with the memory of a chunk.
+
+        Embed chunk by chunk without graph, take the loss on all, then embed each chunk again and
+        pass on what the loss derived for it. BatchNorm uses the statistics of a chunk, the same
+        both times, and its running statistics move once.
+        """
+        chunks = [part for view in (view0, view1) for part in view.split(size)]
+        with torch.no_grad(), _running_statistics_held(self.model):
+            parts = [self.model.embed(chunk) for chunk in chunks]
+        z, h = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+        z.requires_grad_()
+        (z0, z1), (h0, h1) = z.chunk(2), h.chunk(2)
+        loss: Tensor = self.model.loss(z0, z1, h0, h1)
+        wrapped = self.trainer.model
+        self.manual_backward(loss)
+        assert z.grad is not None
+        incoming = z.grad.split([len(chunk) for chunk in chunks])
+        for number, (chunk, gradient) in enumerate(zip(chunks, incoming, strict=True)):
+            quiet: AbstractContextManager[None] = nullcontext()
+            if isinstance(wrapped, DistributedDataParallel) and number < len(chunks) - 1:
+                quiet = wrapped.no_sync()
+            with quiet, self.trainer.precision_plugin.forward_context():
+                again, _ = self.model.embed(chunk)
+                torch.autograd.backward(again, gradient.to(again.dtype))
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Observe, write a row of metrics, save."""
+        row: dict[str, float] = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "loss": sum(self.losses) / len(self.losses),
+        }
+        self.losses = []
+        if self.trainer.is_global_zero:
+            row |= self.observe(self.model, self.epoch)
+            mix = getattr(self.model.loss, "mix", {})
+            row |= {f"mix_{name}": share for name, share in mix.items()}
+            self.rows.append(row)
+            self.write_metrics()
+            for logger in self.loggers:
+                logger.log_metrics(row, step=self.step)
+        self.save()
+        self.progress.epoch_ended(self, row)
+
+    def write_metrics(self) -> None:
+        """Write metrics.csv anew: a row per epoch."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+
+        def write(path: Path) -> None:
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, names)
+                writer.writeheader()
+                writer.writerows(self.rows)
+
+        write_whole(self.run.path / "metrics.csv", write)
+
+    def save(self) -> None:
+        """Write the checkpoint; the previous one stands until this one is whole."""
+        if not self.trainer.is_global_zero:
+            return
+        (optimizer,) = self.trainer.optimizers
+        state = {
+            "step": self.step,
+            "losses": self.losses,
+            "rows": self.rows,
+            "model": self.model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "precision": self.trainer.precision_plugin.state_dict(),
+        }
+        write_whole(self.run.checkpoint, lambda path: torch.save(state, path))
+
+
+class _running_statistics_held:
+    """BatchNorm layers inside do not move their running statistics."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [
+            layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        ]
+
+    def __enter__(self) -> None:
+        self.tracked = [layer.track_running_stats for layer in self.layers]
+        for layer in self.layers:
+            layer.track_running_stats = False
+
+    def __exit__(self, *_: object) -> None:
+        for layer, tracked in zip(self.layers, self.tracked, strict=True):
+            layer.track_running_stats = tracked
+
+
+def _processes(config: TrainConfig) -> tuple[int | str, int]:
+    """Devices per machine and machines: as torchrun started them, or as configured."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        return local, int(os.environ["WORLD_SIZE"]) // local
+    return config.devices, config.num_nodes
+
+
+def _loggers(config: TrainConfig, run: Run) -> list[Logger]:
+    made: list[Logger] = []
+    if "tensorboard" in config.loggers:
+        made.append(TensorBoardLogger(save_dir=run.path, name="", version="tensorboard"))
+    if "wandb" in config.loggers:
+        made.append(WandbLogger(save_dir=run.path, name=run.path.name, project="unremix"))
+    return made
+
+
+def _folder(config: TrainConfig, data: ImageData) -> Path:
+    """The folder of a new run; a name that is taken gets a number."""
+    base = config.name or f"{data.name}-{config.recipe}-{config.seed}"
+    path, number = Path(config.runs) / base, 2
+    while (path / "config.yaml").exists():
+        if config.name is not None:
+            raise FileExistsError(
+                f"expected a new run's name, received {config.name!r}, which exists in "
+                f"{config.runs!r}; choose another --name, or --resume {path}"
+            )
+        path, number = Path(config.runs) / f"{base}-{number}", number + 1
+    return path
+
+
+def _check_size(data: ImageData, config: TrainConfig) -> None:
+    if len(data.train) < config.batch_size and config.epochs > 0:
+        raise ValueError(
+            f"expected at least batch_size={config.batch_size} training images, received "
+            f"{len(data.train)}; use a smaller --batch_size or more images"
+        )
+
+
+def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any]]:
+    assert config.resume is not None
+    run = Run(config.resume)
+    untouched = TrainConfig()
+    changed = [
+        name
+        for name, value in asdict(config).items()
+        if name not in ("resume", "progress", "runs")
+        and value != asdict(untouched)[name]
+        and value != asdict(run.config)[name]
+    ]
+    if changed:
+        raise ValueError(
+            f"expected --resume alone, received {', '.join(changed)} as well: a run goes on with "
+            "its own options; start a new run to change them"
+        )
+    return run, replace(run.config, progress=config.progress), run.load_checkpoint()
+
+
+@dataclass
+class Prepared:
+    """All that is decided before the first step.
+
+    Args:
+        run: The run's folder.
+        config: Its options.
+        data: Its images.
+        state: The checkpoint to go on from, if any.
+    """
+
+    run: Run
+    config: TrainConfig
+    data: ImageData
+    state: dict[str, Any] | None
+
+
+def prepare(config: TrainConfig) -> Prepared:
+    """Load the data and make, or find again, the run's folder.
+
+    Raises:
+        ValueError: For options or data that no run can be made of.
+    """
+    run, state = None, None
+    if config.resume is not None:
+        run, config, state = _resumed(config)
+    data = load_images(
+        config.data, image_size=config.image_size, limit=config.limit, progress=config.progress
+    )
+    _check_size(data, config)
+    if run is None:
+        shape = Shape.of(data.train, config)
+        build(config, shape)  # an option that cannot be is refused before anything is written
+        path = _folder(config, data)
+        run = Run.create(path, replace(config, name=path.name), shape)
+        config = replace(run.config, progress=config.progress)
+    return Prepared(run, config, data, state)
+
+
+def fit(prepared: Prepared, observe: Observer, progress: Progress) -> bool:
+    """Train from the prepared state to the last epoch, and save the encoder.
+
+    Args:
+        prepared: From :func:`prepare`.
+        observe: What to measure at an epoch's end.
+        progress: Shows progress.
+
+    Returns:
+        Whether this is the first of the processes.
+    """
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    run, config, data = prepared.run, prepared.config, prepared.data
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    trainer = _trainer(config, run)
+    model = build(config, run.shape, gather=trainer.world_size > 1)
+    training = Training(model, config, data, run.shape, run, progress, observe, prepared.state)
+    left = config.epochs - training.step // max(1, training.steps_per_epoch)
+    if left > 0:
+        trainer.fit_loop.max_epochs = left
+        with progress, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # The batches come from memory, by our own hand; and Lightning warns about itself.
+            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+            trainer.fit(training)
+    elif prepared.state is not None:
+        model.load_state_dict(prepared.state["model"])
+    else:
+        state = {"step": 0, "losses": [], "rows": [], "model": model.state_dict()}
+        write_whole(run.checkpoint, lambda file: torch.save(state, file))
+    if trainer.is_global_zero:
+        weights = {name: t.contiguous().cpu() for name, t in model.encoder.state_dict().items()}
+        write_whole(run.path / "encoder.safetensors", lambda file: save_file(weights, file))
+    return trainer.is_global_zero
+
+
+def _trainer(config: TrainConfig, run: Run) -> lightning.Trainer:
+    devices, machines = _processes(config)
+    several = machines > 1 or (isinstance(devices, int) and devices > 1)
+    return lightning.Trainer(
+        accelerator=config.accelerator,
+        devices=devices,
+        num_nodes=machines,
+        strategy="ddp" if several else "auto",
+        # Lightning's own 64 bits would change the default dtype of everything.
+        precision="32-true" if config.precision == "64-true" else config.precision,
+        log_every_n_steps=1,
+        sync_batchnorm=config.sync_batchnorm,
+        use_distributed_sampler=False,
+        logger=_loggers(config, run) or False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        max_epochs=-1,
+    )

@@ -1,0 +1,1 @@
+"""Views: what the encoder sees of a sample, drawn anew in every epoch."""

@@ -1,0 +1,447 @@
+"""Several processes with gathered negatives against one process that holds the joint batch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import assert_close
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.gather import Share, gather_rows, is_distributed, mean_gradient, share_of, withdraw
+from unremix.losses.two_views import TwoViewLoss
+
+# Starting processes takes seconds: tests that share them stay on one worker (--dist loadgroup).
+pytestmark = pytest.mark.xdist_group("gather")
+
+SIZES = {2: [(2, 2), (3, 2), (1, 2)], 3: [(3, 3, 3), (4, 1, 2)]}
+SHAPES = [(), (3,), (2, 3)]
+LAYOUTS = ["both", "one-way"]
+LOSSES: dict[str, Callable[..., TwoViewLoss]] = {
+    "info-nce": InfoNCELoss,
+    "debiased": partial(InfoNCELoss, class_prior=0.1),
+    "hcl": partial(HCLLoss, hardness=2.0),
+    "minmax": UnReMixLoss,
+    "similarity gradient": partial(UnReMixLoss, similarity_gradient=True),
+    "zscore-exp": partial(UnReMixLoss, scaling="zscore-exp"),
+    "nt-xent": partial(UnReMixLoss, gradient="nt-xent", temperature=0.3),
+    "free": partial(UnReMixLoss, mix="free", tile=2),
+}
+BY_HAND = [(name, layout, "by hand") for name in LOSSES for layout in LAYOUTS]
+# DistributedDataParallel around the model, or around a module that holds the model and the loss.
+WRAPPED = [
+    (name, layout, mode)
+    for name in ("info-nce", "hcl", "minmax", "free")
+    for layout in LAYOUTS
+    for mode in ("model", "model and loss")
+]
+
+Sizes = tuple[int, ...]
+Outcome = tuple[Tensor, dict[str, Tensor]]  # loss and gradients
+Report = dict[Any, Any]  # what one process found, by what it was asked
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(5, 4, dtype=torch.float64)
+        self.head = nn.Linear(4, 3, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            parameter.data.normal_(generator=generator)
+
+    def features(self, x: Tensor) -> Tensor:
+        h: Tensor = self.body(x).tanh()
+        return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.head(self.features(x))
+        return z
+
+
+class Objective(nn.Module):
+    """A model and its loss as one module."""
+
+    def __init__(self, model: Encoder, loss_fn: TwoViewLoss) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn
+
+    def forward(self, x0: Tensor, x1: Tensor) -> Tensor:
+        loss: Tensor = self.loss_fn(*self.model(torch.cat([x0, x1])).chunk(2))
+        return loss
+
+
+def make_loss(
+    name: str, layout: str, *, last_layer: nn.Linear | None = None, gather: bool = False
+) -> TwoViewLoss:
+    options = {} if name in ("info-nce", "debiased", "hcl") else {"last_layer": last_layer}
+    loss_fn = LOSSES[name](layout=layout, gather=gather, **options).double()
+    for parameter in loss_fn.parameters():  # unequal shares, so that each matters
+        parameter.data += torch.tensor([0.3, -0.2, 0.1])
+    return loss_fn
+
+
+def inputs(model: Encoder, loss_fn: TwoViewLoss, x0: Tensor, x1: Tensor) -> tuple[Tensor, ...]:
+    """h0 and h1 for a loss that uses them."""
+    return (model.features(x0), model.features(x1)) if isinstance(loss_fn, UnReMixLoss) else ()
+
+
+def joint_batch(total: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(total)
+    x0, x1 = torch.randn(2, total, 5, dtype=torch.float64, generator=generator)
+    return x0, x1
+
+
+def gradients(model: nn.Module, loss_fn: nn.Module) -> dict[str, Tensor]:
+    named = [*model.named_parameters(), *loss_fn.named_parameters()]
+    return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+
+
+@cache
+def alone(name: str, layout: str, total: int) -> Outcome:
+    """Loss and gradients of one process with the joint batch."""
+    model, loss_fn = Encoder(), make_loss(name, layout)
+    x0, x1 = joint_batch(total)
+    loss = loss_fn(model(x0), model(x1), *inputs(model, loss_fn, x0, x1))
+    loss.backward()
+    return loss.detach(), gradients(model, loss_fn)
+
+
+# What each process does.
+
+
+def mean(value: Tensor) -> Tensor:
+    value = value.detach().clone()
+    dist.all_reduce(value)
+    return value / dist.get_world_size()
+
+
+def average(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad = mean(parameter.grad)
+
+
+def own_batch(sizes: Sizes) -> tuple[Tensor, Tensor]:
+    x0, x1 = (x.split(sizes)[dist.get_rank()] for x in joint_batch(sum(sizes)))
+    return x0, x1
+
+
+def together(name: str, layout: str, mode: str, sizes: Sizes) -> Outcome:
+    """Mean loss and gradients over processes that hold so many samples."""
+    model = Encoder()
+    loss_fn = make_loss(name, layout, last_layer=model.head, gather=True)
+    x0, x1 = own_batch(sizes)
+    if mode == "by hand":
+        loss = loss_fn(model(x0), model(x1), *inputs(model, loss_fn, x0, x1))
+    elif mode == "model":
+        wrapped = DistributedDataParallel(model)  # averages only as long as it lives
+        loss = loss_fn(*wrapped(torch.cat([x0, x1])).chunk(2))
+    else:
+        wrapped = DistributedDataParallel(Objective(model, loss_fn))
+        loss = wrapped(x0, x1)
+    loss.backward()
+    if mode == "by hand":
+        average(model)
+    return mean(loss), gradients(model, loss_fn)
+
+
+def used_twice(sizes: Sizes) -> Outcome:
+    model = Encoder()
+    loss_fn = make_loss("minmax", "both", last_layer=model.head, gather=True)
+    z0, z1 = model(torch.cat(own_batch(sizes))).chunk(2)
+    with torch.no_grad():
+        loss_fn(z0, z1)
+    loss = (loss_fn(z0, z1) + 3 * loss_fn(z0, z1)) / 4
+    loss.backward()
+    average(model)
+    return mean(loss), gradients(model, loss_fn)
+
+
+def rows_and_gradients(sizes: Sizes, shape: tuple[int, ...]) -> Report:
+    rank = dist.get_rank()
+    generator = torch.Generator().manual_seed(rank)
+    draw = partial(torch.randn, dtype=torch.float64, generator=generator)
+    rows, value = draw(sizes[rank], *shape).requires_grad_(), draw(3).requires_grad_()
+    factor = draw(sum(sizes), *shape)
+    share = share_of(sizes[rank], 7, rows.device, 9)
+    gathered, same = gather_rows(rows, share), mean_gradient(value)
+    ((factor * gathered).sum() + (factor.sum() * same).sum()).backward()
+    return {
+        "share": share,
+        "rows": rows.detach(),
+        "gathered": gathered.detach(),
+        "factor": factor,
+        "gradient": rows.grad,
+        "unchanged": torch.equal(same, value),
+        "mean gradient": value.grad,
+    }
+
+
+def averaged_by_hand(world: int) -> Report:
+    found: Report = {}
+    for sizes in SIZES[world]:
+        found |= {(*case, sizes): together(*case, sizes) for case in BY_HAND}
+        found |= {("rows", sizes, shape): rows_and_gradients(sizes, shape) for shape in SHAPES}
+        found["used twice", sizes] = used_twice(sizes)
+    return found
+
+
+def averaged_by_wrapper(world: int) -> Report:
+    return {(*case, sizes): together(*case, sizes) for case in WRAPPED for sizes in SIZES[world]}
+
+
+def share(size: int = 2, width: int = 3, input_width: int = 0) -> None:
+    share_of(size, width, torch.device("cpu"), input_width)
+
+
+def withdraw_from_others(second: bool) -> None:
+    share() if second else withdraw(torch.device("cpu"))
+
+
+def embed(size: int = 2, width: int = 3, *, factor: float = 1.0) -> None:
+    z0, z1 = torch.randn(2, size, width)
+    InfoNCELoss(gather=True)(z0 * factor, z1)
+
+
+def know_inputs(width: int) -> None:
+    z0, z1 = torch.randn(2, 2, 3)
+    h0, h1 = torch.randn(2, 2, width) if width else (None, None)
+    UnReMixLoss(gather=True)(z0, z1, h0, h1)
+
+
+def change_output(factor: float) -> None:
+    model = Encoder()
+    loss_fn = make_loss("minmax", "both", last_layer=model.head, gather=True)
+    z0, z1 = model(torch.cat(own_batch((2, 2)))).chunk(2)
+    loss_fn(z0 * factor, z1)
+
+
+# What the first and the second of two processes are given; one or both cannot use it.
+FAULTS: dict[str, Callable[[bool], None]] = {
+    "no sample to share": lambda second: share(2 if second else 0),
+    "other width to share": lambda second: share(width=4 if second else 3),
+    "other inputs to share": lambda second: share(input_width=4 if second else 3),
+    "withdrawn": withdraw_from_others,
+    "no pair": lambda second: embed(2 if second else 0),
+    "no pair in either": lambda second: embed(0),
+    "other width": lambda second: embed(width=4 if second else 3),
+    "not finite": lambda second: embed(factor=float("nan") if second else 1.0),
+    "not the layer's output": lambda second: change_output(2.0 if second else 1.0),
+    "inputs in one": lambda second: know_inputs(4 if second else 0),
+    "other inputs": lambda second: know_inputs(4 if second else 3),
+}
+
+
+def complaint(fault: Callable[[bool], None]) -> str:
+    try:
+        fault(dist.get_rank() == 1)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def complaints(world: int) -> Report:
+    found: Report = {name: complaint(fault) for name, fault in FAULTS.items()}
+    return found | {"afterwards": together("minmax", "both", "by hand", (3, 2))}
+
+
+def work(rank: int, world: int, task: Callable[[int], Report], folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=30),
+    )
+    torch.save(task(world), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+# What must come of it.
+
+
+def processes(world: int, task: Callable[[int], Report], folder: Path) -> list[Report]:
+    # Forked from one process that has imported torch: importing takes longer than the work.
+    multiprocessing.set_forkserver_preload(["unremix"])
+    torch.multiprocessing.start_processes(
+        work, (world, task, str(folder)), nprocs=world, start_method="forkserver"
+    )
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def by_hand(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Report]:
+    return processes(request.param, averaged_by_hand, tmp_path_factory.mktemp("by_hand"))
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def by_wrapper(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Report]:
+    return processes(request.param, averaged_by_wrapper, tmp_path_factory.mktemp("by_wrapper"))
+
+
+@pytest.fixture(scope="module")
+def complaining(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+    return processes(2, complaints, tmp_path_factory.mktemp("complaining"))
+
+
+def assert_equal(actual: Outcome, expected: Outcome, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "layout", "mode"), BY_HAND)
+def test_gradients_averaged_by_hand(
+    by_hand: list[Report], name: str, layout: str, mode: str
+) -> None:
+    for sizes in SIZES[len(by_hand)]:
+        for report in by_hand:
+            assert_equal(report[name, layout, mode, sizes], alone(name, layout, sum(sizes)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layout", "mode"), WRAPPED)
+def test_gradients_averaged_by_distributed_data_parallel(
+    by_wrapper: list[Report], name: str, layout: str, mode: str
+) -> None:
+    for sizes in SIZES[len(by_wrapper)]:
+        for report in by_wrapper:
+            assert_equal(report[name, layout, mode, sizes], alone(name, layout, sum(sizes)))
+
+
+def test_the_mix_has_a_gradient_to_compare() -> None:
+    for name in ("minmax", "zscore-exp", "nt-xent", "free"):
+        _, found = alone(name, "both", 5)
+        assert found["mix_parameters"].abs().min() > 1e-6
+
+
+def test_loss_used_twice_in_one_graph(by_hand: list[Report]) -> None:
+    for sizes in SIZES[len(by_hand)]:
+        for report in by_hand:
+            assert_equal(report["used twice", sizes], alone("minmax", "both", sum(sizes)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_come_in_the_order_of_ranks(by_hand: list[Report], shape: tuple[int, ...]) -> None:
+    for sizes in SIZES[len(by_hand)]:
+        reports = [report["rows", sizes, shape] for report in by_hand]
+        expected = torch.cat([report["rows"] for report in reports])
+        assert all(torch.equal(report["gathered"], expected) for report in reports)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradient_of_a_row_is_the_sum_over_processes(
+    by_hand: list[Report], shape: tuple[int, ...]
+) -> None:
+    for sizes in SIZES[len(by_hand)]:
+        reports = [report["rows", sizes, shape] for report in by_hand]
+        expected = torch.stack([report["factor"] for report in reports]).sum(0)
+        for report, rows in zip(reports, expected.split(sizes), strict=True):
+            assert_close(report["gradient"], rows, 1e-12)
+
+
+def test_mean_gradient(by_hand: list[Report]) -> None:
+    for sizes in SIZES[len(by_hand)]:
+        reports = [report["rows", sizes, (3,)] for report in by_hand]
+        expected = torch.stack([report["factor"].sum() for report in reports]).mean()
+        for report in reports:
+            assert report["unchanged"]
+            assert_close(report["mean gradient"], expected.expand(3), 1e-12)
+
+
+def test_share(by_hand: list[Report]) -> None:
+    for sizes in SIZES[len(by_hand)]:
+        for rank, report in enumerate(by_hand):
+            found = report["rows", sizes, ()]["share"]
+            assert found == Share(sizes, rank)
+            assert (found.offset, found.total) == (sum(sizes[:rank]), sum(sizes))
+            assert found.processes == len(by_hand)
+
+
+REFUSED = "ValueError: expected .*, received .*"
+FIRST_EMPTY = r"ValueError: expected samples in every process, received \[0, 2\]; drop .*"
+SECOND_EMPTY = r"ValueError: expected samples in every process, received \[2, 0\]; drop .*"
+OTHER_WIDTH = "ValueError: expected rows of one width in every process, received .*; build .*"
+CHANGED = "ValueError: expected embeddings that last_layer made .*"
+
+
+# What the two processes say.
+EXPECTED = {
+    "no sample to share": (FIRST_EMPTY, FIRST_EMPTY),
+    "other width to share": (OTHER_WIDTH, OTHER_WIDTH),
+    "other inputs to share": (OTHER_WIDTH, OTHER_WIDTH),
+    "withdrawn": ("none", FIRST_EMPTY),
+    "no pair": (REFUSED, FIRST_EMPTY),
+    "no pair in either": (REFUSED, REFUSED),
+    "other width": (OTHER_WIDTH, OTHER_WIDTH),
+    "not finite": (SECOND_EMPTY, REFUSED),
+    "not the layer's output": (SECOND_EMPTY, CHANGED),
+    "inputs in one": (OTHER_WIDTH, OTHER_WIDTH),
+    "other inputs": (OTHER_WIDTH, OTHER_WIDTH),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_one_process_is_an_error_in_all(complaining: list[Report], fault: str) -> None:
+    for report, expected in zip(complaining, EXPECTED[fault], strict=True):
+        assert re.fullmatch(expected, report[fault]), report[fault]
+
+
+def test_processes_go_on_after_an_error(complaining: list[Report]) -> None:
+    for report in complaining:
+        assert_equal(report["afterwards"], alone("minmax", "both", 5))
+
+
+@contextmanager
+def group_of_one(folder: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def gathered_alone(name: str, layout: str) -> Outcome:
+    model, loss_fn = Encoder(), make_loss(name, layout, gather=True)
+    x0, x1 = joint_batch(4)
+    loss = loss_fn(model(x0), model(x1), *inputs(model, loss_fn, x0, x1))
+    loss.backward()
+    return loss.detach(), gradients(model, loss_fn)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_without_a_group_there_is_nothing_to_gather(name: str, layout: str) -> None:
+    assert_equal(gathered_alone(name, layout), alone(name, layout, 4), tolerance=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_in_a_group_of_one_there_is_nothing_to_gather(
+    name: str, layout: str, tmp_path: Path
+) -> None:
+    with group_of_one(tmp_path):
+        assert not is_distributed()
+        assert_equal(gathered_alone(name, layout), alone(name, layout, 4), tolerance=0)
+
+
+def test_alone_an_error_is_told_to_nobody(tmp_path: Path) -> None:
+    with group_of_one(tmp_path):
+        withdraw(torch.device("cpu"))
+        with pytest.raises(ValueError, match="received"):
+            InfoNCELoss(gather=True)(torch.randn(0, 3), torch.randn(0, 3))

@@ -1,0 +1,315 @@
+"""Runs repeat exactly, resume exactly, and do not depend on chunks or processes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import unremix
+from unremix.config import TrainConfig
+from unremix.recipes import LossOptions
+from unremix.run import Run, config_from_yaml, config_to_yaml
+from unremix.training import Training, batch_indices
+
+TESTS = Path(__file__).parent
+pytestmark = pytest.mark.xdist_group("training")  # one worker makes the shared run
+
+
+def small(folder: Path, **options: Any) -> TrainConfig:
+    config = TrainConfig(
+        runs=str(folder), name="run", limit=96, batch_size=32, epochs=3, probe_epochs=0,
+        head_hidden=(16,), head_output=8, progress=False, accelerator="cpu", checkpoint_every=2,
+        threads=1,
+    )  # fmt: skip
+    return replace(config, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The small run, never interrupted."""
+    return unremix.train(small(tmp_path_factory.mktemp("whole")))
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    return run.load_checkpoint()
+
+
+def assert_same_run(first: Run, second: Run) -> None:
+    one, other = state_of(first), state_of(second)
+    assert one["step"] == other["step"]
+    for name, tensor in one["model"].items():
+        assert torch.equal(tensor, other["model"][name]), name
+    for key, values in one["optimizer"]["state"].items():
+        for name, value in values.items():
+            assert torch.equal(
+                torch.as_tensor(value), torch.as_tensor(other["optimizer"]["state"][key][name])
+            )
+    assert (first.path / "metrics.csv").read_bytes() == (second.path / "metrics.csv").read_bytes()
+    assert first.evaluation is not None
+    assert second.evaluation is not None
+    assert first.evaluation["results"] == second.evaluation["results"]
+
+
+def test_a_run_repeats_exactly_and_leaves_everything(tmp_path: Path, whole: Run) -> None:
+    before = torch.get_rng_state()
+    first = unremix.train(small(tmp_path / "a"))
+    assert torch.equal(torch.get_rng_state(), before)  # global randomness is not touched
+    assert_same_run(first, whole)
+    other = unremix.train(small(tmp_path / "c", seed=1))
+    assert other.metrics()[-1]["loss"] != first.metrics()[-1]["loss"]
+    for name in ("config.yaml", "metrics.csv", "checkpoints/last.ckpt", "encoder.safetensors",
+                 "evaluation.json", "report.html", "figures/loss.svg"):  # fmt: skip
+        assert (first.path / name).stat().st_size > 0
+    rows = first.metrics()
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert {"knn", "spread", "effective_rank", "effective_negatives", "mix_similarity"} <= set(
+        rows[-1]
+    )
+    assert not list(first.path.rglob("*.tmp"))
+    page = (first.path / "report.html").read_text()
+    assert "<svg" in page
+    assert "trained encoder" in page
+    assert not re.search(r"(src|href)=.?http|url\(.?http|@import", page)  # it loads nothing
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [0, 2, 3, 4, 7])
+def test_a_crash_at_any_step_changes_nothing(
+    tmp_path: Path, whole: Run, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Training.training_step
+
+    def crashing(self: Training, batch: Any, number: int) -> None:
+        if self.step == at:
+            raise Crash
+        step(self, batch, number)
+
+    monkeypatch.setattr(Training, "training_step", crashing)
+    config = small(tmp_path / "broken")
+    with pytest.raises(Crash):
+        unremix.train(config)
+    monkeypatch.setattr(Training, "training_step", step)
+    folder = tmp_path / "broken" / "run"
+    if at < 2:  # before the first checkpoint
+        with pytest.raises(FileNotFoundError, match="before its first one"):
+            unremix.train(resume=str(folder), progress=False)
+        return
+    assert_same_run(unremix.train(resume=str(folder), progress=False), whole)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import torch
+from unremix import cli, training
+step, save = training.Training.training_step, torch.save
+def stepping(self, batch, number):
+    if self.step == {step}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(self, batch, number)
+def saving(state, path):
+    if state["step"] == {saving}:
+        with open(path, "wb") as file:
+            file.write(b"half a checkpoint")
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(state, path)
+training.Training.training_step, torch.save = stepping, saving
+sys.exit(cli.main({arguments!r}))
+"""
+
+
+def run_killed(arguments: list[str], *, step: int = -1, saving: int = -1) -> int:
+    code = KILLED.format(tests=str(TESTS), arguments=arguments, step=step, saving=saving)
+    return subprocess.run([sys.executable, "-c", code], check=False, timeout=200).returncode
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(tmp_path: Path, whole: Run) -> None:
+    """kill -9 in mid-epoch, while a checkpoint is written, and right after one."""
+    arguments = [
+        "train", "--runs", str(tmp_path / "killed"), "--name", "run", "--limit", "96",
+        "--batch_size", "32", "--epochs", "3", "--probe_epochs", "0", "--head_hidden", "[16]",
+        "--head_output", "8", "--progress", "false", "--accelerator", "cpu",
+        "--checkpoint_every", "2", "--threads", "1",
+    ]  # fmt: skip
+    resume = ["train", "--resume", str(tmp_path / "killed" / "run"), "--progress", "false"]
+    assert run_killed(arguments, step=2) == -9
+    assert run_killed(resume, saving=4) == -9
+    assert run_killed(resume, saving=6) == -9
+    assert run_killed(resume, step=8) == -9
+    assert run_killed(resume) == 0
+    assert_same_run(Run(tmp_path / "killed" / "run"), whole)
+
+
+def test_a_full_disk_keeps_the_earlier_checkpoint(
+    tmp_path: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = torch.save
+
+    def full(state: dict[str, Any], path: Path) -> None:
+        if state["step"] > 4:
+            path.write_bytes(b"some of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(state, path)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"room on the disk .* earlier one is intact"):
+        unremix.train(small(tmp_path / "full"))
+    monkeypatch.setattr(torch, "save", save)
+    folder = tmp_path / "full" / "run"
+    assert state_of(Run(folder))["step"] == 4
+    assert not list(folder.rglob("*.tmp"))
+    assert_same_run(unremix.train(resume=str(folder), progress=False), whole)
+
+
+@pytest.mark.parametrize("recipe", ["simclr", "unremix-simclr"])
+def test_chunks_give_the_gradient_of_the_whole_batch(tmp_path: Path, recipe: str) -> None:
+    options = {"backbone": "tiny:encoder", "head_batch_norm": False, "precision": "64-true",
+               "recipe": recipe}  # fmt: skip
+    whole = unremix.train(small(tmp_path / "whole", **options))
+    parts = unremix.train(small(tmp_path / "parts", chunk=10, **options))
+    for name, tensor in state_of(whole)["model"].items():
+        torch.testing.assert_close(state_of(parts)["model"][name], tensor, rtol=1e-7, atol=1e-9)
+    assert parts.metrics()[-1]["loss"] == pytest.approx(whole.metrics()[-1]["loss"], rel=1e-8)
+
+
+def test_chunks_move_running_statistics_once(tmp_path: Path) -> None:
+    run = unremix.train(small(tmp_path, chunk=16, epochs=1, checkpoint_every=None))
+    counts = [
+        t for name, t in state_of(run)["model"].items() if name.endswith("num_batches_tracked")
+    ]
+    assert counts
+    assert {int(count) for count in counts} == {3 * 2 * 2}  # steps × views × chunks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_two_processes_equal_one(tmp_path: Path, chunk: int | None) -> None:
+    options = {"backbone": "tiny:encoder", "head_batch_norm": False, "precision": "64-true"}
+    one = unremix.train(small(tmp_path / "one", **options))
+    arguments = [
+        "train", "--runs", str(tmp_path / "two"), "--name", "run", "--limit", "96",
+        "--batch_size", "32", "--epochs", "3", "--probe_epochs", "0", "--head_hidden", "[16]",
+        "--head_output", "8", "--progress", "false", "--accelerator", "cpu",
+        "--checkpoint_every", "2", "--threads", "1", "--backbone", "tiny:encoder",
+        "--head_batch_norm", "false", "--precision", "64-true",
+    ]  # fmt: skip
+    if chunk is not None:
+        arguments += ["--chunk", str(chunk)]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone",
+         "-m", "unremix", *arguments],
+        check=True, timeout=250, env=environment,
+    )  # fmt: skip
+    two = Run(tmp_path / "two" / "run")
+    for name, tensor in state_of(one)["model"].items():
+        torch.testing.assert_close(state_of(two)["model"][name], tensor, rtol=1e-7, atol=1e-9)
+    assert [row["loss"] for row in two.metrics()] == pytest.approx(
+        [row["loss"] for row in one.metrics()], rel=1e-8
+    )
+
+
+def test_the_batches_are_a_function_of_the_step() -> None:
+    config = TrainConfig(batch_size=10, seed=3)
+    epoch = torch.cat([batch_indices(35, config, step) for step in range(3)])
+    assert len(epoch.unique()) == 30
+    assert torch.equal(batch_indices(35, config, 1), epoch[10:20])
+    assert not torch.equal(batch_indices(35, config, 3), epoch[:10])
+    assert not torch.equal(batch_indices(35, replace(config, seed=4), 0), epoch[:10])
+
+
+def test_no_epoch_is_the_untrained_encoder(tmp_path: Path) -> None:
+    run = unremix.train(small(tmp_path, epochs=0))
+    assert run.evaluation is not None
+    assert run.evaluation["results"]["trained"] == run.evaluation["results"]["untrained"]
+    images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+    assert run.embed(images).shape == (3, run.evaluation["results"]["trained"]["features"])
+    with pytest.raises(ValueError, match=r"uint8 images of shape \(n, 1, 8, 8\)"):
+        run.embed(images.float())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "sgd", "schedule": "cosine", "warmup_epochs": 1},
+        {"optimizer": "lars", "lr": 0.1},
+        {"optimizer": "adamw", "clip": 0.1},
+        {"precision": "bf16-mixed"},
+        {"recipe": "hcl", "loss": LossOptions(hardness=2.0)},
+        {"recipe": "debiased"},
+        {"loss": LossOptions(mix=(0.2, 0.3, 0.5), scaling="zscore-exp", hardness=2.0)},
+        {"augmentation": "grey", "head_hidden": (16, 16), "head_output": 4},
+    ],
+    ids=str,
+)
+def test_options_change_the_run(tmp_path: Path, whole: Run, options: dict[str, Any]) -> None:
+    other = unremix.train(small(tmp_path, epochs=2, **options))
+    assert other.metrics()[-1]["loss"] != whole.metrics()[1]["loss"]
+    assert all(torch.isfinite(torch.tensor(row["loss"])) for row in other.metrics())
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    run = unremix.train(small(tmp_path, loggers=("tensorboard",), epochs=1))
+    assert list((run.path / "tensorboard").glob("events*"))
+
+
+def test_bad_options(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="did you mean 'epochs'"):
+        unremix.train(epohcs=3)
+    with pytest.raises(ValueError, match="did you mean 'unremix-simclr'"):
+        unremix.train(small(tmp_path, recipe="unremix-simcrl"))
+    with pytest.raises(ValueError, match=r"'simclr' uses .*received mix"):
+        unremix.train(small(tmp_path, recipe="simclr", loss=LossOptions(mix="fixed")))
+    with pytest.raises(ValueError, match="at least batch_size=4096 training images, received 96"):
+        unremix.train(small(tmp_path, batch_size=4096))
+    with pytest.raises(ValueError, match="augmentation auto or one of"):
+        unremix.train(small(tmp_path, augmentation="none"))
+    for name, value in (("epochs", -1), ("lr", 0.0), ("chunk", 0), ("name", "a/b")):
+        with pytest.raises(ValueError, match=name):
+            TrainConfig(**{name: value})
+    assert not list(tmp_path.iterdir())  # nothing was written
+    unremix.train(small(tmp_path, epochs=0))
+    with pytest.raises(FileExistsError, match="choose another --name, or --resume"):
+        unremix.train(small(tmp_path, epochs=0))
+    with pytest.raises(ValueError, match="--resume alone, received lr"):
+        unremix.train(resume=str(tmp_path / "run"), lr=0.5, progress=False)
+    with pytest.raises(FileNotFoundError, match=r"run folder with config\.yaml"):
+        unremix.train(resume=str(tmp_path / "nothing"))
+
+
+def test_the_configuration_survives_yaml() -> None:
+    config = TrainConfig(
+        head_hidden=(3, 4), loss=LossOptions(mix=(0.5, 0.2, 0.3), components=("similarity",))
+    )
+    assert config_from_yaml(config_to_yaml(config)) == config
+    assert "!!" not in config_to_yaml(config)
+    with pytest.raises(ValueError, match="epohcs"):
+        config_from_yaml("epohcs: 3")
+
+
+def test_the_card_says_what_was_measured(tmp_path: Path) -> None:
+    run = unremix.train(small(tmp_path, epochs=1, probe_epochs=2))
+    card = json.loads((run.path / "evaluation.json").read_text())
+    assert card["epoch"] == 1
+    assert card["seed"] == 0
+    assert "backbone" in card["layer"]
+    for result in card["results"].values():
+        assert 0 <= result["knn"]["value"] <= 1
+        assert len(result["linear"]["curve"]) == 2
+    again = unremix.evaluate(run.path)
+    assert json.loads(json.dumps(again))["results"] == card["results"]
