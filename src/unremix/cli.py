@@ -29,7 +29,7 @@ class Parser(ArgumentParser):
             for action in parser._actions
             for option in action.option_strings
         }
-        for word in re.findall(r"--([\w.]+)|Option '([\w.]+)'", message):
+        for word in re.findall(r"--([\w.]+)|[Oo]ption '([\w.]+)'", message):
             near = get_close_matches(word[0] or word[1], known, n=1)
             if near and near[0] not in word:
                 message += f"; did you mean {near[0]!r}?"

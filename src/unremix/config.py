@@ -51,7 +51,8 @@ class TrainConfig:
         seed: Seed of everything random.
         limit: Use at most so many images.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
-        knn_k: Neighbours of the kNN measurement.
+        knn_k: Neighbours of the kNN measurement; by default 200, but at most a fifth of the images
+            per class.
         knn_temperature: Its temperature.
         probe_epochs: Epochs of the linear probe at the end; 0 leaves it out.
         checkpoint_every: Steps between checkpoints, besides those at every epoch's end.
@@ -93,7 +94,7 @@ class TrainConfig:
     seed: int = 0
     limit: int | None = None
     evaluate_every: int | None = None
-    knn_k: int = 200
+    knn_k: int | None = None
     knn_temperature: float = 0.5
     probe_epochs: int = 100
     checkpoint_every: int | None = None
@@ -109,7 +110,6 @@ class TrainConfig:
             ("batch_size", 2),
             ("warmup_epochs", 0),
             ("probe_epochs", 0),
-            ("knn_k", 1),
             ("head_output", 1),
             ("width", 1),
             ("num_nodes", 1),
@@ -127,6 +127,7 @@ class TrainConfig:
             "checkpoint_every",
             "threads",
             "limit",
+            "knn_k",
             "image_size",
         ):
             value = getattr(self, name)

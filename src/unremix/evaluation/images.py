@@ -32,15 +32,25 @@ def set_features(
     return torch.cat(parts)
 
 
+def neighbours(data: ImageData, config: TrainConfig) -> int:
+    """k of the kNN measurement: as configured, or 200, but at most a fifth of a class's images."""
+    if config.knn_k is not None:
+        return config.knn_k
+    assert data.train.labels is not None
+    return max(1, min(200, len(data.train) // (5 * len(data.train.labels.unique()))))
+
+
+def probe_batch(count: int) -> int:
+    """The probe's batch: 512, but at least twenty steps an epoch (small data would underfit)."""
+    return max(16, min(512, count // 20))
+
+
 def _knn(train: Tensor, test: Tensor | None, data: ImageData, config: TrainConfig) -> Accuracy:
-    labels = data.train.labels
+    labels, k, t = data.train.labels, neighbours(data, config), config.knn_temperature
     assert labels is not None
     if test is None or data.test is None or data.test.labels is None:
-        return leave_one_out_knn(train, labels, k=config.knn_k, temperature=config.knn_temperature)
-    return knn_accuracy(
-        train, labels, test, data.test.labels,
-        k=config.knn_k, temperature=config.knn_temperature,
-    )  # fmt: skip
+        return leave_one_out_knn(train, labels, k=k, temperature=t)
+    return knn_accuracy(train, labels, test, data.test.labels, k=k, temperature=t)
 
 
 def measure_knn(encoder: nn.Module, data: ImageData, shape: Shape, config: TrainConfig) -> Accuracy:
@@ -71,7 +81,12 @@ def _measure(
             held, kept = order[:cut], order[cut:]
             parts = (train[kept], labels[kept], train[held], labels[held])
         result["linear"] = asdict(
-            linear_probe(*parts, epochs=config.probe_epochs, seed=config.seed)
+            linear_probe(
+                *parts,
+                epochs=config.probe_epochs,
+                batch_size=probe_batch(len(parts[0])),
+                seed=config.seed,
+            )
         )
     return result
 
@@ -88,7 +103,6 @@ def evaluate_run(run: Run, data: ImageData) -> dict[str, Any]:
     """
     config, shape = run.config, run.shape
     rows = run.metrics()
-    split = data.test is not None and data.test.labels is not None
     card: dict[str, Any] = {
         "data": data.name,
         "train_images": len(data.train),
@@ -102,15 +116,7 @@ def evaluate_run(run: Run, data: ImageData) -> dict[str, Any]:
         "seed": config.seed,
         "epoch": int(rows[-1]["epoch"]) if rows else 0,
         "step": int(rows[-1]["step"]) if rows else 0,
-        "protocol": {
-            "knn": f"cosine, k={config.knn_k} (at most all), votes weighted by "
-            f"exp(similarity/{config.knn_temperature}), "
-            + ("training images as bank, test images as queries" if split else "leave one out"),
-            "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, "
-            f"{config.probe_epochs} epochs, last epoch reported, "
-            + ("test images" if split else "a random fifth held out"),
-            "standard_error": "binomial, over the images measured; one training run",
-        },
+        "protocol": None,
         "health": {
             name: rows[-1][name]
             for name in ("spread", "effective_rank", "alignment", "uniformity")
@@ -121,6 +127,16 @@ def evaluate_run(run: Run, data: ImageData) -> dict[str, Any]:
     if data.train.labels is None or len(set(data.train.labels.tolist())) < 2:
         card["note"] = "no labels: accuracy cannot be measured, the health figures can"
         return card
+    split = data.test is not None and data.test.labels is not None
+    card["protocol"] = {
+        "knn": f"cosine, k={neighbours(data, config)}, votes weighted by "
+        f"exp(similarity/{config.knn_temperature:g}), "
+        + ("training images as bank, test images as queries" if split else "leave one out"),
+        "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, batches of at most 512, "
+        f"{config.probe_epochs} epochs, the last reported, "
+        + ("test images" if split else "a random fifth held out"),
+        "standard_error": "binomial, over the images measured; one training run",
+    }
     card["results"] = {
         "trained": _measure(run.encoder(), data, shape, config),
         "untrained": _measure(run.encoder(trained=False), data, shape, config),

@@ -1,0 +1,234 @@
+"""The command ``unremix``, as a person types it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import unremix
+from unremix.cli import main
+from unremix.encoders import load_torchvision, make_encoder
+
+SMALL = [
+    "--limit", "64", "--batch_size", "32", "--epochs", "1", "--probe_epochs", "1",
+    "--head_hidden", "[16]", "--head_output", "8", "--accelerator", "cpu", "--threads", "1",
+]  # fmt: skip
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of colour pictures of several sizes, and a broken one."""
+    folder = tmp_path_factory.mktemp("pictures")
+    generator = np.random.default_rng(0)
+    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        (folder / name).mkdir()
+        for number in range(24):
+            size = tuple(generator.integers(18, 30, 2).tolist())
+            noise = generator.integers(-30, 30, (*size, 3))
+            pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    (folder / "red" / "broken.jpg").write_bytes(b"no picture")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    assert main(["train", "--runs", str(runs), "--name", "digits", *SMALL]) == 0
+    return runs / "digits"
+
+
+def test_train_ends_with_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *SMALL]) == 0
+    shown = capsys.readouterr().out
+    for text in ("epoch 1/1", "loss", "mix", "kNN", "images/s", "trained encoder",
+                 "untrained encoder", "raw pixels", "runs/digits-unremix-simclr-0"):  # fmt: skip
+        assert text in shown
+    assert (tmp_path / "runs" / "digits-unremix-simclr-0" / "report.html").exists()
+    assert main(["train", *SMALL, "--progress", "false"]) == 0  # a second run gets a number
+    assert (tmp_path / "runs" / "digits-unremix-simclr-0-2").exists()
+
+
+def test_a_folder_of_pictures(pictures: Path, tmp_path: Path) -> None:
+    arguments = [
+        "train", "--data", str(pictures), "--runs", str(tmp_path), "--name", "p", *SMALL,
+        "--backbone", "resnet18", "--width", "4", "--image_size", "16",
+    ]  # fmt: skip
+    with pytest.warns(UserWarning, match=r"skipped 1 of 49 files: red/broken.jpg"):
+        assert main(arguments) == 0
+    run = unremix.load(tmp_path / "p")
+    assert run.evaluation is not None
+    assert run.evaluation["skipped_files"] == 1
+    features = run.embed([pictures / "red" / "0.png", pictures / "blue" / "0.png"])
+    assert features.shape == (2, 32)
+    with pytest.raises(ValueError, match="usable image"):
+        run.embed([pictures / "red" / "broken.jpg"])
+    # Features can be had by the same weights without our trainer.
+    encoder = make_encoder("resnet18", channels=3, image_size=16, width=4)
+    encoder.load_state_dict(load_file(run.path / "encoder.safetensors"))
+    images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    from unremix.views.image import plain
+
+    with torch.no_grad():
+        expected = encoder.eval()(plain(images, run.shape.settings))
+    torch.testing.assert_close(run.embed(images), expected)
+    # A torchvision state dict of it loads into a ResNet of that shape.
+    assert main(["export", str(run.path), "--format", "torchvision"]) == 0
+    state = torch.load(run.path / "encoder.torchvision.pt", weights_only=True)
+    other = make_encoder("resnet18", channels=3, image_size=16, width=4)
+    load_torchvision(other, state)  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert torch.equal(other.eval()(plain(images, run.shape.settings)), expected)
+
+
+def test_unlabelled_pictures(pictures: Path, tmp_path: Path) -> None:
+    run = unremix.train(
+        data=str(pictures / "blue"), runs=str(tmp_path), batch_size=8, epochs=1, image_size=8,
+        progress=False, accelerator="cpu", threads=1,
+    )  # fmt: skip
+    assert run.evaluation is not None
+    assert run.evaluation["results"] is None
+    assert "no labels" in run.evaluation["note"]
+    assert "spread" in run.metrics()[-1]
+    assert "no labels" in (run.path / "report.html").read_text()
+
+
+def test_embed_writes_npz_and_parquet(digits: Path, tmp_path: Path) -> None:
+    assert main(["embed", str(digits), "-o", str(tmp_path / "e.npz")]) == 0
+    with np.load(tmp_path / "e.npz", allow_pickle=False) as arrays:
+        embeddings, names, labels = (arrays[key] for key in ("embeddings", "names", "labels"))
+    assert embeddings.shape[0] == len(names) == len(labels) == 128
+    assert main(["embed", str(digits), "--data", "digits", "-o", str(tmp_path / "e.parquet")]) == 0
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(tmp_path / "e.parquet")
+    assert table.num_rows == 1797
+    stacked = np.stack(table["embeddings"].to_numpy())
+    row = table["names"].to_pylist().index(str(names[0]))
+    np.testing.assert_allclose(stacked[row], embeddings[0], rtol=1e-5)
+    assert main(["embed", str(digits), "-o", str(tmp_path / "e.csv")]) == 1
+
+
+def test_grey_pictures_go_through_a_colour_encoder_and_back(
+    digits: Path, pictures: Path, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "e.npz")
+    with pytest.warns(UserWarning, match="skipped 1"):
+        assert main(["embed", str(digits), "--data", str(pictures), "-o", output]) == 0
+    with np.load(tmp_path / "e.npz") as arrays:
+        assert len(arrays["names"]) == 48
+        assert set(arrays["labels"]) == {0, 1}
+        assert arrays["names"][0] == "blue/0.png"
+
+
+def test_export(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(digits)]) == 0
+    assert set(load_file(digits / "encoder.safetensors"))
+    assert main(["export", str(digits), "--format", "torchvision"]) == 1
+    assert "expected a ResNet" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_export_to_onnx(digits: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    # In a process of its own: the exporter warns about its own future.
+    command = [sys.executable, "-m", "unremix", "export", str(digits), "--format", "onnx"]
+    subprocess.run(command, check=True, timeout=200)
+    session = onnxruntime.InferenceSession(str(digits / "encoder.onnx"))
+    images = torch.randn(5, 1, 8, 8)
+    (features,) = session.run(None, {"images": images.numpy()})
+    with torch.no_grad():
+        expected = unremix.load(digits).encoder()(images)
+    torch.testing.assert_close(torch.from_numpy(features), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_evaluate_report_recipes_doctor(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(digits)]) == 0
+    assert "trained encoder" in capsys.readouterr().out
+    assert main(["report", str(digits)]) == 0
+    assert main(["recipes"]) == 0
+    assert "unremix-simclr" in capsys.readouterr().out
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert torch.__version__ in shown
+    assert "GiB free" in shown
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    assert code != 0
+    return re.sub(r"\s+", " ", capsys.readouterr().err)
+
+
+def test_mistakes_name_the_nearest_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "did you mean 'epochs'?" in refused(["train", "--epohcs", "3"], capsys)
+    assert "did you mean 'loss.mix'?" in refused(["train", "--loss.mxi", "fixed"], capsys)
+    file = tmp_path / "options.yaml"
+    file.write_text("bach_size: 3\n")
+    assert "did you mean 'batch_size'?" in refused(["train", "--config", str(file)], capsys)
+    assert "int" in refused(["train", "--epochs", "many"], capsys)
+    assert "no such place" in refused(["train", "--data", "no such place"], capsys)
+    assert "run folder" in refused(["evaluate", str(tmp_path)], capsys)
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(["train", "--data", str(tmp_path / "empty")], capsys)
+
+
+def test_print_config_is_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--epochs", "1", "--loss.mix", "fixed", "--print_config"])
+    file = tmp_path / "options.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert "epochs: 1" in file.read_text()
+    arguments = ["train", "--config", str(file), "--runs", str(tmp_path), *SMALL, "--seed", "5"]
+    assert main(arguments) == 0
+    run = unremix.load(tmp_path / "digits-unremix-simclr-5")
+    assert run.config.loss.mix == "fixed"
+    assert run.config.seed == 5
+    saved = run.path / "config.yaml"
+    again = ["train", "--config", str(saved), "--name", "again", "--progress", "false"]
+    assert main(again) == 0  # the saved configuration is complete
+    assert unremix.load(tmp_path / "again").metrics() == run.metrics()
+
+
+CIFAR = next(
+    (
+        path
+        for path in (
+            Path(os.environ.get("UNREMIX_DATA", "nowhere")) / "cifar10-images.zip",
+            Path(__file__).parents[2] / "shared" / "data" / "cifar10-images.zip",
+        )
+        if path.exists()
+    ),
+    None,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CIFAR is None, reason="cifar10-images.zip is not in UNREMIX_DATA")
+def test_real_pictures(tmp_path: Path) -> None:
+    """2,000 CIFAR-10 images, 3 epochs: the features are clearly better than untrained ones."""
+    run = unremix.train(
+        data=str(CIFAR), limit=2000, epochs=3, batch_size=128, backbone="resnet18", width=16,
+        runs=str(tmp_path), progress=False, accelerator="cpu", probe_epochs=0,
+    )  # fmt: skip
+    assert run.evaluation is not None
+    results = run.evaluation["results"]
+    difference = results["trained"]["knn"]["value"] - results["untrained"]["knn"]["value"]
+    assert difference > 2 * results["trained"]["knn"]["standard_error"]
