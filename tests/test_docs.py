@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import unremix
+from unremix.cli import make_parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -20,8 +22,27 @@ BLOCKS = [
 ]
 
 
+COMMANDS = sorted(
+    {
+        line.split("#")[0].strip()
+        for page in PAGES
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+        for line in block.splitlines()
+        if "unremix " in line.split("#")[0] and "pip" not in line
+    }
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_shown_commands_are_understood(command: str) -> None:
+    words = shlex.split(command)
+    parsed = make_parser().parse_args(words[words.index("unremix") + 1 :])
+    assert parsed.subcommand in command
+
+
 @pytest.mark.parametrize("code", BLOCKS)
-def test_shown_code_runs(code: str) -> None:
+def test_shown_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     encoder = nn.Linear(20, 512)
     names = {
