@@ -49,8 +49,10 @@ format: $(STAMP) ## Reformat the code and apply the safe lint fixes
 docs: $(STAMP) ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(STAMP) ## Time the losses against their peers
+bench: $(STAMP) ## Time losses, augmentation and training step against their peers
 	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/augmentation.py
+	$(BIN)/python benchmarks/step.py
 
 clean: ## Remove what the other targets made, .venv included
 	rm -rf .venv site runs .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

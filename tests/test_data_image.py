@@ -20,6 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
+from unremix.data import decoding, stores
 from unremix.data import image as module
 from unremix.data.image import CachedImages, ImageData, ImageSet, LazyImages, Skipped, load_images
 from unremix.data.shards import Span, Unusable, ZipSpan, expand_braces, tar_members, zip_members
@@ -519,9 +520,9 @@ def test_limit_comes_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for number in range(20):
         save(tmp_path / f"{number:02d}.png")
     decoded = []
-    decode = module._decode_into
+    decode = stores.decode_into
     monkeypatch.setattr(
-        module, "_decode_into", lambda row, source, i: decoded.append(i) or decode(row, source, i)
+        stores, "decode_into", lambda row, source, i: decoded.append(i) or decode(row, source, i)
     )
     load_images(tmp_path, limit=5)
     assert len(decoded) == 5
@@ -567,7 +568,7 @@ def test_what_fits_is_cached_first(split_folder: Path) -> None:
 def test_half_of_the_free_memory_is_the_default(
     split_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_free_memory", lambda: 2 * 6 * 3 * 10 * 10 - 1)
+    monkeypatch.setattr(module, "free_memory", lambda: 2 * 6 * 3 * 10 * 10 - 1)
     assert isinstance(load_images(split_folder).train.images, LazyImages)
 
 
@@ -575,11 +576,11 @@ def test_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any) -> Any:
         raise OSError
 
-    assert 2**20 < module._free_memory() < 2**50
+    assert 2**20 < stores.free_memory() < 2**50
     monkeypatch.setattr(Path, "read_text", missing)
-    assert 2**20 < module._free_memory() < 2**50
+    assert 2**20 < stores.free_memory() < 2**50
     monkeypatch.setattr(os, "sysconf", missing)
-    assert module._free_memory() == 4 * 2**30
+    assert stores.free_memory() == 4 * 2**30
 
 
 def test_lazy_images_survive_pickling(split_folder: Path) -> None:
@@ -634,7 +635,7 @@ def test_progress_bar(split_folder: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_processors_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert module._processors() == os.cpu_count()
+    assert stores._processors() == os.cpu_count()
 
 
 # ---- bad files ----
@@ -752,13 +753,13 @@ def test_a_real_bomb_costs_no_memory(tmp_path: Path) -> None:
     ],
 )
 def test_reasons(error: Exception, reason: str) -> None:
-    assert module._reason(error) == reason
+    assert decoding.reason_for(error) == reason
 
 
 def test_images_without_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "open", lambda *_, **__: Image.new("L", (0, 4)))
     with pytest.raises(Unusable, match="no pixels"):
-        module._open_image(b"")
+        decoding._open_image(b"")
 
 
 def test_the_size_is_found_even_if_the_sample_is_bad(tmp_path: Path) -> None:

@@ -1,0 +1,194 @@
+"""Time a training step: UnReMix against SimCLR and HCL, and the share of each stage.
+
+    python benchmarks/step.py [--quick] [--rounds 7] [--threads 2] [--cpu-time] [--strict]
+
+How to read the tables. The recipes take turns on the same batch: two views, both through ResNet-18
+of width 16 and the head, loss, gradient, Adam. Only ratios mean something elsewhere; they are of
+medians, with those of minima beside them. The second table splits UnReMix's step into its stages;
+"reading" is taking the batch from the decoded images, before anything is done to it. All numbers go
+to benchmarks/results/step.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from timing import Clock, race, ratio
+from torch import Tensor
+
+from unremix.config import TrainConfig
+from unremix.data.image import CachedImages
+from unremix.files import write_whole
+from unremix.optimisers import make_optimiser
+from unremix.run import Shape, build
+from unremix.views.image import augment
+from unremix.views.randomness import keys
+
+RESULTS = Path(__file__).parent / "results"
+RECIPES = ("simclr", "hcl", "unremix-simclr")
+MOST_OVER_SIMCLR = 1.03
+MOST_READING = 0.10
+
+
+class Step:
+    """A training step of one recipe.
+
+    Args:
+        recipe: Which.
+        images: The decoded images.
+        batch_size: Images per step.
+        width: Channels of the ResNet's first stage.
+    """
+
+    def __init__(self, recipe: str, images: CachedImages, batch_size: int, width: int) -> None:
+        config = TrainConfig(recipe=recipe, backbone="resnet18", width=width)
+        self.images = images
+        self.settings = Shape(3, images.size, "cifar").settings
+        self.indices = torch.arange(batch_size)
+        self.model = build(config, Shape(3, images.size, "cifar"))
+        self.optimizer = make_optimiser(
+            self.model,
+            list(self.model.loss.parameters()),
+            name="adam",
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+        )
+        self.batch = self.read()
+        self.views = self.view()
+        self.embedded = self.embed()
+        self.loss = self.lose()
+
+    def read(self) -> Tensor:
+        """Take the batch from memory."""
+        self.batch = self.images.batch(self.indices)
+        return self.batch
+
+    def view(self) -> tuple[Tensor, Tensor]:
+        """Make two views."""
+        view0, view1 = (
+            augment(self.batch, self.settings, keys(0, 0, self.indices, view)) for view in (0, 1)
+        )
+        self.views = (view0, view1)
+        return self.views
+
+    def embed(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Both views through encoder and head."""
+        self.embedded = (self.model.embed(self.views[0]), self.model.embed(self.views[1]))
+        return self.embedded
+
+    def lose(self) -> Tensor:
+        """The loss, which makes its own gradient."""
+        (z0, h0), (z1, h1) = self.embedded
+        self.loss = self.model.loss(z0, z1, h0, h1)
+        return self.loss
+
+    def learn(self) -> None:
+        """Backward and a step of the optimiser."""
+        self.optimizer.zero_grad()
+        self.loss.backward()
+        self.optimizer.step()
+
+    def __call__(self) -> None:
+        """All of it."""
+        for stage in (self.read, self.view, self.embed, self.lose, self.learn):
+            stage()
+
+
+def stage_seconds(step: Step, rounds: int, clock: Clock) -> dict[str, float]:
+    """Median seconds of each stage. Backward needs a fresh graph, so it comes with its forward."""
+    forward = {
+        "reading": step.read,
+        "views": step.view,
+        "encoder and head": step.embed,
+        "loss and its gradient": step.lose,
+    }
+    seconds = {
+        name: median(times) for name, times in race(forward, rounds, clock=clock).seconds.items()
+    }
+
+    def forward_and_learn() -> None:
+        step.embed()
+        step.lose()
+        step.learn()
+
+    both = median(race({"both": forward_and_learn}, rounds, clock=clock).seconds["both"])
+    before = seconds["encoder and head"] + seconds["loss and its gradient"]
+    seconds["backward and optimiser"] = max(0.0, both - before)
+    return seconds
+
+
+def main() -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small, for a smoke test")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-time", action="store_true", help="processor time on one thread")
+    parser.add_argument("--strict", action="store_true", help="fail if a target is missed")
+    arguments = parser.parse_args()
+    clock: Clock = "cpu" if arguments.cpu_time else "wall"
+    torch.set_num_threads(1 if arguments.cpu_time else arguments.threads)
+    rounds = 2 if arguments.quick else arguments.rounds
+    batch_size, width = (32, 4) if arguments.quick else (256, 16)
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (2 * batch_size, 3, 32, 32), generator=generator)
+    images = CachedImages(pixels.to(torch.uint8))
+    steps = {name: Step(name, images, batch_size, width) for name in RECIPES}
+    found = race(dict(steps), rounds, clock=clock)
+    console = Console()
+    table = Table(title=f"A step: ResNet-18, width {width}, 32 px, batch {batch_size}")
+    for column in ("recipe", "ms", "× SimCLR, medians", "minima"):
+        table.add_column(column, justify="left" if column == "recipe" else "right")
+    ratios = {}
+    for name in RECIPES:
+        against = ratio(found.seconds[name], found.seconds["simclr"])
+        ratios[name] = against
+        table.add_row(
+            name,
+            f"{1000 * median(found.seconds[name]):.0f}",
+            f"{against.medians:.3f}",
+            f"{against.minima:.3f}",
+        )
+    console.print(table)
+    seconds = stage_seconds(steps["unremix-simclr"], rounds, clock)
+    total = sum(seconds.values())
+    shares = {name: value / total for name, value in seconds.items()}
+    table = Table("stage of UnReMix's step", "share")
+    for name, share in shares.items():
+        table.add_row(name, f"{share:.1%}")
+    console.print(table)
+    held = {
+        f"UnReMix at most {MOST_OVER_SIMCLR} × SimCLR": ratios["unremix-simclr"].medians
+        <= MOST_OVER_SIMCLR,
+        f"reading at most {MOST_READING:.0%}": shares["reading"] <= MOST_READING,
+    }
+    for target, holds in held.items():
+        console.print(f"{'✓' if holds else '✗'} {target}")
+    console.print(f"{found.disturbed} calls were disturbed by other processes")
+    report = {
+        "machine": {"torch": torch.__version__, "python": platform.python_version(),
+                    "threads": torch.get_num_threads()},
+        "settings": {"rounds": rounds, "batch": batch_size, "width": width, "clock": clock},
+        "seconds": found.seconds,
+        "ratios": {name: asdict(value) for name, value in ratios.items()},
+        "shares": shares,
+        "targets": held,
+        "disturbed": found.disturbed,
+    }  # fmt: skip
+    suffix = ("-quick" if arguments.quick else "") + ("-cpu-time" if arguments.cpu_time else "")
+    text = json.dumps(report, indent=1)
+    write_whole(RESULTS / f"step{suffix}.json", lambda file: file.write_text(text))
+    return int(arguments.strict and not all(held.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

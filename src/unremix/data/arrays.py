@@ -1,0 +1,317 @@
+"""Readers of arrays: the embedded digits, CIFAR pickles, idx files and npz."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import pickle
+import posixpath
+import re
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unremix.data.decoding import Array, ArraySource, Pixels
+from unremix.data.found import ACCEPTED, Found, Split, index_names, labelled
+from unremix.data.shards import (
+    MAX_FILE_BYTES,
+    Skipped,
+)
+
+
+def read_digits() -> Found:
+    """The embedded digits, a quarter of them held out."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
+
+    digits = load_digits()
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8), 16 is black ink
+    parts = train_test_split(
+        np.arange(len(pixels)), test_size=0.25, random_state=0, stratify=digits.target
+    )
+    classes = [str(digit) for digit in range(10)]
+    splits = []
+    for title, part in zip(("train", "test"), map(np.sort, parts), strict=True):
+        names = index_names(title, len(part))
+        source = ArraySource(pixels[part])
+        splits.append(Split(names, source, digits.target[part].tolist(), classes))
+    return Found("digits", splits)
+
+
+CIFAR_TRAIN = ("train", *(f"data_batch_{number}" for number in range(1, 6)))
+CIFAR_TEST = ("test", "test_batch")
+CIFAR_FILES = (*CIFAR_TRAIN, *CIFAR_TEST, "meta", "batches.meta")
+
+
+def tar_pickles(path: Path) -> dict[str, bytes]:
+    """The CIFAR files in a compressed tar, read into memory."""
+    pickles: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for member in archive:
+                name = posixpath.basename(member.name)
+                if not member.isreg() or name not in CIFAR_FILES or member.size > MAX_FILE_BYTES:
+                    continue
+                file = archive.extractfile(member)
+                assert file is not None
+                pickles[name] = file.read()
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise ValueError(
+            f"expected a .tar.gz of CIFAR pickles, received {path} ({error}); download it again"
+        ) from error
+    return pickles
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads arrays, text and numbers, and refuses whatever else a pickle asks for by name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The few things that CIFAR's files need."""
+        if name == "_reconstruct" and re.fullmatch(r"numpy\._?core\.multiarray", module):
+            return np.empty(0).__reduce__()[0]
+        allowed = {
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+            ("_codecs", "encode"): _encode_latin1,
+            ("builtins", "bytes"): bytes,
+            ("__builtin__", "bytes"): bytes,
+        }
+        if (module, name) in allowed:
+            return allowed[module, name]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
+
+
+def _encode_latin1(text: str, encoding: str = "latin1") -> bytes:
+    """How a pickle of protocol 2 writes bytes; no other codec is needed."""
+    if codecs.lookup(encoding).name != "iso8859-1":
+        raise pickle.UnpicklingError(f"it asks for the codec {encoding}, which is not allowed")
+    return text.encode("latin1")
+
+
+def _unpickle(name: str, data: bytes) -> Mapping[str, Any]:
+    problem: object
+    try:
+        content = _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()
+    except Exception as error:  # a broken pickle can raise anything
+        problem = error
+    else:
+        if isinstance(content, dict):
+            return {
+                key.decode("latin1") if isinstance(key, bytes) else key: value
+                for key, value in content.items()
+            }
+        problem = f"it holds a {type(content).__name__}"
+    raise ValueError(
+        f"expected a CIFAR pickle with arrays and labels only, received {name}: {problem}; "
+        "download the official python version again"
+    )
+
+
+def read_cifar(name: str, pickles: Mapping[str, bytes], path: Path) -> Found:
+    """CIFAR-10 or CIFAR-100 from its python pickles."""
+    train = [key for key in CIFAR_TRAIN if key in pickles]
+    if not train:
+        raise ValueError(
+            f"expected CIFAR pickles (data_batch_1 .. data_batch_5 or train), received {path} "
+            f"without; accepted are {ACCEPTED}"
+        )
+    absent = [] if train == ["train"] else [key for key in CIFAR_TRAIN[1:] if key not in pickles]
+    classes = _cifar_classes(pickles)
+    splits = []
+    for title, keys in (("train", train), ("test", [key for key in CIFAR_TEST if key in pickles])):
+        batches = [_cifar_batch(key, _unpickle(key, pickles[key])) for key in keys]
+        if batches:
+            array = np.concatenate([images for images, _ in batches])
+            labels = [label for _, part in batches for label in part]
+            splits.append(
+                Split(index_names(title, len(array)), ArraySource(array), labels, classes)
+            )
+    most = max(max(split.labels or [0]) for split in splits)
+    if classes is None:
+        names = [str(label) for label in range(most + 1)]
+        splits = [Split(part.names, part.source, part.labels, names) for part in splits]
+    elif most >= len(classes):
+        raise ValueError(
+            f"expected labels below {len(classes)}, the number of class names in {path}, received "
+            f"{most}; the files belong to different data sets"
+        )
+    return Found(name, splits, [Skipped(key, "missing") for key in absent])
+
+
+def _cifar_classes(pickles: Mapping[str, bytes]) -> list[str] | None:
+    for key, field_name in (("batches.meta", "label_names"), ("meta", "fine_label_names")):
+        if key in pickles:
+            names = _unpickle(key, pickles[key]).get(field_name)
+            if isinstance(names, list) and names:
+                return [n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names]
+    return None
+
+
+def _cifar_batch(name: str, batch: Mapping[str, Any]) -> tuple[Pixels, list[int]]:
+    """Images of shape (n, 32, 32, 3), and labels."""
+    data = batch.get("data")
+    labels = batch.get("fine_labels", batch.get("labels"))
+    if (
+        not isinstance(data, np.ndarray)
+        or data.dtype != np.uint8
+        or data.ndim != 2
+        or data.shape[1] != 3072
+        or not isinstance(labels, list)
+        or len(labels) != len(data)
+        or not all(isinstance(label, int) and label >= 0 for label in labels)
+    ):
+        raise ValueError(
+            f"expected data of shape (n, 3072), uint8, and n labels in {name}, received "
+            f"{getattr(data, 'shape', type(data).__name__)} and fields {sorted(map(str, batch))}; "
+            "download the official python version again"
+        )
+    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+IDX_NAME = re.compile(
+    r"(?P<prefix>.*?)(?P<split>train|t10k|test)-(?P<kind>images|labels)[-.]idx[13]-ubyte(\.gz)?"
+)
+
+
+def read_idx(name: str, files: Mapping[str, Path]) -> Found:
+    """A folder of idx files."""
+    # In sorted order the unpacked file comes before the packed one, and counts.
+    found: dict[tuple[str, str], Path] = {}
+    prefixes = set()
+    for file, path in files.items():
+        match = IDX_NAME.fullmatch(file)
+        if match:
+            prefixes.add(match["prefix"])
+            split = "train" if match["split"] == "train" else "test"
+            found.setdefault((split, match["kind"]), path)
+    if len(prefixes) > 1 or ("train", "images") not in found:
+        raise ValueError(
+            "expected the idx files of one data set with train-images-idx3-ubyte, received "
+            f"{', '.join(sorted(file for file in files if IDX_NAME.fullmatch(file)))}; put each "
+            "data set into a folder of its own"
+        )
+    splits, values = [], []
+    for split in ("train", "test"):
+        if (split, "images") in found:
+            images = _idx_array(found[split, "images"], 3)
+            splits.append((index_names(split, len(images)), ArraySource(images)))
+            values.append(_idx_labels(found.get((split, "labels")), len(images)))
+    return Found(name, labelled(splits, values))
+
+
+def _idx_labels(path: Path | None, count: int) -> list[int] | None:
+    if path is None:
+        return None
+    labels: list[int] = _idx_array(path, 1).tolist()
+    if len(labels) != count:
+        raise ValueError(
+            f"expected {count} labels in {path}, one for each image, received {len(labels)}; "
+            "download the files again"
+        )
+    return labels
+
+
+def _idx_array(path: Path, dimensions: int) -> Pixels:
+    """The array in an idx file of bytes, shape (n, H, W) or (n,)."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic = file.read(4)
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            data = file.read()
+    except (OSError, EOFError, struct.error) as error:
+        magic, shape, data = b"", (), str(error).encode()
+    if magic != bytes((0, 0, 8, dimensions)) or len(data) != int(np.prod(shape, dtype=object)):
+        raise ValueError(
+            f"expected an idx file of bytes in {dimensions} dimensions, received {path}, whose "
+            f"header {magic.hex() or 'cannot be read'} and shape {shape} do not match its length; "
+            "download it again"
+        )
+    # Of a bytearray, since the array of immutable bytes could not be written to.
+    return np.frombuffer(bytearray(data), dtype=np.uint8).reshape(shape)
+
+
+def read_npz(name: str, path: Path) -> Found:
+    """An .npz of images, perhaps with labels and a split."""
+    arrays = _npz_arrays(path)
+    if "x_train" in arrays:
+        keys = [("train", "x_train", "y_train"), ("test", "x_test", "y_test")]
+    elif "images" in arrays:
+        keys = [("train", "images", "labels")]
+    else:
+        raise ValueError(
+            "expected an array named images or x_train, received "
+            f"{', '.join(sorted(arrays)) or 'none'} in {path}; rename it with numpy.savez"
+        )
+    splits, values = [], []
+    for split, images_key, labels_key in keys:
+        if images_key in arrays:
+            images = _image_array(arrays[images_key], images_key)
+            splits.append((index_names(split, len(images)), ArraySource(images)))
+            values.append(_label_values(arrays.get(labels_key), labels_key, len(images)))
+    return Found(name, labelled(splits, values))
+
+
+def _npz_arrays(path: Path) -> dict[str, Array]:
+    wanted = {"images", "labels", "x_train", "y_train", "x_test", "y_test"}
+    try:
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("it is no zip of arrays")
+        with np.load(path, allow_pickle=False) as file:
+            # The others are only named in an error, and not read.
+            return {key: np.asarray(file[key] if key in wanted else ()) for key in file.files}
+    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"expected an .npz of plain arrays, received {path} ({error}); write it with "
+            "numpy.savez, without objects"
+        ) from error
+
+
+def _image_array(array: Array, key: str) -> Pixels:
+    """Any accepted array as uint8 of shape (n, H, W) or (n, H, W, C) with C 3 or 4."""
+    depths = (1, 3, 4)
+    if array.ndim == 4 and array.shape[3] not in depths and array.shape[1] in depths:
+        array = array.transpose(0, 2, 3, 1)
+    if array.ndim == 4 and array.shape[3] == 1:
+        array = array[..., 0]
+    if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in depths):
+        raise ValueError(
+            f"expected {key} of shape (n, H, W), (n, H, W, C) or (n, C, H, W) with C 1, 3 or 4, "
+            f"received {array.shape}; reshape it"
+        )
+    return _bytes_of(array, key)
+
+
+def _bytes_of(array: Array, key: str) -> Pixels:
+    """Values in 0..255, or truth values and floats in [0, 1] times 255, as uint8."""
+    if array.dtype == np.uint8 or not array.size:
+        return array.astype(np.uint8, copy=False)
+    unit = array.dtype.kind in "bf"
+    numbers = array.dtype.kind in "biuf"
+    # Written so that NaN fails as well.
+    if not (numbers and array.min() >= 0 and array.max() <= (1 if unit else 255)):
+        received = f"{array.dtype} from {array.min()} to {array.max()}" if numbers else array.dtype
+        raise ValueError(
+            f"expected {key} with integers in 0..255 or floats in [0, 1], received {received}; "
+            "scale it first"
+        )
+    scaled: Pixels = (np.rint(array * 255.0) if unit else array).astype(np.uint8)
+    return scaled
+
+
+def _label_values(labels: Array | None, key: str, count: int) -> list[Any] | None:
+    if labels is None:
+        return None
+    if labels.size != count or labels.shape[0] != count or labels.dtype.kind not in "iubU":
+        raise ValueError(
+            f"expected {key} with {count} integers or names, one for each image, received "
+            f"{labels.dtype} of shape {labels.shape}"
+        )
+    values: list[Any] = labels.reshape(-1).tolist()
+    return values

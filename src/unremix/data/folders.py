@@ -1,0 +1,190 @@
+"""Readers of files: folders and zips of images, WebDataset shards."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import warnings
+from pathlib import Path
+from stat import S_ISREG
+
+from unremix.data.arrays import CIFAR_FILES, IDX_NAME, read_cifar, read_idx
+from unremix.data.decoding import FileSource, reason_for, suffixes
+from unremix.data.found import Found, labelled, locate
+from unremix.data.shards import (
+    Skipped,
+    Span,
+    ZipSpan,
+    expand_braces,
+    read_shards,
+    zip_members,
+)
+
+TRAIN_FOLDERS = ("train", "training")
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+Files = list[tuple[str, Span | ZipSpan]]
+
+
+def read_folder(folder: Path) -> Found:
+    """A folder in one of the formats; one that holds nothing but one folder is looked through."""
+    name = folder.resolve().name
+    inner = folder
+    while True:
+        entries = sorted(entry for entry in inner.iterdir() if not entry.name.startswith("."))
+        files = {entry.name: entry for entry in entries if entry.is_file()}
+        if "data_batch_1" in files or {"train", "test", "meta"} <= set(files):
+            pickles = {key: files[key].read_bytes() for key in CIFAR_FILES if key in files}
+            return read_cifar(name, pickles, folder)
+        if any(IDX_NAME.fullmatch(file) for file in files):
+            return read_idx(name, files)
+        shards = [(key, path) for key, path in files.items() if path.suffix.lower() == ".tar"]
+        if shards:
+            return read_tars(name, shards)
+        if len(entries) != 1 or not entries[0].is_dir():
+            return read_tree(name, *_folder_files(folder))
+        inner = entries[0]
+
+
+def _folder_files(folder: Path) -> tuple[Files, list[Skipped]]:
+    """All files below a folder. Links are followed, except those back to where they come from."""
+    files: Files = []
+    skipped: list[Skipped] = []
+
+    def unreadable(error: OSError) -> None:
+        name = Path(error.filename).relative_to(folder).as_posix()
+        skipped.append(Skipped(name, reason_for(error)))
+
+    for root, folders, names in os.walk(folder, followlinks=True, onerror=unreadable):
+        folders[:] = [name for name in folders if not _is_ignored(Path(root, name))]
+        for file in names:
+            path = Path(root, file)
+            name = path.relative_to(folder).as_posix()
+            try:
+                status = path.stat()
+            except OSError as error:
+                skipped.append(Skipped(name, reason_for(error)))
+                continue
+            if S_ISREG(status.st_mode):  # to open a pipe would wait for ever
+                files.append((name, Span(str(path), 0, status.st_size)))
+            else:
+                skipped.append(Skipped(name, "not a file"))
+    return files, skipped
+
+
+def _is_ignored(folder: Path) -> bool:
+    """Whether a folder is hidden, or a link to a folder that it lies in."""
+    if folder.name.startswith("."):
+        return True
+    here = folder.parent.resolve()
+    return folder.is_symlink() and folder.resolve() in (here, *here.parents)
+
+
+def zip_files(path: Path) -> tuple[Files, list[Skipped]]:
+    """The images of a zip, and what in it cannot be read."""
+    files: Files = []
+    skipped: list[Skipped] = []
+    for name, span in zip_members(path):
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            skipped.append(Skipped(name, "leads out of the zip"))
+        else:
+            files.append(("/".join(parts), span))
+    return files, skipped
+
+
+def read_tree(name: str, files: Files, skipped: list[Skipped]) -> Found:
+    """A tree of image files: its splits and classes follow from the folders."""
+    images: dict[str, Span | ZipSpan] = {}
+    for file, span in sorted(files):
+        if any(part.startswith(".") or part == "__MACOSX" for part in file.split("/")):
+            continue
+        if _is_image(file, span):
+            images[file] = span
+        else:
+            skipped.append(Skipped(file, "empty" if span.size == 0 else "not an image"))
+    depth = _shared_folders(list(images))
+    parts, outside = _split_by_folder(list(images), depth)
+    skipped += [Skipped(file, "outside the folders for train and test") for file in outside]
+    values: list[list[str] | None] = []
+    for names, base in parts:
+        # Test images of a single class still have labels if the training images have.
+        fewest = 1 if values and values[0] is not None else 2
+        values.append(_class_folders(names, base, fewest))
+    sources = [(names, FileSource([images[file] for file in names])) for names, _ in parts]
+    return Found(name, labelled(sources, values), skipped)
+
+
+def _is_image(name: str, span: Span | ZipSpan) -> bool:
+    """Judged by the end of the name; by the content where the name has no end."""
+    suffix = posixpath.splitext(name)[1].lower()
+    if suffix:
+        return suffix in suffixes()
+    try:
+        FileSource([span]).header(0)
+    except Exception as error:
+        return reason_for(error).startswith("more than")  # an image, to be refused as too large
+    return True
+
+
+def _shared_folders(names: list[str]) -> int:
+    """How many folders, from the top, all files have in common."""
+    folders = [name.split("/")[:-1] for name in names]
+    if not folders:
+        return 0
+    # What the first and the last in sorted order share, all in between share as well.
+    pairs = zip(min(folders), max(folders), strict=False)
+    shared = [first == last for first, last in pairs]
+    return shared.index(False) if False in shared else len(shared)
+
+
+def _split_by_folder(names: list[str], depth: int) -> tuple[list[tuple[list[str], int]], list[str]]:
+    """Train and test by the folders at ``depth``, each with the depth of what it holds.
+
+    Returns:
+        Names and depth of each split, all names as one split if there are no two; and the names
+        that belong to none.
+    """
+    folders: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split("/")
+        folders.setdefault(parts[depth].lower() if len(parts) > depth + 1 else "", []).append(name)
+    train = next((folders.pop(key) for key in TRAIN_FOLDERS if key in folders), None)
+    held_out = [key for key in TEST_FOLDERS if key in folders]
+    if train is None or not held_out:
+        return [(names, depth)], []
+    classes = [key for key in held_out if _class_folders(folders[key], depth + 1, 2)]
+    test = folders.pop((classes or held_out)[0])
+    outside = [name for rest in folders.values() for name in rest]
+    return [(train, depth + 1), (test, depth + 1)], outside
+
+
+def _class_folders(names: list[str], depth: int, fewest: int) -> list[str] | None:
+    """The folder at ``depth`` of each file, if all have one and there are enough of them."""
+    parts = [name.split("/") for name in names]
+    if any(len(part) <= depth + 1 for part in parts):
+        return None
+    folders = [part[depth] for part in parts]
+    return folders if len(set(folders)) >= fewest else None
+
+
+def read_pattern(pattern: str) -> Found:
+    """Shards named by a pattern with braces; all must exist."""
+    shards = [(Path(name).name, locate(name)) for name in expand_braces(pattern)]
+    name = Path(pattern).name.split("{")[0].rstrip("-_.") or "shards"
+    return read_tars(name, shards)
+
+
+def read_tars(name: str, shards: list[tuple[str, Path]]) -> Found:
+    """WebDataset shards."""
+    samples, skipped = read_shards(shards)
+    labels = [sample.label for sample in samples if sample.label is not None]
+    if labels and len(labels) < len(samples):
+        warnings.warn(
+            f"expected all samples of {name} or none to have a label, received "
+            f"{len(samples) - len(labels)} of {len(samples)} without; all labels are ignored",
+            stacklevel=4,
+        )
+    source = FileSource([sample.image for sample in samples])
+    complete = labels if labels and len(labels) == len(samples) else None
+    splits = labelled([([sample.name for sample in samples], source)], [complete])
+    return Found(name, splits, skipped)

@@ -1,0 +1,30 @@
+"""From what a user names to the reader that understands it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unremix.data.arrays import read_cifar, read_digits, read_npz, tar_pickles
+from unremix.data.folders import read_folder, read_pattern, read_tars, read_tree, zip_files
+from unremix.data.found import ACCEPTED, Found, locate, name_and_suffix
+
+
+def find_images(data: str | Path) -> Found:
+    """Recognise the format and find the images."""
+    if str(data) == "digits":
+        return read_digits()
+    if "{" in str(data) and not Path(data).exists():
+        return read_pattern(str(data))
+    path = locate(data)
+    if path.is_dir():
+        return read_folder(path)
+    name, suffix = name_and_suffix(path)
+    if suffix == ".zip":
+        return read_tree(name, *zip_files(path))
+    if suffix == ".npz":
+        return read_npz(name, path)
+    if suffix in (".tar.gz", ".tgz"):
+        return read_cifar(name, tar_pickles(path), path)
+    if suffix == ".tar":
+        return read_tars(name, [(path.name, path)])
+    raise ValueError(f"expected one of: {ACCEPTED}; received the file {path}")
