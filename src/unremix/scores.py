@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -76,6 +76,38 @@ def row_argmax(values: Tensor, chunk: int = 64) -> tuple[Tensor, Tensor]:
     return highest, best * chunk + within
 
 
+class Scratch:
+    """Arrays (B, M) that one block after the other writes into, by their names.
+
+    Fresh memory costs more than a sweep over memory in cache, so a block takes over the arrays of
+    the block before it. All lie in one piece: an allocator keeps one large piece for the next call
+    where it would give many small ones back.
+
+    Args:
+        slots: How many names to expect.
+    """
+
+    def __init__(self, slots: int = 1) -> None:
+        self._slots = slots
+        self._places: dict[str, int] = {}
+        self._piece: Tensor | None = None
+
+    def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """An array of arbitrary content, valid until its name is taken again.
+
+        Args:
+            name: Which.
+            shape: (B, M); B must not grow from one block to the next.
+            like: Gives dtype and device.
+        """
+        place = self._places.setdefault(name, len(self._places))
+        if self._piece is None:
+            self._piece = like.new_empty(self._slots, *shape)
+        if place >= self._slots:
+            return like.new_empty(shape)
+        return self._piece[place, : shape[0]]
+
+
 def residuals(
     units: Tensor,
     lengths: Tensor,
@@ -117,9 +149,11 @@ def residuals(
         label_units = torch.zeros_like(units).index_add_(0, labels.positives.anchor, share)
     never = torch.finfo(units.dtype).min
     result = torch.empty_like(units)
+    scratch = Scratch()
     for block in pairs.blocks(tile):
         f = units[block.anchors]
-        posterior = block.blank(f @ class_units.T, never)  # (B, M)
+        posterior = scratch.take("posterior", (f.shape[0], class_units.shape[0]), f)
+        block.blank(torch.mm(f, class_units.T, out=posterior), never)  # (B, M)
         if gradient == "nt-xent":
             highest, label = posterior.amax(1), label_units[block.anchors]
         else:
@@ -311,10 +345,22 @@ def make_context(
 
 @dataclass(frozen=True)
 class Rows:
-    """A block of anchors and its similarities to all candidates, shape (B, M)."""
+    """A block of anchors and its similarities to all candidates.
+
+    Args:
+        block: Which anchors.
+        similarity: s, shape (B, M).
+        scratch: Memory to write into.
+    """
 
     block: Block
     similarity: Tensor
+    scratch: Scratch = field(default_factory=Scratch)
+
+    def empty(self, name: str) -> Tensor:
+        """An array (B, M) of arbitrary content, valid until its name is taken again."""
+        rows, columns = self.similarity.shape
+        return self.scratch.take(name, (rows, columns), self.similarity)
 
 
 Score = Callable[[Rows, Context], Tensor]
@@ -339,10 +385,14 @@ def uncertainty(rows: Rows, context: Context) -> Tensor:
             "expected a context with residuals for the uncertainty, received none; "
             "make it with unremix.scores.make_context"
         )
-    delta = context.anchor_residuals[anchors] @ context.candidate_residuals.T
+    delta = torch.mm(
+        context.anchor_residuals[anchors], context.candidate_residuals.T, out=rows.empty("delta")
+    )
     if context.anchor_inputs is None or context.candidate_inputs is None:
         return delta
-    features = context.anchor_inputs[anchors] @ context.candidate_inputs.T
+    features = torch.mm(
+        context.anchor_inputs[anchors], context.candidate_inputs.T, out=rows.empty("temporary")
+    )
     return delta.addcmul_(delta, features) if context.bias else delta.mul_(features)
 
 
@@ -357,9 +407,10 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
     if context.twins_are_candidates:
         # The masked candidates of i and i' are these two themselves, whose rows are at hand.
         half = others.shape[0] // 2
-        masked = torch.add(rows.similarity[:half], rows.similarity[half:]).add_(column)
-        masked = masked.mul_(1 / others[:half].clamp(min=1)).add_(1)
-        distance = torch.cat([masked, masked])
+        distance = rows.empty("distance")
+        first = torch.add(rows.similarity[:half], rows.similarity[half:], out=distance[:half])
+        first.add_(column).mul_(1 / others[:half].clamp(min=1)).add_(1)
+        distance[half:] = first
     else:
         excluded = block.masked_row, block.masked - block.masked_row * column.numel()
         members = torch.sparse_coo_tensor(
@@ -369,7 +420,7 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
             check_invariants=True,
         )
         masked_sum = members @ candidates  # (B, D)
-        distance = torch.mm(masked_sum, candidates.T).add_(column)
+        distance = torch.mm(masked_sum, candidates.T, out=rows.empty("distance")).add_(column)
         distance = distance.mul_(1 / others.clamp(min=1)).add_(1)
     return distance.mul_(others > 0) if bool((others <= 0).any()) else distance
 

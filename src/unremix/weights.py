@@ -197,7 +197,7 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
         for score, component in zip(scores, weighting.resolved, strict=True)
     )
     # Σ_k λ_k (factor_k X_k + shift_k), the row-wise factors folded into one sweep per component.
-    values = scaled[0].score * (mix[0] * scaled[0].factor)
+    values = torch.mul(scaled[0].score, mix[0] * scaled[0].factor, out=rows.empty("values"))
     shift = mix[0] * scaled[0].shift
     for share, part in zip(mix[1:], scaled[1:], strict=True):
         values.addcmul_(part.score, share * part.factor)
@@ -239,10 +239,10 @@ def mixed_gradient(gradient: Tensor, weights: Weights, weighting: Weighting) -> 
     return gradient if weights.replaced is None else gradient.masked_fill_(weights.replaced, 0.0)
 
 
-def share_gradient(gradient: Tensor, scaled: tuple[Scaled, ...]) -> Tensor:
+def share_gradient(gradient: Tensor, scaled: tuple[Scaled, ...], rows: Rows) -> Tensor:
     """Gradient with respect to λ, shape (K,), from that with respect to the mix, shape (B, M)."""
     row_sum = gradient.sum(1, keepdim=True)
-    product = torch.empty_like(gradient)
+    product = rows.empty("temporary")
     parts = [
         (
             torch.mul(gradient, part.score, out=product).sum(1, keepdim=True) * part.factor

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from unremix.pairs import Block, Pairs
-from unremix.scores import Context, Gradient, Rows, Views, make_context
+from unremix.pairs import Pairs
+from unremix.scores import Context, Gradient, Rows, Scratch, Views, make_context
 from unremix.weights import (
     Weighting,
     Weights,
@@ -55,7 +55,7 @@ class Objective(Protocol):
         logits: Tensor,
         positives: Tensor,
         weights: Weights,
-        block: Block,
+        rows: Rows,
         *,
         mass: bool,
         differentiate_weights: bool,
@@ -66,7 +66,7 @@ class Objective(Protocol):
             logits: Shape (B, M), filled; may be overwritten.
             positives: Logits of the positives, shape (P,).
             weights: Weights of the negatives.
-            block: The rows.
+            rows: The block.
             mass: Whether the weights are normalised to mean 1.
             differentiate_weights: Whether the gradient to the weights is wanted.
         """
@@ -97,8 +97,11 @@ class Problem:
 
 
 def cache_tile(num_candidates: int, element_size: int, budget: int = 4 * 2**20) -> int:
-    """Rows per block for which one (B, M) array takes about ``budget`` bytes, 32 at least."""
-    return max(32, budget // max(1, num_candidates * element_size))
+    """Rows per block for which one (B, M) array takes about ``budget`` bytes.
+
+    At least 256: below, the matrix products lose more than the sweeps gain.
+    """
+    return max(256, budget // max(1, num_candidates * element_size))
 
 
 def score_rows(rows: Rows, context: Context, weighting: Weighting) -> list[Tensor]:
@@ -151,23 +154,25 @@ class Contrast(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
 
+        scratch = Scratch(slots=7)
         for block in pairs.blocks(problem.tile):
             own = anchors[block.anchors]
-            products = own @ candidates.T
+            shape = (own.shape[0], pairs.num_candidates)
+            products = torch.mm(own, candidates.T, out=scratch.take("products", shape, own))
             positives = products.view(-1)[block.positive].mul_(1 / problem.temperature)
             block.fill(products)
-            rows = Rows(block, products)
+            rows = Rows(block, products, scratch)
             if raw_products:
                 similarity = context.anchor_units[block.anchors] @ context.candidate_units.T
-                rows = Rows(block, block.fill(similarity))
+                rows = Rows(block, block.fill(similarity), scratch)
             weights = weigh(rows, score_rows(rows, context, weighting), mix, weighting)
-            logits = products * (1 / problem.temperature)
+            logits = torch.mul(products, 1 / problem.temperature, out=rows.empty("logits"))
             weightless += ((weights.total <= 0) & (block.count > 0)).sum()
             outcome = problem.objective(
                 logits,
                 positives,
                 weights,
-                block,
+                rows,
                 mass=weighting.mass == "mean",
                 differentiate_weights=differentiate_weights,
             )
@@ -179,7 +184,7 @@ class Contrast(torch.autograd.Function):
             if outcome.to_weights is not None and mix is not None and to_mix is not None:
                 to_mixed = mixed_gradient(outcome.to_weights, weights, weighting)
                 if learn_mix:
-                    to_mix += share_gradient(to_mixed, weights.scaled)
+                    to_mix += share_gradient(to_mixed, weights.scaled, rows)
                 if similarity_index is not None:
                     through = score_gradient(
                         to_mixed.mul_(mix[similarity_index]),

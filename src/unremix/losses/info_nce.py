@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unremix.losses.blockwise import Outcome, Products, Tile, contrast
 from unremix.pairs import Block, Pairs
-from unremix.scores import Gradient, Views
+from unremix.scores import Gradient, Rows, Views
 from unremix.weights import Weighting, Weights
 
 
@@ -34,12 +34,13 @@ class InfoNCE:
         logits: Tensor,
         positives: Tensor,
         weights: Weights,
-        block: Block,
+        rows: Rows,
         *,
         mass: bool,
         differentiate_weights: bool,
     ) -> Outcome:
         """See :class:`unremix.losses.blockwise.Objective`."""
+        block = rows.block
         # e^{l - highest}, highest the row maximum over the negatives. Where the logits span more
         # than exponentials can, a negative without weight must not drown the others: leave it out.
         tiny = torch.finfo(logits.dtype).tiny
@@ -49,7 +50,9 @@ class InfoNCE:
             highest = torch.where(weights.values > 0, logits, lowest).amax(1, keepdim=True)
             logits.clamp_(max=highest)
         exponentials = block.blank(logits.sub_(highest).exp_())  # (B, M)
-        products = exponentials if weights.values is None else exponentials * weights.values
+        products = exponentials
+        if weights.values is not None:
+            products = torch.mul(exponentials, weights.values, out=rows.empty("weighted"))
         total = products.sum(1, keepdim=True)  # (B, 1)
         log_negatives = (total.log() + highest + weights.log_factor)[:, 0]  # (B,)
 
@@ -58,7 +61,7 @@ class InfoNCE:
         to_weights = None
         if differentiate_weights and weights.values is not None:
             # log Σ_j w_j e_j, less log Σ_j w_j where the mass is normalised.
-            to_weights = exponentials * row_scale
+            to_weights = exponentials.mul_(row_scale)
             if mass:
                 to_weights.sub_(to_negatives[:, None] / weights.total.clamp(min=tiny))
             block.blank(to_weights)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from unremix.losses.blockwise import Outcome, Products, Tile, contrast
-from unremix.pairs import Block, Pairs
-from unremix.scores import Gradient, Views
+from unremix.pairs import Pairs
+from unremix.scores import Gradient, Rows, Views
 from unremix.weights import Weighting, Weights
 
 
@@ -27,12 +27,13 @@ class JSD:
         logits: Tensor,
         positives: Tensor,
         weights: Weights,
-        block: Block,
+        rows: Rows,
         *,
         mass: bool,
         differentiate_weights: bool,
     ) -> Outcome:
         """See :class:`unremix.losses.blockwise.Objective`."""
+        block = rows.block
         count = block.count.clamp(min=1).to(logits.dtype)  # (B, 1)
         expectation = softplus(logits).sub_(math.log(2))  # E⁻, (B, M)
         weight = weights.dense(block, logits)
