@@ -332,12 +332,22 @@ class Pairs:
         mask[self.positives.anchor, self.positives.candidate] = True
         return mask
 
-    def blocks(self, tile: int | None) -> Iterator[Block]:
+    def blocks(self, tile: int | None) -> tuple[Block, ...]:
         """Cut the anchors into blocks of at most ``tile`` rows; twins stay together.
 
         Args:
             tile: Rows per block; None for all rows at once.
         """
+        if tile not in self._cut:
+            with torch.inference_mode(False):  # or they could not be used for training later
+                self._cut[tile] = tuple(self._blocks(tile))
+        return self._cut[tile]
+
+    @cached_property
+    def _cut(self) -> dict[int | None, tuple[Block, ...]]:
+        return {}
+
+    def _blocks(self, tile: int | None) -> Iterator[Block]:
         parts = 2 if self.twins else 1
         length = self.num_anchors // parts
         step = max(1, length if tile is None else tile // parts)
