@@ -49,7 +49,8 @@ class Batch:
     @cached_property
     def lengths(self) -> Tensor:
         """|z| of all views, shape (2N, 1)."""
-        return torch.cat([self.z0, self.z1]).detach().norm(dim=1, keepdim=True)
+        embeddings = torch.cat([self.z0, self.z1]).detach()
+        return torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
 
     @cached_property
     def partner(self) -> Tensor:

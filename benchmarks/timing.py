@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import random
 import resource
 import threading
 import time
@@ -10,24 +12,88 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 Seconds = dict[str, list[float]]
+Clock = Literal["wall", "cpu"]
 
 
-def race(contenders: Mapping[str, Callable[[], object]], rounds: int) -> Seconds:
+@dataclass(frozen=True)
+class Race:
+    """Seconds of each contender, round by round, and how many of them others disturbed."""
+
+    seconds: Seconds
+    disturbed: int
+
+
+def race(
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    clock: Clock = "wall",
+    patience: float = 60.0,
+) -> Race:
     """Time each contender once per round, in turns, after one call of each that does not count.
 
-    What slows the machine down for a while slows all of them down alike.
+    Each round has an order of its own, since a call may profit or suffer from the one before it:
+    from what that left in cache, and from the memory it gave back. What slows the machine down for
+    a while slows all of them down, though not alike: two threads that wait for each other suffer
+    more than one. So a call during which other processes were busy is timed again a second later.
+
+    Args:
+        contenders: What to call, by name.
+        rounds: Turns of each.
+        clock: What counts as time.
+        patience: Seconds to spend on that in all; then disturbed calls are accepted, and counted.
     """
     for run in contenders.values():
         run()
     seconds: Seconds = {name: [] for name in contenders}
+    disturbed = 0
+    order, shuffle = list(contenders.items()), random.Random(0).shuffle
     for _ in range(rounds):
-        for name, run in contenders.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+        shuffle(order)
+        for name, run in order:
+            elapsed, quiet = time_call(run, clock)
+            while not quiet and patience > 0:
+                patience -= 1 + elapsed
+                time.sleep(1)
+                elapsed, quiet = time_call(run, clock)
+            seconds[name].append(elapsed)
+            disturbed += not quiet
+    return Race(seconds, disturbed)
+
+
+def time_call(run: Callable[[], object], clock: Clock = "wall") -> tuple[float, bool]:
+    """Seconds of a call, and whether nothing disturbed it.
+
+    Args:
+        run: The call.
+        clock: ``wall``: the time that passed, disturbed where other processes had more than 5 % of
+            the machine; ``cpu``: this process's own time, undisturbed by definition, which says
+            something only on one thread, since threads that wait for each other count as busy.
+    """
+    if clock == "cpu":
+        start = time.process_time()
+        run()
+        return time.process_time() - start, True
+    others, start = seconds_of_others(), time.perf_counter()
+    run()
+    elapsed = time.perf_counter() - start
+    clock_error = 0.03  # the system counts in hundredths of a second, on each core
+    allowed = 0.05 * elapsed * (os.cpu_count() or 1) + clock_error
+    return elapsed, seconds_of_others() - others <= allowed
+
+
+def seconds_of_others() -> float:
+    """CPU time of all processes but this one, stolen time included (Linux; elsewhere 0)."""
+    statistics = Path("/proc/stat")
+    if not statistics.exists():
+        return 0.0
+    fields = statistics.read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+    user, nice, system, _idle, _wait, interrupts, soft_interrupts, stolen = map(int, fields)
+    busy = user + nice + system + interrupts + soft_interrupts + stolen
+    return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 @dataclass(frozen=True)
@@ -59,17 +125,19 @@ def resident_bytes() -> int:
 
 @dataclass(frozen=True)
 class Call:
-    """What one call took: time, and memory beyond what was held before."""
+    """What one call took: time, memory beyond what was held before; whether others kept quiet."""
 
     seconds: float
     extra_bytes: int
+    quiet: bool
 
 
-def measure_call(run: Callable[[], object], interval: float = 0.005) -> Call:
+def measure_call(run: Callable[[], object], clock: Clock = "wall", interval: float = 0.005) -> Call:
     """Call once while a thread watches the resident memory.
 
     Args:
         run: The call.
+        clock: What counts as time.
         interval: Seconds between two looks.
     """
     before = resident_bytes()
@@ -82,9 +150,7 @@ def measure_call(run: Callable[[], object], interval: float = 0.005) -> Call:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    start = time.perf_counter()
-    run()
-    seconds = time.perf_counter() - start
+    seconds, quiet = time_call(run, clock)
     done.set()
     watcher.join()
-    return Call(seconds, max(highest, resident_bytes()) - before)
+    return Call(seconds, max(highest, resident_bytes()) - before, quiet)
