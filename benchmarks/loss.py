@@ -77,6 +77,7 @@ class Settings:
         tile_rounds: Turns of the tile table.
         growth_rounds: Turns of the growth table, of all but its largest N, which is called once.
         threads: Threads of torch.
+        patience: Seconds per table to wait for other processes to be quiet.
         clock: What counts as time: ``wall``, or ``cpu``, this process's own on one thread.
         width: D.
         input_width: H.
@@ -100,6 +101,7 @@ class Settings:
     tile_rounds: int = 3
     growth_rounds: int = 3
     threads: int = 2
+    patience: float = 60.0
     clock: Clock = "wall"
     width: int = 128
     input_width: int = 512
@@ -118,7 +120,7 @@ class Settings:
 
     def race(self, contenders: Mapping[str, Run], rounds: int) -> Race:
         """Time contenders in turns, by the clock set."""
-        return race(contenders, rounds, clock=self.clock)
+        return race(contenders, rounds, clock=self.clock, patience=self.patience)
 
     def batch(self, size: int) -> Batch:
         """N pairs of views."""
@@ -134,6 +136,7 @@ QUICK = Settings(
     slow_rounds=1,
     tile_rounds=2,
     growth_rounds=2,
+    patience=0.0,
     sketch_pairs=128,
     sketch_seeds=2,
 )
