@@ -221,12 +221,13 @@ CIFAR = next(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(CIFAR is None, reason="cifar10-images.zip is not in UNREMIX_DATA")
 def test_real_pictures(tmp_path: Path) -> None:
     """2,000 CIFAR-10 images, 3 epochs: the features are clearly better than untrained ones."""
     run = unremix.train(
-        data=str(CIFAR), limit=2000, epochs=3, batch_size=128, backbone="resnet18", width=16,
-        runs=str(tmp_path), progress=False, accelerator="cpu", probe_epochs=0,
+        data=str(CIFAR), limit=2000, epochs=3, batch_size=128, backbone="resnet18", width=8,
+        runs=str(tmp_path), progress=False, accelerator="cpu", probe_epochs=0, evaluate_every=3,
     )  # fmt: skip
     assert run.evaluation is not None
     results = run.evaluation["results"]

@@ -37,6 +37,10 @@ _TRAINING = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _TRAINING:
         raise AttributeError(f"module 'unremix' has no attribute {name!r}")

@@ -61,6 +61,7 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     anchors = weights.shape[0]
     if k < 1:
         raise ValueError(f"expected k of at least 1, received {k}")
+    labels = torch.as_tensor(labels)
     if labels.dim() != 1 or labels.shape[0] not in (anchors, anchors // 2):
         raise ValueError(
             f"expected one label per sample or per view, shape ({anchors},) or ({anchors // 2},), "

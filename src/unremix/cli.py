@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from inspect import signature
@@ -44,7 +45,8 @@ def show_results(card: dict[str, Any], path: Path) -> None:
     """The table at the end of a run."""
     console = Console()
     if card["results"] is None:
-        console.print(f"No labels, so no accuracy. Health: {card['health']}")
+        figures = ", ".join(f"{name} {value:.2f}" for name, value in card["health"].items())
+        console.print(f"No labels, so no accuracy. {figures}", highlight=False)
     else:
         table = Table(
             title=f"{card['recipe']} on {card['data']}, {card['epoch']} epochs, seed {card['seed']}"
@@ -88,7 +90,10 @@ def evaluate(run: str, data: str | None = None) -> None:
     """
     from unremix import pipeline
 
-    show_results(pipeline.evaluate(run, data), Path(run))
+    card = pipeline.evaluate(run, data)
+    show_results(card, Path(run))
+    if data is not None:
+        Console().print(f"The card is in evaluation-{card['data']}.json", highlight=False)
 
 
 def embed(run: str, data: str | None = None, output: str | None = None) -> None:
@@ -188,6 +193,8 @@ def make_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what a person can mend is said in one line, without a trace."""
+    # One line a warning, without the place in our source that raised it.
+    warnings.formatwarning = lambda message, *_, **__: f"unremix: {message}\n"
     parser = make_parser()
     options = parser.parse_args(arguments)
     command = options.subcommand
@@ -199,10 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             train(TrainConfig(**vars(Parser.commands["train"].instantiate(chosen))))
         else:
             COMMANDS[command](**vars(chosen))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         console.print(f"unremix: {error}", style="red", highlight=False, markup=False)
         return 1
-    except KeyboardInterrupt:
-        console.print("unremix: stopped; go on with unremix train --resume", highlight=False)
+    except KeyboardInterrupt as stopped:
+        again = f"; go on with: unremix train --resume {stopped}" if str(stopped) else ""
+        console.print(f"unremix: stopped{again}", highlight=False)
         return 130
     return 0

@@ -22,8 +22,8 @@ PACKAGES = {
     "scikit-learn": ("the embedded digits", 'pip install "unremix[train]"'),
     "pillow": ("reading images", 'pip install "unremix[train]"'),
     "safetensors": ("saving encoders", 'pip install "unremix[train]"'),
-    "tensorboard": ("--loggers tensorboard", 'pip install "unremix[train]"'),
-    "wandb": ("--loggers wandb", "pip install wandb"),
+    "tensorboard": ("--loggers [tensorboard]", 'pip install "unremix[train]"'),
+    "wandb": ("--loggers [wandb]", "pip install wandb"),
     "jinja2": ("reports", 'pip install "unremix[report]"'),
     "matplotlib": ("figures", 'pip install "unremix[report]"'),
     "pyarrow": ("embed to .parquet", "pip install pyarrow"),
@@ -64,5 +64,7 @@ def examine(console: Console | None = None) -> None:
     table = Table("package", "version", "for", "if missing")
     for package, (purpose, command) in PACKAGES.items():
         version = version_of(package)
-        table.add_row(package, version or "missing", purpose, "" if version else escape(command))
+        table.add_row(
+            package, version or "missing", escape(purpose), "" if version else escape(command)
+        )
     console.print(table)

@@ -69,7 +69,7 @@ def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
     """
     run = Run(folder)
     found = load_for(run, data)
-    card = evaluate_run(run, found)
+    card = evaluate_run(run, found, own=data is None)
     _write_card(run, card, "evaluation.json" if data is None else f"evaluation-{found.name}.json")
     if data is None:
         write_report(run.path)

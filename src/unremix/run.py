@@ -48,10 +48,6 @@ class Shape:
         name = config.augmentation
         if name == "auto":
             name = settings_for(channels, size)
-        elif name not in SETTINGS:
-            raise ValueError(
-                f"expected augmentation auto or one of {', '.join(SETTINGS)}, received {name!r}"
-            )
         return Shape(channels, size, name)
 
     @property
@@ -144,6 +140,13 @@ class Run:
             )
         self.config = config_from_yaml(file.read_text())
         self.shape = Shape(**json.loads((self.path / "shape.json").read_text()))
+
+    @classmethod
+    def unwritten(cls, path: Path, config: TrainConfig, shape: Shape) -> Run:
+        """A run whose folder another process writes."""
+        run = cls.__new__(cls)
+        run.path, run.config, run.shape = path, config, shape
+        return run
 
     @staticmethod
     def create(path: Path, config: TrainConfig, shape: Shape) -> Run:

@@ -21,6 +21,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator as GPU
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -32,8 +33,9 @@ from unremix.files import write_whole
 from unremix.frameworks.simclr import SimCLR
 from unremix.optimisers import make_optimiser, rate_at
 from unremix.progress import Progress
+from unremix.recipes import find_recipe, make_loss
 from unremix.run import Run, Shape, build
-from unremix.views.image import augment
+from unremix.views.image import SETTINGS, augment
 from unremix.views.randomness import keys
 
 Observer = Callable[[SimCLR, int], dict[str, float]]
@@ -226,23 +228,28 @@ class Training(lightning.LightningModule):
         both times, and its running statistics move once.
         """
         chunks = [part for view in (view0, view1) for part in view.split(size)]
-        with torch.no_grad(), _running_statistics_held(self.model):
-            parts = [self.model.embed(chunk) for chunk in chunks]
-        z, h = (torch.cat([part[k] for part in parts]) for k in (0, 1))
-        z.requires_grad_()
-        (z0, z1), (h0, h1) = z.chunk(2), h.chunk(2)
-        loss: Tensor = self.model.loss(z0, z1, h0, h1)
         wrapped = self.trainer.model
-        self.manual_backward(loss)
-        assert z.grad is not None
-        incoming = z.grad.split([len(chunk) for chunk in chunks])
-        for number, (chunk, gradient) in enumerate(zip(chunks, incoming, strict=True)):
-            quiet: AbstractContextManager[None] = nullcontext()
-            if isinstance(wrapped, DistributedDataParallel) and number < len(chunks) - 1:
-                quiet = wrapped.no_sync()
-            with quiet, self.trainer.precision_plugin.forward_context():
-                again, _ = self.model.embed(chunk)
+        alone: AbstractContextManager[None] = nullcontext()
+        if isinstance(wrapped, DistributedDataParallel):
+            alone = wrapped.no_sync()  # it would average after the first chunk: we do so at the end
+        with alone:
+            with torch.no_grad(), _running_statistics_held(self.model):
+                parts = [self.model.embed(chunk) for chunk in chunks]
+            z, h = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+            z.requires_grad_()
+            (z0, z1), (h0, h1) = z.chunk(2), h.chunk(2)
+            loss: Tensor = self.model.loss(z0, z1, h0, h1)
+            self.manual_backward(loss)
+            assert z.grad is not None
+            incoming = z.grad.split([len(chunk) for chunk in chunks])
+            for chunk, gradient in zip(chunks, incoming, strict=True):
+                with self.trainer.precision_plugin.forward_context():
+                    again, _ = self.model.embed(chunk)
                 torch.autograd.backward(again, gradient.to(again.dtype))
+        if isinstance(wrapped, DistributedDataParallel):
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = self._mean(parameter.grad)
         return loss
 
     def on_train_epoch_end(self) -> None:
@@ -318,6 +325,12 @@ def _processes(config: TrainConfig) -> tuple[int | str, int]:
     return config.devices, config.num_nodes
 
 
+def _is_first_process() -> bool:
+    """Whether this is the first of the processes, as far as those who start them have said yet."""
+    ranks = (os.environ.get(name) for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
+    return next((int(rank) for rank in ranks if rank is not None), 0) == 0
+
+
 def _loggers(config: TrainConfig, run: Run) -> list[Logger]:
     made: list[Logger] = []
     if "tensorboard" in config.loggers:
@@ -339,6 +352,18 @@ def _folder(config: TrainConfig, data: ImageData) -> Path:
             )
         path, number = Path(config.runs) / f"{base}-{number}", number + 1
     return path
+
+
+def _check_options(config: TrainConfig) -> None:
+    """What can be refused before the data are read, is."""
+    make_loss(find_recipe(config.recipe), config.loss, temperature=config.temperature)
+    if config.augmentation not in ("auto", *SETTINGS):
+        raise ValueError(
+            f"expected augmentation auto or one of {', '.join(SETTINGS)}, received "
+            f"{config.augmentation!r}"
+        )
+    if config.accelerator == "gpu" and not GPU.is_available():
+        raise ValueError("expected a GPU for --accelerator gpu, found none; use cpu or auto")
 
 
 def _check_size(data: ImageData, config: TrainConfig) -> None:
@@ -394,15 +419,19 @@ def prepare(config: TrainConfig) -> Prepared:
     run, state = None, None
     if config.resume is not None:
         run, config, state = _resumed(config)
+    _check_options(config)
     data = load_images(
         config.data, image_size=config.image_size, limit=config.limit, progress=config.progress
     )
-    _check_size(data, config)
     if run is None:
         shape = Shape.of(data.train, config)
         build(config, shape)  # an option that cannot be is refused before anything is written
-        path = _folder(config, data)
-        run = Run.create(path, replace(config, name=path.name), shape)
+        _check_size(data, config)
+        if _is_first_process():
+            path = _folder(config, data)
+            run = Run.create(path, replace(config, name=path.name), shape)
+        else:
+            run = Run.unwritten(Path(config.runs), config, shape)
         config = replace(run.config, progress=config.progress)
     return Prepared(run, config, data, state)
 
@@ -433,7 +462,10 @@ def fit(prepared: Prepared, observe: Observer, progress: Progress) -> bool:
             # The batches come from memory, by our own hand; and Lightning warns about itself.
             warnings.filterwarnings("ignore", message=".*does not have many workers.*")
             warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-            trainer.fit(training)
+            try:
+                trainer.fit(training)
+            except SystemExit as stopped:  # what Lightning makes of Ctrl-C
+                raise KeyboardInterrupt(str(run.path)) from stopped
     elif prepared.state is not None:
         model.load_state_dict(prepared.state["model"])
     else:

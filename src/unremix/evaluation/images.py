@@ -91,12 +91,13 @@ def _measure(
     return result
 
 
-def evaluate_run(run: Run, data: ImageData) -> dict[str, Any]:
+def evaluate_run(run: Run, data: ImageData, *, own: bool = True) -> dict[str, Any]:
     """Measure a run's encoder, the same encoder untrained, and raw pixels.
 
     Args:
         run: The run.
         data: Images to measure on; labels are needed.
+        own: Whether these are the images the run was trained on.
 
     Returns:
         The evaluation card: what was measured, on what layer, after which epoch, with which seed.
@@ -120,12 +121,12 @@ def evaluate_run(run: Run, data: ImageData) -> dict[str, Any]:
         "health": {
             name: rows[-1][name]
             for name in ("spread", "effective_rank", "alignment", "uniformity")
-            if rows and name in rows[-1]
+            if own and rows and name in rows[-1]  # measured in training, on the run's own data
         },
         "results": None,
     }
     if data.train.labels is None or len(set(data.train.labels.tolist())) < 2:
-        card["note"] = "no labels: accuracy cannot be measured, the health figures can"
+        card["note"] = "no labels: accuracy cannot be measured"
         return card
     split = data.test is not None and data.test.labels is not None
     card["protocol"] = {
