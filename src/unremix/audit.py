@@ -39,6 +39,16 @@ class Audit:
     k: int
 
 
+def effective_negatives(weights: Tensor) -> float:
+    """(Σ_j w_ij)² / Σ_j w_ij², mean over anchors; an anchor without weight counts 0.
+
+    Args:
+        weights: w, shape (A, C); 0 where there is no negative.
+    """
+    square = weights.square().sum(1).clamp(min=torch.finfo(weights.dtype).tiny)
+    return float((weights.sum(1).square() / square).mean())
+
+
 def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     """Look at the negatives that matter most.
 
@@ -96,14 +106,11 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     present = torch.zeros(anchors, int(labels.max()) + 1, device=weights.device)
     present.scatter_reduce_(1, labels[top], chosen.to(present.dtype), "amax")
     distinct = present.sum(1)[usable] / looked_at[usable]
-    square = weights.square().sum(1)[usable]
-    tiny = torch.finfo(weights.dtype).tiny
-    effective = weights.sum(1)[usable].square() / square.clamp(min=tiny)
     return Audit(
         false_negative_rate=float(false_rate.mean()),
         base_rate=float((same.sum(1)[usable] / count[usable]).mean()),
         decile_false_negative_rate=tuple(rates),
         distinct_class_share=float(distinct.mean()),
-        effective_negatives=float(effective.mean()),
+        effective_negatives=effective_negatives(weights[usable]),
         k=k,
     )

@@ -77,7 +77,7 @@ class Progress:
             parts.append(f"{self.speed:,.0f} images/s")
         return " · ".join(parts)
 
-    def stepped(self, training: Training, loss: float, seconds: float) -> None:
+    def stepped(self, training: Training, loss: float) -> None:
         """After every step."""
         now = time.perf_counter()
         speed = self.batch_size / max(now - self.last, 1e-9)

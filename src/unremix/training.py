@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import logging
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -171,7 +170,6 @@ class Training(lightning.LightningModule):
         """Views, loss, gradient, step."""
         indices, images = batch
         config = self.config
-        started = time.perf_counter()
         # For what draws at random inside the model, such as dropout.
         torch.manual_seed(scramble(config.seed, self.step, self.global_rank))
         view0, view1 = self._view(images, indices, 0), self._view(images, indices, 1)
@@ -203,7 +201,7 @@ class Training(lightning.LightningModule):
             )
         self.losses.append(float(value))
         self.step += 1
-        self.progress.stepped(self, float(value), time.perf_counter() - started)
+        self.progress.stepped(self, float(value))
         every = config.checkpoint_every
         if every is not None and self.step % every == 0 and self.step % self.steps_per_epoch:
             self.save()

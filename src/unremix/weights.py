@@ -82,11 +82,6 @@ def name_of(component: str | Score | Component) -> str:
     return getattr(score, "__name__", type(score).__name__)
 
 
-def uniform() -> Weighting:
-    """W = 1: plain InfoNCE."""
-    return Weighting()
-
-
 def hardness(sharpness: float, *, similarity_gradient: bool = True) -> Weighting:
     """W ∝ exp(sharpness × s), of mean 1: HCL, with sharpness = β/τ."""
     return Weighting(

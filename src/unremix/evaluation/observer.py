@@ -9,6 +9,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
+from unremix.audit import effective_negatives
 from unremix.config import TrainConfig
 from unremix.data.image import ImageData
 from unremix.evaluation.health import Health, health, warnings_of
@@ -68,9 +69,7 @@ class EpochObserver:
         (z0, h0), (z1, h1) = embed(0), embed(1)
         weights = model.loss.importance(z0, z1, h0, h1).weights.double()
         model.train(was_training)
-        square = weights.square().sum(1).clamp(min=torch.finfo(torch.float64).tiny)
-        effective = float((weights.sum(1).square() / square).mean())
-        found = health(z0.float(), z1.float(), effective_negatives=effective)
+        found = health(z0.float(), z1.float(), effective_negatives=effective_negatives(weights))
         for message in warnings_of(
             found, self.previous, dimensions=z0.shape[1], samples=z0.shape[0]
         ):
