@@ -16,6 +16,7 @@ from unremix.scores import (
     Views,
     make_context,
     normalise,
+    normalise_backward,
     residuals,
     row_argmax,
     sketch,
@@ -134,12 +135,13 @@ def test_views_without_class_or_direction_have_no_residual() -> None:
     assert torch.equal(delta[1:], torch.zeros(2, 4).double())
 
 
-def test_normalise_passes_no_gradient_to_a_zero_vector() -> None:
-    z = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
-    normalise(z)[0].sum().backward()
-    assert z.grad is not None
-    assert z.grad.isfinite().all()
-    assert torch.equal(z.grad[1], torch.zeros(2))
+def test_normalise_backward_equals_autograd_and_passes_nothing_to_a_zero_vector() -> None:
+    z = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    incoming = torch.randn(5, 3, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(torch.nn.functional.normalize(z), z, incoming)
+    assert_close(normalise_backward(incoming.clone(), *normalise(z)), expected)
+    none = torch.zeros(1, 3, dtype=torch.float64)
+    assert torch.equal(normalise_backward(incoming[:1].clone(), *normalise(none)), none)
 
 
 @given(st.integers(1, 4), st.integers(1, 200), st.integers(0, 100), st.integers(1, 70))

@@ -55,6 +55,7 @@ class Block:
         positive: Flat positions of the positives, shape (P,).
         positive_row: The row of each positive, shape (P,).
         share: The share of each positive in its anchor's loss, shape (P,).
+        whole: Whether these are all anchors, in their order.
     """
 
     anchors: Tensor
@@ -65,6 +66,11 @@ class Block:
     positive: Tensor
     positive_row: Tensor
     share: Tensor
+    whole: bool = False
+
+    def take(self, values: Tensor) -> Tensor:
+        """The rows of this block's anchors, shape (B, ...); no copy where they are all rows."""
+        return values if self.whole else values[self.anchors]
 
     def fill(self, values: Tensor) -> Tensor:
         """Overwrite what is not a negative by the value of a negative of the same row, in place.
@@ -99,6 +105,8 @@ class Pairs:
         share: The share of each positive in its anchor's loss, shape (P,); sums to 1 per anchor.
         twins: Anchors i and N/2 + i are two views of one sample, and the same two candidates, one
             for each, are masked for both.
+        own: How many of the candidates, the last ones, are each anchor's own: column M - own + k
+            stands for the k-th own candidate, another one in every row, always a negative.
     """
 
     num_anchors: int
@@ -107,6 +115,7 @@ class Pairs:
     positives: Links
     share: Tensor
     twins: bool = False
+    own: int = 0
 
     @staticmethod
     def build(
@@ -183,27 +192,73 @@ class Pairs:
         return Pairs.build(n, n if total is None else total, (anchors, anchors + offset))
 
     @staticmethod
-    def queue(sample_ids: Tensor, queue_ids: Tensor, *, batch_negatives: bool = False) -> Pairs:
-        """Queries against [own keys; queue] (MoCo): the positive is the own key.
+    def towards(
+        keys: Tensor, shares: Tensor, *, offset: int = 0, total: int | None = None
+    ) -> Pairs:
+        """Anchors aimed at given keys, with shares (mixed images): all other keys are negatives.
 
-        Keys in the queue that stem from the anchor's own sample are excluded.
+        A key with share 0 is a negative too.
 
         Args:
-            sample_ids: Which sample each query shows, shape (N,).
-            queue_ids: Which sample each key of the queue shows, shape (Q,).
-            batch_negatives: Whether the other queries' keys are negatives as well.
+            keys: The keys each anchor is aimed at, shape (N, P).
+            shares: The share of each in the anchor's loss, shape (N, P).
+            offset: Where, among ``total`` keys, number 0 stands.
+            total: M; N by default.
+
+        Example:
+            >>> keys, shares = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0.7, 0.3], [1, 0]])
+            >>> Pairs.towards(keys, shares).negative_mask()
+            tensor([[False, False],
+                    [ True, False]])
         """
-        n = sample_ids.numel()
-        anchors = torch.arange(n, device=sample_ids.device)
-        row, column = (sample_ids[:, None] == queue_ids[None, :]).nonzero(as_tuple=True)
-        column = column + n
-        if batch_negatives:
-            same = sample_ids[:, None] == sample_ids[None, :]
-        else:
-            same = torch.ones(n, n, dtype=torch.bool, device=sample_ids.device)
-        same_row, same_column = same.nonzero(as_tuple=True)
-        excluded = (torch.cat([same_row, row]), torch.cat([same_column, column]))
-        return Pairs.build(n, n + queue_ids.numel(), (anchors, anchors), excluded)
+        n = keys.shape[0]
+        anchor, place = (shares > 0).nonzero(as_tuple=True)
+        positives = (anchor, keys[anchor, place] + offset)
+        total = n if total is None else total
+        return Pairs.build(n, total, positives, share=shares[anchor, place])
+
+    @staticmethod
+    def queue(
+        sample_ids: Tensor,
+        queue_ids: Tensor,
+        *,
+        batch_negatives: bool = False,
+        keys: Tensor | None = None,
+        shares: Tensor | None = None,
+    ) -> Pairs:
+        """Queries against [the batch's keys; queue] (MoCo): the positive is the own key.
+
+        Keys that stem from the sample of a positive are excluded.
+
+        Args:
+            sample_ids: Which sample each key of the batch shows, shape (N,).
+            queue_ids: Which sample each key of the queue shows, shape (Q,).
+            batch_negatives: Whether the batch's other keys are negatives as well.
+            keys: Which keys of the batch each query is aimed at, shape (N, P); its own by default.
+            shares: The share of each in the query's loss, shape (N, P); a key with share 0 is none.
+        """
+        n, device = sample_ids.numel(), sample_ids.device
+        if keys is None or shares is None:
+            keys = torch.arange(n, device=device)[:, None]
+            shares = torch.ones(n, 1, device=device)
+        anchor, place = (shares > 0).nonzero(as_tuple=True)
+        candidate = keys[anchor, place]
+        aims = torch.zeros(n, n, dtype=torch.bool, device=device)
+        aims[anchor, candidate] = True
+        everything = torch.cat([sample_ids, queue_ids])
+        same = sample_ids[:, None] == everything  # (N, N + Q)
+        # Which keys show the sample of any key the query is aimed at.
+        excluded = (aims.to(torch.float32) @ same.to(torch.float32)) > 0
+        if not batch_negatives:
+            excluded[:, :n] = True
+        row, column = excluded.nonzero(as_tuple=True)
+        return Pairs.build(
+            n,
+            everything.numel(),
+            (anchor, candidate),
+            (row, column),
+            share=shares[anchor, place],
+        )
 
     @staticmethod
     def windows(documents: Tensor, *, reach: int = 1, texts: Tensor | None = None) -> Pairs:
@@ -277,12 +332,29 @@ class Pairs:
         rows, columns = positives.shape
         return Pairs.build(rows, columns, (anchor, candidate), (neither[0], neither[1]))
 
+    def with_own(self, count: int) -> Pairs:
+        """The same, and ``count`` further candidates of each anchor alone, its negatives."""
+        return replace(
+            self, num_candidates=self.num_candidates + count, own=self.own + count, twins=False
+        )
+
     def transposed(self) -> Pairs:
-        """Anchors and candidates exchanged; every positive counts equally."""
+        """Anchors and shared candidates exchanged; every positive counts equally."""
         masked = (self.masked.candidate, self.masked.anchor)
         positives = (self.positives.candidate, self.positives.anchor)
-        pairs = Pairs.build(self.num_candidates, self.num_anchors, positives, masked)
+        shared = self.num_candidates - self.own
+        pairs = Pairs.build(shared, self.num_anchors, positives, masked)
         return replace(pairs, twins=self.twins and self.num_anchors == self.num_candidates)
+
+    def among(self, offset: int, total: int) -> Pairs:
+        """The same pairs where the candidates are a part, from ``offset`` on, of ``total``."""
+        return replace(
+            self,
+            num_candidates=total,
+            masked=Links(self.masked.anchor, self.masked.candidate + offset),
+            positives=Links(self.positives.anchor, self.positives.candidate + offset),
+            twins=False,
+        )
 
     def with_positives_as_negatives(self) -> Pairs:
         """The same positives, which count among the negatives as well."""
@@ -303,6 +375,16 @@ class Pairs:
     def positive_count(self) -> Tensor:
         """How many positives each anchor has, shape (N,)."""
         return torch.bincount(self.positives.anchor, minlength=self.num_anchors)
+
+    @cached_property
+    def most_negatives(self) -> int:
+        """How many negatives the anchor with the most has."""
+        return int(self.negative_count.max())
+
+    @cached_property
+    def answered(self) -> int:
+        """How many anchors have a positive."""
+        return int((self.positive_count > 0).sum())
 
     @cached_property
     def first_negative(self) -> Tensor:
@@ -371,6 +453,7 @@ class Pairs:
                 positive=positive,
                 positive_row=positive_row,
                 share=torch.cat([self.share[part] for part in where]),
+                whole=size == length,
             )
 
     @cached_property

@@ -29,26 +29,42 @@ def noise(dtype: torch.dtype) -> float:
 
 
 def normalise(embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors f = z/|z| and lengths |z|; a zero vector stays zero and passes no gradient.
+    """Unit vectors f = z/|z| and lengths |z|, without gradient; a zero vector stays zero.
 
     Args:
-        embeddings: z, shape (N, D).
+        embeddings: z, shape (..., D).
 
     Returns:
-        f, shape (N, D), and |z|, shape (N,); |z| carries no gradient and is 0 for a zero vector.
+        f, shape (..., D), and |z|, shape (...), which is 0 for a zero vector.
 
     Example:
         >>> normalise(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         (tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]]), tensor([5., 0.]))
     """
-    lengths = torch.linalg.vector_norm(embeddings.detach(), dim=1)
-    lengths = lengths.masked_fill(lengths <= SMALLEST_NORM, 0.0)
-    zero = (lengths == 0)[:, None]
-    # The substitute keeps the norm's gradient finite where the embedding is zero.
-    safe = torch.where(zero, torch.ones_like(embeddings), embeddings)
-    units = safe / torch.linalg.vector_norm(safe, dim=1, keepdim=True)
-    return units.masked_fill(zero, 0.0), lengths
+    embeddings = embeddings.detach()
+    lengths = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
+    units = embeddings / lengths
+    if bool((lengths <= SMALLEST_NORM).any()):
+        zero = lengths <= SMALLEST_NORM
+        units, lengths = units.masked_fill_(zero, 0.0), lengths.masked_fill_(zero, 0.0)
+    return units, lengths[..., 0]
+
+
+def normalise_backward(gradient: Tensor, units: Tensor, lengths: Tensor) -> Tensor:
+    """Gradient at z from that at f = z/|z|: (g - (g·f) f)/|z|; 0 for a zero vector.
+
+    Args:
+        gradient: g, shape (N, D); overwritten.
+        units: f, shape (N, D).
+        lengths: |z|, shape (N,).
+
+    Returns:
+        Shape (N, D).
+    """
+    along = torch.einsum("nd,nd->n", gradient, units)
+    inverse = torch.where(lengths > 0, 1 / lengths, 0.0)[:, None]
+    return gradient.addcmul_(units, along[:, None], value=-1).mul_(inverse)
 
 
 def row_argmax(values: Tensor, chunk: int = 64) -> tuple[Tensor, Tensor]:
@@ -108,6 +124,27 @@ class Scratch:
         return self._piece[place, : shape[0]]
 
 
+def inner_products(
+    anchors: Tensor, candidates: Tensor, own: Tensor | None, out: Tensor | None = None
+) -> Tensor:
+    """Of each anchor with all candidates and, to their right, with those of its own.
+
+    Args:
+        anchors: Shape (B, D).
+        candidates: Shape (M, D).
+        own: Shape (B, S, D), if there are any.
+        out: Shape (B, M + S), to write into.
+
+    Returns:
+        Shape (B, M + S).
+    """
+    if own is None:
+        return torch.mm(anchors, candidates.T, out=out)
+    return torch.cat(
+        [anchors @ candidates.T, torch.einsum("bd,bsd->bs", anchors, own)], dim=1, out=out
+    )
+
+
 def residuals(
     units: Tensor,
     lengths: Tensor,
@@ -117,6 +154,8 @@ def residuals(
     temperature: float,
     gradient: Gradient = "pseudo-label",
     tile: int | None = None,
+    similarity: Tensor | None = None,
+    own_units: Tensor | None = None,
 ) -> Tensor:
     """δ: gradient at z of the cross-entropy of a view's pseudo-posterior against its label.
 
@@ -135,6 +174,8 @@ def residuals(
         temperature: t.
         gradient: Which cross-entropy.
         tile: Rows at a time.
+        similarity: f·f_k, shape (N, M), where it is at hand.
+        own_units: f of the classes of one view alone, shape (N, S, D), where ``pairs`` has any.
 
     Returns:
         δ, shape (N, D).
@@ -147,29 +188,41 @@ def residuals(
         pairs = pairs.with_positives_as_negatives()
         share = labels.share.to(units.dtype)[:, None] * class_units[labels.positives.candidate]
         label_units = torch.zeros_like(units).index_add_(0, labels.positives.anchor, share)
+    count = class_units.shape[0]
     never = torch.finfo(units.dtype).min
     result = torch.empty_like(units)
     scratch = Scratch()
     for block in pairs.blocks(tile):
-        f = units[block.anchors]
-        posterior = scratch.take("posterior", (f.shape[0], class_units.shape[0]), f)
-        block.blank(torch.mm(f, class_units.T, out=posterior), never)  # (B, M)
+        f = block.take(units)
+        own = None if own_units is None else block.take(own_units)
+        posterior = scratch.take("posterior", (f.shape[0], pairs.num_candidates), f)
+        if similarity is None:
+            inner_products(f, class_units, own, out=posterior)  # (B, M)
+        else:
+            posterior.copy_(block.take(similarity))
+        block.blank(posterior, never)
         if gradient == "nt-xent":
-            highest, label = posterior.amax(1), label_units[block.anchors]
+            highest, label = posterior.amax(1), block.take(label_units)
         else:
             highest, most_confident = row_argmax(posterior)
-            label = class_units[most_confident]
+            label = class_units[most_confident.clamp(max=count - 1)]
+            if own is not None:
+                of_own = (most_confident - count).clamp(min=0)[:, None, None]
+                nearest = own.gather(1, of_own.expand(-1, 1, own.shape[2]))[:, 0]
+                label = torch.where((most_confident >= count)[:, None], nearest, label)
         posterior.sub_(highest[:, None]).mul_(1 / temperature).exp_()
-        expected = (posterior @ class_units).div_(posterior.sum(1, keepdim=True))
-        d = expected.sub_(label)
-        delta = d - (d * f).sum(1, keepdim=True) * f
-        length = lengths[block.anchors][:, None]
+        expected = posterior[:, :count] @ class_units
+        if own is not None:
+            expected += torch.einsum("bs,bsd->bd", posterior[:, count:], own)
+        d = expected.div_(posterior.sum(1, keepdim=True)).sub_(label)
+        delta = d.addcmul(torch.einsum("bd,bd->b", d, f)[:, None], f, value=-1)
+        length = block.take(lengths)[:, None]
         nothing = (
             (torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= noise(delta.dtype))
             | (length == 0)
             | (block.count == 0)
         )
-        result[block.anchors] = (delta / (temperature * length)).masked_fill_(nothing, 0.0)
+        result[block.anchors] = delta.div_(temperature * length).masked_fill_(nothing, 0.0)
     return result
 
 
@@ -193,12 +246,44 @@ class Views:
 
     @property
     def units(self) -> Tensor:
-        """F = z/|z|, shape (N, D), with gradient."""
+        """F = z/|z|, shape (N, D), without gradient."""
         return self._normalised[0]
 
     @property
     def lengths(self) -> Tensor:
         """|z|, shape (N,)."""
+        return self._normalised[1]
+
+
+@dataclass(frozen=True)
+class Own:
+    """S further candidates of each anchor, all of them negatives of that anchor alone.
+
+    Such as mixtures of its hardest negatives, or patches of its own image. No gradient reaches
+    them.
+
+    Args:
+        embeddings: z, shape (N, S, D).
+        inputs: h with z = W h + b, shape (N, S, H), if known.
+        logit_factor: Multiplies their logits.
+    """
+
+    embeddings: Tensor
+    inputs: Tensor | None = None
+    logit_factor: float = 1.0
+
+    @cached_property
+    def _normalised(self) -> tuple[Tensor, Tensor]:
+        return normalise(self.embeddings)
+
+    @property
+    def units(self) -> Tensor:
+        """F = z/|z|, shape (N, S, D)."""
+        return self._normalised[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """|z|, shape (N, S)."""
         return self._normalised[1]
 
 
@@ -209,14 +294,14 @@ def sketch(inputs: Tensor, size: int, *, seed: int = 0) -> Tensor:
     draws of Q. At ``size`` ≥ H nothing is projected.
 
     Args:
-        inputs: h, shape (N, H).
+        inputs: h, shape (..., H).
         size: Dimensions kept.
         seed: Draws Q; the same seed gives the same Q.
 
     Returns:
-        Shape (N, min(size, H)).
+        Shape (..., min(size, H)).
     """
-    width = inputs.shape[1]
+    width = inputs.shape[-1]
     if size >= width:
         return inputs
     return inputs @ _projection(width, size, seed).to(inputs)
@@ -245,6 +330,10 @@ class Context:
         anchor_inputs: h of the anchors, shape (N, H), where a last layer is known.
         candidate_inputs: h of the candidates, shape (M, H).
         bias: Whether that layer has a bias.
+        own_units: f of each anchor's own candidates, shape (N, S, D), if there are any.
+        own_residuals: Their δ, shape (N, S, D).
+        own_inputs: Their h, shape (N, S, H).
+        similarity: f·f of all anchors and candidates, shape (N, M), where it is at hand.
     """
 
     pairs: Pairs
@@ -255,18 +344,25 @@ class Context:
     anchor_inputs: Tensor | None = None
     candidate_inputs: Tensor | None = None
     bias: bool = True
+    own_units: Tensor | None = None
+    own_residuals: Tensor | None = None
+    own_inputs: Tensor | None = None
+    similarity: Tensor | None = None
 
     @cached_property
     def apartness(self) -> Tensor:
         """f_j · f_j - f_j · T with T the sum of all candidates' f: -Σ over j' ≠ j, shape (M,)."""
         candidates = self.candidate_units
-        return (candidates * candidates).sum(1) - candidates @ candidates.sum(0)
+        squares = torch.einsum("md,md->m", candidates, candidates)
+        return squares.sub_(candidates @ candidates.sum(0))
 
     @cached_property
     def twins_are_candidates(self) -> bool:
         """Whether the two candidates masked for a pair of twin anchors are these anchors."""
         if not self.pairs.twins:
             return False
+        if self.anchor_units is self.candidate_units:
+            return True
         first, second = self.anchor_units.chunk(2)
         masked = self.pairs.masked.candidate.view(-1, 2)[: first.shape[0]]
         return torch.equal(self.candidate_units[masked], torch.stack([first, second], dim=1))
@@ -276,6 +372,7 @@ def make_context(
     anchors: Views,
     candidates: Views,
     pairs: Pairs,
+    own: Own | None = None,
     *,
     needs_residuals: bool = True,
     posterior_temperature: float = 1.0,
@@ -288,7 +385,8 @@ def make_context(
     Args:
         anchors: N views.
         candidates: M views; the same object as ``anchors`` where every view is both.
-        pairs: Positives and negatives.
+        pairs: Positives and negatives; those of ``own`` included.
+        own: Further candidates of each anchor alone. Their classes are all anchors.
         needs_residuals: Whether a component needs δ and h.
         posterior_temperature: t of the pseudo-posterior.
         gradient: ``pseudo-label`` or ``nt-xent``.
@@ -298,16 +396,19 @@ def make_context(
     Raises:
         ValueError: For ``nt-xent`` where a view has no positive.
     """
-    anchor_units, candidate_units = anchors.units.detach(), candidates.units.detach()
+    own_units = None if own is None else own.units
     if not needs_residuals:
-        return Context(pairs, anchor_units, candidate_units)
-    if (anchors.inputs is None) != (candidates.inputs is None):
+        return Context(pairs, anchors.units, candidates.units, own_units=own_units)
+    known = [views.inputs is not None for views in (anchors, candidates, own) if views is not None]
+    if len(set(known)) > 1:
         raise ValueError(
             "expected the last layer's inputs h for anchors and candidates or for neither, "
             "received them for one; hand over both or none"
         )
 
-    def made(views: Views, classes: Views, pairs: Pairs) -> Tensor:
+    def made(
+        views: Views, classes: Views, pairs: Pairs, similarity: Tensor | None, own: Tensor | None
+    ) -> Tensor:
         if views.residuals is not None:
             return views.residuals.detach()
         if gradient == "nt-xent" and bool((pairs.positive_count == 0).any()):
@@ -317,29 +418,45 @@ def make_context(
                 "have none); use gradient='pseudo-label'"
             )
         return residuals(
-            views.units.detach(),
+            views.units,
             views.lengths,
-            classes.units.detach(),
+            classes.units,
             pairs,
             temperature=posterior_temperature,
             gradient=gradient,
             tile=tile,
+            similarity=similarity,
+            own_units=own,
         )
 
-    anchor_residuals = made(anchors, candidates, pairs)
+    similarity = None
+    if own is None and (tile is None or tile >= pairs.num_anchors):  # one block: multiply once
+        similarity = anchors.units @ candidates.units.T
+    anchor_residuals = made(anchors, candidates, pairs, similarity, own_units)
     if anchors is candidates:
         candidate_residuals = anchor_residuals
     else:
-        candidate_residuals = made(candidates, anchors, pairs.transposed())
+        across = None if similarity is None else similarity.T
+        candidate_residuals = made(candidates, anchors, pairs.transposed(), across, None)
+    own_residuals = None
+    if own is not None:
+        flat = Views(own.embeddings.flatten(0, 1))
+        none = pairs.positives.anchor[:0]
+        everyone = Pairs.build(flat.embeddings.shape[0], pairs.num_anchors, (none, none))
+        own_residuals = made(flat, anchors, everyone, None, None).view_as(own.embeddings)
     return Context(
         pairs,
-        anchor_units,
-        candidate_units,
+        anchors.units,
+        candidates.units,
         anchor_residuals,
         candidate_residuals,
         None if anchors.inputs is None else anchors.inputs.detach(),
         None if candidates.inputs is None else candidates.inputs.detach(),
         bias,
+        own_units,
+        own_residuals,
+        None if own is None or own.inputs is None else own.inputs.detach(),
+        similarity,
     )
 
 
@@ -379,19 +496,24 @@ def uncertainty(rows: Rows, context: Context) -> Tensor:
     Raises:
         ValueError: If the context holds no δ.
     """
-    anchors = rows.block.anchors
     if context.anchor_residuals is None or context.candidate_residuals is None:
         raise ValueError(
             "expected a context with residuals for the uncertainty, received none; "
             "make it with unremix.scores.make_context"
         )
-    delta = torch.mm(
-        context.anchor_residuals[anchors], context.candidate_residuals.T, out=rows.empty("delta")
+    delta = inner_products(
+        rows.block.take(context.anchor_residuals),
+        context.candidate_residuals,
+        None if context.own_residuals is None else rows.block.take(context.own_residuals),
+        out=rows.empty("delta"),
     )
     if context.anchor_inputs is None or context.candidate_inputs is None:
         return delta
-    features = torch.mm(
-        context.anchor_inputs[anchors], context.candidate_inputs.T, out=rows.empty("temporary")
+    features = inner_products(
+        rows.block.take(context.anchor_inputs),
+        context.candidate_inputs,
+        None if context.own_inputs is None else rows.block.take(context.own_inputs),
+        out=rows.empty("temporary"),
     )
     return delta.addcmul_(delta, features) if context.bias else delta.mul_(features)
 
@@ -403,25 +525,36 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
     f_j·T - f_j·f_j - Σ over the masked j' of f_j·f_j'.
     """
     block, candidates, column = rows.block, context.candidate_units, context.apartness
-    others = (block.count - 1).to(column.dtype)  # (B, 1)
+    others = block.count - 1  # (B, 1)
+    scale = 1 / others.clamp(min=1).to(column.dtype)
     if context.twins_are_candidates:
         # The masked candidates of i and i' are these two themselves, whose rows are at hand.
         half = others.shape[0] // 2
         distance = rows.empty("distance")
         first = torch.add(rows.similarity[:half], rows.similarity[half:], out=distance[:half])
-        first.add_(column).mul_(1 / others[:half].clamp(min=1)).add_(1)
+        first.add_(column).mul_(scale[:half]).add_(1)
         distance[half:] = first
     else:
-        excluded = block.masked_row, block.masked - block.masked_row * column.numel()
+        width = context.pairs.num_candidates
+        excluded = block.masked_row, block.masked - block.masked_row * width
         members = torch.sparse_coo_tensor(
             torch.stack(excluded),
             torch.ones_like(block.masked, dtype=column.dtype),
             (others.shape[0], column.numel()),
             check_invariants=True,
         )
-        masked_sum = members @ candidates  # (B, D)
-        distance = torch.mm(masked_sum, candidates.T, out=rows.empty("distance")).add_(column)
-        distance = distance.mul_(1 / others.clamp(min=1)).add_(1)
+        left_out = members @ candidates  # (B, D): what T counts too much
+        if context.own_units is None:
+            distance = torch.mm(left_out, candidates.T, out=rows.empty("distance")).add_(column)
+        else:
+            own = block.take(context.own_units)
+            left_out -= own.sum(1)
+            to_own = torch.einsum("bd,bsd->bs", left_out - candidates.sum(0), own)
+            to_own += torch.einsum("bsd,bsd->bs", own, own)
+            distance = torch.cat(
+                [(left_out @ candidates.T).add_(column), to_own], dim=1, out=rows.empty("distance")
+            )
+        distance = distance.mul_(scale).add_(1)
     return distance.mul_(others > 0) if bool((others <= 0).any()) else distance
 
 

@@ -15,8 +15,18 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from unremix.pairs import Pairs
-from unremix.scores import Context, Gradient, Rows, Scratch, Views, make_context
+from unremix.pairs import Block, Pairs
+from unremix.scores import (
+    Context,
+    Gradient,
+    Own,
+    Rows,
+    Scratch,
+    Views,
+    inner_products,
+    make_context,
+    normalise_backward,
+)
 from unremix.weights import (
     Weighting,
     Weights,
@@ -78,19 +88,27 @@ class Problem:
     """Everything about a loss that is not differentiated.
 
     Args:
+        anchors: N views.
+        candidates: M views; the same object as ``anchors`` where every view is both.
+        own: Further candidates of each anchor alone.
         context: What the scores are computed from.
         weighting: How scores become weights.
         objective: The loss per anchor.
         temperature: Divides the logits.
+        products: What the logits are made of.
         normaliser: Divides the sum of the anchors' losses.
         tile: Rows per block; None for all at once.
         needs_gradient: Whether gradients are wanted at all.
     """
 
+    anchors: Views
+    candidates: Views
+    own: Own | None
     context: Context
     weighting: Weighting
     objective: Objective
     temperature: float
+    products: Products
     normaliser: float
     tile: int | None
     needs_gradient: bool
@@ -113,6 +131,43 @@ def score_rows(rows: Rows, context: Context, weighting: Weighting) -> list[Tenso
     return scores
 
 
+class Flow:
+    """Gradients to anchors and candidates, gathered block by block from those to their products.
+
+    Args:
+        anchors: Vectors, shape (N, D).
+        candidates: Vectors, shape (M, D).
+        own: Each anchor's own, shape (N, S, D), which gets no gradient.
+    """
+
+    def __init__(self, anchors: Tensor, candidates: Tensor, own: Tensor | None) -> None:
+        self.anchors, self.candidates, self.own = anchors, candidates, own
+        self.shared = anchors is candidates
+        self.to_anchors = torch.empty_like(anchors)
+        self.to_candidates = None if self.shared else torch.zeros_like(candidates)
+
+    def add(self, gradient: Tensor, block: Block) -> None:
+        """Add a block's part, from the gradient to its products, shape (B, M)."""
+        count = self.candidates.shape[0]
+        if self.shared and gradient.shape == (count, count):  # all in one block: multiply once
+            torch.mm(gradient + gradient.T, self.anchors, out=self.to_anchors)
+            return
+        if self.to_candidates is None:
+            self.to_candidates = torch.zeros_like(self.candidates)
+        to_shared = gradient[:, :count]
+        part = to_shared @ self.candidates
+        if self.own is not None:
+            part += torch.einsum("bs,bsd->bd", gradient[:, count:], block.take(self.own))
+        self.to_anchors[block.anchors] = part
+        self.to_candidates.addmm_(to_shared.T, block.take(self.anchors))
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """To the anchors; to the candidates, None where they are the anchors themselves."""
+        if self.shared and self.to_candidates is not None:
+            return self.to_anchors.add_(self.to_candidates), None
+        return self.to_anchors, self.to_candidates
+
+
 class Contrast(torch.autograd.Function):
     """Σ over anchors of an objective on weighted negatives; see :class:`Problem`."""
 
@@ -121,9 +176,7 @@ class Contrast(torch.autograd.Function):
         ctx: Any,
         problem: Problem,
         anchors: Tensor,
-        candidates: Tensor,
-        anchor_units: Tensor | None,
-        candidate_units: Tensor | None,
+        candidates: Tensor | None,
         mix: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Loss, and how many anchors have only zero weights.
@@ -131,42 +184,44 @@ class Contrast(torch.autograd.Function):
         Args:
             ctx: Autograd's context.
             problem: All that is not differentiated.
-            anchors: Vectors whose products are the logits, shape (N, D).
-            candidates: Likewise, shape (M, D).
-            anchor_units: f of the anchors where the logits are raw products, shape (N, D); None
-                where ``anchors`` are f themselves.
-            candidate_units: Likewise, shape (M, D).
+            anchors: z of the anchors, shape (N, D).
+            candidates: z of the candidates, shape (M, D); None where they are the anchors.
             mix: λ, shape (K,).
         """
         context, weighting, pairs = problem.context, problem.weighting, problem.context.pairs
-        raw_products = anchor_units is not None
+        cosine, inverse_temperature = problem.products == "cosine", 1 / problem.temperature
         similarity_index = weighting.similarity_index
-        learn_mix = mix is not None and problem.needs_gradient and ctx.needs_input_grad[5]
+        learn_mix = mix is not None and problem.needs_gradient and ctx.needs_input_grad[3]
         differentiate_weights = problem.needs_gradient and (
             learn_mix or similarity_index is not None
         )
-        to_anchors = torch.zeros_like(anchors) if problem.needs_gradient else None
-        to_candidates = torch.zeros_like(candidates) if problem.needs_gradient else None
-        split = raw_products and similarity_index is not None and problem.needs_gradient
-        to_anchor_units = torch.zeros_like(anchors) if split else None
-        to_candidate_units = torch.zeros_like(candidates) if split else None
+        units = (context.anchor_units, context.candidate_units, context.own_units)
+        vectors = units
+        if not cosine:
+            other = anchors if candidates is None else candidates
+            vectors = (anchors, other, None if problem.own is None else problem.own.embeddings)
+        flow = Flow(*vectors) if problem.needs_gradient else None
+        through_units = flow
+        if not cosine and similarity_index is not None and problem.needs_gradient:
+            through_units = Flow(*units)
         to_mix = torch.zeros_like(mix) if mix is not None else None
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
 
         scratch = Scratch(slots=7)
         for block in pairs.blocks(problem.tile):
-            own = anchors[block.anchors]
-            shape = (own.shape[0], pairs.num_candidates)
-            products = torch.mm(own, candidates.T, out=scratch.take("products", shape, own))
-            positives = products.view(-1)[block.positive].mul_(1 / problem.temperature)
-            block.fill(products)
-            rows = Rows(block, products, scratch)
-            if raw_products:
-                similarity = context.anchor_units[block.anchors] @ context.candidate_units.T
-                rows = Rows(block, block.fill(similarity), scratch)
+            similarity = _products(units, block, scratch, "similarity", context.similarity)
+            products = similarity
+            if not cosine:
+                products = _products(vectors, block, scratch, "products")
+            positives = products.view(-1)[block.positive].mul_(inverse_temperature)
+            rows = Rows(block, block.fill(similarity), scratch)
             weights = weigh(rows, score_rows(rows, context, weighting), mix, weighting)
-            logits = torch.mul(products, 1 / problem.temperature, out=rows.empty("logits"))
+            logits = torch.mul(block.fill(products), inverse_temperature, out=rows.empty("logits"))
+            scaled_own = problem.own is not None and problem.own.logit_factor != 1
+            if scaled_own and problem.own is not None:
+                logits[:, -pairs.own :] *= problem.own.logit_factor
+                block.fill(logits)
             weightless += ((weights.total <= 0) & (block.count > 0)).sum()
             outcome = problem.objective(
                 logits,
@@ -177,38 +232,37 @@ class Contrast(torch.autograd.Function):
                 differentiate_weights=differentiate_weights,
             )
             loss += outcome.loss.sum(dtype=torch.float64)
-            if to_anchors is None or to_candidates is None:
+            if flow is None or through_units is None:
                 continue
-            flow = outcome.to_logits
-            flow.view(-1)[block.positive] = outcome.to_positives
+            # To the products, which divided by the temperature are the logits.
+            to_products = outcome.to_logits.mul_(inverse_temperature)
+            if scaled_own and problem.own is not None:
+                to_products[:, -pairs.own :] *= problem.own.logit_factor
+            to_products.view(-1)[block.positive] = outcome.to_positives.mul_(inverse_temperature)
             if outcome.to_weights is not None and mix is not None and to_mix is not None:
                 to_mixed = mixed_gradient(outcome.to_weights, weights, weighting)
                 if learn_mix:
                     to_mix += share_gradient(to_mixed, weights.scaled, rows)
                 if similarity_index is not None:
-                    through = score_gradient(
+                    to_similarity = score_gradient(
                         to_mixed.mul_(mix[similarity_index]),
                         weights.scaled[similarity_index],
                         block,
                         weighting.scaling,
                     )
-                    if to_anchor_units is None or to_candidate_units is None:
-                        flow.add_(through, alpha=problem.temperature)
+                    if through_units is flow:
+                        to_products.add_(to_similarity)
                     else:
-                        to_anchor_units[block.anchors] = through @ context.candidate_units
-                        to_candidate_units.addmm_(through.T, context.anchor_units[block.anchors])
-            to_anchors[block.anchors] = flow @ candidates
-            to_candidates.addmm_(flow.T, own)
+                        through_units.add(to_similarity, block)
+            flow.add(to_products, block)
 
-        # ``flow`` is the gradient to the logits, which are products divided by the temperature.
-        for gradient in (to_anchors, to_candidates):
-            if gradient is not None:
-                gradient.div_(problem.temperature)
-        gradients = (to_anchors, to_candidates, to_anchor_units, to_candidate_units, to_mix)
-        for gradient in gradients:
+        if flow is None or through_units is None:
+            return (loss / problem.normaliser).to(anchors.dtype), weightless
+        gradients = _to_embeddings(problem, flow, through_units)
+        for gradient in (*gradients, to_mix):
             if gradient is not None:
                 gradient.div_(problem.normaliser)
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(*gradients, to_mix)
         ctx.mark_non_differentiable(weightless)
         return (loss / problem.normaliser).to(anchors.dtype), weightless
 
@@ -223,6 +277,49 @@ class Contrast(torch.autograd.Function):
         return (None, *(None if g is None else g * incoming for g in ctx.saved_tensors))
 
 
+def _products(
+    vectors: tuple[Tensor, Tensor, Tensor | None],
+    block: Block,
+    scratch: Scratch,
+    name: str,
+    at_hand: Tensor | None = None,
+) -> Tensor:
+    """Inner products of a block's anchors with their candidates, shape (B, M)."""
+    if at_hand is not None:
+        return at_hand
+    anchors, candidates, own = vectors
+    part = block.take(anchors)
+    own = None if own is None else block.take(own)
+    width = candidates.shape[0] + (0 if own is None else own.shape[1])
+    out = scratch.take(name, (part.shape[0], width), part)
+    return inner_products(part, candidates, own, out=out)
+
+
+def _to_embeddings(
+    problem: Problem, flow: Flow, through_units: Flow
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients to the embeddings z: directly, and through their unit vectors."""
+
+    def backward(gradient: Tensor | None, views: Views) -> Tensor | None:
+        return (
+            None if gradient is None else normalise_backward(gradient, views.units, views.lengths)
+        )
+
+    views = (problem.anchors, problem.candidates)
+    if problem.products == "cosine":
+        parts = [backward(part, of) for part, of in zip(flow.gradients(), views, strict=True)]
+    else:
+        parts = list(flow.gradients())
+        if through_units is not flow:
+            for number, (part, of) in enumerate(zip(through_units.gradients(), views, strict=True)):
+                further, direct = backward(part, of), parts[number]
+                if further is not None and direct is not None:
+                    direct.add_(further)
+    to_anchors, to_candidates = parts
+    assert to_anchors is not None
+    return to_anchors, to_candidates
+
+
 def rows_per_block(tile: Tile, num_candidates: int, element_size: int) -> int | None:
     """The number of rows that ``tile`` stands for; ``auto`` is sized to the cache."""
     return cache_tile(num_candidates, element_size) if tile == "auto" else tile
@@ -234,6 +331,7 @@ def contrast(
     pairs: Pairs,
     objective: Objective,
     *,
+    own: Own | None = None,
     temperature: float,
     weighting: Weighting,
     mix: Tensor | None,
@@ -253,7 +351,9 @@ def contrast(
             f"expected anchors with a positive, received {pairs.num_anchors} anchors and "
             "no positive pair; check the pairs"
         )
-    if int(pairs.negative_count.max()) == 0:
+    if own is not None:
+        pairs = pairs.with_own(own.embeddings.shape[1])
+    if pairs.most_negatives == 0:
         raise ValueError(
             "expected at least one negative, received none for any anchor; "
             "use a batch of two samples or more, or check the masks"
@@ -263,25 +363,32 @@ def contrast(
         anchors,
         candidates,
         pairs,
+        own,
         needs_residuals=weighting.needs_residuals,
         posterior_temperature=posterior_temperature,
         gradient=gradient,
         bias=bias,
         tile=rows,
     )
-    if normaliser is None:
-        normaliser = float((pairs.positive_count > 0).sum())
-    vectors: tuple[Tensor | None, ...]
-    if products == "cosine":
-        vectors = (anchors.units, candidates.units, None, None)
-    else:
-        vectors = (anchors.embeddings, candidates.embeddings, anchors.units, candidates.units)
     problem = Problem(
-        context, weighting, objective, temperature, normaliser, rows, torch.is_grad_enabled()
+        anchors,
+        candidates,
+        own,
+        context,
+        weighting,
+        objective,
+        temperature,
+        products,
+        pairs.answered if normaliser is None else normaliser,
+        rows,
+        torch.is_grad_enabled(),
     )
     loss: Tensor
     shares = weighting.shares(mix, anchors.units)
-    loss, weightless = Contrast.apply(problem, *vectors, shares)  # type: ignore[no-untyped-call]
+    others = None if candidates is anchors else candidates.embeddings
+    loss, weightless = Contrast.apply(  # type: ignore[no-untyped-call]
+        problem, anchors.embeddings, others, shares
+    )
     if int(weightless):
         warnings.warn(
             f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights and "

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from unremix.losses.blockwise import Outcome, Products, Tile, contrast
 from unremix.pairs import Block, Pairs
-from unremix.scores import Gradient, Rows, Views
+from unremix.scores import Gradient, Own, Rows, Views
 from unremix.weights import Weighting, Weights
 
 
@@ -67,54 +68,74 @@ class InfoNCE:
             block.blank(to_weights)
         return Outcome(loss, products.mul_(row_scale), to_positives, to_weights)
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
     def _per_anchor(
         self, log_negatives: Tensor, positives: Tensor, block: Block
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss (B,) and its gradients to log Σ_j w_j e^{l_j} (B,) and to the positives (P,).
 
-        These vectors are short, so autograd differentiates what the equation says.
+        Of a positive, -log( e^{l_p} / (e^{l_p} + G) ) = softplus(log G - l_p), whose derivative by
+        log G is q = sigmoid(log G - l_p), and by l_p is -q.
         """
-        # Cloned, for autograd refuses tensors made in inference mode.
-        log_negatives = log_negatives.detach().clone().requires_grad_()
-        positives = positives.detach().clone().requires_grad_()
-        share, row = block.share.to(positives.dtype, copy=True), block.positive_row.clone()
-        if self.positives_in_denominator:
-            log_positives = _log_sum_exp(positives, row, log_negatives)  # (B,)
-            count = torch.bincount(row, minlength=log_negatives.numel())
-            mean = log_positives - count.clamp(min=1).to(log_positives.dtype).log()
-            log_others = self._debias(log_negatives, mean, block.count[:, 0])
-            denominator = torch.logaddexp(log_positives, log_others)[row]
-        else:
-            log_others = self._debias(log_negatives[row], positives, block.count[row, 0])
-            denominator = torch.logaddexp(positives, log_others)
-        per_positive = share * (denominator - positives)  # (P,)
-        loss = torch.zeros_like(log_negatives).index_add(0, row, per_positive)
-        to_negatives, to_positives = torch.autograd.grad(
-            loss.sum(), (log_negatives, positives), materialize_grads=True, allow_unused=True
-        )
-        return loss.detach(), to_negatives, to_positives
+        share, row = block.share.to(positives.dtype), block.positive_row
+        if not self.positives_in_denominator:
+            log_others, by_negatives, by_positive = self._debias(
+                log_negatives[row], positives, block.count[row, 0]
+            )
+            gap = log_others - positives
+            flow = share * gap.sigmoid()  # (P,)
+            loss = torch.zeros_like(log_negatives).index_add_(0, row, share * softplus(gap))
+            to_positives = -flow if by_positive is None else flow * (by_positive - 1)
+            flow = flow if by_negatives is None else flow * by_negatives
+            return loss, torch.zeros_like(loss).index_add_(0, row, flow), to_positives
+        log_positives, posterior = _log_sum_exp(positives, row, log_negatives)  # (B,), (P,)
+        count = torch.bincount(row, minlength=log_negatives.numel())
+        mean = log_positives - count.clamp(min=1).to(log_positives.dtype).log()
+        log_others, by_negatives, by_positive = self._debias(log_negatives, mean, block.count[:, 0])
+        total = torch.zeros_like(log_negatives).index_add_(
+            0, row, share
+        )  # 1, or 0 without positive
+        gap = log_others - log_positives
+        flow = total * gap.sigmoid()  # (B,)
+        loss = torch.where(total > 0, total * softplus(gap), 0.0)
+        loss = loss.index_add(0, row, share * (log_positives[row] - positives))
+        through = total - flow if by_positive is None else total + flow * (by_positive - 1)
+        to_positives = through[row] * posterior - share
+        return loss, flow if by_negatives is None else flow * by_negatives, to_positives
 
-    def _debias(self, log_negatives: Tensor, log_positive: Tensor, count: Tensor) -> Tensor:
-        """log max( (Σ_j w_j e^{l_j} - τ⁺ n e^{l_p}) / (1 - τ⁺), n e^{-bound} )."""
+    def _debias(
+        self, log_negatives: Tensor, log_positive: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """log max( (Σ_j w_j e^{l_j} - τ⁺ n e^{l_p}) / (1 - τ⁺), n e^{-bound} ) and its derivatives.
+
+        Returns:
+            The value, its derivative by log Σ_j w_j e^{l_j} (None: 1) and by l_p (None: 0).
+        """
         if self.class_prior == 0:
-            return log_negatives
+            return log_negatives, None, None
         count = count.to(log_negatives.dtype)
-        shift = torch.maximum(log_negatives, log_positive).detach()
+        shift = torch.maximum(log_negatives, log_positive)
         negatives, positive = (log_negatives - shift).exp(), (log_positive - shift).exp()
-        rest = (negatives - self.class_prior * count * positive) / (1 - self.class_prior)
-        tiny = torch.finfo(rest.dtype).tiny
-        log_rest = rest.clamp(min=tiny).log() + shift
-        return torch.maximum(log_rest, count.log() - self.bound)
+        false = self.class_prior * count * positive
+        tiny = torch.finfo(false.dtype).tiny
+        rest = (negatives - false).clamp(min=tiny)
+        log_rest = (rest / (1 - self.class_prior)).clamp(min=tiny).log() + shift
+        least = count.log() - self.bound
+        held = log_rest <= least  # at its least value nothing moves it
+        by_negatives = (negatives / rest).masked_fill(held, 0.0)
+        by_positive = (-false / rest).masked_fill(held, 0.0)
+        return torch.maximum(log_rest, least), by_negatives, by_positive
 
 
-def _log_sum_exp(values: Tensor, row: Tensor, like: Tensor) -> Tensor:
-    """log Σ e^value over each row's values, shape (B,); -inf for a row without values."""
+def _log_sum_exp(values: Tensor, row: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """log Σ e^value over each row's values, shape (B,), and each value's share in it, shape (P,).
+
+    A row without values has the dtype's lowest value.
+    """
     lowest = torch.finfo(values.dtype).min
-    highest = torch.full_like(like, lowest).scatter_reduce(0, row, values.detach(), "amax")
-    total = torch.zeros_like(like).index_add(0, row, (values - highest[row]).exp())
-    return torch.where(total > 0, total, 1).log() + highest
+    highest = torch.full_like(like, lowest).scatter_reduce(0, row, values, "amax")
+    exponentials = (values - highest[row]).exp()
+    total = torch.zeros_like(like).index_add(0, row, exponentials)
+    return torch.where(total > 0, total, 1).log() + highest, exponentials / total[row]
 
 
 def info_nce(
@@ -122,6 +143,7 @@ def info_nce(
     candidates: Views,
     pairs: Pairs,
     *,
+    own: Own | None = None,
     temperature: float = 0.5,
     weighting: Weighting | None = None,
     mix: Tensor | None = None,
@@ -142,6 +164,7 @@ def info_nce(
         anchors: N views.
         candidates: M views; the same object as ``anchors`` where every view is both.
         pairs: Positives and negatives.
+        own: Further negatives of each anchor alone; see :class:`unremix.scores.Own`.
         temperature: τ.
         weighting: How negatives are weighted; uniform by default.
         mix: λ, one number per component, shape (K,); gradient flows to it. Equal by default.
@@ -185,6 +208,7 @@ def info_nce(
         candidates,
         pairs,
         objective,
+        own=own,
         temperature=temperature,
         weighting=weighting or Weighting(),
         mix=mix,

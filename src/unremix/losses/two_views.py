@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from unremix.losses.blockwise import Tile, rows_per_block, score_rows
 from unremix.losses.info_nce import info_nce
 from unremix.losses.options import LAYOUTS, Layout, check_tile, choose, number
 from unremix.pairs import Pairs
-from unremix.scores import COMPONENTS, Gradient, Rows, Views, make_context, residuals, sketch
+from unremix.scores import COMPONENTS, Gradient, Own, Rows, Views, make_context, residuals, sketch
 from unremix.watch import LastLayer
 from unremix.weights import Weighting, weigh
 
@@ -28,6 +28,9 @@ def _full_precision(device: torch.device) -> Iterator[None]:
     """The losses compute in float32 or better, whatever autocast says."""
     with torch.autocast(device_type=device.type, enabled=False):
         yield
+
+
+V = TypeVar("V", Views, Own)
 
 
 def _working(values: Tensor) -> Tensor:
@@ -73,7 +76,13 @@ class TwoViewLoss(nn.Module):
         return None
 
     def forward(
-        self, z0: Tensor, z1: Tensor, h0: Tensor | None = None, h1: Tensor | None = None
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None = None,
+        h1: Tensor | None = None,
+        *,
+        own: Own | None = None,
     ) -> Tensor:
         """The loss of a batch of N pairs of views.
 
@@ -82,6 +91,8 @@ class TwoViewLoss(nn.Module):
             z1: Embeddings of the second views, shape (N, D).
             h0: Inputs of the last layer for the first views, shape (N, H); used by the uncertainty.
             h1: Likewise for the second views.
+            own: Further negatives of each anchor alone: of [z0; z1] with layout ``both``, of z0
+                with ``one-way``.
 
         Returns:
             The loss, a scalar, in float32 or better. With ``gather``, the mean over processes is
@@ -91,33 +102,120 @@ class TwoViewLoss(nn.Module):
             ValueError: For input no loss can be computed from.
         """
         with _full_precision(z0.device):
-            try:
-                z0, z1, h0, h1 = self._prepare(z0, z1, h0, h1)
-            except ValueError:
-                if self.gather:
-                    withdraw(z0.device)
-                raise
-            anchors, candidates, pairs, share = self._arrange(z0, z1, h0, h1)
-            mix = self.lambdas()
-            normaliser = None
-            if share is not None:
-                normaliser = pairs.num_anchors / share.sizes[share.rank] * share.total
-                normaliser /= share.processes
-                mix = None if mix is None else mean_gradient(mix)
-            return info_nce(
-                anchors,
-                candidates,
+            z0, z1, h0, h1 = self._prepare_together(z0, z1, h0, h1)
+            own = None if own is None else self._ready(own)
+            return self._contrast(*self._arrange(z0, z1, h0, h1), own=own)
+
+    def towards(
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None = None,
+        h1: Tensor | None = None,
+        *,
+        keys: Tensor,
+        shares: Tensor,
+        own: Own | None = None,
+    ) -> Tensor:
+        """The loss of mixed views, each aimed at several second views, by their shares.
+
+        One way: N anchors z0 against candidates z1. The views an anchor is aimed at stand in the
+        denominator of one another, so that with uniform weights this is the cross-entropy against
+        the shares.
+
+        Args:
+            z0: Embeddings of the mixed views, shape (N, D).
+            z1: Embeddings of the second views, shape (N, D).
+            h0: Inputs of the last layer for the mixed views, shape (N, H).
+            h1: Likewise for the second views.
+            keys: Which second views each anchor is aimed at, shape (N, P).
+            shares: The share of each in its loss, shape (N, P).
+            own: Further negatives of each anchor alone.
+
+        Returns:
+            The loss, as :meth:`forward`.
+        """
+        with _full_precision(z0.device):
+            z0, z1, h0, h1 = self._prepare_together(z0, z1, h0, h1)
+            own = None if own is None else self._ready(own)
+            arranged = self._arrange(z0, z1, h0, h1, aims=(keys, shares))
+            return self._contrast(*arranged, own=own, positives_in_denominator=True)
+
+    def against(
+        self,
+        anchors: Views,
+        candidates: Views,
+        pairs: Pairs,
+        *,
+        own: Own | None = None,
+        positives_in_denominator: bool = False,
+    ) -> Tensor:
+        """The loss of any anchors, candidates and pairs, such as queries against a queue.
+
+        Args:
+            anchors: N views of this process.
+            candidates: M views, which all processes hold if there are several.
+            pairs: Positives and negatives.
+            own: Further negatives of each anchor alone.
+            positives_in_denominator: Whether an anchor's other positives stand in the denominator.
+
+        Returns:
+            The loss, as :meth:`forward`.
+        """
+        with _full_precision(anchors.embeddings.device):
+            share = None
+            if self.gather and is_distributed():
+                n, width = anchors.embeddings.shape
+                share = share_of(n, width, anchors.embeddings.device)
+            return self._contrast(
+                self._ready(anchors),
+                self._ready(candidates),
                 pairs,
-                temperature=self.temperature,
-                weighting=self.weighting,
-                mix=mix,
-                class_prior=self.class_prior,
-                posterior_temperature=self.posterior_temperature,
-                gradient=self.gradient,
-                bias=self.bias,
-                normaliser=normaliser,
-                tile=self.tile,
+                share,
+                own=None if own is None else self._ready(own),
+                positives_in_denominator=positives_in_denominator,
             )
+
+    def _ready(self, views: V) -> V:
+        """In working precision, the inputs of the last layer projected where asked."""
+        h = views.inputs
+        if h is not None:
+            h = _working(h.detach()).to(_working(views.embeddings).dtype)
+            h = h if self.sketch is None else sketch(h, self.sketch)
+        return replace(views, embeddings=_working(views.embeddings), inputs=h)
+
+    def _contrast(
+        self,
+        anchors: Views,
+        candidates: Views,
+        pairs: Pairs,
+        share: Share | None,
+        *,
+        own: Own | None = None,
+        positives_in_denominator: bool = False,
+    ) -> Tensor:
+        mix = self.lambdas()
+        normaliser = None
+        if share is not None:
+            normaliser = pairs.num_anchors / share.sizes[share.rank] * share.total
+            normaliser /= share.processes
+            mix = None if mix is None else mean_gradient(mix)
+        return info_nce(
+            anchors,
+            candidates,
+            pairs,
+            own=own,
+            temperature=self.temperature,
+            weighting=self.weighting,
+            mix=mix,
+            class_prior=self.class_prior,
+            positives_in_denominator=positives_in_denominator,
+            posterior_temperature=self.posterior_temperature,
+            gradient=self.gradient,
+            bias=self.bias,
+            normaliser=normaliser,
+            tile=self.tile,
+        )
 
     @torch.no_grad()
     def importance(
@@ -163,6 +261,17 @@ class TwoViewLoss(nn.Module):
                 positives=pairs.positive_mask(),
             )
 
+    def _prepare_together(
+        self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """As :meth:`_prepare`; if it fails here, the other processes are told."""
+        try:
+            return self._prepare(z0, z1, h0, h1)
+        except ValueError:
+            if self.gather:
+                withdraw(z0.device)
+            raise
+
     @property
     def _residual_temperature(self) -> float:
         return self.temperature if self.gradient == "nt-xent" else self.posterior_temperature
@@ -186,27 +295,37 @@ class TwoViewLoss(nn.Module):
             h0, h1 = self.last_layer.inputs_of(z0, z1)
         if h0 is not None and h1 is not None:
             _check_views("h", h0, h1, rows=z0.shape[0])
-            h0, h1 = (_working(h.detach()).to(_working(z0).dtype) for h in (h0, h1))
-            if self.sketch is not None:
-                h0, h1 = sketch(h0, self.sketch), sketch(h1, self.sketch)
-        return _working(z0), _working(z1), h0, h1
+        first, second = self._ready(Views(z0, h0)), self._ready(Views(z1, h1))
+        return first.embeddings, second.embeddings, first.inputs, second.inputs
 
     def _arrange(
-        self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, alone: bool = False
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None,
+        h1: Tensor | None,
+        *,
+        aims: tuple[Tensor, Tensor] | None = None,
+        alone: bool = False,
     ) -> tuple[Views, Views, Pairs, Share | None]:
-        """Anchors, candidates and pairs of the layout, across processes where asked."""
+        """Anchors, candidates and pairs of the layout, across processes where asked.
+
+        With ``aims``, keys and shares (N, P), the layout is one-way, each anchor aimed at its keys.
+        """
         n, device = z0.shape[0], z0.device
         first, second = Views(z0, h0), Views(z1, h1)
+        both = self.layout == "both" and aims is None
         if alone or not self.gather or not is_distributed():
             if n < 2:
                 raise ValueError(
                     "expected a batch of at least 2 pairs, received 1: a single pair has no "
                     "negatives; use a larger batch or drop the last, incomplete one"
                 )
-            if self.layout == "one-way":
-                return first, second, _one_way(n, 0, n, device), None
-            views = _stack(first, second)
-            return views, views, _both_views(n, 0, n, device), None
+            if both:
+                views = _stack(first, second)
+                return views, views, _both_views(n, 0, n, device), None
+            pairs = _one_way(n, 0, n, device) if aims is None else Pairs.towards(*aims)
+            return first, second, pairs, None
 
         share = share_of(n, z0.shape[1], device, 0 if h0 is None else h0.shape[1])
         where = (n, share.offset, share.total, device)
@@ -216,20 +335,23 @@ class TwoViewLoss(nn.Module):
             return Views(gather_rows(views.embeddings, share), h)
 
         all_first, all_second = everyones(first), everyones(second)
-        if self.layout == "both":
+        if both:
             anchors, candidates = _stack(first, second), _stack(all_first, all_second)
-            pairs = _both_views(*where)
+            pairs = aimed_back = _both_views(*where)
         else:
             anchors, candidates = first, all_second
-            pairs = _one_way(*where)
+            pairs = aimed_back = _one_way(*where)
+            if aims is not None:
+                pairs = Pairs.towards(*aims, offset=share.offset, total=share.total)
+                aimed_back = Pairs.towards(*aims).transposed().among(share.offset, share.total)
         if not self.weighting.needs_residuals:
             return anchors, candidates, pairs, share
 
-        def derived(views: Views, classes: Views) -> Tensor:
+        def derived(views: Views, classes: Views, pairs: Pairs) -> Tensor:
             return residuals(
-                views.units.detach(),
+                views.units,
                 views.lengths,
-                classes.units.detach(),
+                classes.units,
                 pairs,
                 temperature=self._residual_temperature,
                 gradient=self.gradient,
@@ -237,11 +359,11 @@ class TwoViewLoss(nn.Module):
             )
 
         # Each process derives δ of its own views and hands it to the others.
-        own = derived(anchors, candidates)
-        if self.layout == "both":
+        own = derived(anchors, candidates, pairs)
+        if both:
             shared = torch.cat([gather_rows(half, share) for half in own.split(n)])
         else:
-            shared = gather_rows(derived(second, all_first), share)
+            shared = gather_rows(derived(second, all_first, aimed_back), share)
         anchors, candidates = (
             replace(anchors, residuals=own),
             replace(candidates, residuals=shared),
