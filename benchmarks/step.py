@@ -27,9 +27,10 @@ from torch import Tensor
 
 from unremix.config import TrainConfig
 from unremix.data.image import CachedImages
+from unremix.domains.image import ImageDomain, ImageShape
 from unremix.files import write_whole
+from unremix.frameworks.base import Batch, Embedded
 from unremix.optimisers import make_optimiser
-from unremix.run import Shape, build
 from unremix.views.image import augment
 from unremix.views.randomness import keys
 
@@ -52,18 +53,19 @@ class Step:
     def __init__(self, recipe: str, images: CachedImages, batch_size: int, width: int) -> None:
         config = TrainConfig(recipe=recipe, backbone="resnet18", width=width)
         self.images = images
-        self.settings = Shape(3, images.size, "cifar").settings
+        shape = ImageShape(3, images.size, "cifar")
+        self.settings = shape.settings
         self.indices = torch.arange(batch_size)
-        self.model = build(config, Shape(3, images.size, "cifar"))
+        self.model = ImageDomain().build(config, shape)
         self.optimizer = make_optimiser(
             self.model,
-            list(self.model.loss.parameters()),
+            self.model.undecayed(),
             name="adam",
             lr=config.lr,
             weight_decay=config.weight_decay,
         )
         self.batch = self.read()
-        self.views = self.view()
+        self.views: Batch = self.view()
         self.embedded = self.embed()
         self.loss = self.lose()
 
@@ -72,23 +74,21 @@ class Step:
         self.batch = self.images.batch(self.indices)
         return self.batch
 
-    def view(self) -> tuple[Tensor, Tensor]:
+    def view(self) -> Batch:
         """Make two views."""
-        view0, view1 = (
-            augment(self.batch, self.settings, keys(0, 0, self.indices, view)) for view in (0, 1)
-        )
-        self.views = (view0, view1)
+        key = [keys(0, 0, self.indices, view) for view in (0, 1)]
+        views = tuple(augment(self.batch, self.settings, one) for one in key)
+        self.views = Batch(views, self.indices, key[0], key[0][:1])
         return self.views
 
-    def embed(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def embed(self) -> list[Embedded]:
         """Both views through encoder and head."""
-        self.embedded = (self.model.embed(self.views[0]), self.model.embed(self.views[1]))
+        self.embedded = [self.model.embed(images) for images in self.model.inputs(self.views)]
         return self.embedded
 
     def lose(self) -> Tensor:
         """The loss, which makes its own gradient."""
-        (z0, h0), (z1, h1) = self.embedded
-        self.loss = self.model.loss(z0, z1, h0, h1)
+        self.loss = self.model.objective(self.embedded, self.views)
         return self.loss
 
     def learn(self) -> None:

@@ -132,12 +132,29 @@ def export(
 
 def recipes() -> None:
     """List the recipes."""
-    from unremix.recipes import RECIPES
+    from unremix.recipes import NOTHING, PARTS, RECIPES
 
-    table = Table("recipe", "what it is", "options of the loss")
+    console = Console()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("framework × mixing × negatives × weighting, temperature")
     for recipe in RECIPES.values():
-        table.add_row(recipe.name, recipe.summary, ", ".join(recipe.options))
-    Console().print(table)
+        parts = [name for name in recipe.parts.values() if name != NOTHING]
+        made_of = f"{' × '.join(parts)}, τ {recipe.temperature:g}"
+        table.add_row(recipe.name, recipe.summary, made_of)
+    console.print(table)
+    console.print("\nAny part can be exchanged: --recipe moco --weighting unremix --mixing unmix")
+    for kind, known in PARTS.items():
+        table = Table(box=None, pad_edge=False)
+        table.add_column(f"--{kind}", no_wrap=True)
+        table.add_column("what it is")
+        table.add_column("options")
+        for name, part in known.items():
+            options = ", ".join(f"--{part.section}.{option}" for option in part.options)
+            table.add_row(name, part.summary, options)
+        console.print()
+        console.print(table)
 
 
 def report(run: str) -> None:

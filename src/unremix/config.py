@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from unremix.optimisers import OptimiserName, ScheduleName
-from unremix.recipes import LossOptions
+from unremix.recipes import (
+    SECTIONS,
+    Composition,
+    LossOptions,
+    MixOptions,
+    MoCHiOptions,
+    MoCoOptions,
+    PatchOptions,
+    SwAVOptions,
+    compose,
+    find_recipe,
+)
 
 Logger = Literal["tensorboard", "wandb"]
 
@@ -21,6 +32,10 @@ class TrainConfig:
             folder that UNREMIX_DATA names.
         domain: What the data are.
         recipe: Which composition; ``unremix recipes`` lists them.
+        framework: Another framework than the recipe's: simclr, moco or swav.
+        weighting: Another weighting of the negatives: uniform, hcl or unremix.
+        mixing: Another mixing of the views: imix, unmix or none.
+        negatives: Other further negatives: mochi, patch or none.
         backbone: auto, small, resnet18, resnet34, resnet50, timm:NAME, torchvision:NAME or
             package.module:callable.
         image_size: Pixels per side; by default the median short side, at most 224.
@@ -31,6 +46,7 @@ class TrainConfig:
         head_batch_norm: Whether the head normalises its hidden layers.
         augmentation: auto, or a name from unremix.views.image.SETTINGS.
         epochs: Passes over the data; 0 makes a run of the untrained encoder.
+        max_minutes: End the training with the first epoch that ends after so many minutes of it.
         batch_size: Images per step, over all processes.
         optimizer: Which optimiser.
         lr: Learning rate.
@@ -38,8 +54,13 @@ class TrainConfig:
         warmup_epochs: Epochs of linear warm-up.
         schedule: Learning rate after the warm-up.
         clip: Largest norm of the gradient, if any.
-        temperature: τ of the loss.
+        temperature: τ of the loss; the recipe's by default.
         loss: Further options of the loss.
+        moco: Options of MoCo.
+        swav: Options of SwAV.
+        mixture: Options of the mixing.
+        mochi: Options of MoCHi's negatives.
+        patch: Options of the patch negatives.
         chunk: Images per forward pass, for large batches in small memory; the gradient is that of
             the whole batch (but BatchNorm sees one chunk at a time).
         precision: Numbers to compute in.
@@ -66,6 +87,10 @@ class TrainConfig:
     data: str = "digits"
     domain: Literal["image"] = "image"
     recipe: str = "unremix-simclr"
+    framework: str | None = None
+    weighting: str | None = None
+    mixing: str | None = None
+    negatives: str | None = None
     backbone: str = "auto"
     image_size: int | None = None
     width: int = 64
@@ -75,6 +100,7 @@ class TrainConfig:
     head_batch_norm: bool = True
     augmentation: str = "auto"
     epochs: int = 100
+    max_minutes: float | None = None
     batch_size: int = 256
     optimizer: OptimiserName = "adam"
     lr: float = 1e-3
@@ -82,8 +108,13 @@ class TrainConfig:
     warmup_epochs: int = 0
     schedule: ScheduleName = "constant"
     clip: float | None = None
-    temperature: float = 0.5
+    temperature: float | None = None
     loss: LossOptions = field(default_factory=LossOptions)
+    moco: MoCoOptions = field(default_factory=MoCoOptions)
+    swav: SwAVOptions = field(default_factory=SwAVOptions)
+    mixture: MixOptions = field(default_factory=MixOptions)
+    mochi: MoCHiOptions = field(default_factory=MoCHiOptions)
+    patch: PatchOptions = field(default_factory=PatchOptions)
     chunk: int | None = None
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
@@ -117,7 +148,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"expected {name} to be at least {least}, received {value}")
-        for name in ("lr", "temperature", "knn_temperature", "clip"):
+        for name in ("lr", "temperature", "knn_temperature", "clip", "max_minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"expected {name} to be above 0, received {value}")
@@ -137,3 +168,27 @@ class TrainConfig:
             raise ValueError(
                 f"expected name to be that of a folder inside {self.runs!r}, received {self.name!r}"
             )
+
+    def composition(self) -> Composition:
+        """What the recipe and the changes to it come to.
+
+        Raises:
+            ValueError: For parts that do not go together, and for options that would do nothing.
+        """
+        return compose(
+            find_recipe(self.recipe),
+            changes={
+                "framework": self.framework,
+                "weighting": self.weighting,
+                "mixing": self.mixing,
+                "negatives": self.negatives,
+            },
+            options={section: getattr(self, section) for section in SECTIONS},
+            temperature=self.temperature,
+        )
+
+    @property
+    def composed_name(self) -> str:
+        """The recipe's name and the parts that differ from it."""
+        changes = (self.framework, self.weighting, self.mixing, self.negatives)
+        return "+".join([self.recipe, *(change for change in changes if change is not None)])

@@ -5,28 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from unremix.data.image import ImageData, load_images
-from unremix.evaluation.images import set_features
 from unremix.files import write_whole
 from unremix.run import Run
 
 
-def load_for(run: Run, data: str | None) -> ImageData:
-    """The run's own data, or others, in the run's image size and channels."""
-    config, shape = run.config, run.shape
-    return load_images(
-        config.data if data is None else data,
-        image_size=shape.image_size,
-        channels=shape.channels,
-        limit=config.limit if data is None else None,
-        progress=config.progress,
-    )
-
-
 def embed_to_file(run_folder: str, data: str | None, path: Path) -> tuple[int, int]:
-    """Write the features of all images of a data set, training images first.
+    """Write the features of a whole data set, training samples first.
 
     Args:
         run_folder: The run.
@@ -43,19 +28,12 @@ def embed_to_file(run_folder: str, data: str | None, path: Path) -> tuple[int, i
     if path.suffix not in (".npz", ".parquet"):
         raise ValueError(f"expected a file that ends in .npz or .parquet, received {str(path)!r}")
     run = Run(run_folder)
-    found = load_for(run, data)
-    encoder = run.encoder()
-    parts = [part for part in (found.train, found.test) if part is not None]
-    embeddings = torch.cat(
-        [set_features(encoder, part, run.shape.settings) for part in parts]
-    ).numpy()
-    arrays = {
-        "embeddings": embeddings,
-        "names": np.array([n for part in parts for n in part.names]),
-    }
-    labels = [part.labels for part in parts if part.labels is not None]
-    if len(labels) == len(parts):
-        arrays["labels"] = torch.cat(labels).numpy()
+    domain = run.domain
+    features, names, labels = domain.features(run, domain.load_for(run, data))
+    embeddings = features.numpy()
+    arrays = {"embeddings": embeddings, "names": np.array(names)}
+    if labels is not None:
+        arrays["labels"] = labels.numpy()
     if path.suffix == ".npz":
 
         def write(file: Path) -> None:

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from unremix.config import TrainConfig
-from unremix.embedding import load_for
-from unremix.evaluation.images import evaluate_run
-from unremix.evaluation.observer import EpochObserver
 from unremix.files import write_whole
 from unremix.progress import Progress
 from unremix.report import write_report
@@ -49,10 +46,11 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
     prepared = prepare(config)
     config, data, run = prepared.config, prepared.data, prepared.run
     progress = Progress(config)
-    observe = EpochObserver(data, run.shape, config, progress.say)
+    domain = run.domain
+    observe = domain.observer(data, run.shape, config, progress.say)
     if fit(prepared, observe, progress):
-        progress.say("measuring the encoder, trained and untrained, and raw pixels")
-        _write_card(run, evaluate_run(run, data), "evaluation.json")
+        progress.say("measuring the encoder, trained and untrained")
+        _write_card(run, domain.evaluate(run, data), "evaluation.json")
         write_report(run.path)
     return run
 
@@ -68,9 +66,10 @@ def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
         The card.
     """
     run = Run(folder)
-    found = load_for(run, data)
-    card = evaluate_run(run, found, own=data is None)
-    _write_card(run, card, "evaluation.json" if data is None else f"evaluation-{found.name}.json")
+    found = run.domain.load_for(run, data)
+    card = run.domain.evaluate(run, found, own=data is None)
+    name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
+    _write_card(run, card, name)
     if data is None:
         write_report(run.path)
     return card

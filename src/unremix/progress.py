@@ -16,6 +16,7 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 
 from unremix.config import TrainConfig
+from unremix.domains import find_domain
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,6 +35,7 @@ class Progress:
         self.wanted = config.progress
         self.epochs = config.epochs
         self.batch_size = config.batch_size
+        self.unit = find_domain(config.domain).unit
         self.console = Console(quiet=not config.progress)
         self.bars = Bars(
             TextColumn("{task.description}"),
@@ -74,7 +76,7 @@ class Progress:
         if self.knn is not None:
             parts.append(f"kNN {self.knn:.1%}")
         if self.speed is not None:
-            parts.append(f"{self.speed:,.0f} images/s")
+            parts.append(f"{self.speed:,.0f} {self.unit}/s")
         return " · ".join(parts)
 
     def stepped(self, training: Training, loss: float) -> None:
@@ -90,7 +92,7 @@ class Progress:
             self.task = self.bars.add_task(
                 "training", total=total, completed=training.step, numbers=""
             )
-        mix = getattr(training.model.loss, "mix", {})
+        mix = training.model.mix
         epoch = (training.step - 1) // training.steps_per_epoch + 1
         self.bars.update(
             self.task,
@@ -105,5 +107,5 @@ class Progress:
         self.last = time.perf_counter()
         if not self.wanted or not training.trainer.is_global_zero or self.console.is_terminal:
             return
-        mix = getattr(training.model.loss, "mix", {})
+        mix = training.model.mix
         self.say(f"epoch {int(row['epoch'])}/{self.epochs} · {self._numbers(row['loss'], mix)}")

@@ -1,14 +1,22 @@
-"""Named compositions: framework × weighting. Adding one is one line."""
+"""Named compositions: framework × mixing × negatives × weighting. Adding one is one line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from torch import nn
+
+from unremix.frameworks.base import Framework
+from unremix.frameworks.moco import MoCo
+from unremix.frameworks.negatives import MoCHi, Patches
+from unremix.frameworks.simclr import SimCLR
+from unremix.frameworks.swav import SwAV
 from unremix.losses.modules import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.losses.two_views import TwoViewLoss
+from unremix.views.mixing import IMix, UnMix
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class LossOptions:
         class_prior: τ⁺ of the debiasing.
         similarity_gradient: Whether gradient flows through the similarity in the weights.
         sketch: Dimensions that the last layer's input is projected to (UnReMix).
-        layout: both or one-way.
+        layout: both or one-way (SimCLR).
         fidelity: Preset: sound, paper or code.
     """
 
@@ -45,9 +53,147 @@ class LossOptions:
     fidelity: Literal["sound", "paper", "code"] | None = None
 
 
-INFO_NCE = ("class_prior", "layout")
-HCL = ("hardness", "class_prior", "similarity_gradient", "layout", "fidelity")
-UNREMIX = tuple(field.name for field in fields(LossOptions))
+@dataclass(frozen=True)
+class MoCoOptions:
+    """Options of MoCo; None leaves the recipe's own value.
+
+    Args:
+        queue: Old keys kept as negatives; 4096 by default.
+        momentum: m of the key encoder; 0.99 by default.
+        symmetric: Whether both views ask.
+        group: Images that BatchNorm sees at a time; 32 by default, 0 for the whole batch.
+    """
+
+    queue: int | None = None
+    momentum: float | None = None
+    symmetric: bool | None = None
+    group: int | None = None
+
+
+@dataclass(frozen=True)
+class SwAVOptions:
+    """Options of SwAV; None leaves the recipe's own value.
+
+    Args:
+        prototypes: How many; 100 by default.
+        iterations: Of Sinkhorn's algorithm; 3 by default.
+        epsilon: ε of the codes; 0.05 by default.
+        frozen_epochs: Epochs for which the prototypes stay as they are; 1 by default.
+        queue: Earlier features that help to make the codes; 0 by default.
+        queue_from_epoch: When they begin to; 15 by default.
+        crops: Small crops beside the two views; 0 by default.
+    """
+
+    prototypes: int | None = None
+    iterations: int | None = None
+    epsilon: float | None = None
+    frozen_epochs: int | None = None
+    queue: int | None = None
+    queue_from_epoch: int | None = None
+    crops: int | None = None
+
+
+@dataclass(frozen=True)
+class MixOptions:
+    """Options of the mixing; None leaves the recipe's own value.
+
+    Args:
+        alpha: α of Beta(α, α), from which the shares are drawn; 1 by default.
+        cutmix: Probability of CutMix in place of mixup (Un-Mix); 0.5 by default.
+    """
+
+    alpha: float | None = None
+    cutmix: float | None = None
+
+
+@dataclass(frozen=True)
+class MoCHiOptions:
+    """Options of MoCHi's mixed negatives; None leaves the recipe's own value.
+
+    Args:
+        hardest: Keys of the queue that are mixed; 512 by default.
+        pairs: Mixtures of two keys per query; 512 by default.
+        queries: Mixtures of a key with the query; 64 by default.
+        warmup_epochs: Epochs without; 10 by default.
+    """
+
+    hardest: int | None = None
+    pairs: int | None = None
+    queries: int | None = None
+    warmup_epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class PatchOptions:
+    """Options of the patch negatives; None leaves the recipe's own value.
+
+    Args:
+        smallest: Least side of a patch in pixels; a sixteenth of the image's by default.
+        largest: Largest side; a third of the image's by default.
+        factor: α, multiplies the logit; 2 by default.
+    """
+
+    smallest: int | None = None
+    largest: int | None = None
+    factor: float | None = None
+
+
+Kind = Literal["framework", "mixing", "negatives", "weighting"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the things a recipe is made of.
+
+    Args:
+        make: Makes it.
+        section: The section of its options.
+        options: The options it takes from there.
+        summary: What it is.
+    """
+
+    make: Callable[..., Any]
+    section: str
+    options: tuple[str, ...]
+    summary: str
+
+
+def _names(options: type) -> tuple[str, ...]:
+    return tuple(option.name for option in fields(options))
+
+
+PARTS: dict[Kind, dict[str, Part]] = {
+    "framework": {
+        "simclr": Part(SimCLR, "loss", ("layout",), "SimCLR: negatives from the batch"),
+        "moco": Part(MoCo, "moco", _names(MoCoOptions), "MoCo: negatives from a queue"),
+        "swav": Part(SwAV, "swav", _names(SwAVOptions), "SwAV: codes, no negatives"),
+    },
+    "mixing": {
+        "imix": Part(IMix, "mixture", ("alpha",), "i-Mix: mixed views in place of the first"),
+        "unmix": Part(UnMix, "mixture", _names(MixOptions), "Un-Mix: mixed views added"),
+    },
+    "negatives": {
+        "mochi": Part(MoCHi, "mochi", _names(MoCHiOptions), "MoCHi: mixtures of hard keys"),
+        "patch": Part(Patches, "patch", _names(PatchOptions), "tiled patches of the own image"),
+    },
+    "weighting": {
+        "uniform": Part(InfoNCELoss, "loss", ("class_prior",), "all negatives alike"),
+        "hcl": Part(
+            HCLLoss,
+            "loss",
+            ("hardness", "class_prior", "similarity_gradient", "fidelity"),
+            "by similarity (HCL)",
+        ),
+        "unremix": Part(
+            UnReMixLoss,
+            "loss",
+            tuple(name for name in _names(LossOptions) if name != "layout"),
+            "by uncertainty, similarity and representativeness",
+        ),
+    },
+}
+SECTIONS = ("loss", "moco", "swav", "mixture", "mochi", "patch")
+NOTHING = "none"
 
 
 @dataclass(frozen=True)
@@ -57,33 +203,76 @@ class Recipe:
     Args:
         name: Its name.
         summary: One line.
-        loss: Makes the loss.
-        options: The loss options it takes.
-        preset: Loss options it sets, unless told otherwise.
+        framework: Name of the framework.
+        weighting: Name of the weighting.
+        mixing: Name of the mixing, or none.
+        negatives: Name of what makes further negatives, or none.
+        temperature: τ, unless told otherwise.
+        preset: Options it sets, by section, unless told otherwise.
     """
 
     name: str
     summary: str
-    loss: Callable[..., TwoViewLoss]
-    options: tuple[str, ...]
-    preset: dict[str, Any]
+    framework: str = "simclr"
+    weighting: str = "uniform"
+    mixing: str = NOTHING
+    negatives: str = NOTHING
+    temperature: float = 0.5
+    preset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[Kind, str]:
+        """The names of its parts; a framework without negatives has no weighting."""
+        return {
+            "framework": self.framework,
+            "mixing": self.mixing,
+            "negatives": self.negatives,
+            "weighting": NOTHING if self.framework == "swav" else self.weighting,
+        }
+
+
+def _only(component: str) -> dict[str, dict[str, Any]]:
+    return {"loss": {"components": (component,)}}
 
 
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("simclr", "SimCLR, all negatives alike", InfoNCELoss, INFO_NCE, {}),
-        Recipe("debiased", "SimCLR, debiased", InfoNCELoss, INFO_NCE, {"class_prior": 0.1}),
-        Recipe("hcl", "SimCLR, negatives weighted by similarity (HCL)", HCLLoss, HCL, {}),
-        Recipe(
-            "unremix-simclr",
-            "SimCLR, negatives weighted by uncertainty, similarity and representativeness",
-            UnReMixLoss,
-            UNREMIX,
-            {},
-        ),
+        Recipe("simclr", "SimCLR, all negatives alike"),
+        Recipe("debiased", "SimCLR, debiased", preset={"loss": {"class_prior": 0.1}}),
+        Recipe("hcl", "HCL: SimCLR, negatives weighted by similarity", weighting="hcl"),
+        Recipe("moco", "MoCo-v2", "moco", temperature=0.1),
+        Recipe("mochi", "MoCHi: MoCo with mixed hard negatives", "moco", "uniform", NOTHING,
+               "mochi", temperature=0.1),
+        Recipe("swav", "SwAV", "swav", temperature=0.1),
+        Recipe("imix", "i-Mix on MoCo", "moco", "uniform", "imix", temperature=0.2,
+               preset={"moco": {"momentum": 0.999}}),
+        Recipe("patch", "MoCo with patch-based negatives", "moco", "uniform", NOTHING, "patch",
+               temperature=0.2, preset={"moco": {"queue": 16384}}),
+        Recipe("unmix", "Un-Mix on SimCLR", "simclr", "uniform", "unmix"),
+        Recipe("unremix", "UnReMix on Un-Mix: the paper's Table 1", "simclr", "unremix", "unmix"),
+        Recipe("unremix-simclr", "UnReMix on SimCLR: Tables 2, 3 and 5", "simclr", "unremix"),
+        Recipe("unremix-moco", "UnReMix on MoCo: Table 6", "moco", "unremix", temperature=0.1),
+        Recipe("unremix-u", "uncertainty only: Table 2", "simclr", "unremix",
+               preset=_only("uncertainty")),
+        Recipe("unremix-s", "similarity only, scaled as UnReMix", "simclr", "unremix",
+               preset=_only("similarity")),
+        Recipe("unremix-r", "representativeness only: Table 2", "simclr", "unremix",
+               preset=_only("representativeness")),
+        Recipe("unremix-fixed", "equal mix: Table 3", "simclr", "unremix",
+               preset={"loss": {"mix": "fixed"}}),
+        Recipe("unremix-nt-xent", "gradient of NT-Xent: Table 5", "simclr", "unremix",
+               preset={"loss": {"gradient": "nt-xent"}}),
     )
-}
+}  # fmt: skip
+
+
+def _find(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"expected a {kind} among {', '.join(known)}, received {name!r}{hint}")
 
 
 def find_recipe(name: str) -> Recipe:
@@ -92,33 +281,135 @@ def find_recipe(name: str) -> Recipe:
     Raises:
         ValueError: If there is none; it names the nearest.
     """
-    if name in RECIPES:
-        return RECIPES[name]
-    near = get_close_matches(name, RECIPES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"expected a recipe among {', '.join(RECIPES)}, received {name!r}{hint}")
+    recipe: Recipe = _find("recipe", name, RECIPES)
+    return recipe
 
 
-def make_loss(
-    recipe: Recipe, options: LossOptions, *, temperature: float, gather: bool = False
-) -> TwoViewLoss:
-    """The loss of a recipe.
+@dataclass(frozen=True)
+class Composition:
+    """What a recipe and changes to it come to.
 
     Args:
-        recipe: Which.
-        options: Overrides; one that the recipe has no use for is an error.
+        parts: The name of each part; ``none`` where there is none.
+        options: Options of each section, those of the recipe included.
         temperature: τ.
-        gather: Whether the negatives come from all processes.
+    """
+
+    parts: dict[Kind, str]
+    options: dict[str, dict[str, Any]]
+    temperature: float
+
+    def _make(self, kind: Kind, *given: Any, **further: Any) -> Any:
+        name = self.parts[kind]
+        if name == NOTHING:
+            return None
+        part = PARTS[kind][name]
+        chosen = self.options.get(part.section, {})
+        if kind == "framework":
+            chosen = {} if name == "simclr" else chosen  # its only option is the loss's
+        return part.make(*given, **further, **{k: v for k, v in chosen.items()
+                                               if k in part.options})  # fmt: skip
+
+    def make_loss(self, *, gather: bool = False) -> TwoViewLoss | None:
+        """The loss, where there are negatives."""
+        further: dict[str, Any] = {"temperature": self.temperature, "gather": gather}
+        layout = self.options.get("loss", {}).get("layout")
+        if layout is not None and self.parts["framework"] == "simclr":
+            further["layout"] = layout
+        loss: TwoViewLoss | None = self._make("weighting", **further)
+        return loss
+
+    def make_framework(
+        self, encoder: nn.Module, head: nn.Sequential, *, gather: bool = False
+    ) -> Framework:
+        """The framework with all its parts.
+
+        Args:
+            encoder: Images (N, C, S, S) to features (N, F).
+            head: Features to embeddings (N, D).
+            gather: Whether the negatives come from all processes.
+        """
+        framework: Framework
+        loss = self.make_loss(gather=gather)
+        if loss is None:
+            framework = self._make("framework", encoder, head, temperature=self.temperature)
+            return framework
+        mixing, negatives = self._make("mixing"), self._make("negatives")
+        framework = self._make("framework", encoder, head, loss, mixing=mixing, negatives=negatives)
+        return framework
+
+
+def compose(
+    recipe: Recipe,
+    *,
+    changes: Mapping[Kind, str | None] | None = None,
+    options: Mapping[str, Any] | None = None,
+    temperature: float | None = None,
+) -> Composition:
+    """What a recipe and changes to it come to.
+
+    Args:
+        recipe: The recipe.
+        changes: Other parts; None leaves the recipe's.
+        options: Dataclasses of options by section; their None leaves the recipe's value.
+        temperature: τ; None leaves the recipe's.
 
     Raises:
-        ValueError: For an option that would do nothing.
+        ValueError: For parts that do not go together, and for options that would do nothing.
+
+    Example:
+        >>> compose(RECIPES["moco"], changes={"weighting": "hcl"}).parts["weighting"]
+        'hcl'
     """
-    given = {name: value for name, value in asdict(options).items() if value is not None}
-    idle = [name for name in given if name not in recipe.options]
-    if idle:
+    parts = recipe.parts
+    for kind, name in (changes or {}).items():
+        if name is None:
+            continue
+        if name != NOTHING or kind in ("framework", "weighting"):
+            _find(kind, name, PARTS[kind])
+        parts[kind] = name
+    if parts["framework"] != "swav" and parts["weighting"] == NOTHING:
+        parts["weighting"] = recipe.weighting
+    _check_parts(parts, changes or {})
+    used: dict[str, list[str]] = {section: [] for section in SECTIONS}
+    for kind, name in parts.items():
+        if name != NOTHING:
+            part = PARTS[kind][name]
+            used[part.section] += part.options
+    chosen: dict[str, dict[str, Any]] = {
+        section: {k: v for k, v in recipe.preset.get(section, {}).items() if k in used[section]}
+        for section in SECTIONS
+    }
+    for section, given in (options or {}).items():
+        for name, value in asdict(given).items():
+            if value is None:
+                continue
+            if name not in used[section]:
+                takes = ", ".join(used[section]) or f"none of --{section}"
+                raise ValueError(
+                    f"expected options that recipe {recipe.name!r} uses ({takes}), received "
+                    f"--{section}.{name}, which would do nothing; leave it out or choose another "
+                    "recipe"
+                )
+            chosen[section][name] = value
+    temperature = recipe.temperature if temperature is None else temperature
+    return Composition(parts, chosen, temperature)
+
+
+def _check_parts(parts: dict[Kind, str], changes: Mapping[Kind, str | None]) -> None:
+    if parts["framework"] == "swav":
+        idle: list[Kind] = ["mixing", "negatives"]
+        idle = [kind for kind in idle if parts[kind] != NOTHING]
+        if changes.get("weighting") is not None:
+            idle.append("weighting")
+        if idle:
+            raise ValueError(
+                f"expected a framework with negatives for {' and '.join(idle)}, received 'swav', "
+                "which has none; use simclr or moco"
+            )
+        parts["weighting"] = NOTHING
+    if parts["negatives"] == "mochi" and parts["framework"] != "moco":
         raise ValueError(
-            f"expected loss options that recipe {recipe.name!r} uses "
-            f"({', '.join(recipe.options)}), received {', '.join(idle)}; leave them out or choose "
-            "another recipe"
+            "expected a framework with a queue for negatives='mochi', received "
+            f"{parts['framework']!r}; use moco"
         )
-    return recipe.loss(temperature=temperature, gather=gather, **{**recipe.preset, **given})

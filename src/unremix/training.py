@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -27,51 +28,24 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unremix.config import TrainConfig
-from unremix.data.image import ImageData, ImageSet, load_images
+from unremix.domains import find_domain
+from unremix.domains.base import Observer
 from unremix.files import write_whole
-from unremix.frameworks.simclr import SimCLR
+from unremix.frameworks.base import Framework
 from unremix.optimisers import make_optimiser, rate_at
 from unremix.progress import Progress
-from unremix.recipes import find_recipe, make_loss
-from unremix.run import Run, Shape, build
-from unremix.views.image import SETTINGS, augment
-from unremix.views.randomness import keys
-
-Observer = Callable[[SimCLR, int], dict[str, float]]
-MASK = 2**63 - 1
-
-
-def scramble(*numbers: int) -> int:
-    """One seed made of several numbers."""
-    state = 0x243F6A8885A308D3
-    for number in numbers:
-        state = ((state ^ (number & MASK)) * 0x5851F42D4C957F2D + 0x14057B7EF767814F) & MASK
-        state ^= state >> 29
-    return state
-
-
-def batch_indices(n: int, config: TrainConfig, step: int) -> Tensor:
-    """Which images a step uses, shape (batch_size,): a fresh permutation every epoch.
-
-    What is left over at an epoch's end, less than a batch, is left out.
-    """
-    steps = n // config.batch_size
-    epoch, within = divmod(step, steps)
-    generator = torch.Generator().manual_seed(scramble(config.seed, epoch))
-    order = torch.randperm(n, generator=generator)
-    return order[within * config.batch_size : (within + 1) * config.batch_size]
+from unremix.run import Run
+from unremix.sampling import scramble
 
 
 class Batches:
-    """The batches of an epoch from the current step on, decoded one step ahead.
+    """The batches of an epoch from the current step on, read one step ahead.
 
     Args:
-        images: The training images.
-        training: Knows the step, the rank and the configuration.
+        training: Knows the data, the step, the rank and the configuration.
     """
 
-    def __init__(self, images: ImageSet, training: Training) -> None:
-        self.images = images
+    def __init__(self, training: Training) -> None:
         self.training = training
 
     def __len__(self) -> int:
@@ -79,22 +53,22 @@ class Batches:
 
     def _indices(self, step: int) -> Tensor:
         training = self.training
-        joint = batch_indices(len(self.images), training.config, step)
+        joint = training.domain.indices(training.data, training.config, step)
         return joint.tensor_split(training.trainer.world_size)[training.trainer.global_rank]
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        first = self.training.step
+    def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
+        first, fetch, data = self.training.step, self.training.domain.fetch, self.training.data
         end = (first // len(self) + 1) * len(self)
         with ThreadPoolExecutor(max_workers=1) as pool:
-            following: Future[Tensor] | None = None
+            following: Future[Any] | None = None
             for step in range(first, end):
                 indices = self._indices(step)
-                waiting = following or pool.submit(self.images.images.batch, indices)
-                images = waiting.result()
+                waiting = following or pool.submit(fetch, data, indices)
+                fetched = waiting.result()
                 following = None
                 if step + 1 < end:
-                    following = pool.submit(self.images.images.batch, self._indices(step + 1))
-                yield indices, images
+                    following = pool.submit(fetch, data, self._indices(step + 1))
+                yield indices, fetched
 
 
 class Training(lightning.LightningModule):
@@ -103,8 +77,7 @@ class Training(lightning.LightningModule):
     Args:
         model: The model.
         config: The options.
-        data: The images.
-        shape: What they decided.
+        data: The data.
         run: The run's folder.
         progress: Shows progress.
         observe: What to measure at an epoch's end, in the first process.
@@ -113,10 +86,9 @@ class Training(lightning.LightningModule):
 
     def __init__(
         self,
-        model: SimCLR,
+        model: Framework,
         config: TrainConfig,
-        data: ImageData,
-        shape: Shape,
+        data: Any,
         run: Run,
         progress: Progress,
         observe: Observer,
@@ -127,15 +99,18 @@ class Training(lightning.LightningModule):
         self.model = model
         self.config = config
         self.data = data
-        self.shape = shape
         self.run = run
+        self.domain = run.domain
         self.progress = progress
         self.observe = observe
         self.state = state
         self.step = 0 if state is None else int(state["step"])
         self.losses: list[float] = [] if state is None else list(state["losses"])
         self.rows = [] if state is None else [dict(row) for row in state["rows"]]
-        self.steps_per_epoch = len(data.train) // config.batch_size
+        self.seconds = 0.0 if state is None else float(state.get("seconds", 0.0))
+        self.since = time.perf_counter()
+        self.stopped = False
+        self.steps_per_epoch = self.domain.size(data) // config.batch_size
 
     @property
     def epoch(self) -> int:
@@ -146,7 +121,7 @@ class Training(lightning.LightningModule):
         """One optimiser for the model and the mix."""
         return make_optimiser(
             self.model,
-            list(self.model.loss.parameters()),
+            self.model.undecayed(),
             name=self.config.optimizer,
             lr=self.config.lr,
             weight_decay=self.config.weight_decay,
@@ -154,10 +129,11 @@ class Training(lightning.LightningModule):
 
     def train_dataloader(self) -> Batches:
         """The batches, each process its own part of them."""
-        return Batches(self.data.train, self)
+        return Batches(self)
 
     def on_train_start(self) -> None:
         """Go on from the checkpoint, if there is one."""
+        self.since = time.perf_counter()
         if self.state is None:
             return
         self.model.load_state_dict(self.state["model"])
@@ -166,13 +142,21 @@ class Training(lightning.LightningModule):
         self.trainer.precision_plugin.load_state_dict(self.state["precision"])
         self.state = None
 
-    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> None:
+    def training_step(self, batch: tuple[Tensor, Any], _: int) -> None:
         """Views, loss, gradient, step."""
-        indices, images = batch
+        indices, fetched = batch
         config = self.config
         # For what draws at random inside the model, such as dropout.
         torch.manual_seed(scramble(config.seed, self.step, self.global_rank))
-        view0, view1 = self._view(images, indices, 0), self._view(images, indices, 1)
+        views = self.domain.batch(
+            fetched,
+            indices,
+            self.model,
+            config,
+            self.run.shape,
+            step=self.step,
+            epoch=self.epoch,
+        )
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         rate = rate_at(
@@ -186,13 +170,14 @@ class Training(lightning.LightningModule):
             group["lr"] = rate
         optimizer.zero_grad()
         if config.chunk is None or config.chunk >= len(indices):
-            loss = self.model(view0, view1)
+            loss = self.model(views)
             self.manual_backward(loss)
         else:
-            loss = self._chunked(view0, view1, config.chunk)
+            loss = self._chunked(views, config.chunk)
         if config.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         optimizer.step()
+        self.model.after_step()
         value = self._mean(loss.detach().double())
         if not torch.isfinite(value):
             raise ValueError(
@@ -206,44 +191,39 @@ class Training(lightning.LightningModule):
         if every is not None and self.step % every == 0 and self.step % self.steps_per_epoch:
             self.save()
 
-    def _view(self, images: Tensor, indices: Tensor, view: int) -> Tensor:
-        """One view of each image, in full precision whatever the model computes in."""
-        key = keys(self.config.seed, self.epoch, indices, view)
-        with torch.autocast(device_type=images.device.type, enabled=False):
-            return augment(images, self.shape.settings, key).to(self.model.dtype)
-
     def _mean(self, value: Tensor) -> Tensor:
         """The mean over processes."""
         mean = self.trainer.strategy.reduce(value, reduce_op="mean")
         assert isinstance(mean, Tensor)
         return mean
 
-    def _chunked(self, view0: Tensor, view1: Tensor, size: int) -> Tensor:
+    def _chunked(self, batch: Any, size: int) -> Tensor:
         """The gradient of the whole batch with the memory of a chunk.
 
         Embed chunk by chunk without graph, take the loss on all, then embed each chunk again and
         pass on what the loss derived for it. BatchNorm uses the statistics of a chunk, the same
         both times, and its running statistics move once.
         """
-        chunks = [part for view in (view0, view1) for part in view.split(size)]
+        inputs = [images.split(size) for images in self.model.inputs(batch)]
         wrapped = self.trainer.model
         alone: AbstractContextManager[None] = nullcontext()
         if isinstance(wrapped, DistributedDataParallel):
             alone = wrapped.no_sync()  # it would average after the first chunk: we do so at the end
         with alone:
             with torch.no_grad(), _running_statistics_held(self.model):
-                parts = [self.model.embed(chunk) for chunk in chunks]
-            z, h = (torch.cat([part[k] for part in parts]) for k in (0, 1))
-            z.requires_grad_()
-            (z0, z1), (h0, h1) = z.chunk(2), h.chunk(2)
-            loss: Tensor = self.model.loss(z0, z1, h0, h1)
+                parts = [[self.model.embed(chunk) for chunk in chunks] for chunks in inputs]
+            embedded = [
+                (torch.cat([z for z, _ in part]).requires_grad_(), torch.cat([h for _, h in part]))
+                for part in parts
+            ]
+            loss: Tensor = self.model.objective(embedded, batch)
             self.manual_backward(loss)
-            assert z.grad is not None
-            incoming = z.grad.split([len(chunk) for chunk in chunks])
-            for chunk, gradient in zip(chunks, incoming, strict=True):
-                with self.trainer.precision_plugin.forward_context():
-                    again, _ = self.model.embed(chunk)
-                torch.autograd.backward(again, gradient.to(again.dtype))
+            for chunks, (z, _) in zip(inputs, embedded, strict=True):
+                assert z.grad is not None
+                for chunk, gradient in zip(chunks, z.grad.split(size), strict=True):
+                    with self.trainer.precision_plugin.forward_context():
+                        again, _ = self.model.embed(chunk)
+                    torch.autograd.backward(again, gradient.to(again.dtype))
         if isinstance(wrapped, DistributedDataParallel):
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -251,7 +231,12 @@ class Training(lightning.LightningModule):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        """Observe, write a row of metrics, save."""
+        """Observe, write a row of metrics, save; stop if the time is up."""
+        now = time.perf_counter()
+        self.seconds += now - self.since
+        limit = self.config.max_minutes
+        over = limit is not None and self.seconds >= 60 * limit
+        self.stopped = bool(self.trainer.strategy.broadcast(over))
         row: dict[str, float] = {
             "epoch": self.epoch,
             "step": self.step,
@@ -260,14 +245,15 @@ class Training(lightning.LightningModule):
         self.losses = []
         if self.trainer.is_global_zero:
             row |= self.observe(self.model, self.epoch)
-            mix = getattr(self.model.loss, "mix", {})
-            row |= {f"mix_{name}": share for name, share in mix.items()}
+            row |= {f"mix_{name}": share for name, share in self.model.mix.items()}
             self.rows.append(row)
             self.write_metrics()
             for logger in self.loggers:
                 logger.log_metrics(row, step=self.step)
         self.save()
         self.progress.epoch_ended(self, row)
+        self.trainer.should_stop = self.stopped
+        self.since = time.perf_counter()
 
     def write_metrics(self) -> None:
         """Write metrics.csv anew: a row per epoch."""
@@ -288,6 +274,8 @@ class Training(lightning.LightningModule):
         (optimizer,) = self.trainer.optimizers
         state = {
             "step": self.step,
+            "seconds": self.seconds,
+            "stopped": self.stopped,
             "losses": self.losses,
             "rows": self.rows,
             "model": self.model.state_dict(),
@@ -338,9 +326,9 @@ def _loggers(config: TrainConfig, run: Run) -> list[Logger]:
     return made
 
 
-def _folder(config: TrainConfig, data: ImageData) -> Path:
+def _folder(config: TrainConfig, data_name: str) -> Path:
     """The folder of a new run; a name that is taken gets a number."""
-    base = config.name or f"{data.name}-{config.recipe}-{config.seed}"
+    base = config.name or f"{data_name}-{config.composed_name}-{config.seed}"
     path, number = Path(config.runs) / base, 2
     while (path / "config.yaml").exists():
         if config.name is not None:
@@ -352,23 +340,11 @@ def _folder(config: TrainConfig, data: ImageData) -> Path:
     return path
 
 
-def _check_options(config: TrainConfig) -> None:
-    """What can be refused before the data are read, is."""
-    make_loss(find_recipe(config.recipe), config.loss, temperature=config.temperature)
-    if config.augmentation not in ("auto", *SETTINGS):
+def _check_size(size: int, config: TrainConfig, unit: str) -> None:
+    if size < config.batch_size and config.epochs > 0:
         raise ValueError(
-            f"expected augmentation auto or one of {', '.join(SETTINGS)}, received "
-            f"{config.augmentation!r}"
-        )
-    if config.accelerator == "gpu" and not GPU.is_available():
-        raise ValueError("expected a GPU for --accelerator gpu, found none; use cpu or auto")
-
-
-def _check_size(data: ImageData, config: TrainConfig) -> None:
-    if len(data.train) < config.batch_size and config.epochs > 0:
-        raise ValueError(
-            f"expected at least batch_size={config.batch_size} training images, received "
-            f"{len(data.train)}; use a smaller --batch_size or more images"
+            f"expected at least batch_size={config.batch_size} {unit} to train on, received "
+            f"{size}; use a smaller --batch_size or more {unit}"
         )
 
 
@@ -398,13 +374,13 @@ class Prepared:
     Args:
         run: The run's folder.
         config: Its options.
-        data: Its images.
+        data: Its data.
         state: The checkpoint to go on from, if any.
     """
 
     run: Run
     config: TrainConfig
-    data: ImageData
+    data: Any
     state: dict[str, Any] | None
 
 
@@ -417,16 +393,17 @@ def prepare(config: TrainConfig) -> Prepared:
     run, state = None, None
     if config.resume is not None:
         run, config, state = _resumed(config)
-    _check_options(config)
-    data = load_images(
-        config.data, image_size=config.image_size, limit=config.limit, progress=config.progress
-    )
+    domain = find_domain(config.domain)
+    if config.accelerator == "gpu" and not GPU.is_available():
+        raise ValueError("expected a GPU for --accelerator gpu, found none; use cpu or auto")
+    domain.check(config)
+    data = domain.load(config)
     if run is None:
-        shape = Shape.of(data.train, config)
-        build(config, shape)  # an option that cannot be is refused before anything is written
-        _check_size(data, config)
+        shape = domain.shape(data, config)
+        domain.build(config, shape)  # what cannot be is refused before anything is written
+        _check_size(domain.size(data), config, domain.unit)
         if _is_first_process():
-            path = _folder(config, data)
+            path = _folder(config, domain.name(data))
             run = Run.create(path, replace(config, name=path.name), shape)
         else:
             run = Run.unwritten(Path(config.runs), config, shape)
@@ -451,8 +428,10 @@ def fit(prepared: Prepared, observe: Observer, progress: Progress) -> bool:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     trainer = _trainer(config, run)
-    model = build(config, run.shape, gather=trainer.world_size > 1)
-    training = Training(model, config, data, run.shape, run, progress, observe, prepared.state)
+    model = run.domain.build(config, run.shape, gather=trainer.world_size > 1)
+    training = Training(model, config, data, run, progress, observe, prepared.state)
+    if prepared.state is not None and prepared.state.get("stopped"):
+        training.step = config.epochs * training.steps_per_epoch
     left = config.epochs - training.step // max(1, training.steps_per_epoch)
     if left > 0:
         trainer.fit_loop.max_epochs = left

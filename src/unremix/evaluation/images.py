@@ -10,12 +10,30 @@ from torch import Tensor, nn
 
 from unremix.config import TrainConfig
 from unremix.data.image import ImageData, ImageSet
+from unremix.domains.image import ImageShape
 from unremix.evaluation.knn import Accuracy, knn_accuracy, leave_one_out_knn
 from unremix.evaluation.linear import linear_probe
-from unremix.run import Run, Shape, features_of
+from unremix.run import Run
 from unremix.views.image import Augmentation, plain
 
 HELD_OUT = 0.2  # share of the labelled images that the probe is tested on where there is no split
+
+
+@torch.no_grad()
+def features_of(
+    encoder: nn.Module, images: Tensor, settings: Augmentation, *, batch: int = 512
+) -> Tensor:
+    """Features of uint8 images (n, C, S, S) in eval mode, shape (n, F), on the CPU."""
+    parameter = next(encoder.parameters())
+    device, dtype = parameter.device, parameter.dtype
+    was_training = encoder.training
+    encoder.eval()
+    parts = [
+        encoder(plain(part.to(device), settings).to(dtype)).float().cpu()
+        for part in images.split(batch)
+    ]
+    encoder.train(was_training)
+    return torch.cat(parts)
 
 
 def set_features(
@@ -53,7 +71,9 @@ def _knn(train: Tensor, test: Tensor | None, data: ImageData, config: TrainConfi
     return knn_accuracy(train, labels, test, data.test.labels, k=k, temperature=t)
 
 
-def measure_knn(encoder: nn.Module, data: ImageData, shape: Shape, config: TrainConfig) -> Accuracy:
+def measure_knn(
+    encoder: nn.Module, data: ImageData, shape: ImageShape, config: TrainConfig
+) -> Accuracy:
     """kNN accuracy of an encoder's features: of the test images, or leaving one out."""
     train = set_features(encoder, data.train, shape.settings)
     test = None if data.test is None else set_features(encoder, data.test, shape.settings)
@@ -61,7 +81,7 @@ def measure_knn(encoder: nn.Module, data: ImageData, shape: Shape, config: Train
 
 
 def _measure(
-    encoder: nn.Module | None, data: ImageData, shape: Shape, config: TrainConfig
+    encoder: nn.Module | None, data: ImageData, shape: ImageShape, config: TrainConfig
 ) -> dict[str, Any]:
     train = set_features(encoder, data.train, shape.settings)
     labels = data.train.labels
@@ -111,7 +131,7 @@ def evaluate_run(run: Run, data: ImageData, *, own: bool = True) -> dict[str, An
         "classes": len(data.train.classes) if data.train.classes else None,
         "skipped_files": len(data.skipped),
         "layer": "backbone output, before the projection head; eval mode; images not augmented",
-        "recipe": config.recipe,
+        "recipe": config.composed_name,
         "backbone": config.backbone,
         "image_size": shape.image_size,
         "seed": config.seed,

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
-from torch import Tensor
 
-from unremix.audit import effective_negatives
 from unremix.config import TrainConfig
 from unremix.data.image import ImageData
+from unremix.domains.image import ImageShape
 from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.images import measure_knn
-from unremix.frameworks.simclr import SimCLR
-from unremix.run import Shape
+from unremix.frameworks.base import Embedded, Framework
 from unremix.views.image import augment
 from unremix.views.randomness import keys
 
@@ -33,7 +31,7 @@ class EpochObserver:
     """
 
     def __init__(
-        self, data: ImageData, shape: Shape, config: TrainConfig, say: Callable[[str], None]
+        self, data: ImageData, shape: ImageShape, config: TrainConfig, say: Callable[[str], None]
     ) -> None:
         self.data = data
         self.shape = shape
@@ -42,7 +40,7 @@ class EpochObserver:
         self.said: set[str] = set()
         self.previous: Health | None = None
 
-    def __call__(self, model: SimCLR, epoch: int) -> dict[str, float]:
+    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
         """The measurements after an epoch."""
         found = self._health(model)
         row = {name: value for name, value in asdict(found).items() if value is not None}
@@ -54,22 +52,23 @@ class EpochObserver:
         return row
 
     @torch.no_grad()
-    def _health(self, model: SimCLR) -> Health:
+    def _health(self, model: Framework) -> Health:
         parameter = next(model.parameters())
         indices = torch.arange(min(WATCHED, len(self.data.train)))
         images = self.data.train.images.batch(indices).to(parameter.device)
 
-        def embed(view: int) -> tuple[Tensor, Tensor]:
+        def embed(view: int) -> Embedded:
             # The same two views every time, other than those trained on.
             key = keys(self.config.seed, 0, indices.to(parameter.device), 2 + view)
             return model.embed(augment(images, self.shape.settings, key).to(model.dtype))
 
         was_training = model.training
         model.eval()
-        (z0, h0), (z1, h1) = embed(0), embed(1)
-        weights = model.loss.importance(z0, z1, h0, h1).weights.double()
+        first, second = embed(0), embed(1)
+        negatives = model.effective_negatives(first, second)
         model.train(was_training)
-        found = health(z0.float(), z1.float(), effective_negatives=effective_negatives(weights))
+        z0, z1 = first[0], second[0]
+        found = health(z0.float(), z1.float(), effective_negatives=negatives)
         for message in warnings_of(
             found, self.previous, dimensions=z0.shape[1], samples=z0.shape[0]
         ):

@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unremix.losses.two_views import TwoViewLoss
+from unremix.frameworks.base import Batch, Embedded
+from unremix.frameworks.contrastive import Contrastive
+from unremix.scores import Own
 
 
-class SimCLR(nn.Module):
-    """An encoder, a projection head and a loss on the embeddings of two views.
+class SimCLR(Contrastive):
+    """Two views of a batch against each other; all other samples' views are negatives.
 
-    The head's last layer is linear, so its input h is at hand for the uncertainty: no hook needed.
+    Mixed views are aimed, one way, at the second views.
 
-    Args:
-        encoder: Images (N, C, S, S) to features (N, F).
-        head: Features to embeddings (N, D); its last module is ``nn.Linear``.
-        loss: Of two views' embeddings.
+    Reference:
+        Chen et al. 2020.
     """
 
-    def __init__(self, encoder: nn.Module, head: nn.Sequential, loss: TwoViewLoss) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = head
-        self.loss = loss
-        last = head[-1]
-        if not isinstance(last, nn.Linear):
-            raise ValueError(
-                f"expected the head's last module to be torch.nn.Linear, received "
-                f"{type(last).__name__}"
-            )
-        loss.bias = last.bias is not None
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The second views, then the first views: as they are, mixed, or both."""
+        return batch.views[1], *self.anchor_images(batch, 0)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the images must be converted to."""
-        dtype: torch.dtype = next(self.encoder.parameters()).dtype
-        return dtype
+    def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
+        """The loss of the views as they are, and of the mixed ones."""
+        (z1, h1), *first = embedded
+        total = z1.new_zeros(())
+        if self.keeps_original:
+            z0, h0 = first.pop(0)
+            own = self.further((z0, h0), batch.views[0], batch)
+            if own is not None and self.loss.layout == "both":
+                own = _stack(own, self.further((z1, h1), batch.views[1], batch, view=1))
+            total = total + self.loss(z0, z1, h0, h1, own=own)
+        mixed = self.mixed(batch.views[0], batch)
+        if mixed is not None:
+            ((z, h),) = first
+            own = self.further((z, h), mixed.images, batch)
+            for target in mixed.targets:
+                if target.weight:
+                    loss = self.loss.towards(
+                        z, z1, h, h1, keys=target.keys, shares=target.shares, own=own
+                    )
+                    total = total + target.weight * loss
+        return total
 
-    def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings z, shape (N, D), and the last layer's input h, shape (N, H)."""
-        h = self.head[:-1](self.encoder(images))
-        return self.head[-1](h), h
 
-    def forward(self, view0: Tensor, view1: Tensor) -> Tensor:
-        """The loss of a batch; each view is normalised by its own batch statistics, as in HCL."""
-        (z0, h0), (z1, h1) = self.embed(view0), self.embed(view1)
-        loss: Tensor = self.loss(z0, z1, h0, h1)
-        return loss
+def _stack(first: Own, second: Own | None) -> Own:
+    assert second is not None
+    h = None
+    if first.inputs is not None and second.inputs is not None:
+        h = torch.cat([first.inputs, second.inputs])
+    return Own(torch.cat([first.embeddings, second.embeddings]), h, first.logit_factor)

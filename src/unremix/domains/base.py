@@ -1,0 +1,100 @@
+"""What training, evaluation and the command line ask of a kind of data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from unremix.config import TrainConfig
+from unremix.frameworks.base import Framework
+
+if TYPE_CHECKING:
+    from unremix.run import Run
+
+Observer = Callable[[Framework, int], dict[str, float]]
+"""Measures a model after so many epochs."""
+
+
+class Domain(Protocol):
+    """Images, graphs or sentences: how they are read, batched, modelled and measured.
+
+    ``Data`` is what :meth:`load` returns, ``Shape`` what the data decide about the model: a frozen
+    dataclass of plain values, kept in the run's folder.
+    """
+
+    unit: str
+    """What is counted in a step, in the plural."""
+
+    def check(self, config: TrainConfig) -> None:
+        """Refuse what can be refused before the data are read."""
+        ...
+
+    def load(self, config: TrainConfig) -> Any:
+        """The data of a run."""
+        ...
+
+    def load_for(self, run: Run, data: str | None) -> Any:
+        """The data of a run, or others read the same way."""
+        ...
+
+    def shape(self, data: Any, config: TrainConfig) -> Any:
+        """What the data decide about the model."""
+        ...
+
+    def shape_from(self, values: dict[str, Any]) -> Any:
+        """The same from plain values."""
+        ...
+
+    def build(self, config: TrainConfig, shape: Any, *, gather: bool = False) -> Framework:
+        """The model of a configuration, initialised from its seed."""
+        ...
+
+    def name(self, data: Any) -> str:
+        """What the data are called."""
+        ...
+
+    def size(self, data: Any) -> int:
+        """How many samples there are to train on."""
+        ...
+
+    def indices(self, data: Any, config: TrainConfig, step: int) -> Tensor:
+        """Which samples a step uses, over all processes, shape (batch_size,)."""
+        ...
+
+    def fetch(self, data: Any, indices: Tensor) -> Any:
+        """Read samples; in another thread, one step ahead."""
+        ...
+
+    def batch(
+        self,
+        fetched: Any,
+        indices: Tensor,
+        model: Framework,
+        config: TrainConfig,
+        shape: Any,
+        *,
+        step: int,
+        epoch: int,
+    ) -> Any:
+        """What the framework is given: views of the samples, on their device."""
+        ...
+
+    def observer(
+        self, data: Any, shape: Any, config: TrainConfig, say: Callable[[str], None]
+    ) -> Observer:
+        """What is measured at an epoch's end."""
+        ...
+
+    def evaluate(self, run: Run, data: Any, *, own: bool = True) -> dict[str, Any]:
+        """The evaluation card of a run."""
+        ...
+
+    def embed(self, run: Run, items: Any) -> Tensor:
+        """Features of items given in memory or by path, shape (n, F)."""
+        ...
+
+    def features(self, run: Run, data: Any) -> tuple[Tensor, list[str], Tensor | None]:
+        """Features, names and labels of whole data."""
+        ...

@@ -1,0 +1,231 @@
+"""Images: views by augmentation, kNN and linear probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from unremix.config import TrainConfig
+from unremix.data.image import ImageData, ImageSet, decode_image, load_images
+from unremix.domains.base import Observer
+from unremix.encoders import make_encoder, projection_head
+from unremix.frameworks.base import Batch, Framework
+from unremix.sampling import permuted, scramble
+from unremix.views.image import SETTINGS, Augmentation, augment, settings_for
+from unremix.views.randomness import keys
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from unremix.run import Run
+
+# Which of a sample's random streams is whose; the observer takes 2 and 3.
+MIXING_VIEW = 4
+CROP_VIEW = 8
+
+# Small crops, as in SwAV on CIFAR: 18 of 32 pixels, of at most a quarter of the area.
+CROP_SHARE = 18 / 32
+CROP_SCALE = (0.05, 0.25)
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """What images decide about the model.
+
+    Args:
+        channels: 1 or 3.
+        image_size: Pixels per side.
+        augmentation: Name of the setting in unremix.views.image.SETTINGS.
+    """
+
+    channels: int
+    image_size: int
+    augmentation: str
+
+    @staticmethod
+    def of(images: ImageSet, config: TrainConfig) -> ImageShape:
+        """The shape of a data set under a configuration."""
+        channels, size = images.images.channels, images.images.size
+        name = config.augmentation
+        if name == "auto":
+            name = settings_for(channels, size)
+        return ImageShape(channels, size, name)
+
+    @property
+    def settings(self) -> Augmentation:
+        """The augmentation itself."""
+        return SETTINGS[self.augmentation]
+
+
+class ImageDomain:
+    """See :class:`unremix.domains.base.Domain`."""
+
+    unit = "images"
+
+    def check(self, config: TrainConfig) -> None:
+        """Refuse what can be refused before the data are read."""
+        config.composition().make_loss()
+        if config.augmentation not in ("auto", *SETTINGS):
+            raise ValueError(
+                f"expected augmentation auto or one of {', '.join(SETTINGS)}, received "
+                f"{config.augmentation!r}"
+            )
+
+    def load(self, config: TrainConfig) -> ImageData:
+        """The images of a run."""
+        return load_images(
+            config.data, image_size=config.image_size, limit=config.limit, progress=config.progress
+        )
+
+    def load_for(self, run: Run, data: str | None) -> ImageData:
+        """The run's own images, or others, in the run's image size and channels."""
+        config, shape = run.config, run.shape
+        return load_images(
+            config.data if data is None else data,
+            image_size=shape.image_size,
+            channels=shape.channels,
+            limit=config.limit if data is None else None,
+            progress=config.progress,
+        )
+
+    def shape(self, data: ImageData, config: TrainConfig) -> ImageShape:
+        """What the images decide about the model."""
+        return ImageShape.of(data.train, config)
+
+    def shape_from(self, values: dict[str, Any]) -> ImageShape:
+        """The same from plain values."""
+        return ImageShape(**values)
+
+    def build(self, config: TrainConfig, shape: ImageShape, *, gather: bool = False) -> Framework:
+        """The model, initialised from the seed; global randomness is untouched."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            encoder = make_encoder(
+                config.backbone,
+                channels=shape.channels,
+                image_size=shape.image_size,
+                width=config.width,
+                stem=config.stem,
+            )
+            features = encoder.features
+            assert isinstance(features, int)
+            head = projection_head(
+                features,
+                hidden=config.head_hidden,
+                output=config.head_output,
+                batch_norm=config.head_batch_norm,
+            )
+            model = config.composition().make_framework(encoder, head, gather=gather)
+        return model.double() if config.precision == "64-true" else model
+
+    def name(self, data: ImageData) -> str:
+        """What the images are called."""
+        return data.name
+
+    def size(self, data: ImageData) -> int:
+        """How many images there are to train on."""
+        return len(data.train)
+
+    def indices(self, data: ImageData, config: TrainConfig, step: int) -> Tensor:
+        """Which images a step uses, shape (batch_size,)."""
+        return permuted(len(data.train), config.batch_size, config.seed, step)
+
+    def fetch(self, data: ImageData, indices: Tensor) -> Tensor:
+        """The images, uint8, shape (N, C, S, S)."""
+        return data.train.images.batch(indices)
+
+    def batch(
+        self,
+        fetched: Tensor,
+        indices: Tensor,
+        model: Framework,
+        config: TrainConfig,
+        shape: ImageShape,
+        *,
+        step: int,
+        epoch: int,
+    ) -> Batch:
+        """Two views of each image, and small crops where the framework asks for them."""
+
+        def view(number: int, settings: Augmentation) -> Tensor:
+            # In full precision, whatever the model computes in.
+            with torch.autocast(device_type=fetched.device.type, enabled=False):
+                return augment(fetched, settings, keys(config.seed, epoch, indices, number))
+
+        settings = shape.settings
+        small = replace(settings, crop_scale=CROP_SCALE)
+        side = max(4, round(CROP_SHARE * shape.image_size))
+        crops = [
+            F.interpolate(view(CROP_VIEW + k, small), side, mode="bilinear", antialias=True)
+            for k in range(model.crops)
+        ]
+        views = (view(0, settings), view(1, settings), *crops)
+        return Batch(
+            views=tuple(images.to(model.dtype) for images in views),
+            samples=indices,
+            keys=keys(config.seed, epoch, indices, MIXING_VIEW),
+            batch_key=indices.new_tensor([scramble(config.seed, step, MIXING_VIEW)]),
+            epoch=epoch,
+        )
+
+    def observer(
+        self, data: ImageData, shape: ImageShape, config: TrainConfig, say: Callable[[str], None]
+    ) -> Observer:
+        """Health without labels, kNN with them."""
+        from unremix.evaluation.observer import EpochObserver
+
+        return EpochObserver(data, shape, config, say)
+
+    def evaluate(self, run: Run, data: ImageData, *, own: bool = True) -> dict[str, Any]:
+        """The evaluation card: kNN and linear probe."""
+        from unremix.evaluation.images import evaluate_run
+
+        return evaluate_run(run, data, own=own)
+
+    def embed(
+        self, run: Run, items: list[str | Path | Image.Image] | Tensor | np.ndarray
+    ) -> Tensor:
+        """Features of images, shape (n, F).
+
+        Args:
+            run: Whose encoder.
+            items: Paths or PIL images; or an array of uint8 images, shape (n, C, S, S).
+
+        Raises:
+            ValueError: For an array of another shape or dtype.
+        """
+        from unremix.evaluation.images import features_of
+
+        shape = run.shape
+        if isinstance(items, list):
+            images = torch.stack(
+                [decode_image(item, size=shape.image_size, channels=shape.channels)
+                 for item in items]
+            )  # fmt: skip
+        else:
+            images = torch.as_tensor(items)
+        wanted = (shape.channels, shape.image_size, shape.image_size)
+        if images.dtype != torch.uint8 or images.dim() != 4 or tuple(images.shape[1:]) != wanted:
+            raise ValueError(
+                f"expected uint8 images of shape (n, {', '.join(map(str, wanted))}), received "
+                f"{images.dtype} of shape {tuple(images.shape)}"
+            )
+        return features_of(run.encoder(), images, shape.settings)
+
+    def features(self, run: Run, data: ImageData) -> tuple[Tensor, list[str], Tensor | None]:
+        """Features, names and labels of all images, training images first."""
+        from unremix.evaluation.images import set_features
+
+        encoder = run.encoder()
+        parts = [part for part in (data.train, data.test) if part is not None]
+        found = torch.cat([set_features(encoder, part, run.shape.settings) for part in parts])
+        labels = [part.labels for part in parts if part.labels is not None]
+        names = [name for part in parts for name in part.names]
+        return found, names, torch.cat(labels) if len(labels) == len(parts) else None

@@ -1,0 +1,108 @@
+"""What all frameworks share: a batch in, embeddings with gradient, a loss out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Embedded = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step gives a framework.
+
+    Args:
+        views: Views of N samples, each (N, C, S, S): two of full size, then smaller crops if asked.
+        samples: Which samples they are, shape (N,).
+        keys: One random key per sample, shape (N,); see :mod:`unremix.views.randomness`.
+        batch_key: One random key for the whole batch, shape (1,), the same in all processes.
+        epoch: Epochs completed.
+    """
+
+    views: tuple[Tensor, ...]
+    samples: Tensor
+    keys: Tensor
+    batch_key: Tensor
+    epoch: int = 0
+
+
+class Framework(nn.Module):
+    """An encoder, a projection head, and what becomes of the embeddings of a batch.
+
+    A framework says which images it wants embedded with gradient (:meth:`inputs`) and what their
+    embeddings cost (:meth:`objective`). Kept apart, the first can be done in parts.
+
+    Args:
+        encoder: Images (N, C, S, S) to features (N, F).
+        head: Features to embeddings (N, D); its last module is ``nn.Linear``, so that the last
+            layer's input h is at hand for the uncertainty.
+    """
+
+    crops = 0
+    """How many small crops it wants beside two views."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Sequential) -> None:
+        super().__init__()
+        last = head[-1]
+        if not isinstance(last, nn.Linear):
+            raise ValueError(
+                f"expected the head's last module to be torch.nn.Linear, received "
+                f"{type(last).__name__}"
+            )
+        self.encoder = encoder
+        self.head = head
+
+    @property
+    def last_layer(self) -> nn.Linear:
+        """The layer that makes the embeddings."""
+        last = self.head[-1]
+        assert isinstance(last, nn.Linear)
+        return last
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the images must be converted to."""
+        dtype: torch.dtype = next(self.encoder.parameters()).dtype
+        return dtype
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """The learned share of each component of the weights, if any."""
+        return {}
+
+    def undecayed(self) -> list[nn.Parameter]:
+        """Parameters that weight decay spares."""
+        return []
+
+    def embed(self, images: Tensor) -> Embedded:
+        """Embeddings z, shape (N, D), and the last layer's input h, shape (N, H)."""
+        h = self.head[:-1](self.encoder(images))
+        return self.head[-1](h), h
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The images to embed with gradient, each (N, C, S, S)."""
+        raise NotImplementedError
+
+    def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
+        """The loss, given (z, h) of each of the inputs."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of a batch; each input is normalised by its own batch statistics, as in HCL."""
+        return self.objective([self.embed(images) for images in self.inputs(batch)], batch)
+
+    def after_step(self) -> None:
+        """What is to be done after each step of the optimiser."""
+
+    def effective_negatives(self, first: Embedded, second: Embedded) -> float | None:
+        """Equally weighted negatives that would average as much; None where there are none.
+
+        Args:
+            first: z and h of the first views.
+            second: z and h of the second views.
+        """
+        return None

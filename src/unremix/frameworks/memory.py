@@ -1,0 +1,82 @@
+"""A queue of old keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from unremix.scores import Views
+
+
+class Memory(nn.Module):
+    """The latest keys, first in, first out: z = |z| f, h and the sample of each.
+
+    Any number of keys may be added at a time, and any number kept. It starts empty: until it is
+    full, only what was added counts. Its state, pointer included, is part of ``state_dict``.
+
+    Args:
+        size: Keys kept.
+        width: D.
+        input_width: H; 0 where h is not needed.
+
+    Raises:
+        ValueError: If no key is to be kept.
+
+    Example:
+        >>> memory = Memory(2, width=1)
+        >>> memory.add(torch.tensor([[1.0], [2.0], [3.0]]), None, torch.tensor([7, 8, 9]))
+        >>> memory.samples
+        tensor([8, 9])
+    """
+
+    embeddings: Tensor
+    inputs: Tensor
+    sample_ids: Tensor
+    added: Tensor
+
+    def __init__(self, size: int, width: int, input_width: int = 0) -> None:
+        super().__init__()
+        if size < 1:
+            raise ValueError(f"expected a queue of at least 1 key, received {size}")
+        self.size = size
+        self.register_buffer("embeddings", torch.zeros(size, width))
+        self.register_buffer("inputs", torch.zeros(size, input_width))
+        self.register_buffer("sample_ids", torch.zeros(size, dtype=torch.long))
+        self.register_buffer("added", torch.zeros((), dtype=torch.long))
+
+    def __len__(self) -> int:
+        return min(int(self.added), self.size)
+
+    @property
+    def views(self) -> Views:
+        """The keys, oldest first."""
+        order = self._order()
+        h = self.inputs[order] if self.inputs.shape[1] else None
+        return Views(self.embeddings[order], h)
+
+    @property
+    def samples(self) -> Tensor:
+        """The sample of each key, oldest first."""
+        return self.sample_ids[self._order()]
+
+    def _order(self) -> Tensor:
+        added, kept = int(self.added), len(self)
+        return torch.arange(added - kept, added, device=self.added.device) % self.size
+
+    @torch.no_grad()
+    def add(self, embeddings: Tensor, inputs: Tensor | None, samples: Tensor) -> None:
+        """Add keys; the oldest make room.
+
+        Args:
+            embeddings: z, shape (n, D).
+            inputs: h, shape (n, H), where they are kept.
+            samples: Shape (n,).
+        """
+        count = samples.numel()
+        last = slice(max(0, count - self.size), count)
+        place = (self.added + torch.arange(count, device=self.added.device)[last]) % self.size
+        self.embeddings[place] = embeddings[last].to(self.embeddings.dtype)
+        if self.inputs.shape[1] and inputs is not None:
+            self.inputs[place] = inputs[last].to(self.inputs.dtype)
+        self.sample_ids[place] = samples[last]
+        self.added += count

@@ -1,0 +1,183 @@
+"""MoCo-v2: queries against the keys of a slowly moving encoder, old keys as negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from unremix.frameworks.base import Batch, Embedded
+from unremix.frameworks.contrastive import Contrastive, Negatives
+from unremix.frameworks.memory import Memory
+from unremix.gather import gather_rows, is_distributed, share_of
+from unremix.losses.two_views import TwoViewLoss
+from unremix.pairs import Pairs
+from unremix.scores import Own, Views
+from unremix.views.mixing import Mixing, Target, permutation
+
+
+class MoCo(Contrastive):
+    """One view asks, the other answers through the key encoder; negatives are the queue's keys.
+
+    The key encoder starts equal to the query encoder and follows it, θ_k ← m θ_k + (1 - m) θ_q,
+    after every step. The queue starts empty, not with random vectors as in the published code: the
+    very first batch takes its own keys as negatives. A key in the queue that shows the anchor's own
+    sample is left out.
+
+    BatchNorm sees groups of images, and keys are shuffled before they are grouped, as if every
+    group were on a GPU of its own: else the statistics of a batch would tell which key belongs to
+    which query.
+
+    Args:
+        encoder: Images (N, C, S, S) to features (N, F).
+        head: Features to embeddings (N, D); its last module is ``nn.Linear``.
+        loss: Weights the negatives.
+        mixing: Mixes the images of the queries; i-Mix takes the other keys of the batch as
+            negatives too.
+        negatives: Makes further negatives.
+        queue: Keys kept.
+        momentum: m.
+        symmetric: Whether both views ask; the loss is the mean of both ways.
+        group: Images that BatchNorm sees at a time; 0 for the whole batch.
+
+    Raises:
+        ValueError: For numbers out of range, or parts that do not go together.
+
+    Reference:
+        He et al. 2020, Chen et al. 2020 (MoCo-v2).
+    """
+
+    memory: Memory
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Sequential,
+        loss: TwoViewLoss,
+        *,
+        mixing: Mixing | None = None,
+        negatives: Negatives | None = None,
+        queue: int = 4096,
+        momentum: float = 0.99,
+        symmetric: bool = False,
+        group: int = 32,
+    ) -> None:
+        super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"expected momentum between 0 and 1, received {momentum}")
+        if group == 1 or group < 0:
+            raise ValueError(
+                f"expected groups of at least 2 images, or 0 for the whole batch, received {group}"
+            )
+        needs_inputs = loss.weighting.needs_residuals
+        if needs_inputs and loss.gradient == "nt-xent":
+            raise ValueError(
+                "expected gradient='pseudo-label' with a queue, whose old keys have no positive, "
+                "received 'nt-xent'; change one of them"
+            )
+        self.momentum = momentum
+        self.symmetric = symmetric
+        self.group = group
+        self.key_encoder = deepcopy(encoder).requires_grad_(False)
+        self.key_head = deepcopy(head).requires_grad_(False)
+        last = self.last_layer
+        self.memory = Memory(queue, last.out_features, last.in_features if needs_inputs else 0)
+        self._fresh: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def embed(self, images: Tensor) -> Embedded:
+        """Embeddings z, shape (N, D), and the last layer's input h, shape (N, H)."""
+        return self._in_groups(super().embed, images)
+
+    @torch.no_grad()
+    def embed_keys(self, images: Tensor, keys: Tensor) -> Embedded:
+        """Z and h by the key encoder, the images shuffled before they are grouped."""
+        order = permutation(keys[:1], images.shape[0])
+
+        def forward(images: Tensor) -> Embedded:
+            h = self.key_head[:-1](self.key_encoder(images))
+            return self.key_head[-1](h), h
+
+        z, h = self._in_groups(forward, images[order])
+        back = torch.argsort(order)
+        return z[back], h[back]
+
+    def _in_groups(self, forward: Callable[[Tensor], Embedded], images: Tensor) -> Embedded:
+        count = images.shape[0] // self.group if self.group else 1
+        if not self.training or count < 2:
+            return forward(images)
+        parts = [forward(part) for part in images.tensor_split(count)]
+        return torch.cat([z for z, _ in parts]), torch.cat([h for _, h in parts])
+
+    @property
+    def _ways(self) -> tuple[tuple[int, int], ...]:
+        """Which view asks, and which answers."""
+        return ((0, 1), (1, 0)) if self.symmetric else ((0, 1),)
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The queries: the views as they are, mixed, or both."""
+        return tuple(images for asks, _ in self._ways for images in self.anchor_images(batch, asks))
+
+    def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
+        """The loss of the queries against their keys and the queue."""
+        queries = iter(embedded)
+        self._fresh = []
+        losses = []
+        for asks, answers in self._ways:
+            z, h = self.embed_keys(batch.views[answers], batch.batch_key + answers)
+            self._fresh.append((z, h, batch.samples))
+            candidates = self._candidates(z, h)
+            if self.keeps_original:
+                query = next(queries)
+                own = self.further(query, batch.views[asks], batch, asks)
+                losses.append(self._loss(query, candidates, batch, own))
+            mixed = self.mixed(batch.views[asks], batch, asks)
+            if mixed is not None:
+                query = next(queries)
+                own = self.further(query, mixed.images, batch, asks)
+                losses += [
+                    target.weight * self._loss(query, candidates, batch, own, target)
+                    for target in mixed.targets
+                    if target.weight
+                ]
+        return torch.stack(losses).sum() / len(self._ways)
+
+    def _candidates(self, z: Tensor, h: Tensor) -> Views:
+        """The batch's keys, then the queue's."""
+        old = self.memory.views
+        z = torch.cat([z.to(old.embeddings.dtype), old.embeddings])
+        return Views(z, None if old.inputs is None else torch.cat([h.to(z.dtype), old.inputs]))
+
+    def _loss(
+        self,
+        query: Embedded,
+        candidates: Views,
+        batch: Batch,
+        own: Own | None,
+        target: Target | None = None,
+    ) -> Tensor:
+        pairs = Pairs.queue(
+            batch.samples,
+            self.memory.samples,
+            batch_negatives=not self.keeps_original or len(self.memory) == 0,
+            keys=None if target is None else target.keys,
+            shares=None if target is None else target.shares,
+        )
+        anchors = Views(query[0], None if candidates.inputs is None else query[1])
+        return self.loss.against(
+            anchors, candidates, pairs, own=own, positives_in_denominator=target is not None
+        )
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Let the key encoder follow, and keep the batch's keys."""
+        for query, key in ((self.encoder, self.key_encoder), (self.head, self.key_head)):
+            for leading, following in zip(query.parameters(), key.parameters(), strict=True):
+                following.lerp_(leading, 1 - self.momentum)
+        for z, h, samples in self._fresh:
+            if is_distributed():
+                share = share_of(samples.numel(), z.shape[1], z.device, h.shape[1])
+                z, h, samples = (gather_rows(rows, share) for rows in (z, h, samples))
+            self.memory.add(z, h, samples)
+        self._fresh = []

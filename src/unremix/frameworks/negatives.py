@@ -1,0 +1,142 @@
+"""Negatives made for one anchor alone: mixtures of its hardest ones, patches of its own image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unremix.frameworks.base import Embedded
+from unremix.frameworks.contrastive import Contrastive
+from unremix.scores import Own, Views, normalise
+from unremix.views.mixing import patch_negatives
+from unremix.views.randomness import uniforms
+
+
+@dataclass(frozen=True)
+class MoCHi:
+    """Mixtures of the hardest keys of the queue, with each other and with the query.
+
+    normalise(a n_i + (1 - a) n_j), a in (0, 1), i ≠ j, and normalise(b q + (1 - b) n), b in
+    (0, 1/2), of the hardest negatives n; |z| and h are mixed alike. They are never enqueued.
+
+    Args:
+        hardest: How many keys, the most similar, are mixed.
+        pairs: Mixtures of two keys per query.
+        queries: Mixtures of a key with the query.
+        warmup_epochs: Epochs without.
+
+    Raises:
+        ValueError: For negative numbers, or fewer than two keys to mix.
+
+    Reference:
+        Kalantidis et al. 2020.
+    """
+
+    hardest: int = 512
+    pairs: int = 512
+    queries: int = 64
+    warmup_epochs: int = 10
+    needs_queue: bool = True
+
+    def __post_init__(self) -> None:
+        if self.hardest < 2 or min(self.pairs, self.queries, self.warmup_epochs) < 0:
+            raise ValueError(
+                "expected at least 2 hardest keys and no negative number, received "
+                f"hardest={self.hardest}, pairs={self.pairs}, queries={self.queries}, "
+                f"warmup_epochs={self.warmup_epochs}"
+            )
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        framework: Contrastive,
+        anchors: Embedded,
+        images: Tensor,
+        samples: Tensor,
+        keys: Tensor,
+        epoch: int,
+    ) -> Own | None:
+        """See :class:`unremix.frameworks.contrastive.Negatives`."""
+        memory = framework.memory
+        if memory is None or epoch < self.warmup_epochs or self.pairs + self.queries == 0:
+            return None
+        queue, dtype = memory.views, memory.embeddings.dtype
+        query = Views(anchors[0].to(dtype), None if queue.inputs is None else anchors[1].to(dtype))
+        own_key = samples[:, None] == memory.samples  # (N, Q)
+        available = len(memory) - int(own_key.sum(1).max()) if len(memory) else 0
+        count = min(self.hardest, available)
+        if count < 2:
+            return None
+        similarity = (query.units @ queue.units.T).masked_fill_(own_key, -2.0)
+        chosen = similarity.topk(count, dim=1).indices  # (N, count)
+
+        drawn = uniforms(keys, 3 * self.pairs + 2 * self.queries)
+        of_pairs, of_queries = drawn.split([3 * self.pairs, 2 * self.queries], dim=1)
+        first, step, share = of_pairs.chunk(3, dim=1)
+        i = (first * count).long()
+        j = (i + 1 + (step * (count - 1)).long()) % count
+        k, half = of_queries.chunk(2, dim=1)
+        left = chosen.gather(1, torch.cat([i, (k * count).long()], dim=1))  # (N, S)
+        right = chosen.gather(1, j)
+        # The share of ``left``; the rest is that of ``right``, or of the query.
+        a = torch.cat([1 - share, 1 - half / 2], dim=1).to(dtype)[..., None]
+
+        def mixture(of_queue: Tensor, of_query: Tensor) -> Tensor:
+            others = of_query[:, None].expand(-1, self.queries, *of_query.shape[1:])
+            other = torch.cat([of_queue[right], others], dim=1)
+            weight = a if other.dim() == 3 else a[..., 0]
+            return torch.lerp(other, of_queue[left], weight)
+
+        units, _ = normalise(mixture(queue.units, query.units))
+        lengths = mixture(queue.lengths, query.lengths)
+        inputs = None
+        if queue.inputs is not None and query.inputs is not None:
+            inputs = mixture(queue.inputs, query.inputs.detach())
+        return Own(units * lengths[..., None], inputs)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """A patch of the anchor's own image, tiled over the frame: its texture without its meaning.
+
+    Args:
+        smallest: Least side of the patch in pixels; by default a sixteenth of the image's side.
+        largest: Largest side; by default a third, rounded down.
+        factor: α, multiplies the logit.
+
+    Raises:
+        ValueError: If α is not positive.
+
+    Reference:
+        Ge et al. 2021, patch-based non-semantic negatives.
+    """
+
+    smallest: int | None = None
+    largest: int | None = None
+    factor: float = 2.0
+    needs_queue: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise ValueError(f"expected factor to be above 0, received {self.factor}")
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        framework: Contrastive,
+        anchors: Embedded,
+        images: Tensor,
+        samples: Tensor,
+        keys: Tensor,
+        epoch: int,
+    ) -> Own:
+        """See :class:`unremix.frameworks.contrastive.Negatives`."""
+        size = images.shape[-1]
+        smallest = max(1, size // 16) if self.smallest is None else self.smallest
+        largest = max(smallest, size // 3) if self.largest is None else self.largest
+        patches = patch_negatives(images, keys, smallest=smallest, largest=largest)
+        z, h = framework.embed_keys(patches, keys)
+        needs_inputs = framework.loss.weighting.needs_residuals
+        return Own(z[:, None], h[:, None] if needs_inputs else None, self.factor)

@@ -1,0 +1,308 @@
+"""SwAV: each view predicts which prototypes the other views are assigned to; no negatives.
+
+The assignments, called codes, share the batch out evenly among the prototypes, so that not all
+samples end at the same one. Across processes they are those of the joint batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from unremix.frameworks.base import Batch, Embedded, Framework
+from unremix.gather import Share, gather_rows, is_distributed, share_of, withdraw
+from unremix.losses.options import number
+from unremix.scores import SMALLEST_NORM, normalise
+
+FULL_VIEWS = 2  # the views that codes are computed of; further ones are small crops
+
+
+@torch.no_grad()
+def sinkhorn(scores: Tensor, *, iterations: int = 3, epsilon: float = 0.05) -> Tensor:
+    """Codes: each sample shared out among the prototypes, each prototype with the same load.
+
+    Q_ik ∝ exp(s_ik/ε), its columns divided by their sums, then its rows, again and again. In the
+    limit, of all Q ≥ 0 with row sums 1 and column sums N/K, it maximises Σ Q s - ε Σ Q log Q.
+
+    Rows sum to 1; columns sum to N/K as far as the iterations went, because rows come last. A
+    number added to a column of s changes nothing; one added to a row, nothing in the limit. All is
+    computed with logarithms, so that nothing under- or overflows.
+
+    Where a process group runs, the sums of columns are those of all processes: the codes are the
+    rows of the joint batch, however its samples are spread. All processes have to call this.
+
+    Args:
+        scores: s, of N samples with K prototypes, shape (N, K).
+        iterations: How often columns and rows are normalised.
+        epsilon: ε; the smaller, the nearer the codes are to 0 and 1.
+
+    Returns:
+        Q, without gradient, in float32 or better, shape (N, K).
+
+    Example:
+        >>> scores = torch.tensor([[1.0, 0.9], [1.0, 0.2]])
+        >>> sinkhorn(scores, iterations=50, epsilon=0.5)
+        tensor([[0.3318, 0.6682],
+                [0.6682, 0.3318]])
+
+    Reference:
+        Caron et al. 2020, Section 3.1; Cuturi 2013.
+    """
+    logs = _at_least_float(scores) / epsilon
+    for _ in range(iterations):
+        logs = (logs - _log_column_sums(logs)).log_softmax(dim=1)
+    return logs.exp()
+
+
+def _log_column_sums(logs: Tensor) -> Tensor:
+    """The log of the sums of exp(logs) over the rows of all processes: (N, K) to (K,)."""
+    sums = logs.logsumexp(dim=0)
+    if is_distributed():
+        one_row_each = Share((1,) * dist.get_world_size(), dist.get_rank())
+        sums = gather_rows(sums[None], one_row_each).logsumexp(dim=0)
+    return sums
+
+
+def swapped_prediction(
+    scores: Sequence[Tensor], codes: Sequence[Tensor], *, temperature: float
+) -> Tensor:
+    """How badly the views predict each other's codes.
+
+    The mean over samples i, views t with codes, and views v ≠ t, of
+    -Σ_k Q^t_ik log softmax(s^v_i/τ)_k.
+
+    Args:
+        scores: s of V views with K prototypes, each of shape (N, K).
+        codes: Q of the first of these views, each of shape (N, K), rows summing to 1.
+        temperature: τ.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> scores = [torch.tensor([[0.3, 0.1]]), torch.tensor([[0.2, 0.2]])]
+        >>> codes = [torch.tensor([[1.0, 0.0]])]
+        >>> swapped_prediction(scores, codes, temperature=0.1)  # log 2: the second view is unsure
+        tensor(0.6931)
+    """
+    predictions = [(score / temperature).log_softmax(dim=1) for score in scores]
+    terms = [
+        -(code * prediction).sum(dim=1).mean()
+        for t, code in enumerate(codes)
+        for v, prediction in enumerate(predictions)
+        if v != t
+    ]
+    return torch.stack(terms).mean()
+
+
+def enqueue(queue: Tensor, pointer: int, rows: Tensor) -> int:
+    """Write rows over the oldest ones of a queue; of more rows than fit, the last stay.
+
+    Args:
+        queue: Shape (L, ...); changed in place.
+        pointer: Where the oldest row stands.
+        rows: From the oldest to the latest, shape (n, ...).
+
+    Returns:
+        Where the oldest row stands now.
+
+    Example:
+        >>> queue = torch.tensor([1, 2, 3])
+        >>> enqueue(queue, 0, torch.tensor([4, 5])), queue
+        (2, tensor([4, 5, 3]))
+    """
+    length, end = len(queue), pointer + len(rows)
+    rows = rows[-length:]
+    places = torch.arange(end - len(rows), end, device=queue.device) % length
+    queue[places] = rows.to(queue)
+    return end % length
+
+
+class SwAV(Framework):
+    """An encoder, a projection head, and prototypes on the unit sphere.
+
+    Full views have codes; every view predicts the codes of the full views other than itself.
+
+    The queue, for batches too small to be shared out evenly: full views of earlier samples join the
+    codes' computation, as soon as there are as many as the queue holds. It is the same in every
+    process, which takes a part of it into the joint codes.
+
+    Args:
+        encoder: Images (N, C, S, S) to features (N, F); of any S, where small crops are used.
+        head: Features to embeddings (N, D); its last module is ``nn.Linear``.
+        temperature: τ of the predictions.
+        prototypes: K.
+        iterations: Of :func:`sinkhorn`.
+        epsilon: ε of :func:`sinkhorn`.
+        frozen_epochs: Epochs during which the prototypes stay where they are. Their gradient is
+            then 0, and :meth:`after_step` takes back what weight decay or momentum did to them.
+        queue: L, samples in the queue over all processes; 0 for none.
+        queue_from_epoch: The first epoch to use the queue; it fills from the beginning.
+
+    Raises:
+        ValueError: If an option is out of range or the head does not end in a linear layer.
+
+    Reference:
+        Caron et al. 2020.
+    """
+
+    queue: Tensor
+    queue_pointer: Tensor
+    queued: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Sequential,
+        *,
+        temperature: float = 0.1,
+        prototypes: int = 100,
+        iterations: int = 3,
+        epsilon: float = 0.05,
+        frozen_epochs: int = 1,
+        queue: int = 0,
+        queue_from_epoch: int = 15,
+    ) -> None:
+        super().__init__(encoder, head)
+        last = self.last_layer
+        self.temperature = number("temperature", temperature, above=0)
+        self.iterations = _count("iterations", iterations, 1, "3 are usual")
+        self.epsilon = number("epsilon", epsilon, above=0)
+        self.frozen_epochs = _count("frozen_epochs", frozen_epochs, 0, "0 freezes nothing")
+        self.queue_length = _count("queue", queue, 0, "0 is no queue")
+        self.queue_from_epoch = _count("queue_from_epoch", queue_from_epoch, 0, "0 is at once")
+        count = _count("prototypes", prototypes, 2, "take some ten per class that you expect")
+        self.prototypes = nn.Linear(last.out_features, count, bias=False).to(last.weight)
+        self._to_sphere()
+        if self.queue_length:
+            shape = (self.queue_length, FULL_VIEWS, last.out_features)
+            self.register_buffer("queue", last.weight.new_zeros(shape))
+            self.register_buffer("queue_pointer", torch.tensor(0))
+            self.register_buffer("queued", torch.tensor(0))
+        # From an objective to the step that follows it.
+        self._held: Tensor | None = None  # prototypes that must not move, (K, D)
+        self._fresh: Tensor | None = None  # features to enqueue, (N, 2, D)
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The images to embed: all views."""
+        return batch.views
+
+    def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            embedded: Of each view, z, shape (N, D), and h, shape (N, H), which is not used; the
+                first two views are the full ones.
+            batch: Tells the epoch.
+
+        Returns:
+            The loss, a scalar, in float32 or better; the mean over processes is the loss of the
+            joint batch.
+
+        Raises:
+            ValueError: If there is no second view, or the views are not of the same samples.
+        """
+        views = [z for z, _ in embedded]
+        weight = self.prototypes.weight
+        try:
+            _check_views(views)
+        except ValueError:
+            withdraw(weight.device)
+            raise
+        n, share = len(views[0]), None
+        if is_distributed():
+            share = share_of(n, views[0].shape[1], weight.device)
+        with torch.autocast(device_type=weight.device.type, enabled=False):
+            features = [_units(_at_least_float(z)) for z in views]  # each (N, D)
+            frozen = batch.epoch < self.frozen_epochs
+            directions = (weight.detach() if frozen else weight).to(features[0].dtype)
+            scores = [feature @ directions.T for feature in features]  # each (N, K)
+            earlier = self._earlier(batch.epoch, share).to(directions.dtype)  # (n, 2, D)
+            codes = [
+                self._codes(score, earlier[:, t] @ directions.detach().T)
+                for t, score in enumerate(scores[:FULL_VIEWS])
+            ]
+            loss = swapped_prediction(scores, codes, temperature=self.temperature)
+            if frozen:
+                loss = loss + 0.0 * weight.sum()  # DistributedDataParallel waits for a gradient
+            if share is not None:
+                loss = loss * (share.processes * n / share.total)
+        if self.training:
+            self._held = weight.detach().clone() if frozen else None
+            if self.queue_length:
+                fresh = torch.stack([f.detach() for f in features[:FULL_VIEWS]], dim=1)
+                self._fresh = fresh if share is None else gather_rows(fresh, share)
+        return loss
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Bring the prototypes back to the sphere, or where they were, and fill the queue.
+
+        To be called after every step of the optimiser, and before the state is saved.
+        """
+        if self._held is None:
+            self._to_sphere()
+        else:
+            self.prototypes.weight.copy_(self._held)
+        if self._fresh is not None:
+            pointer = enqueue(self.queue, int(self.queue_pointer), self._fresh)
+            self.queue_pointer.fill_(pointer)
+            self.queued.add_(len(self._fresh)).clamp_(max=self.queue_length)
+        self._held = self._fresh = None
+
+    @torch.no_grad()
+    def _to_sphere(self) -> None:
+        self.prototypes.weight.copy_(normalise(self.prototypes.weight)[0])
+
+    def _codes(self, scores: Tensor, earlier: Tensor) -> Tensor:
+        """Codes of the batch, shape (N, K), from its scores and those of earlier samples."""
+        joint = torch.cat([earlier, scores.detach()])
+        codes = sinkhorn(joint, iterations=self.iterations, epsilon=self.epsilon)
+        return codes[len(earlier) :]
+
+    def _earlier(self, epoch: int, share: Share | None) -> Tensor:
+        """This process's part of the queue, shape (n, 2, D); empty while it is not in use."""
+        if not self.queue_length:
+            return self.prototypes.weight.new_zeros(0, FULL_VIEWS, self.prototypes.in_features)
+        if epoch < self.queue_from_epoch or int(self.queued) < self.queue_length:
+            return self.queue[:0]
+        if share is None:
+            return self.queue
+        return self.queue.tensor_split(share.processes)[share.rank]
+
+
+def _at_least_float(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _units(embeddings: Tensor) -> Tensor:
+    """z/|z|, with gradient; 0, without, for a zero vector: (N, D) to (N, D)."""
+    lengths = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
+    units: Tensor = embeddings / lengths.masked_fill(lengths <= SMALLEST_NORM, inf)
+    return units
+
+
+def _count(name: str, value: int, least: int, hint: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return value
+    raise ValueError(
+        f"expected {name} to be a whole number of at least {least}, received {value!r}; {hint}"
+    )
+
+
+def _check_views(views: Sequence[Tensor]) -> None:
+    if len(views) < FULL_VIEWS:
+        raise ValueError(
+            f"expected embeddings of at least {FULL_VIEWS} views, received {len(views)}; a view "
+            "predicts the codes of another"
+        )
+    shapes = [tuple(view.shape) for view in views]
+    if len(set(shapes)) > 1 or views[0].dim() != 2 or views[0].numel() == 0:
+        raise ValueError(
+            f"expected embeddings of one shape (N, D) for all views, with at least one row, "
+            f"received {shapes}; give every sample all views, and skip empty batches"
+        )

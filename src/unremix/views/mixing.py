@@ -1,0 +1,422 @@
+"""Images made of images: i-Mix, Un-Mix, and negatives that keep the texture alone.
+
+A mixed image shows two images, and so has two positives among the keys. A mixing therefore returns
+the images together with their targets. With L the loss of row i aimed at key j, the loss of a
+mixed batch is
+
+    Σ_targets weight · mean_i Σ_p shares_ip L(i, keys_ip),
+
+to which the loss of the views as they were is added where the mixing keeps it. Everything drawn is
+a function of keys, which no other operation may draw from: give the mixing a view of its own in
+:func:`unremix.views.randomness.keys`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from unremix.views.randomness import uniforms
+
+Box = tuple[int, int, int, int]  # top, bottom, left, right; bottom and right are outside
+
+_SHARE_DRAWS = 2  # numbers that a share λ takes; those of a patch follow
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the rows of a mixed batch are aimed at.
+
+    Args:
+        weight: Of this target in the loss.
+        keys: Rows of the keys that are a row's positives, int64, shape (N, P).
+        shares: Share of each positive, float64, shape (N, P); each row sums to 1.
+    """
+
+    weight: float
+    keys: Tensor
+    shares: Tensor
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A mixed batch.
+
+    Args:
+        images: Shape (N, C, S, S).
+        targets: What they are aimed at; the losses are added.
+    """
+
+    images: Tensor
+    targets: tuple[Target, ...]
+
+
+class Mixing(Protocol):
+    """A way of mixing the images of a batch."""
+
+    @property
+    def keeps_original(self) -> bool:
+        """Whether the loss of the views as they were is added."""
+
+    def __call__(self, images: Tensor, sample_keys: Tensor, batch_key: Tensor) -> Mixed:
+        """Mix a batch.
+
+        Args:
+            images: Shape (N, C, S, S).
+            sample_keys: One key per image, int64, shape (N,).
+            batch_key: The key of the batch, int64, shape (1,).
+        """
+
+
+def beta(numbers: Tensor, *, alpha: float) -> Tensor:
+    """λ ~ Beta(α, α), exactly, from two uniform numbers u and v.
+
+    λ = 1/2 + c sqrt(1 - w) / (2 sqrt(w + (1 - w) c²))  with  w = u^(1/α) and c = cos(2πv).
+
+    At α = 1, where λ is uniform, it is u itself.
+
+    Args:
+        numbers: u and v, uniform on [0, 1), shape (..., 2).
+        alpha: α.
+
+    Returns:
+        λ, float64, shape (...).
+
+    Raises:
+        ValueError: If α is not positive and finite.
+
+    Example:
+        >>> beta(torch.tensor([[0.25, 0.5]]), alpha=1.0)
+        tensor([0.2500], dtype=torch.float64)
+
+    Reference:
+        Bailey 1994 draws Student's t with 2α degrees of freedom so; λ is (1 + t/sqrt(2α + t²))/2.
+    """
+    _check_alpha(alpha)
+    u, v = numbers.double().unbind(-1)
+    if alpha == 1:
+        return u
+    w = u ** (1 / alpha)
+    c = (2 * math.pi * v).cos()  # never 0 in floating point
+    return 0.5 + 0.5 * c * (1 - w).sqrt() / (w + (1 - w) * c**2).sqrt()
+
+
+def permutation(key: Tensor, count: int) -> Tensor:
+    """A random order, every one equally likely.
+
+    Args:
+        key: int64, shape (1,).
+        count: N.
+
+    Returns:
+        Each of 0 ... N - 1 once, int64, shape (N,), on the device of the key.
+
+    Example:
+        >>> permutation(torch.tensor([7]), 5).sort().values
+        tensor([0, 1, 2, 3, 4])
+    """
+    coarse, fine = uniforms(key, 2 * count)[0].double().chunk(2)
+    # 48 bits, so that ties do not occur.
+    return torch.argsort(coarse + fine * 2.0**-24, stable=True)
+
+
+def mixup(images: Tensor, partners: Tensor, lam: Tensor) -> Tensor:
+    """λ_i x_i + (1 - λ_i) x_partner(i); at λ = 1 the images themselves.
+
+    Args:
+        images: x, floating-point, shape (N, C, S, S).
+        partners: A row for each row, int64, shape (N,).
+        lam: λ, shape (N,), or one for all, shape (1,).
+
+    Returns:
+        Shape (N, C, S, S).
+
+    Example:
+        >>> images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
+        >>> mixup(images, torch.tensor([1, 0]), torch.tensor([0.75])).flatten()
+        tensor([0.2500, 0.7500])
+    """
+    # Half precision would round λ and leave the shares as they are.
+    precise = torch.promote_types(images.dtype, torch.float32)
+    lam = lam.to(images.device, precise)[:, None, None, None]
+    mixed = images.index_select(0, partners).to(precise)
+    return mixed.lerp_(images.to(precise), lam).to(images.dtype)
+
+
+def cutmix_box(size: int, lam: float, centre: tuple[int, int]) -> Box:
+    """The box of CutMix: a square of side S sqrt(1 - λ), in whole pixels, clipped at the border.
+
+    Args:
+        size: S, pixels along a side of the images.
+        lam: λ, the share that is to stay.
+        centre: Row and column of the middle, from 0 to S - 1.
+
+    Returns:
+        Top, bottom, left and right; bottom and right are outside.
+
+    Example:
+        >>> cutmix_box(8, 0.75, (4, 7))
+        (2, 6, 5, 8)
+    """
+    side = round(size * math.sqrt(1 - lam))
+    top, left = (middle - side // 2 for middle in centre)
+    return max(top, 0), min(top + side, size), max(left, 0), min(left + side, size)
+
+
+def cutmix(images: Tensor, partners: Tensor, box: Box) -> tuple[Tensor, float]:
+    """Paste a box of each image's partner into the image.
+
+    Args:
+        images: Shape (N, C, S, S).
+        partners: A row for each row, int64, shape (N,).
+        box: Top, bottom, left and right, the same for all.
+
+    Returns:
+        The images, shape (N, C, S, S), and λ, the share of the area that stayed.
+
+    Example:
+        >>> images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, 1, 2, 2)
+        >>> mixed, lam = cutmix(images, torch.tensor([1, 0]), (0, 1, 0, 2))
+        >>> mixed[0, 0], lam
+        (tensor([[1., 1.], [0., 0.]]), 0.5)
+    """
+    top, bottom, left, right = box
+    pasted = images[:, :, top:bottom, left:right].index_select(0, partners)
+    mixed = images.clone()
+    mixed[:, :, top:bottom, left:right] = pasted
+    return mixed, 1 - (bottom - top) * (right - left) / images.shape[-1] ** 2
+
+
+def i_mix(images: Tensor, partners: Tensor, lam: Tensor) -> Mixed:
+    """Mixup whose rows are aimed at both their images, in the shares λ_i and 1 - λ_i.
+
+    Args:
+        images: Shape (N, C, S, S).
+        partners: A row for each row, int64, shape (N,).
+        lam: λ, shape (N,).
+
+    Returns:
+        The mixed images and one target.
+
+    Example:
+        >>> images = torch.zeros(2, 1, 4, 4)
+        >>> mixed = i_mix(images, torch.tensor([1, 0]), torch.tensor([1.0, 0.75]))
+        >>> mixed.targets[0].keys.tolist(), mixed.targets[0].shares.tolist()
+        ([[0, 1], [1, 0]], [[1.0, 0.0], [0.75, 0.25]])
+    """
+    lam = lam.to(images.device, torch.float64)
+    own = torch.arange(len(images), device=images.device)
+    target = Target(1.0, torch.stack([own, partners], dim=1), torch.stack([lam, 1 - lam], dim=1))
+    return Mixed(mixup(images, partners, lam), (target,))
+
+
+def un_mix(images: Tensor, lam: float, box: Box | None = None) -> Mixed:
+    """The batch mixed with its reverse, by mixup, or by CutMix where a box is given.
+
+    L(mix, k) and L(flip(mix), k) are the same rows aimed at their own keys and at the keys in
+    reverse: so one pass through the encoder serves both.
+
+    Args:
+        images: Shape (N, C, S, S).
+        lam: λ of mixup; a box brings its own, the share of the area that it leaves.
+        box: Top, bottom, left and right of CutMix.
+
+    Returns:
+        The mixed images and two targets, of weights λ and 1 - λ.
+
+    Example:
+        >>> mixed = un_mix(torch.zeros(3, 1, 4, 4), 0.75)
+        >>> [(target.weight, target.keys[:, 0].tolist()) for target in mixed.targets]
+        [(0.75, [0, 1, 2]), (0.25, [2, 1, 0])]
+    """
+    own = torch.arange(len(images), device=images.device)
+    partners = own.flip(0)
+    if box is None:
+        mixed = mixup(images, partners, torch.tensor([lam], dtype=torch.float64))
+    else:
+        mixed, lam = cutmix(images, partners, box)
+    whole = torch.ones(len(images), 1, dtype=torch.float64, device=images.device)
+    targets = (Target(lam, own[:, None], whole), Target(1 - lam, partners[:, None], whole))
+    return Mixed(mixed, targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IMix:
+    """i-Mix: every image with another of the batch, λ its own and at least 1/2.
+
+    λ ~ Beta(α, α) per image, then max(λ, 1 - λ); partners by a random permutation, in which an
+    image may meet itself. The mixed views replace the first views.
+
+    Args:
+        alpha: α.
+
+    Raises:
+        ValueError: If α is not positive and finite.
+
+    Example:
+        >>> from unremix.views.randomness import keys
+        >>> mixed = IMix()(
+        ...     torch.rand(4, 3, 8, 8), keys(0, 0, torch.arange(4), 2), torch.tensor([5])
+        ... )
+        >>> mixed.images.shape, mixed.targets[0].keys.shape
+        (torch.Size([4, 3, 8, 8]), torch.Size([4, 2]))
+
+    Reference:
+        Lee et al. 2021.
+    """
+
+    alpha: float = 1.0
+    keeps_original: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+    def __call__(self, images: Tensor, sample_keys: Tensor, batch_key: Tensor) -> Mixed:
+        """Mix images (N, C, S, S) by keys (N,) and the batch's key (1,)."""
+        _check_images(images)
+        _check_keys(images, sample_keys)
+        _check_batch_key(batch_key)
+        lam = beta(uniforms(sample_keys, _SHARE_DRAWS), alpha=self.alpha)
+        partners = permutation(batch_key, len(images)).to(images.device)
+        return i_mix(images, partners, torch.maximum(lam, 1 - lam))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnMix:
+    """Un-Mix: the batch with its reverse, by mixup or CutMix, λ the same for all.
+
+    λ ~ Beta(α, α) per batch. The mixed views come on top of the views as they were.
+
+    Args:
+        alpha: α.
+        cutmix: Probability of CutMix, else mixup.
+
+    Raises:
+        ValueError: If α is not positive and finite or the probability is none.
+
+    Example:
+        >>> mixed = UnMix()(torch.rand(4, 3, 8, 8), torch.arange(4), torch.tensor([5]))
+        >>> sum(target.weight for target in mixed.targets)
+        1.0
+
+    Reference:
+        Shen et al. 2022.
+    """
+
+    alpha: float = 1.0
+    cutmix: float = 0.5
+    keeps_original: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+        if not 0 <= self.cutmix <= 1:
+            raise ValueError(
+                f"expected cutmix to be a probability in [0, 1], received {self.cutmix}; 0 is "
+                "mixup alone, 1 CutMix alone"
+            )
+
+    def __call__(self, images: Tensor, sample_keys: Tensor, batch_key: Tensor) -> Mixed:
+        """Mix images (N, C, S, S) by the batch's key (1,); the keys of samples play no part."""
+        _check_images(images)
+        _check_keys(images, sample_keys)
+        _check_batch_key(batch_key)
+        numbers = uniforms(batch_key, _SHARE_DRAWS + 3)[0]
+        lam = float(beta(numbers[:_SHARE_DRAWS], alpha=self.alpha))
+        choice, row, column = numbers[_SHARE_DRAWS:].tolist()
+        if choice >= self.cutmix:
+            return un_mix(images, lam)
+        size = images.shape[-1]
+        return un_mix(images, lam, cutmix_box(size, lam, (int(row * size), int(column * size))))
+
+
+def patch_negatives(images: Tensor, sample_keys: Tensor, *, smallest: int, largest: int) -> Tensor:
+    """A square patch of every image, tiled over the frame: its texture without its meaning.
+
+    result[r, c] = patch[r mod p, c mod p], with p uniform in {smallest, ..., largest} and the patch
+    at a uniform place inside the image.
+
+    Args:
+        images: Any type, shape (N, C, S, S).
+        sample_keys: One key per image, int64, shape (N,).
+        smallest: Least side p, in pixels.
+        largest: Greatest side p, in pixels.
+
+    Returns:
+        Shape (N, C, S, S).
+
+    Raises:
+        ValueError: If no patch of some such side fits into the images, or shapes do not match.
+
+    Example:
+        >>> image = torch.arange(16.0).view(1, 1, 4, 4)
+        >>> tiled = patch_negatives(image, torch.tensor([3]), smallest=2, largest=2)
+        >>> torch.equal(tiled[:, :, :2, :2], tiled[:, :, 2:, 2:])
+        True
+
+    Reference:
+        Ge et al. 2021; there p is 16 ... 72 of 224 pixels.
+    """
+    _check_square(images)
+    _check_keys(images, sample_keys)
+    size = images.shape[-1]
+    if not 1 <= smallest <= largest <= size:
+        raise ValueError(
+            f"expected patches with 1 <= smallest <= largest <= {size}, the images' side, received "
+            f"smallest {smallest} and largest {largest}; at 32 pixels 2 and 10 are usual"
+        )
+    numbers = uniforms(sample_keys, _SHARE_DRAWS + 3)[:, _SHARE_DRAWS:].to(images.device)
+    # In float64 the products do not round up to the number of choices.
+    side, top, left = numbers.double().unbind(1)  # (N,)
+    side = smallest + (side * (largest - smallest + 1)).floor_()
+    corners = (torch.stack([top, left], dim=1) * (size - side + 1)[:, None]).long()  # (N, 2)
+    within = torch.arange(size, device=images.device) % side.long()[:, None]  # (N, S)
+    rows, columns = (corners[:, :, None] + within[:, None]).unbind(1)  # (N, S)
+    places = (rows[:, :, None] * size + columns[:, None, :]).flatten(1)  # (N, S * S)
+    flat = images.flatten(2)  # (N, C, S * S)
+    return flat.gather(2, places[:, None].expand(flat.shape)).view(images.shape)
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha < math.inf:
+        raise ValueError(
+            f"expected alpha of Beta(alpha, alpha) above 0 and finite, received {alpha}; 1 is "
+            "uniform, larger values mix more evenly"
+        )
+
+
+def _check_square(images: Tensor) -> None:
+    if images.ndim != 4 or images.shape[2] != images.shape[3]:
+        raise ValueError(
+            f"expected images of shape (N, C, S, S), received {tuple(images.shape)}; give a batch "
+            "of square images"
+        )
+
+
+def _check_images(images: Tensor) -> None:
+    _check_square(images)
+    if not images.is_floating_point():
+        raise ValueError(
+            f"expected images in floating point, received {images.dtype}; mix the augmented views, "
+            "not the stored images"
+        )
+
+
+def _check_keys(images: Tensor, sample_keys: Tensor) -> None:
+    if sample_keys.shape != images.shape[:1] or sample_keys.dtype != torch.int64:
+        raise ValueError(
+            f"expected int64 sample_keys of shape ({len(images)},), one per image, received "
+            f"{sample_keys.dtype} of shape {tuple(sample_keys.shape)}; draw them with "
+            "unremix.views.randomness.keys"
+        )
+
+
+def _check_batch_key(batch_key: Tensor) -> None:
+    if batch_key.shape != (1,) or batch_key.dtype != torch.int64:
+        raise ValueError(
+            f"expected an int64 batch_key of shape (1,), received {batch_key.dtype} of shape "
+            f"{tuple(batch_key.shape)}; draw it with unremix.views.randomness.keys"
+        )
