@@ -278,6 +278,10 @@ class TestLoss:
         expected = looped_loss(views, model.prototypes.weight.detach())
         assert float(model(batch).detach()) == pytest.approx(expected, rel=1e-9)
 
+    def test_small_crops_are_asked_for(self) -> None:
+        assert make_model().crops == 0
+        assert make_model(crops=6).crops == 6
+
     def test_gradient_holds_the_codes_fixed(self) -> None:
         model, embedded = make_model(), embeddings(3, 4)
         model.objective(embedded, make_batch()).backward()
@@ -495,6 +499,13 @@ class TestQueue:
                 rows.extend(view / view.norm(dim=1, keepdim=True))
             assert int(model.queued) == len(held[0])
 
+    def test_features_are_enqueued_once(self) -> None:
+        model = make_model(queue=9)
+        model(make_batch(4))
+        for _ in range(3):
+            model.after_step()
+        assert int(model.queued) == int(model.queue_pointer) == 4
+
     def test_the_queue_changes_the_codes(self) -> None:
         model, other = (make_model(queue=6, queue_from_epoch=e) for e in (0, 1))
         for step in range(2):
@@ -528,6 +539,7 @@ BAD_OPTIONS = {
     "frozen_epochs": [-1, 0.5],
     "queue": [-1, 1.5],
     "queue_from_epoch": [-1],
+    "crops": [-1, 0.5],
 }
 
 

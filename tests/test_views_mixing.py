@@ -157,9 +157,9 @@ class TestMixup:
 
     def test_half_precision_does_not_round_the_share(self) -> None:
         images = torch.tensor([0.0, 256.0], dtype=torch.bfloat16).view(2, 1, 1, 1)
-        lam = torch.tensor([0.50390625, 1.0])  # 129/256: between two numbers of bfloat16
+        lam = torch.tensor([257 / 512, 1.0])  # between two numbers of bfloat16
         mixed = mixup(images, torch.tensor([1, 0]), lam)
-        assert float(mixed[0]) == 127.0
+        assert float(mixed[0]) == 127.5
 
     def test_the_images_stay_as_they_are(self) -> None:
         images = pictures(4, 6)

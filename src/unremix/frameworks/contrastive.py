@@ -57,7 +57,7 @@ class Contrastive(Framework):
         ValueError: For parts that do not go together.
     """
 
-    memory: Memory | None = None
+    memory: Memory | None
     """The queue of old keys, where the framework has one."""
 
     def __init__(
@@ -70,6 +70,7 @@ class Contrastive(Framework):
         negatives: Negatives | None = None,
     ) -> None:
         super().__init__(encoder, head)
+        self.memory = None
         self.loss = loss
         self.mixing = mixing
         self.negatives = negatives

@@ -142,6 +142,7 @@ class SwAV(Framework):
             then 0, and :meth:`after_step` takes back what weight decay or momentum did to them.
         queue: L, samples in the queue over all processes; 0 for none.
         queue_from_epoch: The first epoch to use the queue; it fills from the beginning.
+        crops: Small crops to ask for beside two full views; the loss takes as many as come.
 
     Raises:
         ValueError: If an option is out of range or the head does not end in a linear layer.
@@ -166,6 +167,7 @@ class SwAV(Framework):
         frozen_epochs: int = 1,
         queue: int = 0,
         queue_from_epoch: int = 15,
+        crops: int = 0,
     ) -> None:
         super().__init__(encoder, head)
         last = self.last_layer
@@ -175,6 +177,7 @@ class SwAV(Framework):
         self.frozen_epochs = _count("frozen_epochs", frozen_epochs, 0, "0 freezes nothing")
         self.queue_length = _count("queue", queue, 0, "0 is no queue")
         self.queue_from_epoch = _count("queue_from_epoch", queue_from_epoch, 0, "0 is at once")
+        self.crops = _count("crops", crops, 0, "0 is two full views alone")
         count = _count("prototypes", prototypes, 2, "take some ten per class that you expect")
         self.prototypes = nn.Linear(last.out_features, count, bias=False).to(last.weight)
         self._to_sphere()
