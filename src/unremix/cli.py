@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
@@ -17,6 +19,7 @@ from rich.table import Table
 
 import unremix
 from unremix.config import TrainConfig
+from unremix.experiments.plan import OWN, CompareConfig
 
 
 class Parser(ArgumentParser):
@@ -79,6 +82,13 @@ def train(config: TrainConfig) -> None:
     run = pipeline.train(config)
     if run.evaluation is not None:
         show_results(run.evaluation, run.path)
+
+
+def compare(config: CompareConfig, training: TrainConfig, command: str) -> int:
+    """Train several recipes with several seeds under the same options, and compare them."""
+    from unremix.experiments.compare import compare as run
+
+    return 1 if run(config, training, command=command).failed else 0
 
 
 def evaluate(run: str, data: str | None = None) -> None:
@@ -195,6 +205,13 @@ def make_parser() -> Parser:
     training.add_class_arguments(TrainConfig)
     subcommands.add_subcommand("train", training, help="Train an encoder on unlabelled images.")
     Parser.commands["train"] = training
+    comparing = Parser(description=(compare.__doc__ or "").strip())
+    comparing.add_argument("--config", action="config", help="A YAML file of options.")
+    comparing.add_class_arguments(CompareConfig)
+    shared = {"progress", *OWN}
+    comparing.add_class_arguments(TrainConfig, skip=shared)
+    subcommands.add_subcommand("compare", comparing, help=(compare.__doc__ or "").strip())
+    Parser.commands["compare"] = comparing
     for name, function in COMMANDS.items():
         summary = (function.__doc__ or "").splitlines()[0]
         inner = Parser(description=summary)
@@ -221,6 +238,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command == "train":
             chosen.pop("config", None)
             train(TrainConfig(**vars(Parser.commands["train"].instantiate(chosen))))
+        elif command == "compare":
+            chosen.pop("config", None)
+            values = vars(Parser.commands["compare"].instantiate(chosen))
+            own = {field.name: values.pop(field.name) for field in fields(CompareConfig)}
+            given = sys.argv[1:] if arguments is None else list(arguments)
+            return compare(
+                CompareConfig(**own), TrainConfig(**values), shlex.join(["unremix", *given])
+            )
         else:
             COMMANDS[command](**vars(chosen))
     except (ValueError, OSError, ImportError) as error:

@@ -1,0 +1,1 @@
+"""Comparisons and reproductions: many runs, one table."""

@@ -1,0 +1,288 @@
+"""``unremix compare``: the same training for several recipes and seeds, side by side.
+
+Every run is a process of its own. What is done, what is under way and what is left to do is read
+from the comparison's folder, so that starting again goes on where it was:
+
+``comparison.yaml`` (its options), ``runs/<recipe>-<seed>/`` (run folders), ``logs/``, and at the
+end ``results.csv`` (a row per run), ``results.json``, ``table.csv``, ``table.md``, ``curves.png``
+and ``curves.svg``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+
+import unremix
+from unremix.config import TrainConfig
+from unremix.experiments import tables
+from unremix.experiments.folder import Folder, try_lock
+from unremix.experiments.live import Display, monitored
+from unremix.experiments.plan import (
+    CompareConfig,
+    Job,
+    Plan,
+    chosen_recipes,
+    command_of,
+    make_plan,
+    shared_options,
+    with_budget,
+)
+from unremix.experiments.processes import Runner, Share, share_for
+from unremix.experiments.tables import Measure, Outcome, TableRow
+from unremix.report.curves import Panel, learning_curves, write_figure
+
+__all__ = ["CompareConfig", "Comparison", "compare"]
+
+FILE_WIDTH = 400  # characters in a line of the table, where no terminal limits them
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison that has ended.
+
+    Args:
+        path: Its folder.
+        outcomes: How each run ended.
+        rows: The table.
+    """
+
+    path: Path
+    outcomes: list[Outcome]
+    rows: list[TableRow]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The runs that failed."""
+        return [outcome for outcome in self.outcomes if outcome.failure is not None]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether every run ended well."""
+        return not self.failed
+
+
+def versions() -> dict[str, str]:
+    """What made the results."""
+    return {
+        "unremix": unremix.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+CAUTION = (
+    "A seed sets initial weights, order of the data and augmentation, alike for all recipes. Each "
+    "interval is for one difference by itself: among many, some exclude 0 by chance."
+)
+
+
+def _notes(plan: Plan, outcomes: Sequence[Outcome], measures: Sequence[Measure]) -> list[str]:
+    """What a reader of the table has to know."""
+    notes = []
+    if not measures:
+        notes.append("Nothing was measured: the data have no labels, or no run ended well.")
+    elif plan.seeds == 1:
+        notes.append(f"One seed, so no spread is known. Differences are to {plan.reference}.")
+    else:
+        notes.append(
+            f"Mean ± standard deviation over seeds 0 to {plan.seeds - 1}. Differences are to "
+            f"{plan.reference} with the same seed: mean [95 % interval by Student's t]."
+        )
+    if plan.minutes is None:
+        notes.append(f"Budget: {plan.train.epochs} epochs for every run.")
+    else:
+        notes.append(f"Budget: {plan.minutes:g} min of training for every run.")
+        early = [o for o in outcomes if o.epochs is not None and o.epochs >= plan.train.epochs]
+        if early:
+            notes.append(
+                f"{len(early)} of the runs reached --epochs {plan.train.epochs} before their time "
+                "was up; allow more epochs to give them as much time as the others."
+            )
+    notes += [f"{o.recipe}, seed {o.seed} failed: {o.failure}" for o in outcomes if o.failure]
+    return notes
+
+
+def _protocol(cards: Iterable[Mapping[str, Any]], measures: Sequence[Measure]) -> dict[str, str]:
+    """How each kind of measure was taken, as the first card that says so puts it."""
+    kinds = {measure.path.split(".")[0] for measure in measures}
+    found: dict[str, str] = {}
+    for card in cards:
+        for kind, text in (card.get("protocol") or {}).items():
+            if kind in kinds:
+                found.setdefault(kind, text)
+    return found
+
+
+def _markdown(
+    title: str, grids: Sequence[tables.Grid], notes: Sequence[str], protocol: Mapping[str, str],
+    command: str,
+) -> str:  # fmt: skip
+    made = versions()
+    parts = [f"# {title}", *(tables.to_markdown(grid).rstrip() for grid in grids), *notes, CAUTION]
+    if protocol:
+        parts.append(
+            "\n".join(f"- {tables.label_of(kind)}: {text}" for kind, text in protocol.items())
+        )
+    parts.append(
+        f"Made by\n\n```bash\n{command}\n```\n\nwith unremix {made['unremix']}, torch "
+        f"{made['torch']}, Python {made['python']}."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _curves(
+    plan: Plan, folder: Folder, outcomes: Sequence[Outcome], rows: Sequence[TableRow],
+    measures: Sequence[Measure],
+) -> None:  # fmt: skip
+    runs = {
+        recipe: [
+            folder.rows(Job(o.recipe, o.seed))
+            for o in outcomes
+            if o.recipe == recipe and o.failure is None
+        ]
+        for recipe in plan.recipes
+    }
+    every = [row for seeds in runs.values() for seed in seeds for row in seed]
+    known = {measure.path: measure for measure in measures}
+    panels = [
+        Panel(
+            name,
+            tables.label_of(name),
+            percent=name not in known or known[name].percent,
+            levels={
+                row.name: row.cells[name].summary.mean
+                for row in rows
+                if row.baseline and name in row.cells
+            },
+        )
+        for name in monitored(every, known)
+    ]
+    figure = learning_curves(runs, [*panels, Panel("loss", "loss (each recipe has its own)")])
+    if figure is not None:
+        write_figure(figure, folder.path / "curves")
+
+
+def _write_results(
+    plan: Plan, folder: Folder, failures: Mapping[Job, str], command: str, console: Console
+) -> Comparison:
+    ordered = [Job(recipe, seed) for recipe in plan.recipes for seed in range(plan.seeds)]
+    outcomes = [folder.outcome(job, failures.get(job)) for job in ordered]
+    cards = [
+        run.evaluation or {}
+        for job in ordered
+        if job not in failures and (run := folder.find(job)) is not None
+    ]
+    measures = tables.measures_among(outcomes)
+    rows = tables.table_rows(outcomes, reference=plan.reference)
+    grids = tables.grids(rows, measures, reference=plan.reference, epochs=plan.minutes is not None)
+    notes, protocol = _notes(plan, outcomes, measures), _protocol(cards, measures)
+    names = [str(card["data"]) for card in cards if "data" in card] or [plan.train.data]
+    title = f"Comparison on {names[0]}"
+    record = {
+        "command": command,
+        "versions": versions(),
+        "reference": plan.reference,
+        "train": shared_options(plan.train),
+        "protocol": protocol,
+        "runs": [asdict(outcome) for outcome in outcomes],
+        "table": tables.row_records(rows),
+    }
+    folder.write("results.csv", tables.to_csv(tables.run_records(outcomes)))
+    folder.write("table.csv", tables.to_csv(tables.row_records(rows)))
+    folder.write("table.md", _markdown(title, grids, notes, protocol, command))
+    folder.write("results.json", json.dumps(record, indent=2) + "\n")
+    _curves(plan, folder, outcomes, rows, measures)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    for number, grid in enumerate(grids):
+        console.print(tables.to_rich(grid, title=None if number else title))
+    for note in (*notes, f"Everything is in {folder.path}/ (open table.md first)"):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    return Comparison(folder.path, outcomes, rows)
+
+
+def compare(
+    config: CompareConfig,
+    train: TrainConfig,
+    *,
+    command: str | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """Train every recipe with every seed under the same options, and compare them.
+
+    Called again with the same folder, it goes on where it was; what is done is not done again.
+
+    Args:
+        config: What to compare.
+        train: The options that all runs share; its recipe, seed, name, runs, resume and progress do
+            not count. Its threads, if given, are those of each process.
+        command: The command that asked for it, for the table; made of the options by default.
+        console: Where to show progress.
+
+    Returns:
+        The comparison: its folder, how each run ended, and the table.
+
+    Raises:
+        ValueError: For options that cannot be, or that are not those the folder was begun with.
+        BlockingIOError: If another process is at work on the same comparison.
+        KeyboardInterrupt: If it was stopped; the same call goes on.
+    """
+    console = console or Console(quiet=not config.progress)
+    with_budget(train, config.budget)
+    asked = chosen_recipes(config.recipes, train.domain)  # mistakes show before anything is made
+    name = Path(train.data).resolve().stem
+    folder = Folder(Path(config.output) if config.output else Path("comparisons") / name)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    lock = try_lock(folder.path / ".locks" / "comparison")
+    if lock is None:
+        raise BlockingIOError(
+            f"expected nobody else at work in {folder.path}, found another comparison; wait for it "
+            "or choose another --output"
+        )
+    try:
+        earlier = folder.earlier()
+        plan = make_plan(config, train, earlier)
+        share = share_for(plan, config.jobs)
+        if earlier is not None and plan.minutes is not None:
+            _check_threads(earlier["threads"], share)
+        if command is None or (plan.recipes, plan.seeds) != (asked, config.seeds):
+            command = command_of(plan, config.output)
+        record = {
+            "recipes": list(plan.recipes),
+            "seeds": plan.seeds,
+            "reference": plan.reference,
+            "threads": share.threads,
+            "train": shared_options(plan.train),
+        }
+        folder.write("comparison.yaml", yaml.safe_dump(record, sort_keys=False))
+        runner = Runner(plan, folder, share, Display(plan, folder, console))
+        try:
+            runner()
+        except KeyboardInterrupt:
+            console.print(
+                f"stopped with {len(runner.done)} of {len(plan.jobs)} runs done; go on with: "
+                f"{command}",
+                highlight=False, markup=False, soft_wrap=True,
+            )  # fmt: skip
+            raise
+        return _write_results(plan, folder, runner.failures, command, console)
+    finally:
+        os.close(lock)
+
+
+def _check_threads(earlier: int, share: Share) -> None:
+    if earlier != share.threads:
+        raise ValueError(
+            f"expected {earlier} threads for every run, as those have had that are done, received "
+            f"{share.threads}: with a budget of time it would not be fair; choose --jobs to match"
+        )

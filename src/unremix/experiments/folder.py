@@ -1,0 +1,136 @@
+"""The folder of a comparison, where all of its state is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unremix.experiments.plan import Job
+from unremix.experiments.tables import Outcome, measures_of
+from unremix.files import write_whole
+from unremix.run import Run
+
+TAIL = 6  # lines of a failed run's log that are shown
+BEGUN = "$ "  # before the command, in a log
+
+
+def try_lock(path: Path) -> int | None:
+    """Take a lock, without waiting.
+
+    The lock belongs to the open file: to this process, and to those that inherit the descriptor. It
+    ends with the last of them, whatever ended it, and leaves nothing that could be stale.
+
+    Returns:
+        The descriptor that holds it; None if another process does.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+class Folder:
+    """The folder of a comparison.
+
+    Args:
+        path: Where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.known: dict[Job, Run] = {}
+
+    def run(self, job: Job) -> Path:
+        """The run's folder."""
+        return self.path / "runs" / job.name
+
+    def log(self, job: Job) -> Path:
+        """What the run printed."""
+        return self.path / "logs" / f"{job.name}.txt"
+
+    def lock(self, job: Job) -> Path:
+        """What the run's process holds."""
+        return self.path / ".locks" / job.name
+
+    def find(self, job: Job) -> Run | None:
+        """The run, once it has begun."""
+        if job not in self.known:
+            try:
+                self.known[job] = Run(self.run(job))
+            except FileNotFoundError:
+                return None
+        return self.known[job]
+
+    def has_checkpoint(self, job: Job) -> bool:
+        """Whether there is something to go on from."""
+        run = self.find(job)
+        return run is not None and run.checkpoint.exists()
+
+    def discard(self, job: Job) -> None:
+        """Remove what a run left that was stopped before its first checkpoint."""
+        self.known.pop(job, None)
+        if self.run(job).exists():
+            shutil.rmtree(self.run(job))
+
+    def is_done(self, job: Job) -> bool:
+        """Whether the run has come to its end."""
+        run = self.find(job)
+        return run is not None and run.evaluation is not None
+
+    def rows(self, job: Job) -> list[dict[str, float]]:
+        """The run's metrics so far."""
+        run = self.find(job)
+        return [] if run is None else run.metrics()
+
+    def tail(self, job: Job) -> list[str]:
+        """The last lines that the run printed since it was last begun."""
+        if not self.log(job).exists():
+            return []
+        text = self.log(job).read_text(errors="replace")
+        _, _, printed = text[text.rfind(BEGUN) :].partition("\n")
+        return [line.rstrip() for line in printed.splitlines() if line.strip()][-TAIL:]
+
+    def earlier(self) -> dict[str, Any] | None:
+        """What comparison.yaml says, if there is one.
+
+        Raises:
+            ValueError: If the folder is that of something else.
+        """
+        file = self.path / "comparison.yaml"
+        if file.exists():
+            options: dict[str, Any] = yaml.safe_load(file.read_text())
+            return options
+        strange = [entry.name for entry in self.path.iterdir() if entry.name != ".locks"]
+        if strange:
+            raise ValueError(
+                f"expected a new folder or one of a comparison, received {str(self.path)!r} with "
+                f"{strange[0]!r} and no comparison.yaml; choose another --output"
+            )
+        return None
+
+    def write(self, name: str, text: str) -> None:
+        """Write one of the comparison's own files."""
+        write_whole(self.path / name, lambda file: file.write_text(text))
+
+    def outcome(self, job: Job, failure: str | None) -> Outcome:
+        """How a run ended."""
+        rows, run = self.rows(job), self.find(job)
+        card = None if run is None or failure is not None else run.evaluation
+        results = (card or {}).get("results") or {}
+        return Outcome(
+            job.recipe,
+            job.seed,
+            failure,
+            epochs=int(rows[-1]["epoch"]) if rows else (None if card is None else 0),
+            loss=rows[-1].get("loss") if rows else None,
+            results={kind: measures_of(result) for kind, result in results.items()},
+        )

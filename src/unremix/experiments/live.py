@@ -1,0 +1,239 @@
+"""What a person sees while a comparison is under way."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+
+from unremix.experiments import tables
+from unremix.experiments.folder import Folder
+from unremix.experiments.plan import Job, Plan
+from unremix.experiments.tables import Measure, Standing
+
+if TYPE_CHECKING:
+    from unremix.experiments.processes import Runner, Work
+
+REFRESH = 1.0  # seconds between drawings of the live table
+
+Row = Mapping[str, float]
+
+
+def makespan(running: Sequence[float], waiting: Sequence[float], places: int) -> float:
+    """Seconds until all is done, if each run begins as soon as there is a place for it.
+
+    Args:
+        running: Seconds that each run under way still needs.
+        waiting: Seconds that each other needs, in the order they begin.
+        places: Runs at a time.
+
+    Example:
+        >>> makespan([1.0, 5.0], [3.0, 2.0], places=2)
+        6.0
+    """
+    ends = list(running) + [0.0] * (places - len(running))
+    heapq.heapify(ends)
+    for seconds in waiting:
+        heapq.heapreplace(ends, ends[0] + seconds)
+    return max(ends)
+
+
+def whole_run(marks: Sequence[tuple[float, float]], before: float) -> float | None:
+    """Seconds that a whole run takes: what it took to start, and then so much a share.
+
+    Args:
+        marks: Seconds since the run began or went on, and the share of it that was done by then.
+        before: The share that was done when it began or went on.
+
+    Returns:
+        The seconds; None before there are two marks.
+
+    Example:
+        >>> whole_run([(30.0, 0.1), (40.0, 0.2)], before=0.0)
+        120.0
+    """
+    if len(marks) < 2:
+        return None
+    (first, early), (last, late) = marks[0], marks[-1]
+    pace = (last - first) / (late - early)
+    return max(0.0, first - pace * (early - before)) + pace
+
+
+def monitored(rows: Iterable[Row], measures: Iterable[str] = ()) -> list[str]:
+    """The columns of metrics.csv that tell quality: measures of a card, or known by name.
+
+    Example:
+        >>> monitored([{"epoch": 1, "loss": 2.0, "spread": 0.5, "knn": 0.9}])
+        ['knn']
+    """
+    known = {*measures, *tables.LABELS}
+    return [name for name in dict.fromkeys(name for row in rows for name in row) if name in known]
+
+
+def latest(runs: Iterable[Sequence[Row]], column: str) -> float | None:
+    """The mean over runs of the last value of a column; None if no run has one."""
+    values = [[row[column] for row in rows if column in row] for rows in runs]
+    last = [found[-1] for found in values if found]
+    return sum(last) / len(last) if last else None
+
+
+class Display:
+    """A live table on a terminal, a line per event elsewhere.
+
+    Args:
+        plan: The plan.
+        folder: The comparison's folder.
+        console: Where to show it.
+    """
+
+    def __init__(self, plan: Plan, folder: Folder, console: Console) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.console = console
+        self.live: Live | None = None
+        self.drawn = 0.0
+        self.seconds: dict[str, list[float]] = {}  # that whole runs took, by recipe
+        self.marks: dict[Job, list[tuple[float, float]]] = {}  # when which share was first seen
+
+    @contextmanager
+    def showing(self, runner: Runner) -> Iterator[None]:
+        """Show progress while runs are under way."""
+        if runner.done:
+            self.say(f"{len(runner.done)} of {len(self.plan.jobs)} runs are done already")
+        if not runner.waiting or not self.console.is_terminal or self.console.quiet:
+            yield
+            return
+        with Live(console=self.console, auto_refresh=False, transient=True) as self.live:
+            yield
+        self.live = None
+
+    def say(self, message: str) -> None:
+        """Print a line; on a terminal above the table."""
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+    def begun(self, job: Job, work: Work) -> None:
+        """A run begins, or goes on."""
+        if work.process is None:
+            self.say(f"{job}: still under way from an earlier start")
+        elif self.live is None:
+            self.say(f"{job}: " + (f"goes on at {work.before:.0%}" if work.before else "begins"))
+
+    def ended(self, job: Job, work: Work, runner: Runner) -> None:
+        """A run has ended well."""
+        if work.before < 1:
+            whole = work.elapsed / (1 - work.before)
+            self.seconds.setdefault(job.recipe, []).append(whole)
+        if self.live is None:
+            outcome = self.folder.outcome(job, None)
+            found = [
+                f"{measure.label} {measure.shown(values[measure.path]['value'])}"
+                for measure in tables.measures_among([outcome])[:1]
+                if measure.path in (values := outcome.results.get(tables.TRAINED, {}))
+            ]
+            parts = [f"{job}: done", *found, tables.duration(work.elapsed), self._standing(runner)]
+            self.say(" · ".join(parts))
+
+    def failed(self, job: Job, how: str) -> None:
+        """A run has failed."""
+        lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
+        self.say(f"{job}: failed ({how}); the end of {self.folder.log(job)}:{lines}")
+
+    def share_done(self, job: Job) -> float:
+        """The share of a run that its metrics show."""
+        rows, epochs = self.folder.rows(job), self.plan.train.epochs
+        return min(1.0, rows[-1]["epoch"] / epochs) if rows and epochs else 0.0
+
+    def _look(self, runner: Runner) -> None:
+        """Note how far the runs have come, and when."""
+        for job, work in runner.working.items():
+            marks, share = self.marks.setdefault(job, []), self.share_done(job)
+            if share > (marks[-1][1] if marks else work.before):
+                marks.append((work.elapsed, share))
+
+    def _expected(self, runner: Runner) -> dict[str, float]:
+        """Seconds of a whole run of each recipe; empty while nothing can be told."""
+        found = {recipe: list(seconds) for recipe, seconds in self.seconds.items()}
+        for job, work in runner.working.items():
+            if job.recipe in self.seconds:
+                continue
+            if self.plan.minutes is not None:
+                found.setdefault(job.recipe, []).append(60 * self.plan.minutes)
+                continue
+            whole = whole_run(self.marks.get(job, []), work.before)
+            if whole is not None:
+                found.setdefault(job.recipe, []).append(whole)
+        means = {recipe: sum(seconds) / len(seconds) for recipe, seconds in found.items()}
+        if not means:
+            return {}
+        typical = sum(means.values()) / len(means)
+        return {recipe: means.get(recipe, typical) for recipe in self.plan.recipes}
+
+    def _left(self, runner: Runner) -> dict[Job, float]:
+        """Seconds that each run still needs; empty while nothing can be told."""
+        expected = self._expected(runner)
+        if not expected:
+            return {}
+        under_way = {
+            job: max(0.0, expected[job.recipe] * (1 - work.before) - work.elapsed)
+            for job, work in runner.working.items()
+        }
+        return under_way | {
+            job: expected[job.recipe] * (1 - self.share_done(job)) for job in runner.waiting
+        }
+
+    def _standing(self, runner: Runner) -> str:
+        parts = [f"{len(runner.done)} of {len(self.plan.jobs)} runs done"]
+        if runner.failures:
+            parts.append(f"{len(runner.failures)} failed")
+        left = self._left(runner)
+        if left:
+            seconds = makespan(
+                [left[job] for job in runner.working],
+                [left[job] for job in runner.waiting],
+                runner.share.jobs,
+            )
+            parts.append(f"about {tables.duration(seconds)} left")
+        return " · ".join(parts)
+
+    def draw(self, runner: Runner) -> None:
+        """Draw the live table anew, if it is time."""
+        if time.monotonic() - self.drawn < REFRESH:
+            return
+        self.drawn = time.monotonic()
+        self._look(runner)
+        if self.live is None:
+            return
+        left = self._left(runner)
+        rows = {job: self.folder.rows(job) for job in self.plan.jobs}
+        column = (monitored(row for found in rows.values() for row in found) or ["knn"])[0]
+        standings = []
+        for recipe in self.plan.recipes:
+            own = [job for job in self.plan.jobs if job.recipe == recipe]
+            standings.append(
+                Standing(
+                    recipe,
+                    total=len(own),
+                    done=sum(job in runner.done for job in own),
+                    failed=sum(job in runner.failures for job in own),
+                    epochs=tuple(
+                        int(rows[job][-1]["epoch"]) if rows[job] else 0
+                        for job in own
+                        if job in runner.working
+                    ),
+                    loss=latest([rows[job] for job in own], "loss"),
+                    measure=latest([rows[job] for job in own], column),
+                    left=sum(left.get(job, 0.0) for job in own) if left else None,
+                )
+            )
+        table = tables.progress_table(
+            standings,
+            epochs=self.plan.train.epochs,
+            measure=Measure(column, tables.label_of(column), percent=True, decimals=1),
+            caption=self._standing(runner),
+        )
+        self.live.update(table, refresh=True)

@@ -1,0 +1,223 @@
+"""What a comparison consists of: its options, its runs, and what has to stay the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from unremix.config import TrainConfig
+from unremix.recipes import RECIPES, find_recipe
+from unremix.run import config_to_yaml
+
+OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads")  # not shared by the runs
+UNITS = {"second": 1 / 60, "minute": 1.0, "hour": 60.0}
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Options of a comparison, besides those of the training that all its runs share.
+
+    Args:
+        recipes: Names with commas between, or all; ``unremix recipes`` lists them.
+        reference: The recipe that the others are compared with; the first by default.
+        seeds: Runs of each recipe, with seeds from 0 on.
+        budget: What every run gets: so many epochs ("20 epochs", the same as --epochs 20), or so
+            much time ("10 minutes"): a run then ends with the epoch in which its time is up, or
+            with --epochs, which still sets the schedule of the learning rate.
+        jobs: Runs at a time; by default one per GPU, or one per core. The cores are shared out.
+        output: Folder of the comparison; comparisons/<data> by default. The same folder again goes
+            on where it was; recipes and seeds can be added.
+        progress: Whether to show progress and the table.
+    """
+
+    recipes: str
+    reference: str | None = None
+    seeds: int = 3
+    budget: str | None = None
+    jobs: int | None = None
+    output: str | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "jobs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"expected {name} to be at least 1, received {value}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the comparison."""
+
+    recipe: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.recipe}-{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.recipe}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a comparison.
+
+    Args:
+        recipes: The recipes.
+        seeds: Runs of each.
+        reference: The recipe compared with.
+        train: The options that the runs share.
+    """
+
+    recipes: tuple[str, ...]
+    seeds: int
+    reference: str
+    train: TrainConfig
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The runs: first one of each recipe, so that there is soon something to compare."""
+        return [Job(recipe, seed) for seed in range(self.seeds) for recipe in self.recipes]
+
+    @property
+    def minutes(self) -> float | None:
+        """The time each run has, if it is time that they share."""
+        return self.train.max_minutes
+
+
+def chosen_recipes(names: str, domain: str) -> tuple[str, ...]:
+    """The recipes of a list with commas; ``all`` are those of the domain.
+
+    Raises:
+        ValueError: For a name that is no recipe, or none at all.
+
+    Example:
+        >>> chosen_recipes("simclr, hcl,simclr", "image")
+        ('simclr', 'hcl')
+    """
+    if names.strip() == "all":
+        return tuple(
+            name for name, recipe in RECIPES.items() if getattr(recipe, "domain", domain) == domain
+        )
+    found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not found:
+        raise ValueError(f"expected recipes with commas between, or 'all', received {names!r}")
+    return tuple(find_recipe(name).name for name in found)
+
+
+def with_budget(train: TrainConfig, budget: str | None) -> TrainConfig:
+    """The options with the epochs or the time of a budget.
+
+    Raises:
+        ValueError: If the budget is neither, or --epochs says otherwise.
+
+    Example:
+        >>> with_budget(TrainConfig(), "20 epochs").epochs
+        20
+    """
+    if budget is None or budget.strip() == "epochs":
+        return train
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(epoch|second|minute|hour)?s?", budget.strip())
+    amount = 0.0 if match is None else float(match[1])
+    if match is not None and match[2] in UNITS and amount > 0:
+        return replace(train, max_minutes=amount * UNITS[match[2]])
+    if match is None or match[2] in UNITS or amount != int(amount):
+        raise ValueError(
+            f"expected a budget such as '20 epochs' or '10 minutes', received {budget!r}"
+        )
+    if train.epochs not in (TrainConfig().epochs, int(amount)):
+        raise ValueError(
+            f"expected either --budget or --epochs, received {budget!r} and {train.epochs}"
+        )
+    return replace(train, epochs=int(amount))
+
+
+def shared_options(train: TrainConfig) -> dict[str, Any]:
+    """The options that all runs share, by name; nested ones with a dot between.
+
+    Example:
+        >>> shared_options(TrainConfig(epochs=3))["epochs"]
+        3
+    """
+    options: dict[str, Any] = yaml.safe_load(config_to_yaml(train))
+    return {name: value for name, value in _flat(options).items() if name not in OWN}
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        inner = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return flat
+
+
+def make_plan(
+    config: CompareConfig, train: TrainConfig, earlier: Mapping[str, Any] | None = None
+) -> Plan:
+    """What is to be run: what was asked for, and what the folder already holds.
+
+    Args:
+        config: The options of the comparison.
+        train: Those of the training.
+        earlier: What comparison.yaml says, if there is one.
+
+    Raises:
+        ValueError: For options that cannot be, or that differ from the earlier ones.
+    """
+    train = with_budget(train, config.budget)
+    recipes, seeds = chosen_recipes(config.recipes, train.domain), config.seeds
+    reference = config.reference
+    if earlier is not None:
+        _check_same(earlier["train"], shared_options(train))
+        recipes = tuple(dict.fromkeys([*earlier["recipes"], *recipes]))
+        seeds = max(seeds, earlier["seeds"])
+        reference = reference or earlier["reference"]
+    if reference is None:
+        reference = recipes[0]
+    if reference not in recipes:
+        raise ValueError(
+            f"expected a reference among {', '.join(recipes)}, received {reference!r}; add it to "
+            "--recipes"
+        )
+    return Plan(recipes, seeds, reference, train)
+
+
+def _check_same(earlier: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    defaults = shared_options(TrainConfig())  # for options that are newer than the folder
+    changed = [
+        f"{name} {earlier.get(name, defaults.get(name))!r} there, {value!r} here"
+        for name, value in asked.items()
+        if value != earlier.get(name, defaults.get(name))
+    ]
+    if changed:
+        raise ValueError(
+            "expected the options that the comparison was begun with, received others "
+            f"({'; '.join(changed)}); only recipes and seeds can be added: use the same options, "
+            "or another --output"
+        )
+
+
+def command_of(plan: Plan, output: str | None = None) -> str:
+    """The command that makes a whole comparison.
+
+    Example:
+        >>> command_of(Plan(("simclr", "hcl"), 3, "simclr", TrainConfig(epochs=5)))
+        'unremix compare --recipes simclr,hcl --seeds 3 --epochs 5'
+    """
+    words = ["unremix", "compare", "--recipes", ",".join(plan.recipes), "--seeds", str(plan.seeds)]
+    if plan.reference != plan.recipes[0]:
+        words += ["--reference", plan.reference]
+    defaults = shared_options(TrainConfig())
+    for name, value in shared_options(plan.train).items():
+        if value != defaults.get(name):
+            words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    return shlex.join(words + ([] if output is None else ["--output", output]))

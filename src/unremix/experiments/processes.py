@@ -1,0 +1,285 @@
+"""The runs of a comparison as processes.
+
+For systems with ``flock`` and process groups: Linux and macOS.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from joblib import cpu_count  # type: ignore[import-untyped]
+
+from unremix.experiments.folder import BEGUN, Folder, try_lock
+from unremix.experiments.live import Display
+from unremix.experiments.plan import Job, Plan
+from unremix.files import write_whole
+from unremix.run import config_to_yaml
+
+TRAIN = (sys.executable, "-m", "unremix", "train")
+POLL = 0.1  # seconds between looks at the processes
+GRACE = 20.0  # seconds that a process has to end before it is killed
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of the machine each run gets.
+
+    Args:
+        jobs: Runs at a time.
+        threads: CPU threads of each process.
+        gpus: The GPUs of a run, for each that runs at a time; empty without GPUs.
+    """
+
+    jobs: int
+    threads: int
+    gpus: tuple[tuple[str, ...], ...] = ()
+
+    def environment(self, place: int) -> dict[str, str]:
+        """Environment variables of the run at a place from 0 to jobs - 1."""
+        found = {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
+        if self.gpus:
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[place % len(self.gpus)])
+        return found
+
+
+def share_out(
+    runs: int,
+    *,
+    cores: int,
+    gpus: Sequence[str] = (),
+    jobs: int | None = None,
+    threads: int | None = None,
+    processes: int = 1,
+) -> Share:
+    """Share the machine out among the runs of a comparison.
+
+    Args:
+        runs: How many there are in all, done or not: a comparison that goes on where it was gives
+            its runs what they had before.
+        cores: CPU cores.
+        gpus: Names of the GPUs that may be used.
+        jobs: Runs at a time, if they are given.
+        threads: CPU threads of each process, if they are given.
+        processes: Processes of a run, each with a GPU of its own.
+
+    Example:
+        >>> share_out(3, cores=8)
+        Share(jobs=3, threads=2, gpus=())
+        >>> share_out(6, cores=8, gpus=["0", "1"])
+        Share(jobs=2, threads=4, gpus=(('0',), ('1',)))
+    """
+    places = len(gpus) // processes if gpus else cores // (processes * (threads or 1))
+    jobs = min(runs, jobs or max(1, places))
+    groups = tuple(
+        tuple(gpus[first : first + processes])
+        for first in range(0, len(gpus) - processes + 1, processes)
+    )
+    return Share(jobs, threads or max(1, cores // (jobs * processes)), groups)
+
+
+def share_for(plan: Plan, jobs: int | None) -> Share:
+    """Share this machine out among the runs of a plan."""
+    gpus: list[str] = []
+    if plan.train.accelerator != "cpu" and torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        numbers = map(str, range(torch.cuda.device_count()))
+        gpus = visible.split(",") if visible else list(numbers)
+    devices = plan.train.devices
+    return share_out(
+        len(plan.jobs),
+        cores=cpu_count(),
+        gpus=gpus,
+        jobs=jobs,
+        threads=plan.train.threads,
+        processes=devices if isinstance(devices, int) else 1,
+    )
+
+
+class Stop:
+    """Counts how often somebody asked to stop: Ctrl-C, SIGTERM, a closed terminal."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Count signals instead of dying of them; those that are ignored stay so."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        earlier = {}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                earlier[number] = signal.signal(number, self._ask)
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    def _ask(self, *_: object) -> None:
+        self.asked += 1
+
+
+@dataclass
+class Work:
+    """A run under way.
+
+    Args:
+        place: Which of the places it takes.
+        process: Its process; None if an earlier start of the comparison began it.
+        before: Share of the run that was done when we began.
+        began: When that was.
+    """
+
+    place: int
+    process: subprocess.Popen[bytes] | None
+    before: float
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since then."""
+        return time.monotonic() - self.began
+
+
+class Runner:
+    """Runs what is left of a plan.
+
+    Args:
+        plan: The plan.
+        folder: The comparison's folder.
+        share: What each run gets.
+        display: Shows progress.
+    """
+
+    def __init__(self, plan: Plan, folder: Folder, share: Share, display: Display) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.share = share
+        self.display = display
+        self.done = {job for job in plan.jobs if folder.is_done(job)}
+        self.failures: dict[Job, str] = {}
+        self.waiting = [job for job in plan.jobs if job not in self.done]
+        self.working: dict[Job, Work] = {}
+
+    def __call__(self) -> None:
+        """Run until nothing is left.
+
+        Raises:
+            KeyboardInterrupt: If somebody asked to stop; no process of ours is left behind.
+        """
+        stop = Stop()
+        with stop.listening(), self.display.showing(self):
+            try:
+                while (self.waiting or self.working) and not stop.asked:
+                    self._collect()
+                    self._begin()
+                    self.display.draw(self)
+                    time.sleep(POLL)
+            finally:
+                self._end(stop)
+        if stop.asked:
+            raise KeyboardInterrupt
+
+    def _begin(self) -> None:
+        """Fill the free places."""
+        free = set(range(self.share.jobs)) - {work.place for work in self.working.values()}
+        while self.waiting and free:
+            job = self.waiting.pop(0)
+            # Locked before anything is looked at or changed, for a process of an earlier start
+            # may still be writing the run. The run's own process inherits the lock.
+            lock = try_lock(self.folder.lock(job))
+            try:
+                if self.folder.is_done(job):
+                    self.done.add(job)
+                    continue
+                place = min(free)
+                free.remove(place)
+                before = self.display.share_done(job)
+                process = None if lock is None else self._start(job, place, lock)
+            finally:
+                if lock is not None:
+                    os.close(lock)
+            self.working[job] = Work(place, process, before)
+            self.display.begun(job, self.working[job])
+
+    def _start(self, job: Job, place: int, lock: int) -> subprocess.Popen[bytes]:
+        run, log = self.folder.run(job), self.folder.log(job)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if self.folder.has_checkpoint(job):
+            words = [*TRAIN, "--resume", str(run)]
+        else:
+            self.folder.discard(job)
+            config = replace(
+                self.plan.train,
+                recipe=job.recipe,
+                seed=job.seed,
+                name=job.name,
+                runs=str(run.parent),
+                resume=None,
+                progress=True,
+                threads=None,  # the environment says
+            )
+            options, text = log.with_suffix(".yaml"), config_to_yaml(config)
+            write_whole(options, lambda file: file.write_text(text))
+            words = [*TRAIN, "--config", str(options)]
+        with log.open("a") as output:
+            output.write(f"{BEGUN}{shlex.join(words)}\n")
+            output.flush()
+            return subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.share.environment(place)},
+                pass_fds=(lock,),
+                start_new_session=True,  # Ctrl-C reaches us alone; we end the runs ourselves
+            )
+
+    def _collect(self) -> None:
+        """See which runs have ended, and how."""
+        for job, work in list(self.working.items()):
+            if work.process is None:
+                lock = try_lock(self.folder.lock(job))
+                if lock is not None:
+                    os.close(lock)
+                    del self.working[job]
+                    self.waiting.insert(0, job)  # done by now, or to be gone on with
+                continue
+            code = work.process.poll()
+            if code is None:
+                continue
+            del self.working[job]
+            if code == 0 and self.folder.is_done(job):
+                self.done.add(job)
+                self.display.ended(job, work, self)
+            else:
+                how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                last = self.folder.tail(job)[-1:] if code > 0 else []
+                self.failures[job] = last[0].removeprefix("unremix: ") if last else how
+                self.display.failed(job, how)
+
+    def _end(self, stop: Stop) -> None:
+        """End all processes that are still there; at once if asked a second time."""
+        processes = [work.process for work in self.working.values() if work.process is not None]
+        asked = max(1, stop.asked)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, number)
+            deadline = time.monotonic() + GRACE
+            while any(process.poll() is None for process in processes):
+                if time.monotonic() > deadline or stop.asked > asked:
+                    break
+                time.sleep(POLL)

@@ -1,0 +1,480 @@
+"""The results of a comparison as rows, and the rows as CSV, Markdown and on the terminal.
+
+Nothing here knows what was measured: a measure is whatever a run's evaluation card gives in the
+form ``{"value": …}``, named by its path in the card.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from unremix.experiments.statistics import Difference, Summary, paired_difference, summarise
+
+TRAINED = "trained"  # the features a run is about; all others on a card are baselines
+FEATURES = {"untrained": "untrained encoder", "pixels": "raw pixels"}
+LABELS = {"knn": "kNN", "linear": "linear probe", "linear.top1": "linear probe", "svm": "SVM"}
+ASIDE = ("top5",)  # measures that the files list and the table leaves out
+SIDE_BY_SIDE = 3  # up to so many measures, differences stand beside the values
+TWO_DECIMALS = 10_000  # samples measured, from which a hundredth of a percent is no rounding
+
+
+def label_of(path: str) -> str:
+    """What to call a measure.
+
+    Example:
+        >>> label_of("linear.top1"), label_of("mrpc.f1")
+        ('linear probe', 'mrpc f1')
+    """
+    return LABELS.get(path, path.replace(".", " "))
+
+
+def measures_of(result: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
+    """Every finite measure ``{"value": …}`` in a part of an evaluation card, by its path.
+
+    Example:
+        >>> measures_of({"features": 32, "linear": {"top1": {"value": 0.5, "count": 10}}})
+        {'linear.top1': {'value': 0.5, 'count': 10}}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, item in result.items():
+        if not isinstance(item, Mapping):
+            continue
+        value = item.get("value")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if math.isfinite(value):
+                found[f"{prefix}{name}"] = dict(item)
+        else:
+            found |= measures_of(item, f"{prefix}{name}.")
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        recipe: Its recipe.
+        seed: Its seed.
+        failure: Why it failed; None if it did not.
+        epochs: Epochs it was trained.
+        loss: The last epoch's loss.
+        results: For each kind of features (trained, untrained, …), measures by their path.
+    """
+
+    recipe: str
+    seed: int
+    failure: str | None = None
+    epochs: int | None = None
+    loss: float | None = None
+    results: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the table.
+
+    Args:
+        path: Its path on the cards.
+        label: What to call it.
+        percent: Whether values are shares, to be shown in percent: where every card says
+            ``"percent": true``, or says nothing and has a value from 0 to 1.
+        decimals: Digits after the point.
+    """
+
+    path: str
+    label: str
+    percent: bool
+    decimals: int
+
+    @property
+    def heading(self) -> str:
+        """The label with its unit."""
+        return f"{self.label}, %" if self.percent else self.label
+
+    def number(self, value: float, *, sign: bool = False) -> str:
+        """A value as the table shows it."""
+        shown = round(100 * value if self.percent else value, self.decimals) + 0.0  # no -0.0
+        return f"{shown:{'+' if sign else ''}.{self.decimals}f}"
+
+    def shown(self, value: float) -> str:
+        """A value with its unit."""
+        return self.number(value) + (" %" if self.percent else "")
+
+    def summary(self, found: Summary) -> str:
+        """Mean ± standard deviation; a dash where one seed cannot tell it."""
+        spread = "–" if found.deviation is None else self.number(found.deviation)
+        return f"{self.number(found.mean)} ± {spread}"
+
+    def difference(self, found: Difference) -> str:
+        """Mean difference and interval; a dash where one pair cannot tell it."""
+        if found.low is None or found.high is None:
+            return f"{self.number(found.mean, sign=True)} [–]"
+        low, high = (self.number(end, sign=True) for end in (found.low, found.high))
+        return f"{self.number(found.mean, sign=True)} [{low}, {high}]"
+
+
+def measures_among(outcomes: Iterable[Outcome]) -> list[Measure]:
+    """The measures that any run has, in the order of the cards."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for outcome in outcomes:
+        for measures in outcome.results.values():
+            for path, item in measures.items():
+                found.setdefault(path, []).append(item)
+    columns = []
+    for path, items in found.items():
+        percent = all(item.get("percent", 0 <= item["value"] <= 1) for item in items)
+        fine = all(item.get("count", 0) >= TWO_DECIMALS for item in items)
+        decimals = (2 if fine else 1) if percent else 3
+        columns.append(Measure(path, label_of(path), percent, decimals))
+    return columns
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measure of one recipe.
+
+    Args:
+        summary: Over its seeds.
+        difference: To the reference, over the seeds that both have; None for the reference itself
+            or where they have none in common.
+    """
+
+    summary: Summary
+    difference: Difference | None
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A recipe, or a baseline, in the table.
+
+    Args:
+        name: What to call it.
+        baseline: Whether it is a baseline.
+        runs: Runs that ended well; for a baseline, seeds.
+        failed: Runs that failed.
+        epochs: Mean number of epochs trained.
+        cells: By the measure's path.
+    """
+
+    name: str
+    baseline: bool
+    runs: int
+    failed: int
+    epochs: float | None
+    cells: dict[str, Cell]
+
+
+def _by_seed(outcomes: Iterable[Outcome], features: str, path: str) -> dict[int, float]:
+    """The values of a measure; of several runs with one seed, their mean."""
+    values: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        measure = outcome.results.get(features, {}).get(path)
+        if measure is not None:
+            values.setdefault(outcome.seed, []).append(measure["value"])
+    return {seed: sum(values[seed]) / len(values[seed]) for seed in sorted(values)}
+
+
+def _cell(values: dict[int, float], reference: dict[int, float] | None) -> Cell:
+    seeds = [] if reference is None else [seed for seed in values if seed in reference]
+    difference = None
+    if reference is not None and seeds:
+        difference = paired_difference(
+            [values[seed] for seed in seeds], [reference[seed] for seed in seeds]
+        )
+    return Cell(summarise(list(values.values())), difference)
+
+
+def table_rows(outcomes: Sequence[Outcome], *, reference: str) -> list[TableRow]:
+    """A row per recipe, in their order, then one per baseline.
+
+    A baseline does not depend on the recipe: where several recipes measured it with one seed, their
+    mean counts once.
+
+    Args:
+        outcomes: Of all runs.
+        reference: The recipe that all are compared with, seed by seed.
+    """
+    paths = [measure.path for measure in measures_among(outcomes)]
+    compared = [outcome for outcome in outcomes if outcome.recipe == reference]
+    levels = {path: _by_seed(compared, TRAINED, path) for path in paths}
+
+    def cells(among: Sequence[Outcome], features: str, *, alone: bool) -> dict[str, Cell]:
+        values = {path: _by_seed(among, features, path) for path in paths}
+        return {
+            path: _cell(found, None if alone else levels[path])
+            for path, found in values.items()
+            if found
+        }
+
+    rows = []
+    for recipe in dict.fromkeys(outcome.recipe for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome.recipe == recipe]
+        epochs = [o.epochs for o in own if o.epochs is not None and o.failure is None]
+        rows.append(
+            TableRow(
+                name=recipe,
+                baseline=False,
+                runs=sum(outcome.failure is None for outcome in own),
+                failed=sum(outcome.failure is not None for outcome in own),
+                epochs=sum(epochs) / len(epochs) if epochs else None,
+                cells=cells(own, TRAINED, alone=recipe == reference),
+            )
+        )
+    kinds = dict.fromkeys(kind for outcome in outcomes for kind in outcome.results)
+    for kind in kinds:
+        if kind != TRAINED:
+            seeds = {outcome.seed for outcome in outcomes if outcome.results.get(kind)}
+            rows.append(
+                TableRow(
+                    name=FEATURES.get(kind, kind),
+                    baseline=True,
+                    runs=len(seeds),
+                    failed=0,
+                    epochs=None,
+                    cells=cells(outcomes, kind, alone=False),
+                )
+            )
+    return rows
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as text.
+
+    Args:
+        headings: Of the columns.
+        lines: Cells, a list per row.
+        baselines: How many of the last rows are baselines.
+    """
+
+    headings: list[str]
+    lines: list[list[str]]
+    baselines: int
+
+
+def _runs(row: TableRow) -> str:
+    return f"{row.runs} ({row.failed} failed)" if row.failed else str(row.runs)
+
+
+def _value(row: TableRow, measure: Measure) -> str:
+    cell = row.cells.get(measure.path)
+    if cell is None:
+        return "–"
+    short = cell.summary.count != row.runs
+    return measure.summary(cell.summary) + (f" (n={cell.summary.count})" if short else "")
+
+
+def _difference(row: TableRow, measure: Measure, reference: str) -> str:
+    if row.name == reference and not row.baseline:
+        return "reference"
+    cell = row.cells.get(measure.path)
+    if cell is None or cell.difference is None:
+        return "–"
+    short = cell.difference.count != row.runs
+    return measure.difference(cell.difference) + (f" (n={cell.difference.count})" if short else "")
+
+
+def grids(
+    rows: Sequence[TableRow], measures: Sequence[Measure], *, reference: str, epochs: bool = False
+) -> list[Grid]:
+    """The rows as one table; as two, values and differences, if there are many measures.
+
+    Args:
+        rows: The rows.
+        measures: The columns; those in :data:`ASIDE` are left out.
+        reference: The recipe compared with.
+        epochs: Whether to show how many epochs were trained.
+    """
+    shown = [measure for measure in measures if measure.path.split(".")[-1] not in ASIDE]
+    head = ["recipe", "runs"] + (["epochs"] if epochs else [])
+    starts = [
+        [row.name, _runs(row)]
+        + (["–" if row.epochs is None else f"{row.epochs:.4g}"] if epochs else [])
+        for row in rows
+    ]
+    baselines = sum(row.baseline for row in rows)
+
+    def grid(columns: list[tuple[str, list[str]]]) -> Grid:
+        lines = [
+            start + [cells[number] for _, cells in columns] for number, start in enumerate(starts)
+        ]
+        return Grid(head + [heading for heading, _ in columns], lines, baselines)
+
+    values = [(measure.heading, [_value(row, measure) for row in rows]) for measure in shown]
+    differences = [
+        (
+            f"{measure.label} − {reference}",
+            [_difference(row, measure, reference) for row in rows],
+        )
+        for measure in shown
+    ]
+    if len(shown) <= SIDE_BY_SIDE:
+        both = [column for pair in zip(values, differences, strict=True) for column in pair]
+        return [grid(both)]
+    return [grid(values), grid(differences)]
+
+
+def to_markdown(grid: Grid) -> str:
+    """A grid as a Markdown table."""
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = ["---"] + ["--:"] * (len(grid.headings) - 1)
+    return "\n".join([line(grid.headings), line(rule), *map(line, grid.lines)]) + "\n"
+
+
+def to_rich(grid: Grid, *, title: str | None = None) -> Table:
+    """A grid for the terminal."""
+    table = Table(title=title)
+    for number, heading in enumerate(grid.headings):
+        table.add_column(escape(heading), justify="right" if number else "left")
+    last_recipe = len(grid.lines) - grid.baselines - 1
+    for number, cells in enumerate(grid.lines):
+        table.add_row(*map(escape, cells), end_section=number == last_recipe)
+    return table
+
+
+def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records as CSV; its columns are all keys, in the order they come up.
+
+    Example:
+        >>> print(to_csv([{"a": 1}, {"a": 2, "b": None}]), end="")
+        a,b
+        1,
+        2,
+    """
+    names = list(dict.fromkeys(name for record in records for name in record))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return stream.getvalue()
+
+
+def run_records(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+    """A record per run; a baseline's measures carry its name in front."""
+    return [
+        {
+            "recipe": outcome.recipe,
+            "seed": outcome.seed,
+            "status": "done" if outcome.failure is None else "failed",
+            "epochs": outcome.epochs,
+            "loss": outcome.loss,
+        }
+        | {
+            path if kind == TRAINED else f"{kind}.{path}": measure["value"]
+            for kind, measures in outcome.results.items()
+            for path, measure in measures.items()
+        }
+        for outcome in outcomes
+    ]
+
+
+def row_records(rows: Iterable[TableRow]) -> list[dict[str, Any]]:
+    """A record per row of the table, in full precision; shares stay from 0 to 1."""
+    records = []
+    for row in rows:
+        record: dict[str, Any] = {
+            "recipe": row.name,
+            "runs": row.runs,
+            "failed": row.failed,
+            "epochs": row.epochs,
+        }
+        for path, cell in row.cells.items():
+            difference = cell.difference
+            record |= {
+                f"{path}.mean": cell.summary.mean,
+                f"{path}.deviation": cell.summary.deviation,
+                f"{path}.difference": None if difference is None else difference.mean,
+                f"{path}.low": None if difference is None else difference.low,
+                f"{path}.high": None if difference is None else difference.high,
+                f"{path}.pairs": None if difference is None else difference.count,
+            }
+        records.append(record)
+    return records
+
+
+def duration(seconds: float | None) -> str:
+    """A time to wait, in words; a dash where it is not known.
+
+    Example:
+        >>> duration(42), duration(90), duration(3700), duration(None)
+        ('42 s', '2 min', '1 h 02 min', '–')
+    """
+    if seconds is None:
+        return "–"
+    if seconds < 59.5:
+        return f"{max(0, round(seconds))} s"
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a recipe has come.
+
+    Args:
+        recipe: The recipe.
+        total: Its runs.
+        done: Those that ended well.
+        failed: Those that failed.
+        epochs: Epochs that each of its runs under way has completed.
+        loss: Mean of the latest losses.
+        measure: Mean of the latest measures.
+        left: Seconds of computing that its runs still need.
+    """
+
+    recipe: str
+    total: int
+    done: int
+    failed: int
+    epochs: tuple[int, ...]
+    loss: float | None
+    measure: float | None
+    left: float | None
+
+
+def progress_table(
+    standings: Sequence[Standing], *, epochs: int, measure: Measure, caption: str
+) -> Table:
+    """What a comparison shows while it is under way.
+
+    Args:
+        standings: One per recipe.
+        epochs: Epochs of a whole run.
+        measure: What is measured.
+        caption: Line below the table.
+    """
+    table = Table(caption=caption, caption_justify="left")
+    table.add_column("recipe")
+    for heading in (
+        "done",
+        "running",
+        "failed",
+        f"epoch of {epochs}",
+        "loss",
+        measure.heading,
+        "left",
+    ):
+        table.add_column(heading, justify="right")
+    for standing in standings:
+        table.add_row(
+            standing.recipe,
+            f"{standing.done} of {standing.total}",
+            str(len(standing.epochs) or ""),
+            f"[red]{standing.failed}[/]" if standing.failed else "",
+            ", ".join(map(str, standing.epochs)),
+            "" if standing.loss is None else f"{standing.loss:.3f}",
+            "" if standing.measure is None else measure.number(standing.measure),
+            "" if standing.done + standing.failed == standing.total else duration(standing.left),
+        )
+    return table

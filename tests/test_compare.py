@@ -1,0 +1,774 @@
+"""Comparisons: what is run, that it goes on where it was, and what the table says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from fake_training import value_of
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from scipy import stats
+
+import unremix
+from unremix.cli import Parser, make_parser
+from unremix.config import TrainConfig
+from unremix.experiments import compare as compare_module
+from unremix.experiments import processes, tables
+from unremix.experiments.compare import CompareConfig, Comparison, compare
+from unremix.experiments.folder import Folder, try_lock
+from unremix.experiments.live import makespan
+from unremix.experiments.plan import (
+    OWN,
+    Job,
+    Plan,
+    chosen_recipes,
+    command_of,
+    make_plan,
+    shared_options,
+    with_budget,
+)
+from unremix.experiments.processes import share_for, share_out
+from unremix.experiments.statistics import paired_difference, summarise
+from unremix.experiments.tables import Outcome
+from unremix.recipes import RECIPES, LossOptions
+from unremix.report.curves import COLOURS, Panel, learning_curves, mean_curve, write_figure
+from unremix.run import Run, config_from_yaml
+
+TESTS = Path(__file__).parent
+TINY = TrainConfig(
+    limit=128, batch_size=32, epochs=1, probe_epochs=1, head_hidden=(16,), head_output=8,
+    accelerator="cpu", threads=1,
+)  # fmt: skip
+pytestmark = pytest.mark.xdist_group("compare")
+
+values = st.floats(-100, 100)
+
+
+# Statistics
+
+
+@given(st.lists(st.tuples(values, values), min_size=2, max_size=8))
+def test_statistics_equal_numpy_and_scipy(pairs: list[tuple[float, float]]) -> None:
+    x, y = map(list, zip(*pairs, strict=True))
+    found = summarise(x)
+    assert found.count == len(x)
+    assert found.mean == pytest.approx(np.mean(x), abs=1e-9)
+    assert found.deviation == pytest.approx(np.std(x, ddof=1), abs=1e-9)
+    difference = paired_difference(x, y)
+    d = np.subtract(x, y)
+    half = stats.sem(d) * stats.t.ppf(0.975, len(d) - 1)
+    assert difference.mean == pytest.approx(d.mean(), abs=1e-9)
+    assert difference.low == pytest.approx(d.mean() - half, abs=1e-7)
+    assert difference.high == pytest.approx(d.mean() + half, abs=1e-7)
+
+
+def test_statistics_by_hand() -> None:
+    # Differences 1, 2, 3: mean 2, deviation 1; t of 2 degrees of freedom is 4.3027.
+    found = paired_difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert (found.count, found.mean) == (3, 2.0)
+    assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)
+    assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-6)
+    narrow = paired_difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], confidence=0.5)
+    assert narrow.high == pytest.approx(2 + 0.816497 / math.sqrt(3), abs=1e-6)
+    interval = stats.ttest_rel([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_one_seed_has_no_spread() -> None:
+    assert summarise([0.5]).deviation is None
+    alone = paired_difference([0.5], [0.25])
+    assert (alone.mean, alone.low, alone.high) == (0.25, None, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: summarise([]), "one finite value or more"),
+        (lambda: summarise([1.0, math.nan]), "finite"),
+        (lambda: paired_difference([1.0], [1.0, 2.0]), "received 1 and 2"),
+        (lambda: paired_difference([1.0], [1.0], confidence=1.0), "between 0 and 1"),
+    ],
+)
+def test_statistics_refuse(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# The table
+
+
+def outcome(recipe: str, seed: int, knn: float, **others: float) -> Outcome:
+    results = {"trained": {"knn": {"value": knn, "count": 360}}}
+    results |= {name: {"knn": {"value": value}} for name, value in others.items()}
+    return Outcome(recipe, seed, epochs=3, loss=1.0, results=results)
+
+
+def test_differences_pair_equal_seeds() -> None:
+    outcomes = [
+        outcome("a", 0, 0.50, untrained=0.30), outcome("a", 1, 0.60, untrained=0.40),
+        Outcome("a", 2, failure="it broke"),
+        outcome("b", 0, 0.52, untrained=0.30), outcome("b", 1, 0.63, untrained=0.40),
+        outcome("b", 2, 0.99, untrained=0.80),
+        Outcome("c", 0, failure="it broke"),
+    ]  # fmt: skip
+    a, b, c, untrained = tables.table_rows(outcomes, reference="a")
+    assert (a.runs, a.failed, b.runs, b.failed, c.runs, c.failed) == (2, 1, 3, 0, 0, 1)
+    assert a.cells["knn"].difference is None
+    assert b.cells["knn"].summary.mean == pytest.approx((0.52 + 0.63 + 0.99) / 3)
+    difference = b.cells["knn"].difference
+    assert difference is not None
+    assert difference.count == 2  # the third has no partner
+    assert difference.mean == pytest.approx(0.025)
+    half = 12.7062047 * 0.005  # t of 1 degree of freedom, times s / √2 of 0.02 and 0.03
+    assert difference.high == pytest.approx(0.025 + half, abs=1e-6)
+    assert c.cells == {}
+    assert untrained.name == "untrained encoder"
+    assert untrained.runs == 3  # seeds, not runs
+    assert untrained.cells["knn"].summary.mean == pytest.approx(0.5)
+    (grid,) = tables.grids(
+        [a, b, c, untrained], tables.measures_among(outcomes), reference="a", epochs=True
+    )
+    assert grid.headings == ["recipe", "runs", "epochs", "kNN, %", "kNN − a"]
+    assert grid.lines[0] == ["a", "2 (1 failed)", "3", "55.0 ± 7.1", "reference"]
+    assert grid.lines[1][3:] == ["71.3 ± 24.6", "+2.5 [-3.9, +8.9] (n=2)"]
+    assert grid.lines[2] == ["c", "0 (1 failed)", "–", "–", "–"]
+
+
+def test_one_seed_shows_dashes() -> None:
+    outcomes = [outcome("a", 0, 0.5), outcome("b", 0, 0.75)]
+    rows = tables.table_rows(outcomes, reference="a")
+    (grid,) = tables.grids(rows, tables.measures_among(outcomes), reference="a")
+    assert grid.lines == [["a", "1", "50.0 ± –", "reference"], ["b", "1", "75.0 ± –", "+25.0 [–]"]]
+
+
+def test_cards_of_any_domain() -> None:
+    """Measures are found by their form; many make two tables; not all are shares."""
+    card = {
+        "sick": {"pearson": {"value": 0.7, "percent": False}, "mse": {"value": 1.5}},
+        "mrpc": {"accuracy": {"value": 0.7, "count": 20_000}, "f1": {"value": 0.8}},
+        "mr": {"value": 1, "folds": [1, 1]}, "broken": {"value": math.nan}, "words": "none",
+    }  # fmt: skip
+    measures = tables.measures_of(card)
+    assert set(measures) == {"sick.pearson", "sick.mse", "mrpc.accuracy", "mrpc.f1", "mr"}
+    outcomes = [
+        Outcome(recipe, seed, results={"trained": measures, "bag of words": {"mr": {"value": 0.5}}})
+        for recipe in ("x", "y")
+        for seed in (0, 1)
+    ]
+    columns = {measure.path: measure for measure in tables.measures_among(outcomes)}
+    assert columns["mrpc.accuracy"].shown(0.7) == "70.00 %"  # 20,000 samples carry two decimals
+    assert columns["mrpc.f1"].shown(0.8) == "80.0 %"
+    assert columns["sick.pearson"].shown(0.7) == "0.700"
+    assert columns["sick.mse"].shown(1.5) == "1.500"
+    assert columns["mr"].number(-0.0001, sign=True) == "+0.0"
+    rows = tables.table_rows(outcomes, reference="x")
+    assert [row.name for row in rows] == ["x", "y", "bag of words"]
+    first, second = tables.grids(rows, list(columns.values()), reference="x")
+    assert len(first.headings) == len(second.headings) == 7
+    assert "mrpc f1, %" in first.headings
+    assert "mrpc f1 − x" in second.headings
+
+
+def test_csv_holds_full_precision_and_markdown_is_a_table() -> None:
+    outcomes = [outcome("a|b", 0, 1 / 3), outcome("a|b", 1, 2 / 3, untrained=0.1)]
+    rows = tables.table_rows(outcomes, reference="a|b")
+    (first, second) = csv.DictReader(io.StringIO(tables.to_csv(tables.row_records(rows))))
+    assert float(first["knn.mean"]) == 0.5
+    assert float(first["knn.deviation"]) == pytest.approx(np.std([1 / 3, 2 / 3], ddof=1), rel=1e-15)
+    assert first["knn.low"] == ""
+    assert float(second["knn.difference"]) == pytest.approx(0.1 - 2 / 3)
+    runs = list(csv.DictReader(io.StringIO(tables.to_csv(tables.run_records(outcomes)))))
+    assert [float(run["knn"]) for run in runs] == [1 / 3, 2 / 3]
+    assert [run["untrained.knn"] for run in runs] == ["", "0.1"]
+    (grid,) = tables.grids(rows, tables.measures_among(outcomes), reference="a|b")
+    lines = tables.to_markdown(grid).splitlines()
+    assert {line.replace("\\|", "").count("|") for line in lines} == {5}
+
+
+# The plan
+
+
+def test_the_plan() -> None:
+    plan = make_plan(CompareConfig("simclr,hcl", seeds=2), replace(TINY, recipe="debiased"))
+    assert [job.name for job in plan.jobs] == ["simclr-0", "hcl-0", "simclr-1", "hcl-1"]
+    assert plan.reference == "simclr"
+    assert make_plan(CompareConfig("simclr,hcl", "hcl"), TINY).reference == "hcl"
+    assert set(chosen_recipes("all", "image")) <= set(RECIPES)
+    assert {"simclr", "hcl"} <= set(chosen_recipes("all", "image"))
+    for arguments, message in (
+        (("simcrl",), "did you mean 'simclr'"),
+        ((" , ",), "commas between"),
+        (("simclr", "hcl"), "reference among simclr, received 'hcl'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_plan(CompareConfig(*arguments), TINY)
+    for name in ("seeds", "jobs"):
+        with pytest.raises(ValueError, match=f"{name} to be at least 1"):
+            CompareConfig("simclr", **{name: 0})  # type: ignore[arg-type]
+
+
+def test_the_plan_extends_an_earlier_one() -> None:
+    earlier = {"recipes": ["simclr", "hcl"], "seeds": 3, "reference": "hcl",
+               "train": shared_options(TINY)}  # fmt: skip
+    plan = make_plan(CompareConfig("debiased", seeds=2), TINY, earlier)
+    assert (plan.recipes, plan.seeds, plan.reference) == (("simclr", "hcl", "debiased"), 3, "hcl")
+    assert make_plan(CompareConfig("hcl", "simclr", 5), TINY, earlier).seeds == 5
+    other = replace(TINY, lr=0.5, loss=LossOptions(hardness=2.0), threads=2, seed=7)
+    with pytest.raises(
+        ValueError, match=r"lr 0\.001 there, 0\.5 here; loss\.hardness None"
+    ) as told:
+        make_plan(CompareConfig("hcl"), other, earlier)
+    assert "threads" not in str(told.value)
+    # An option that is younger than the folder counts as it was: at its default.
+    del earlier["train"]["clip"]  # type: ignore[attr-defined]
+    make_plan(CompareConfig("hcl"), TINY, earlier)
+    with pytest.raises(ValueError, match=r"clip None there, 1\.0 here"):
+        make_plan(CompareConfig("hcl"), replace(TINY, clip=1.0), earlier)
+
+
+def test_budgets() -> None:
+    default = TrainConfig()
+    for text in ("20", "20 epochs", " 20epochs "):
+        assert with_budget(default, text) == replace(default, epochs=20)
+    assert with_budget(TINY, None) == with_budget(TINY, "epochs") == with_budget(TINY, "1 epoch")
+    with pytest.raises(ValueError, match="either --budget or --epochs, received '20' and 1"):
+        with_budget(TINY, "20")
+    for text in ("time", "0 minutes", "1.5 epochs", "-3", "ten minutes"):
+        with pytest.raises(ValueError, match="such as '20 epochs' or '10 minutes'"):
+            with_budget(default, text)
+
+
+def test_budgets_of_time() -> None:
+    for text, minutes in (("10 minutes", 10), ("30 seconds", 0.5), ("1.5 hours", 90)):
+        train = with_budget(TrainConfig(epochs=7), text)
+        assert train.epochs == 7
+        assert Plan(("simclr",), 1, "simclr", train).minutes == pytest.approx(minutes)
+
+
+def test_the_machine_is_shared_out() -> None:
+    shares = [share_out(runs, cores=8) for runs in (1, 3, 100)]
+    assert [(share.jobs, share.threads) for share in shares] == [(1, 8), (3, 2), (8, 1)]
+    assert share_out(9, cores=8, jobs=2).threads == 4
+    assert share_out(9, cores=8, threads=3).jobs == 2
+    assert share_out(9, cores=8, jobs=20).threads == 1
+    share = share_out(9, cores=8, gpus=["2", "5", "7"], jobs=4)
+    assert [share.environment(place)["CUDA_VISIBLE_DEVICES"] for place in range(4)] == list("2572")
+    share = share_out(9, cores=8, gpus=["0", "1", "2", "3", "4"], processes=2)
+    assert (share.jobs, share.threads, share.gpus) == (2, 2, (("0", "1"), ("2", "3")))
+    assert "CUDA_VISIBLE_DEVICES" not in share_out(2, cores=1).environment(0)
+
+
+def test_every_run_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    plan = Plan(("simclr", "hcl"), 2, "simclr", replace(TINY, accelerator="auto"))
+    assert share_for(plan, None).gpus == (("0",), ("1",))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,6")
+    assert share_for(plan, None).gpus == (("3",), ("6",))
+    assert share_for(replace(plan, train=TINY), 2).gpus == ()  # on the CPU
+
+
+times = st.lists(st.integers(0, 9), max_size=6)
+
+
+@given(times, times, st.integers(1, 4))
+def test_makespan_equals_a_clock_that_ticks(
+    running: list[int], waiting: list[int], places: int
+) -> None:
+    running = running[:places]
+    under_way, queue, clock = list(running), list(waiting), 0
+    while True:
+        under_way = [left for left in under_way if left > 0]
+        while queue and len(under_way) < places:
+            under_way += [left for left in [queue.pop(0)] if left > 0]
+        if not under_way and not queue:
+            break
+        clock += 1
+        under_way = [left - 1 for left in under_way]
+    assert makespan(running, waiting, places) == clock
+
+
+def test_the_options_fit_on_one_command_line() -> None:
+    """Both classes make one parser, and the command in the table says the same again."""
+    parser = Parser()
+    parser.add_class_arguments(CompareConfig)
+    parser.add_class_arguments(TrainConfig, skip=set(OWN))
+    train = replace(TINY, threads=None, loss=LossOptions(mix=(0.5, 0.2, 0.3)), data="a b")
+    plan = make_plan(CompareConfig("hcl,simclr", "simclr", 2), train)
+    words = shlex.split(command_of(plan, "some where"))
+    assert words[:2] == ["unremix", "compare"]
+    options = vars(parser.instantiate(parser.parse_args(words[2:])))
+    names = {field.name for field in fields(CompareConfig)}
+    config = CompareConfig(**{name: options[name] for name in names})
+    assert config == CompareConfig("hcl,simclr", "simclr", 2, output="some where")
+    assert TrainConfig(**{k: v for k, v in options.items() if k not in names}) == train
+
+
+# Processes; most tests have a stand-in for the training
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run's folder has before its first step."""
+    folder = tmp_path_factory.mktemp("template")
+    run = unremix.train(replace(TINY, runs=str(folder), epochs=0, probe_epochs=0, progress=False))
+    for path in run.path.iterdir():
+        if path.suffix not in (".yaml", ".json") or path.name == "evaluation.json":
+            subprocess.run(["rm", "-r", str(path)], check=True)
+    return run.path
+
+
+@pytest.fixture
+def fake(template: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts the stand-in in the training's place; called with what shall go wrong."""
+    program = (sys.executable, str(TESTS / "fake_training.py"), str(template))
+    monkeypatch.setattr(processes, "TRAIN", program)
+    monkeypatch.setattr(processes, "POLL", 0.01)
+    monkeypatch.setattr(compare_module, "learning_curves", lambda *_: None)  # it takes a second
+
+    def behave(**behaviour: list[str]) -> None:
+        monkeypatch.setenv("FAKE_TRAINING", json.dumps(behaviour))
+
+    behave()
+    return behave
+
+
+def run_compare(
+    folder: Path, recipes: str = "simclr,hcl", console: Console | None = None, **options: Any
+) -> Comparison:
+    own = {field.name for field in fields(CompareConfig)}
+    config = {"seeds": 2, "jobs": 2, "output": str(folder), "progress": False}
+    config |= {name: value for name, value in options.items() if name in own}
+    shared = {name: value for name, value in options.items() if name not in own}
+    train = replace(TINY, epochs=2, **shared)
+    return compare(CompareConfig(recipes, **config), train, console=console)  # type: ignore[arg-type]
+
+
+def starts(folder: Path, name: str) -> int:
+    return (folder / "logs" / f"{name}.txt").read_text().count("begins at epoch")
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return {name: record[name] for name in ("runs", "table", "reference", "protocol")}
+
+
+def test_a_comparison_and_its_files(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare_module, "learning_curves", learning_curves)
+    folder, printed = tmp_path / "c", io.StringIO()
+    found = run_compare(folder, console=Console(file=printed))
+    assert found.path == folder
+    assert found.succeeded
+    assert [(o.recipe, o.seed) for o in found.outcomes] == [
+        ("simclr", 0), ("simclr", 1), ("hcl", 0), ("hcl", 1),
+    ]  # fmt: skip
+    # Every figure of the table, from the stand-in's own formula.
+    knn = {r: [value_of(r, seed, "knn") for seed in (0, 1)] for r in ("simclr", "hcl")}
+    simclr, hcl, untrained = found.rows
+    assert simclr.cells["knn"].summary.mean == pytest.approx(np.mean(knn["simclr"]))
+    assert hcl.cells["knn"].summary.deviation == pytest.approx(np.std(knn["hcl"], ddof=1))
+    difference = hcl.cells["knn"].difference
+    assert difference is not None
+    interval = stats.ttest_rel(knn["hcl"], knn["simclr"]).confidence_interval()
+    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high))
+    assert untrained.cells["linear.top1"].summary.mean == pytest.approx(
+        np.mean([value_of(seed, "top1") for seed in (0, 1)])
+    )
+    for name in ("results.csv", "results.json", "table.csv", "table.md", "curves.png",
+                 "curves.svg", "comparison.yaml"):  # fmt: skip
+        assert (folder / name).stat().st_size > 100
+    runs = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
+    assert [float(run["knn"]) for run in runs] == knn["simclr"] + knn["hcl"]
+    text = (folder / "table.md").read_text()
+    assert f"| {100 * np.mean(knn['hcl']):.1f} ± " in text
+    assert "unremix compare --recipes simclr,hcl --seeds 2" in text
+    assert f"unremix {unremix.__version__}" in text
+    assert "- kNN: five neighbours" in text
+    shown = printed.getvalue()
+    for words in ("simclr, seed 0: begins", "hcl, seed 1: done · kNN", "4 of 4 runs done",
+                  "untrained encoder", "2 epochs for every run"):  # fmt: skip
+        assert words in shown
+    assert all(len(line) < 120 for line in shown.splitlines() if "│" in line)
+    # Each run had its own options, and the threads that were left to it.
+    run = Run(folder / "runs" / "hcl-1")
+    assert (run.config.recipe, run.config.seed, run.config.epochs) == ("hcl", 1, 2)
+    assert "with 1 threads" in (folder / "logs" / "hcl-1.txt").read_text()
+    # Once more: nothing is run again, and the files are the same.
+    before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    run_compare(folder)
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+    assert starts(folder, "hcl-1") == 1
+
+
+def test_recipes_and_seeds_can_be_added(tmp_path: Path, fake: Callable[..., None]) -> None:
+    run_compare(tmp_path / "c")
+    found = run_compare(tmp_path / "c", "debiased", seeds=1)
+    assert [row.name for row in found.rows[:3]] == ["simclr", "hcl", "debiased"]
+    assert [row.runs for row in found.rows] == [2, 2, 2, 2]
+    found = run_compare(tmp_path / "c", "simclr", seeds=3, reference="hcl")
+    assert [row.runs for row in found.rows] == [3, 3, 3, 3]
+    assert found.rows[0].cells["knn"].difference is not None
+    assert found.rows[1].cells["knn"].difference is None
+    assert starts(tmp_path / "c", "simclr-0") == 1
+    run_compare(tmp_path / "whole", "simclr,hcl,debiased", seeds=3, reference="hcl")
+    assert results_of(tmp_path / "c") == results_of(tmp_path / "whole")
+    text = (tmp_path / "c" / "table.md").read_text()
+    assert "--recipes simclr,hcl,debiased --seeds 3 --reference hcl" in text
+
+
+def test_other_options_need_another_folder(tmp_path: Path, fake: Callable[..., None]) -> None:
+    run_compare(tmp_path / "c")
+    with pytest.raises(ValueError, match=r"lr 0\.001 there, 0\.1 here.*another --output"):
+        run_compare(tmp_path / "c", lr=0.1)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"thesis\.tex"):
+        run_compare(tmp_path / "other")
+    with pytest.raises(ValueError, match="did you mean 'hcl'"):
+        run_compare(tmp_path / "new", "hlc")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_folder_is_named_after_the_data(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = replace(TINY, data="some/pictures.zip")
+    found = compare(
+        CompareConfig("simclr", seeds=1, progress=False), train, command="as I typed it"
+    )
+    assert found.path == Path("comparisons/pictures")
+    assert "as I typed it" in (found.path / "table.md").read_text()
+    assert "One seed, so no spread is known" in (found.path / "table.md").read_text()
+
+
+def test_a_failing_run_is_told_and_stops_no_other(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    fake(fail=["simclr-0"])
+    printed = io.StringIO()
+    found = run_compare(tmp_path / "c", console=Console(file=printed))
+    assert [(o.recipe, o.seed, o.failure) for o in found.failed] == [
+        ("simclr", 0, "expected a finite loss, received nan")
+    ]
+    assert [(row.runs, row.failed) for row in found.rows] == [(1, 1), (2, 0), (2, 0)]
+    difference = found.rows[1].cells["knn"].difference
+    assert difference is not None
+    assert difference.count == 1
+    shown = printed.getvalue()
+    assert "simclr, seed 0: failed (exit code 1); the end of" in shown
+    assert "    one line\n    unremix: expected a finite loss, received nan" in shown
+    text = (tmp_path / "c" / "table.md").read_text()
+    assert "| simclr | 1 (1 failed) |" in text
+    assert "simclr, seed 0 failed: expected a finite loss, received nan" in text
+    assert "simclr,0,failed,1," in (tmp_path / "c" / "results.csv").read_text()
+    # The next start tries again: anew, for it had no checkpoint.
+    fake()
+    assert not run_compare(tmp_path / "c").failed
+    run_compare(tmp_path / "whole")
+    assert results_of(tmp_path / "c") == results_of(tmp_path / "whole")
+
+
+def test_a_budget_of_time_is_kept_to(tmp_path: Path, fake: Callable[..., None]) -> None:
+    found = run_compare(tmp_path / "c", budget="3 minutes")
+    run = Run(found.path / "runs" / "hcl-0")
+    assert Plan(("hcl",), 1, "hcl", run.config).minutes == 3
+    text = (found.path / "table.md").read_text()
+    assert "Budget: 3 min of training for every run." in text
+    assert "4 of the runs reached --epochs 2 before their time was up" in text
+    assert "| recipe | runs | epochs |" in text
+    run_compare(tmp_path / "c", "debiased", budget="180 seconds")
+    with pytest.raises(ValueError, match=r"expected 1 threads for every run.*received 2"):
+        run_compare(tmp_path / "c", budget="3 minutes", threads=2)
+    with pytest.raises(ValueError, match=r"max_minutes 3\.0 there, None here"):
+        run_compare(tmp_path / "c")
+
+
+def test_all_fail(tmp_path: Path, fake: Callable[..., None]) -> None:
+    fake(fail=["simclr-0", "simclr-1"])
+    found = run_compare(tmp_path / "c", "simclr")
+    assert len(found.failed) == 2
+    assert not found.succeeded
+    assert "no run ended well" in (tmp_path / "c" / "table.md").read_text()
+    assert not (tmp_path / "c" / "curves.png").exists()
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_free(path: Path) -> bool:
+    lock = try_lock(path)
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_and_started_again(
+    tmp_path: Path, fake: Callable[..., None], number: signal.Signals
+) -> None:
+    """In the middle: one run is done, two are at work, one waits."""
+    fake(slow=["hcl-0", "simclr-1"])
+    folder, printed = tmp_path / "c", io.StringIO()
+    handler = signal.getsignal(number)
+
+    def interrupt() -> None:
+        wait_until(lambda: all((folder / "runs" / name / "checkpoints" / "last.ckpt").exists()
+                               for name in ("hcl-0", "simclr-1")))  # fmt: skip
+        os.kill(os.getpid(), number)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_compare(folder, console=Console(file=printed))
+    watcher.join()
+    assert signal.getsignal(number) is handler
+    assert "stopped with 1 of 4 runs done; go on with: unremix compare" in printed.getvalue()
+    locks = [folder / ".locks" / name for name in ("comparison", "hcl-0", "simclr-1")]
+    assert all(is_free(lock) for lock in locks)  # nobody is left
+    fake()
+    printed = io.StringIO()
+    run_compare(folder, console=Console(file=printed))
+    assert "1 of 4 runs are done already" in printed.getvalue()
+    assert "hcl, seed 0: goes on at 50%" in printed.getvalue()
+    assert "begins at epoch 1" in (folder / "logs" / "hcl-0.txt").read_text()
+    assert "--resume" in (folder / "logs" / "hcl-0.txt").read_text()
+    assert starts(folder, "simclr-0") == 1
+    run_compare(tmp_path / "whole")
+    assert results_of(folder) == results_of(tmp_path / "whole")
+
+
+def test_a_process_that_does_not_heed_is_killed(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GRACE", 0.3)
+    fake(slow=["simclr-0"], linger=["simclr-0"])
+    folder = tmp_path / "c"
+
+    def interrupt() -> None:
+        wait_until((folder / "runs" / "simclr-0" / "checkpoints" / "last.ckpt").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_compare(folder, "simclr", seeds=1)
+    watcher.join()
+    assert is_free(folder / ".locks" / "simclr-0")
+
+
+def test_a_signal_is_named(tmp_path: Path, fake: Callable[..., None]) -> None:
+    fake(slow=["simclr-0"])
+    folder = tmp_path / "c"
+    found: list[Comparison] = []
+    worker = threading.Thread(target=lambda: found.append(run_compare(folder, "simclr", seeds=1)))
+    worker.start()  # signals are left alone where it is not the main thread
+    wait_until((folder / "runs" / "simclr-0" / "checkpoints" / "last.ckpt").exists)
+    with pytest.raises(BlockingIOError, match="nobody else at work"):
+        run_compare(folder, "simclr", seeds=1)
+    os.kill(int((folder / "runs" / "simclr-0" / "process").read_text()), signal.SIGKILL)
+    worker.join()
+    assert [outcome.failure for outcome in found[0].failed] == ["SIGKILL"]
+
+
+def test_a_run_of_an_earlier_start_is_waited_for(
+    tmp_path: Path, fake: Callable[..., None], template: Path
+) -> None:
+    """A killed comparison leaves processes behind; their runs are not begun a second time."""
+    folder, gate = tmp_path / "c", tmp_path / "gate"
+    place, other = Folder(folder), tmp_path / "other"
+    run_compare(other, "simclr", seeds=1)
+    (folder / "runs").mkdir(parents=True)
+    (folder / "comparison.yaml").write_text((other / "comparison.yaml").read_text())
+    job = Job("simclr", 0)
+    lock = try_lock(place.lock(job))
+    assert lock is not None
+    # It holds the lock, is in the midst of its run, and finishes it once the gate is open.
+    code = (
+        f"import os, shutil, time\n"
+        f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+        f"shutil.copytree({str(other / 'runs' / 'simclr-0')!r}, {str(place.run(job))!r})\n"
+    )
+    left_behind = subprocess.Popen([sys.executable, "-c", code], pass_fds=(lock,))
+    os.close(lock)
+    printed = io.StringIO()
+    opener = threading.Timer(0.5, gate.touch)
+    opener.start()
+    found = run_compare(folder, "simclr", seeds=1, console=Console(file=printed))
+    assert left_behind.wait() == 0
+    assert "simclr, seed 0: still under way from an earlier start" in printed.getvalue()
+    assert not found.failed
+    assert not place.log(job).exists()  # no process of ours ran it
+    assert results_of(folder) == results_of(other)
+
+
+def test_a_lock_ends_with_its_last_holder(tmp_path: Path) -> None:
+    lock = try_lock(tmp_path / "locks" / "one")
+    assert lock is not None
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=(lock,)
+    )
+    os.close(lock)
+    assert not is_free(tmp_path / "locks" / "one")
+    holder.kill()
+    holder.wait()
+    assert is_free(tmp_path / "locks" / "one")
+
+
+def test_the_live_table(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unremix.experiments.live.REFRESH", 0.0)
+    fake(fail=["hcl-1"])
+    printed = io.StringIO()
+    console = Console(file=printed, force_terminal=True, width=110, color_system=None)
+    run_compare(tmp_path / "c", console=console)
+    shown = printed.getvalue()
+    for words in ("epoch of 2", "kNN, %", "1 of 2", "running", "left", "hcl, seed 1: failed"):
+        assert words in shown
+    assert "seed 0: begins" not in shown
+
+
+def test_the_run_of_a_plan_is_one_that_train_understands(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    run_compare(tmp_path / "c", "hcl", seeds=1, loss=LossOptions(hardness=2.0), clip=1.0)
+    file = tmp_path / "c" / "logs" / "hcl-0.yaml"
+    parsed = make_parser().parse_args(["train", "--config", str(file)])["train"]
+    parsed.pop("config", None)
+    config = TrainConfig(**vars(Parser.commands["train"].instantiate(parsed)))
+    assert config == config_from_yaml(file.read_text())
+    assert config == replace(
+        TINY, epochs=2, recipe="hcl", seed=0, name="hcl-0", runs=str(tmp_path / "c" / "runs"),
+        loss=LossOptions(hardness=2.0), clip=1.0, threads=None,
+    )  # fmt: skip
+
+
+# Curves
+
+
+def test_mean_curves() -> None:
+    seeds = [
+        [{"epoch": 1.0, "knn": 0.4}, {"epoch": 2.0}, {"epoch": 3.0, "knn": 0.8}],
+        [{"epoch": 1.0, "knn": 0.6}, {"epoch": 2.0, "knn": 0.7}],
+        [{"epoch": 1.0, "loss": 3.0}],
+    ]
+    curve = mean_curve(seeds, "knn")
+    assert curve is not None
+    assert (curve.epochs, curve.mean.tolist()) == ([1.0], [0.5])
+    assert curve.deviation == pytest.approx(np.std([0.4, 0.6], ddof=1))
+    alone = mean_curve(seeds[:1], "knn")
+    assert alone is not None
+    assert alone.epochs == [1.0, 3.0]
+    assert alone.deviation is None
+    assert mean_curve(seeds, "svm") is None
+    assert mean_curve([[{"epoch": 1.0, "a": 1.0}], [{"epoch": 2.0, "a": 1.0}]], "a") is None
+
+
+def test_the_figure_shows_twelve_recipes_apart(tmp_path: Path) -> None:
+    runs = {
+        f"recipe {n}": [[{"epoch": e, "knn": 0.1 * e + 0.01 * n + 0.01 * s} for e in (1.0, 2.0)]
+                        for s in (0, 1)]
+        for n in range(12)
+    }  # fmt: skip
+    panels = [Panel("knn", "kNN", percent=True, levels={"raw pixels": 0.2}), Panel("loss", "loss")]
+    figure = learning_curves(runs, panels)
+    assert figure is not None
+    (axes,) = figure.axes  # nobody has a loss
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert lines["recipe 3"].get_ydata() == pytest.approx([13.5, 23.5])
+    assert lines["raw pixels"].get_ydata() == pytest.approx([20, 20])
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines.values()}
+    assert len(looks) == 13
+    assert len(set(COLOURS)) == len(COLOURS)
+    assert len(axes.collections) == 12  # a band each
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(lines)
+    write_figure(figure, tmp_path / "one")
+    again = learning_curves(runs, panels)
+    assert again is not None
+    write_figure(again, tmp_path / "two")
+    for suffix in (".png", ".svg"):
+        first, second = (tmp_path / f"{name}{suffix}" for name in ("one", "two"))
+        assert first.read_bytes() == second.read_bytes()
+    assert "recipe 11" in (tmp_path / "one.svg").read_text()
+    assert learning_curves({}, panels) is None
+
+
+# The real training
+
+REAL = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_compare import run_compare
+run_compare(Path({folder!r}), seeds=2, jobs=2, checkpoint_every=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_real_runs_killed_and_started_again(tmp_path: Path) -> None:
+    """kill -9 of the comparison, then SIGTERM, then to the end: as if nothing had happened."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    found = run_compare(whole, checkpoint_every=2)
+    assert not found.failed
+    assert {row.name for row in found.rows} == {
+        "simclr", "hcl", "untrained encoder", "raw pixels"
+    }  # fmt: skip
+    assert set(found.rows[0].cells) >= {"knn", "linear.top1"}
+    assert (whole / "curves.png").exists()
+    code = REAL.format(tests=str(TESTS), folder=str(broken))
+    checkpoint = broken / "runs" / "simclr-0" / "checkpoints" / "last.ckpt"
+    first = subprocess.Popen([sys.executable, "-c", code])
+    wait_until(checkpoint.exists, 120)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL
+    second = subprocess.Popen([sys.executable, "-c", code])
+    wait_until(lambda: len(list(broken.glob("runs/*-1/config.yaml"))) > 0, 240)
+    second.terminate()
+    assert second.wait(60) != 0
+    assert all(is_free(lock) for lock in (broken / ".locks").iterdir())
+    run_compare(broken, checkpoint_every=2)
+    assert results_of(broken) == results_of(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_run_that_fails(tmp_path: Path) -> None:
+    """An option that only one of the two recipes has."""
+    found = run_compare(tmp_path, "simclr,hcl", seeds=1, loss=LossOptions(hardness=2.0))
+    (failed,) = found.failed
+    assert failed.recipe == "simclr"
+    assert failed.failure is not None
+    assert "received" in failed.failure
+    assert found.rows[1].runs == 1
+    assert yaml.safe_load((tmp_path / "comparison.yaml").read_text())["recipes"] == [
+        "simclr",
+        "hcl",
+    ]
