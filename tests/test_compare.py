@@ -30,6 +30,7 @@ from scipy import stats
 import unremix
 from unremix.cli import Parser, make_parser
 from unremix.config import TrainConfig
+from unremix.evaluation.card import measures_of
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
 from unremix.experiments.compare import CompareConfig, Comparison, compare
@@ -166,7 +167,7 @@ def test_cards_of_any_domain() -> None:
         "mrpc": {"accuracy": {"value": 0.7, "count": 20_000}, "f1": {"value": 0.8}},
         "mr": {"value": 1, "folds": [1, 1]}, "broken": {"value": math.nan}, "words": "none",
     }  # fmt: skip
-    measures = tables.measures_of(card)
+    measures = measures_of(card)
     assert set(measures) == {"sick.pearson", "sick.mse", "mrpc.accuracy", "mrpc.f1", "mr"}
     outcomes = [
         Outcome(recipe, seed, results={"trained": measures, "bag of words": {"mr": {"value": 0.5}}})

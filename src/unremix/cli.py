@@ -19,6 +19,7 @@ from rich.table import Table
 
 import unremix
 from unremix.config import TrainConfig
+from unremix.evaluation.card import card_table, spread_of
 from unremix.experiments.plan import OWN, CompareConfig
 
 
@@ -51,27 +52,16 @@ def show_results(card: dict[str, Any], path: Path) -> None:
         figures = ", ".join(f"{name} {value:.2f}" for name, value in card["health"].items())
         console.print(f"No labels, so no accuracy. {figures}", highlight=False)
     else:
+        headings, rows = card_table(card)
         table = Table(
             title=f"{card['recipe']} on {card['data']}, {card['epoch']} epochs, seed {card['seed']}"
         )
-        table.add_column("features")
-        for name in ("kNN", "linear probe"):
-            table.add_column(f"{name} (± s.e.)", justify="right")
-        names = {
-            "trained": "trained encoder",
-            "untrained": "untrained encoder",
-            "pixels": "raw pixels",
-        }
-        for key, result in card["results"].items():
-            cells = [result["knn"], result["linear"]["top1"] if "linear" in result else None]
-            table.add_row(
-                names[key],
-                *(
-                    "-" if cell is None else f"{cell['value']:.1%} ± {cell['standard_error']:.1%}"
-                    for cell in cells
-                ),
-            )
+        for number, heading in enumerate(headings):
+            table.add_column(heading, justify="right" if number else "left")
+        for row in rows:
+            table.add_row(*row)
         console.print(table)
+        console.print(f"± is {spread_of(card)}.", highlight=False)
     console.print(f"Everything is in {path}/ (open report.html first)", highlight=False)
 
 
@@ -92,7 +82,7 @@ def compare(config: CompareConfig, training: TrainConfig, command: str) -> int:
 
 
 def evaluate(run: str, data: str | None = None) -> None:
-    """Measure a run's encoder: kNN and linear probe.
+    """Measure a run's encoder again, on its own data or on others.
 
     Args:
         run: The run's folder.
@@ -107,11 +97,11 @@ def evaluate(run: str, data: str | None = None) -> None:
 
 
 def embed(run: str, data: str | None = None, output: str | None = None) -> None:
-    """Write the features of images.
+    """Write the embeddings of a data set.
 
     Args:
         run: The run's folder.
-        data: The images; by default the run's own.
+        data: The data; by default the run's own.
         output: An .npz or .parquet file, by default embeddings.npz in the run's folder; arrays
             embeddings, names and, where known, labels.
     """
@@ -200,10 +190,10 @@ def make_parser() -> Parser:
     parser = Parser(prog="unremix", description="Good embeddings without labels.")
     parser.add_argument("--version", action="version", version=unremix.__version__)
     subcommands = parser.add_subcommands()
-    training = Parser(description="Train an encoder on unlabelled images.")
+    training = Parser(description="Train an encoder on unlabelled data.")
     training.add_argument("--config", action="config", help="A YAML file of options.")
     training.add_class_arguments(TrainConfig)
-    subcommands.add_subcommand("train", training, help="Train an encoder on unlabelled images.")
+    subcommands.add_subcommand("train", training, help="Train an encoder on unlabelled data.")
     Parser.commands["train"] = training
     comparing = Parser(description=(compare.__doc__ or "").strip())
     comparing.add_argument("--config", action="config", help="A YAML file of options.")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from unremix.optimisers import OptimiserName, ScheduleName
 from unremix.recipes import (
+    RECIPES,
     SECTIONS,
     Composition,
+    InfoGraphOptions,
     LossOptions,
     MixOptions,
     MoCHiOptions,
@@ -20,6 +22,55 @@ from unremix.recipes import (
 )
 
 Logger = Literal["tensorboard", "wandb"]
+Domains = Literal["image", "graph"]
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """Options for graphs.
+
+    Args:
+        hidden: Size of each layer of the encoder.
+        layers: Layers of the encoder.
+        use_attributes: Whether node attributes are features; by default those of JSON lines are,
+            those of TU data sets are not.
+        kinds: What may befall a graph in a view (GraphCL): nodes, edges, attributes, subgraph,
+            identity.
+        ratio: The share of nodes or edges that a view changes (GraphCL).
+        classifiers: What measures the embeddings: any of rbf, linear (both SVM) and logistic.
+        folds: Outer folds of the measurement.
+        repeats: How often they are drawn.
+    """
+
+    hidden: int = 32
+    layers: int = 3
+    use_attributes: bool | None = None
+    kinds: tuple[str, ...] = ("nodes", "edges", "attributes", "subgraph")
+    ratio: float = 0.2
+    classifiers: tuple[Literal["rbf", "linear", "logistic"], ...] = ("rbf",)
+    folds: int = 10
+    repeats: int = 1
+
+
+# What a kind of data sets, unless told otherwise.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "image": {
+        "data": "digits",
+        "recipe": "unremix-simclr",
+        "epochs": 100,
+        "batch_size": 256,
+        "lr": 1e-3,
+        "weight_decay": 1e-6,
+    },
+    "graph": {
+        "data": "stdlib-ast",
+        "recipe": "infograph-unremix",
+        "epochs": 20,
+        "batch_size": 128,
+        "lr": 1e-3,
+        "weight_decay": 1e-6,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -27,11 +78,13 @@ class TrainConfig:
     """Options of a training run.
 
     Args:
-        data: The embedded ``digits``, or a path: a folder or zip of images, CIFAR's python files,
-            idx files, an .npz, or WebDataset shards. A name that is not found is looked up in the
-            folder that UNREMIX_DATA names.
-        domain: What the data are.
-        recipe: Which composition; ``unremix recipes`` lists them.
+        data: Images: the embedded ``digits``, or a path: a folder or zip of images, CIFAR's python
+            files, idx files, an .npz, or WebDataset shards. Graphs: the embedded ``stdlib-ast``, or
+            a TU data set, or JSON lines. A name that is not found is looked up in the folder that
+            UNREMIX_DATA names.
+        domain: What the data are: image or graph; by default what the recipe is for.
+        recipe: Which composition; ``unremix recipes`` lists them. By default unremix-simclr for
+            images, infograph-unremix for graphs.
         framework: Another framework than the recipe's: simclr, moco or swav.
         weighting: Another weighting of the negatives: uniform, hcl or unremix.
         mixing: Another mixing of the views: imix, unmix or none.
@@ -45,9 +98,10 @@ class TrainConfig:
         head_output: Size of the embeddings the loss sees.
         head_batch_norm: Whether the head normalises its hidden layers.
         augmentation: auto, or a name from unremix.views.image.SETTINGS.
-        epochs: Passes over the data; 0 makes a run of the untrained encoder.
+        epochs: Passes over the data, by default 100 for images, 20 for graphs; 0 makes a run of
+            the untrained encoder.
         max_minutes: End the training with the first epoch that ends after so many minutes of it.
-        batch_size: Images per step, over all processes.
+        batch_size: Samples per step, over all processes; by default 256 images or 128 graphs.
         optimizer: Which optimiser.
         lr: Learning rate.
         weight_decay: Weight decay.
@@ -61,6 +115,8 @@ class TrainConfig:
         mixture: Options of the mixing.
         mochi: Options of MoCHi's negatives.
         patch: Options of the patch negatives.
+        infograph: Options of InfoGraph.
+        graph: Options for graphs.
         chunk: Images per forward pass, for large batches in small memory; the gradient is that of
             the whole batch (but BatchNorm sees one chunk at a time).
         precision: Numbers to compute in.
@@ -70,7 +126,7 @@ class TrainConfig:
         sync_batchnorm: Whether BatchNorm sees the batches of all processes.
         threads: CPU threads per process; all by default.
         seed: Seed of everything random.
-        limit: Use at most so many images.
+        limit: Use at most so many samples.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
         knn_k: Neighbours of the kNN measurement; by default 200, but at most a fifth of the images
             per class.
@@ -84,9 +140,10 @@ class TrainConfig:
         progress: Whether to show progress.
     """
 
-    data: str = "digits"
-    domain: Literal["image"] = "image"
-    recipe: str = "unremix-simclr"
+    # None stands for the domain's own value, and is gone once the options are made.
+    data: str = None  # type: ignore[assignment]
+    domain: Domains = None  # type: ignore[assignment]
+    recipe: str = None  # type: ignore[assignment]
     framework: str | None = None
     weighting: str | None = None
     mixing: str | None = None
@@ -99,12 +156,12 @@ class TrainConfig:
     head_output: int = 128
     head_batch_norm: bool = True
     augmentation: str = "auto"
-    epochs: int = 100
+    epochs: int = None  # type: ignore[assignment]
     max_minutes: float | None = None
-    batch_size: int = 256
+    batch_size: int = None  # type: ignore[assignment]
     optimizer: OptimiserName = "adam"
-    lr: float = 1e-3
-    weight_decay: float = 1e-6
+    lr: float = None  # type: ignore[assignment]
+    weight_decay: float = None  # type: ignore[assignment]
     warmup_epochs: int = 0
     schedule: ScheduleName = "constant"
     clip: float | None = None
@@ -115,6 +172,8 @@ class TrainConfig:
     mixture: MixOptions = field(default_factory=MixOptions)
     mochi: MoCHiOptions = field(default_factory=MoCHiOptions)
     patch: PatchOptions = field(default_factory=PatchOptions)
+    infograph: InfoGraphOptions = field(default_factory=InfoGraphOptions)
+    graph: GraphOptions = field(default_factory=GraphOptions)
     chunk: int | None = None
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
@@ -136,6 +195,12 @@ class TrainConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        missing = {name for name in DEFAULTS["image"] if getattr(self, name) is None}
+        if self.domain not in DEFAULTS:
+            known = None if "recipe" in missing else RECIPES.get(self.recipe)
+            object.__setattr__(self, "domain", known.domain if known else "image")
+        for name in missing:
+            object.__setattr__(self, name, DEFAULTS[self.domain][name])
         for name, least in (
             ("epochs", 0),
             ("batch_size", 2),
@@ -175,8 +240,14 @@ class TrainConfig:
         Raises:
             ValueError: For parts that do not go together, and for options that would do nothing.
         """
+        recipe = find_recipe(self.recipe)
+        if recipe.domain != self.domain:
+            raise ValueError(
+                f"expected a recipe for {self.domain} data, received {self.recipe!r}, which is for "
+                f"{recipe.domain} data; leave --domain out or choose another recipe"
+            )
         return compose(
-            find_recipe(self.recipe),
+            recipe,
             changes={
                 "framework": self.framework,
                 "weighting": self.weighting,
@@ -184,6 +255,7 @@ class TrainConfig:
                 "negatives": self.negatives,
             },
             options={section: getattr(self, section) for section in SECTIONS},
+            epochs=self.epochs,
             temperature=self.temperature,
         )
 

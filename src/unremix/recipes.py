@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from unremix.frameworks.base import Framework
+from unremix.frameworks.infograph import InfoGraph
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi, Patches
 from unremix.frameworks.simclr import SimCLR
@@ -114,7 +115,7 @@ class MoCHiOptions:
         hardest: Keys of the queue that are mixed; 512 by default.
         pairs: Mixtures of two keys per query; 512 by default.
         queries: Mixtures of a key with the query; 64 by default.
-        warmup_epochs: Epochs without; 10 by default.
+        warmup_epochs: Epochs without; a twentieth of all by default.
     """
 
     hardest: int | None = None
@@ -136,6 +137,17 @@ class PatchOptions:
     smallest: int | None = None
     largest: int | None = None
     factor: float | None = None
+
+
+@dataclass(frozen=True)
+class InfoGraphOptions:
+    """Options of InfoGraph; None leaves the recipe's own value.
+
+    Args:
+        objective: jsd, by default, or info-nce.
+    """
+
+    objective: Literal["jsd", "info-nce"] | None = None
 
 
 Kind = Literal["framework", "mixing", "negatives", "weighting"]
@@ -167,6 +179,9 @@ PARTS: dict[Kind, dict[str, Part]] = {
         "simclr": Part(SimCLR, "loss", ("layout",), "SimCLR: negatives from the batch"),
         "moco": Part(MoCo, "moco", _names(MoCoOptions), "MoCo: negatives from a queue"),
         "swav": Part(SwAV, "swav", _names(SwAVOptions), "SwAV: codes, no negatives"),
+        "infograph": Part(
+            InfoGraph, "infograph", _names(InfoGraphOptions), "InfoGraph: nodes against graphs"
+        ),
     },
     "mixing": {
         "imix": Part(IMix, "mixture", ("alpha",), "i-Mix: mixed views in place of the first"),
@@ -192,7 +207,8 @@ PARTS: dict[Kind, dict[str, Part]] = {
         ),
     },
 }
-SECTIONS = ("loss", "moco", "swav", "mixture", "mochi", "patch")
+SECTIONS = ("loss", "moco", "swav", "mixture", "mochi", "patch", "infograph")
+FRAMEWORKS = {"image": ("simclr", "moco", "swav"), "graph": ("simclr", "infograph")}
 NOTHING = "none"
 
 
@@ -209,6 +225,7 @@ class Recipe:
         negatives: Name of what makes further negatives, or none.
         temperature: τ, unless told otherwise.
         preset: Options it sets, by section, unless told otherwise.
+        domain: What kind of data it is for.
     """
 
     name: str
@@ -219,6 +236,7 @@ class Recipe:
     negatives: str = NOTHING
     temperature: float = 0.5
     preset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    domain: str = "image"
 
     @property
     def parts(self) -> dict[Kind, str]:
@@ -263,6 +281,16 @@ RECIPES = {
                preset={"loss": {"mix": "fixed"}}),
         Recipe("unremix-nt-xent", "gradient of NT-Xent: Table 5", "simclr", "unremix",
                preset={"loss": {"gradient": "nt-xent"}}),
+        Recipe("infograph", "InfoGraph", "infograph", temperature=1.0, domain="graph"),
+        Recipe("infograph-hcl", "InfoGraph with HCL's hard negatives", "infograph", "hcl",
+               temperature=1.0, domain="graph"),
+        Recipe("infograph-unremix", "UnReMix on InfoGraph", "infograph", "unremix",
+               temperature=1.0, domain="graph"),
+        Recipe("graphcl", "GraphCL: two views of each graph", temperature=0.2, domain="graph"),
+        Recipe("graphcl-hcl", "GraphCL with HCL's weights", "simclr", "hcl", temperature=0.2,
+               domain="graph"),
+        Recipe("graphcl-unremix", "UnReMix on GraphCL", "simclr", "unremix", temperature=0.2,
+               domain="graph"),
     )
 }  # fmt: skip
 
@@ -325,14 +353,17 @@ class Composition:
         """The framework with all its parts.
 
         Args:
-            encoder: Images (N, C, S, S) to features (N, F).
-            head: Features to embeddings (N, D).
+            encoder: Views of N samples to features (N, F).
+            head: Features to embeddings (N, D); InfoGraph has its own.
             gather: Whether the negatives come from all processes.
         """
         framework: Framework
         loss = self.make_loss(gather=gather)
         if loss is None:
             framework = self._make("framework", encoder, head, temperature=self.temperature)
+            return framework
+        if self.parts["framework"] == "infograph":
+            framework = self._make("framework", encoder, loss)
             return framework
         mixing, negatives = self._make("mixing"), self._make("negatives")
         framework = self._make("framework", encoder, head, loss, mixing=mixing, negatives=negatives)
@@ -345,6 +376,7 @@ def compose(
     changes: Mapping[Kind, str | None] | None = None,
     options: Mapping[str, Any] | None = None,
     temperature: float | None = None,
+    epochs: int = 200,
 ) -> Composition:
     """What a recipe and changes to it come to.
 
@@ -353,6 +385,7 @@ def compose(
         changes: Other parts; None leaves the recipe's.
         options: Dataclasses of options by section; their None leaves the recipe's value.
         temperature: τ; None leaves the recipe's.
+        epochs: Of the whole training; MoCHi's warm-up is a twentieth of it, as published.
 
     Raises:
         ValueError: For parts that do not go together, and for options that would do nothing.
@@ -370,7 +403,7 @@ def compose(
         parts[kind] = name
     if parts["framework"] != "swav" and parts["weighting"] == NOTHING:
         parts["weighting"] = recipe.weighting
-    _check_parts(parts, changes or {})
+    _check_parts(parts, changes or {}, recipe.domain)
     used: dict[str, list[str]] = {section: [] for section in SECTIONS}
     for kind, name in parts.items():
         if name != NOTHING:
@@ -380,6 +413,8 @@ def compose(
         section: {k: v for k, v in recipe.preset.get(section, {}).items() if k in used[section]}
         for section in SECTIONS
     }
+    if parts["negatives"] == "mochi":
+        chosen["mochi"].setdefault("warmup_epochs", epochs // 20)
     for section, given in (options or {}).items():
         for name, value in asdict(given).items():
             if value is None:
@@ -396,7 +431,17 @@ def compose(
     return Composition(parts, chosen, temperature)
 
 
-def _check_parts(parts: dict[Kind, str], changes: Mapping[Kind, str | None]) -> None:
+def _check_parts(parts: dict[Kind, str], changes: Mapping[Kind, str | None], domain: str) -> None:
+    if parts["framework"] not in FRAMEWORKS[domain]:
+        raise ValueError(
+            f"expected a framework for {domain} data ({', '.join(FRAMEWORKS[domain])}), received "
+            f"{parts['framework']!r}"
+        )
+    for kind in ("mixing", "negatives"):
+        if domain != "image" and parts[kind] != NOTHING:
+            raise ValueError(
+                f"expected images for {kind} {parts[kind]!r}, received {domain} data; leave it out"
+            )
     if parts["framework"] == "swav":
         idle: list[Kind] = ["mixing", "negatives"]
         idle = [kind for kind in idle if parts[kind] != NOTHING]

@@ -17,18 +17,20 @@ def scramble(*numbers: int) -> int:
     return state
 
 
-def permuted(count: int, batch_size: int, seed: int, step: int) -> Tensor:
+def permuted(count: int, batch_size: int, seed: int, step: int, steps: int | None = None) -> Tensor:
     """Which of ``count`` samples a step uses, shape (batch_size,): a fresh order every epoch.
 
-    What is left over at an epoch's end, less than a batch, is left out.
+    What is left over at an epoch's end, less than a batch, is left out, unless ``steps`` says that
+    there is one more step.
 
     Args:
         count: Samples.
         batch_size: Samples per step.
         seed: Of the run.
         step: Counted from 0 over all epochs.
+        steps: Steps per epoch; as many as there are whole batches by default.
     """
-    epoch, within = divmod(step, count // batch_size)
+    epoch, within = divmod(step, count // batch_size if steps is None else steps)
     generator = torch.Generator().manual_seed(scramble(seed, epoch))
     order = torch.randperm(count, generator=generator)
     return order[within * batch_size : (within + 1) * batch_size]

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unremix.config import TrainConfig
-from unremix.domains import find_domain
+from unremix.domains import Domain, find_domain
 from unremix.domains.base import Observer
 from unremix.files import write_whole
-from unremix.frameworks.base import Framework
+from unremix.frameworks.base import Framework, Projecting
 from unremix.optimisers import make_optimiser, rate_at
 from unremix.progress import Progress
 from unremix.run import Run
@@ -110,7 +110,7 @@ class Training(lightning.LightningModule):
         self.seconds = 0.0 if state is None else float(state.get("seconds", 0.0))
         self.since = time.perf_counter()
         self.stopped = False
-        self.steps_per_epoch = self.domain.size(data) // config.batch_size
+        self.steps_per_epoch = self.domain.steps(data, config)
 
     @property
     def epoch(self) -> int:
@@ -204,6 +204,7 @@ class Training(lightning.LightningModule):
         pass on what the loss derived for it. BatchNorm uses the statistics of a chunk, the same
         both times, and its running statistics move once.
         """
+        assert isinstance(self.model, Projecting)  # the domain refuses chunks elsewhere
         inputs = [images.split(size) for images in self.model.inputs(batch)]
         wrapped = self.trainer.model
         alone: AbstractContextManager[None] = nullcontext()
@@ -340,11 +341,11 @@ def _folder(config: TrainConfig, data_name: str) -> Path:
     return path
 
 
-def _check_size(size: int, config: TrainConfig, unit: str) -> None:
-    if size < config.batch_size and config.epochs > 0:
+def _check_size(domain: Domain, data: Any, config: TrainConfig) -> None:
+    if domain.steps(data, config) < 1 and config.epochs > 0:
         raise ValueError(
-            f"expected at least batch_size={config.batch_size} {unit} to train on, received "
-            f"{size}; use a smaller --batch_size or more {unit}"
+            f"expected at least batch_size={config.batch_size} {domain.unit} to train on, received "
+            f"{domain.size(data)}; use a smaller --batch_size or more {domain.unit}"
         )
 
 
@@ -401,7 +402,7 @@ def prepare(config: TrainConfig) -> Prepared:
     if run is None:
         shape = domain.shape(data, config)
         domain.build(config, shape)  # what cannot be is refused before anything is written
-        _check_size(domain.size(data), config, domain.unit)
+        _check_size(domain, data, config)
         if _is_first_process():
             path = _folder(config, domain.name(data))
             run = Run.create(path, replace(config, name=path.name), shape)

@@ -6,7 +6,10 @@ from importlib import import_module
 
 from unremix.domains.base import Domain
 
-DOMAINS = {"image": ("unremix.domains.image", "ImageDomain")}
+DOMAINS = {
+    "image": ("unremix.domains.image", "ImageDomain"),
+    "graph": ("unremix.domains.graph", "GraphDomain"),
+}
 
 
 def find_domain(name: str) -> Domain:

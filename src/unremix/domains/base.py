@@ -51,12 +51,20 @@ class Domain(Protocol):
         """The model of a configuration, initialised from its seed."""
         ...
 
+    def describe(self, config: TrainConfig, shape: Any) -> str:
+        """The encoder, in a few words."""
+        ...
+
     def name(self, data: Any) -> str:
         """What the data are called."""
         ...
 
     def size(self, data: Any) -> int:
         """How many samples there are to train on."""
+        ...
+
+    def steps(self, data: Any, config: TrainConfig) -> int:
+        """Steps per epoch."""
         ...
 
     def indices(self, data: Any, config: TrainConfig, step: int) -> Tensor:

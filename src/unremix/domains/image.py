@@ -125,6 +125,10 @@ class ImageDomain:
             model = config.composition().make_framework(encoder, head, gather=gather)
         return model.double() if config.precision == "64-true" else model
 
+    def describe(self, config: TrainConfig, shape: ImageShape) -> str:
+        """The encoder, in a few words."""
+        return f"backbone {config.backbone}, {shape.image_size} px"
+
     def name(self, data: ImageData) -> str:
         """What the images are called."""
         return data.name
@@ -132,6 +136,10 @@ class ImageDomain:
     def size(self, data: ImageData) -> int:
         """How many images there are to train on."""
         return len(data.train)
+
+    def steps(self, data: ImageData, config: TrainConfig) -> int:
+        """Steps per epoch; an incomplete batch is left out."""
+        return len(data.train) // config.batch_size
 
     def indices(self, data: ImageData, config: TrainConfig, step: int) -> Tensor:
         """Which images a step uses, shape (batch_size,)."""

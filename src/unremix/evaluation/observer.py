@@ -13,7 +13,7 @@ from unremix.data.image import ImageData
 from unremix.domains.image import ImageShape
 from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.images import measure_knn
-from unremix.frameworks.base import Embedded, Framework
+from unremix.frameworks.base import Embedded, Framework, Projecting
 from unremix.views.image import augment
 from unremix.views.randomness import keys
 
@@ -42,6 +42,7 @@ class EpochObserver:
 
     def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
         """The measurements after an epoch."""
+        assert isinstance(model, Projecting)
         found = self._health(model)
         row = {name: value for name, value in asdict(found).items() if value is not None}
         every = self.config.evaluate_every or max(1, self.config.epochs // 10)
@@ -52,7 +53,7 @@ class EpochObserver:
         return row
 
     @torch.no_grad()
-    def _health(self, model: Framework) -> Health:
+    def _health(self, model: Projecting) -> Health:
         parameter = next(model.parameters())
         indices = torch.arange(min(WATCHED, len(self.data.train)))
         images = self.data.train.images.batch(indices).to(parameter.device)

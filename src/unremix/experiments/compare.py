@@ -24,6 +24,7 @@ from rich.console import Console
 
 import unremix
 from unremix.config import TrainConfig
+from unremix.evaluation.card import label_of
 from unremix.experiments import tables
 from unremix.experiments.folder import Folder, try_lock
 from unremix.experiments.live import Display, monitored
@@ -130,9 +131,7 @@ def _markdown(
     made = versions()
     parts = [f"# {title}", *(tables.to_markdown(grid).rstrip() for grid in grids), *notes, CAUTION]
     if protocol:
-        parts.append(
-            "\n".join(f"- {tables.label_of(kind)}: {text}" for kind, text in protocol.items())
-        )
+        parts.append("\n".join(f"- {label_of(kind)}: {text}" for kind, text in protocol.items()))
     parts.append(
         f"Made by\n\n```bash\n{command}\n```\n\nwith unremix {made['unremix']}, torch "
         f"{made['torch']}, Python {made['python']}."
@@ -157,7 +156,7 @@ def _curves(
     panels = [
         Panel(
             name,
-            tables.label_of(name),
+            label_of(name),
             percent=name not in known or known[name].percent,
             levels={
                 row.name: row.cells[name].summary.mean

@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
+from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job
-from unremix.experiments.tables import Outcome, measures_of
+from unremix.experiments.tables import Outcome
 from unremix.files import write_whole
 from unremix.run import Run
 

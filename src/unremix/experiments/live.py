@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 
+from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job, Plan
@@ -71,7 +72,7 @@ def monitored(rows: Iterable[Row], measures: Iterable[str] = ()) -> list[str]:
         >>> monitored([{"epoch": 1, "loss": 2.0, "spread": 0.5, "knn": 0.9}])
         ['knn']
     """
-    known = {*measures, *tables.LABELS}
+    known = {*measures, *LABELS}
     return [name for name in dict.fromkeys(name for row in rows for name in row) if name in known]
 
 
@@ -233,7 +234,7 @@ class Display:
         table = tables.progress_table(
             standings,
             epochs=self.plan.train.epochs,
-            measure=Measure(column, tables.label_of(column), percent=True, decimals=1),
+            measure=Measure(column, label_of(column), percent=True, decimals=1),
             caption=self._standing(runner),
         )
         self.live.update(table, refresh=True)

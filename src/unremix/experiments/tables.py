@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,44 +15,13 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from unremix.evaluation.card import FEATURES, label_of
 from unremix.experiments.statistics import Difference, Summary, paired_difference, summarise
 
 TRAINED = "trained"  # the features a run is about; all others on a card are baselines
-FEATURES = {"untrained": "untrained encoder", "pixels": "raw pixels"}
-LABELS = {"knn": "kNN", "linear": "linear probe", "linear.top1": "linear probe", "svm": "SVM"}
 ASIDE = ("top5",)  # measures that the files list and the table leaves out
 SIDE_BY_SIDE = 3  # up to so many measures, differences stand beside the values
 TWO_DECIMALS = 10_000  # samples measured, from which a hundredth of a percent is no rounding
-
-
-def label_of(path: str) -> str:
-    """What to call a measure.
-
-    Example:
-        >>> label_of("linear.top1"), label_of("mrpc.f1")
-        ('linear probe', 'mrpc f1')
-    """
-    return LABELS.get(path, path.replace(".", " "))
-
-
-def measures_of(result: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
-    """Every finite measure ``{"value": …}`` in a part of an evaluation card, by its path.
-
-    Example:
-        >>> measures_of({"features": 32, "linear": {"top1": {"value": 0.5, "count": 10}}})
-        {'linear.top1': {'value': 0.5, 'count': 10}}
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name, item in result.items():
-        if not isinstance(item, Mapping):
-            continue
-        value = item.get("value")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if math.isfinite(value):
-                found[f"{prefix}{name}"] = dict(item)
-        else:
-            found |= measures_of(item, f"{prefix}{name}.")
-    return found
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +17,15 @@ class Batch:
     """What a step gives a framework.
 
     Args:
-        views: Views of N samples, each (N, C, S, S): two of full size, then smaller crops if asked.
+        views: Views of N samples: images (N, C, S, S), two of full size, then smaller crops if
+            asked; or batches of N graphs.
         samples: Which samples they are, shape (N,).
         keys: One random key per sample, shape (N,); see :mod:`unremix.views.randomness`.
         batch_key: One random key for the whole batch, shape (1,), the same in all processes.
         epoch: Epochs completed.
     """
 
-    views: tuple[Tensor, ...]
+    views: tuple[Any, ...]
     samples: Tensor
     keys: Tensor
     batch_key: Tensor
@@ -31,19 +33,44 @@ class Batch:
 
 
 class Framework(nn.Module):
-    """An encoder, a projection head, and what becomes of the embeddings of a batch.
+    """What training asks of a model: the loss of a batch, and what follows a step."""
 
-    A framework says which images it wants embedded with gradient (:meth:`inputs`) and what their
-    embeddings cost (:meth:`objective`). Kept apart, the first can be done in parts.
-
-    Args:
-        encoder: Images (N, C, S, S) to features (N, F).
-        head: Features to embeddings (N, D); its last module is ``nn.Linear``, so that the last
-            layer's input h is at hand for the uncertainty.
-    """
+    encoder: nn.Module
+    """What is kept in the end."""
 
     crops = 0
     """How many small crops it wants beside two views."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the data must be converted to."""
+        dtype: torch.dtype = next(self.encoder.parameters()).dtype
+        return dtype
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """The learned share of each component of the weights, if any."""
+        return {}
+
+    def undecayed(self) -> list[nn.Parameter]:
+        """Parameters that weight decay spares."""
+        return []
+
+    def after_step(self) -> None:
+        """What is to be done after each step of the optimiser."""
+
+
+class Projecting(Framework):
+    """An encoder, a projection head, and what becomes of the embeddings of a batch.
+
+    A framework says what it wants embedded with gradient (:meth:`inputs`) and what the embeddings
+    cost (:meth:`objective`). Kept apart, the first can be done in parts.
+
+    Args:
+        encoder: Views of N samples to features (N, F).
+        head: Features to embeddings (N, D); its last module is ``nn.Linear``, so that the last
+            layer's input h is at hand for the uncertainty.
+    """
 
     def __init__(self, encoder: nn.Module, head: nn.Sequential) -> None:
         super().__init__()
@@ -63,28 +90,13 @@ class Framework(nn.Module):
         assert isinstance(last, nn.Linear)
         return last
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the images must be converted to."""
-        dtype: torch.dtype = next(self.encoder.parameters()).dtype
-        return dtype
-
-    @property
-    def mix(self) -> dict[str, float]:
-        """The learned share of each component of the weights, if any."""
-        return {}
-
-    def undecayed(self) -> list[nn.Parameter]:
-        """Parameters that weight decay spares."""
-        return []
-
-    def embed(self, images: Tensor) -> Embedded:
+    def embed(self, images: Any) -> Embedded:
         """Embeddings z, shape (N, D), and the last layer's input h, shape (N, H)."""
         h = self.head[:-1](self.encoder(images))
         return self.head[-1](h), h
 
-    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The images to embed with gradient, each (N, C, S, S)."""
+    def inputs(self, batch: Batch) -> tuple[Any, ...]:
+        """What to embed with gradient."""
         raise NotImplementedError
 
     def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
@@ -94,9 +106,6 @@ class Framework(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch; each input is normalised by its own batch statistics, as in HCL."""
         return self.objective([self.embed(images) for images in self.inputs(batch)], batch)
-
-    def after_step(self) -> None:
-        """What is to be done after each step of the optimiser."""
 
     def effective_negatives(self, first: Embedded, second: Embedded) -> float | None:
         """Equally weighted negatives that would average as much; None where there are none.

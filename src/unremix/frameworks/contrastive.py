@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.audit import effective_negatives
-from unremix.frameworks.base import Batch, Embedded, Framework
+from unremix.frameworks.base import Batch, Embedded, Projecting
 from unremix.frameworks.memory import Memory
 from unremix.losses.two_views import TwoViewLoss
 from unremix.scores import Own
@@ -43,7 +43,7 @@ class Negatives(Protocol):
         ...
 
 
-class Contrastive(Framework):
+class Contrastive(Projecting):
     """A framework whose loss weights negatives.
 
     Args:
@@ -129,6 +129,6 @@ class Contrastive(Framework):
         return self.negatives(self, anchors, images, batch.samples, keys, batch.epoch)
 
     def effective_negatives(self, first: Embedded, second: Embedded) -> float | None:
-        """See :meth:`Framework.effective_negatives`; of negatives within the batch."""
+        """See :meth:`Projecting.effective_negatives`; of negatives within the batch."""
         weights = self.loss.importance(first[0], second[0], first[1], second[1]).weights
         return effective_negatives(weights.double())

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unremix.frameworks.base import Batch, Embedded, Framework
+from unremix.frameworks.base import Batch, Embedded, Projecting
 from unremix.gather import Share, gather_rows, is_distributed, share_of, withdraw
 from unremix.losses.options import number
 from unremix.scores import SMALLEST_NORM, normalise
@@ -122,7 +122,7 @@ def enqueue(queue: Tensor, pointer: int, rows: Tensor) -> int:
     return end % length
 
 
-class SwAV(Framework):
+class SwAV(Projecting):
     """An encoder, a projection head, and prototypes on the unit sphere.
 
     Full views have codes; every view predicts the codes of the full views other than itself.

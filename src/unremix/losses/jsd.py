@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from unremix.losses.blockwise import Outcome, Products, Tile, contrast
+from unremix.losses.options import Fidelity
 from unremix.pairs import Pairs
 from unremix.scores import Gradient, Rows, Views
 from unremix.weights import Weighting, Weights
@@ -48,6 +49,64 @@ class JSD:
             block.blank(to_weights.mul_(weights.log_factor.exp() / count))
         to_logits = weight.mul_(torch.sigmoid(logits)).div_(count)
         return Outcome(loss, to_logits, -share * torch.sigmoid(-positives), to_weights)
+
+
+def hard_jsd(
+    logits: Tensor,
+    groups: Tensor,
+    *,
+    hardness: float = 1.0,
+    class_prior: float = 0.1,
+    fidelity: Fidelity = "sound",
+) -> Tensor:
+    """Jensen-Shannon estimate, negated, with HCL's hard negatives and debiasing.
+
+    L = 1/N Σ_i ( G_i - log 2 - E⁺(x_ip) ),
+    G_i = max( (1/n Σ_j w_ij softplus(x_ij) - τ⁺ softplus(x_ip)) / (1 - τ⁺), 0 ),
+    w_ij ∝ e^{2β x_ij/max|x|} over the negatives, of mean 1; gradient flows through w.
+
+    The debiased sum is kept at or above its least value, 0, as in the contrastive loss of HCL:
+    unbounded, it would be made -∞ by scaling up the logits.
+
+    Args:
+        logits: x of N members with M groups, shape (N, M).
+        groups: The group of each member, its positive, shape (N,).
+        hardness: β.
+        class_prior: τ⁺.
+        fidelity: ``code`` as HCL's public code: the exponent is negative, so that easy negatives
+            count most; the positive, as 0, has a part in the weights' mean; the correction is added
+            to the loss in place of being taken away.
+
+    Returns:
+        The loss, a scalar.
+
+    Relations:
+        With ``hardness=0`` and ``class_prior=0`` this is :func:`jsd` under uniform weights.
+
+    Example:
+        >>> hard_jsd(torch.zeros(3, 2), torch.tensor([0, 0, 1]), class_prior=0.0)
+        tensor(0.)
+
+    Reference:
+        Robinson et al. 2021, Section 5.2 and its public code.
+    """
+    count = logits.shape[1] - 1
+    own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, groups[:, None], True)
+    positive = logits.gather(1, groups[:, None])[:, 0]  # (N,)
+    negatives = logits.masked_fill(own, 0.0)
+    largest = negatives.abs().amax().clamp(min=torch.finfo(logits.dtype).tiny)
+    sign = -1.0 if fidelity == "code" else 1.0
+    exponent = sign * 2 * hardness * negatives / largest
+    if fidelity != "code":
+        exponent = exponent.masked_fill(own, -math.inf)
+    shares = exponent.softmax(1)  # (N, M)
+    mean = (shares * softplus(negatives)).masked_fill(own, 0.0).sum(1)
+    if fidelity == "code":
+        mean = mean * ((count + 1) / count)
+        rest = (mean + class_prior * softplus(positive)) / (1 - class_prior)
+    else:
+        rest = ((mean - class_prior * softplus(positive)) / (1 - class_prior)).clamp(min=0)
+    return (rest - math.log(2) - (math.log(2) - softplus(-positive))).mean()
 
 
 def jsd(

@@ -122,6 +122,7 @@ class HCLLoss(TwoViewLoss):
             tile=tile,
         )
         self.hardness = number("hardness", hardness, least=0)
+        self.fidelity = fidelity
         in_logits = PRESETS[fidelity].hcl_exponent == "logit"
         self.weighting = hardness_weighting(
             self.hardness / self.temperature if in_logits else self.hardness,

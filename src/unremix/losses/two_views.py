@@ -5,14 +5,15 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from unremix.gather import Share, gather_rows, is_distributed, mean_gradient, share_of, withdraw
-from unremix.losses.blockwise import Tile, rows_per_block, score_rows
+from unremix.losses.blockwise import Products, Tile, rows_per_block, score_rows
 from unremix.losses.info_nce import info_nce
+from unremix.losses.jsd import jsd
 from unremix.losses.options import LAYOUTS, Layout, check_tile, choose, number
 from unremix.pairs import Pairs
 from unremix.scores import COMPONENTS, Gradient, Own, Rows, Views, make_context, residuals, sketch
@@ -149,6 +150,8 @@ class TwoViewLoss(nn.Module):
         *,
         own: Own | None = None,
         positives_in_denominator: bool = False,
+        products: Products = "cosine",
+        objective: Literal["info-nce", "jsd"] = "info-nce",
     ) -> Tensor:
         """The loss of any anchors, candidates and pairs, such as queries against a queue.
 
@@ -158,6 +161,9 @@ class TwoViewLoss(nn.Module):
             pairs: Positives and negatives.
             own: Further negatives of each anchor alone.
             positives_in_denominator: Whether an anchor's other positives stand in the denominator.
+            products: ``cosine`` or ``dot``: what the logits are made of.
+            objective: InfoNCE, or the Jensen-Shannon estimate, which has neither a class prior nor
+                own negatives.
 
         Returns:
             The loss, as :meth:`forward`.
@@ -174,6 +180,8 @@ class TwoViewLoss(nn.Module):
                 share,
                 own=None if own is None else self._ready(own),
                 positives_in_denominator=positives_in_denominator,
+                products=products,
+                objective=objective,
             )
 
     def _ready(self, views: V) -> V:
@@ -193,6 +201,8 @@ class TwoViewLoss(nn.Module):
         *,
         own: Own | None = None,
         positives_in_denominator: bool = False,
+        products: Products = "cosine",
+        objective: Literal["info-nce", "jsd"] = "info-nce",
     ) -> Tensor:
         mix = self.lambdas()
         normaliser = None
@@ -200,6 +210,21 @@ class TwoViewLoss(nn.Module):
             normaliser = pairs.num_anchors / share.sizes[share.rank] * share.total
             normaliser /= share.processes
             mix = None if mix is None else mean_gradient(mix)
+        if objective == "jsd":
+            return jsd(
+                anchors,
+                candidates,
+                pairs,
+                temperature=self.temperature,
+                weighting=self.weighting,
+                mix=mix,
+                products=products,
+                posterior_temperature=self.posterior_temperature,
+                gradient=self.gradient,
+                bias=self.bias,
+                normaliser=normaliser,
+                tile=self.tile,
+            )
         return info_nce(
             anchors,
             candidates,
@@ -210,6 +235,7 @@ class TwoViewLoss(nn.Module):
             mix=mix,
             class_prior=self.class_prior,
             positives_in_denominator=positives_in_denominator,
+            products=products,
             posterior_temperature=self.posterior_temperature,
             gradient=self.gradient,
             bias=self.bias,

@@ -8,6 +8,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from unremix.evaluation.card import card_table, spread_of
 from unremix.files import write_whole
 from unremix.report.figures import curve, probe_curve
 from unremix.run import Run, config_to_yaml
@@ -73,8 +74,16 @@ def write_report(run_folder: str | Path) -> Path:
     page = environment.get_template("run.html").render(
         name=run.path.name,
         config=yaml.safe_load(config_to_yaml(run.config)),
-        shape=run.shape,
+        about=run.domain.describe(run.config, run.shape),
         card=card,
+        table=card_table(card) if card is not None and card["results"] else None,
+        spread=None if card is None else spread_of(card),
+        counts={
+            name.replace("_", " "): value
+            for name, value in (card or {}).items()
+            if name.endswith(("_images", "_graphs", "_sentences", "_files", "_features"))
+            or name == "classes"
+        },
         last=rows[-1] if rows else None,
         figures={name: Markup(svg) for name, svg in figures.items()},
     )

@@ -1,0 +1,274 @@
+"""Graphs in the raw text format of the TU data sets.
+
+Of a data set NAME there are ``NAME_A.txt`` (an edge per line, two node numbers from 1),
+``NAME_graph_indicator.txt`` (the graph of each node, from 1) and, optionally,
+``NAME_graph_labels.txt``, ``NAME_node_labels.txt`` and ``NAME_node_attributes.txt``.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unremix.data.graph_found import FoundGraphs, Ints, NodeLabels, name_codes, without_empty
+from unremix.data.shards import Span, Unusable, ZipSpan, zip_members
+
+REQUIRED = ("A", "graph_indicator")
+KINDS = (*REQUIRED, "graph_labels", "node_labels", "node_attributes")
+DEPTH = 3  # folders deep to look: PyG keeps the files in NAME/raw
+
+Files = dict[str, Span | ZipSpan]  # by what stands between NAME_ and .txt
+
+
+class Table:
+    """Numbers of a text file, one row per line that is not blank.
+
+    Args:
+        file: Where to read from.
+        where: What to call the file in an error.
+        columns: How many numbers are in a line; None for as many as in the first.
+        integers: Whether they have to be integers.
+
+    Raises:
+        ValueError: If the file cannot be read, or a line is not as expected.
+    """
+
+    def __init__(
+        self, file: Span | ZipSpan, where: str, *, columns: int | None = 1, integers: bool = True
+    ) -> None:
+        self.where = where
+        try:
+            self.text = file.read()
+        except Unusable as error:
+            raise ValueError(
+                f"expected numbers in {where}, received a file that is {error}; download or unpack "
+                "the data again"
+            ) from error
+        self.values = self._parse(columns, integers)
+
+    def _parse(self, columns: int | None, integers: bool) -> NDArray[Any]:
+        if not self.text.strip():
+            raise ValueError(
+                f"expected numbers in {self.where}, received only blank lines; download or unpack "
+                "the data again"
+            )
+        values = _numbers(self.text, np.int64 if integers else np.float64)
+        if values is None:  # some files say 1.0 for 1, or have spaces in blank lines
+            values = _numbers(b"\n".join(self._lines()), np.float64)
+        if values is None or values.shape[1] != (columns or values.shape[1]):
+            self._complain(columns, integers)
+        if integers and values.dtype != np.int64:
+            if not all(_is_whole(number) for number in values.flat):
+                self._complain(columns, integers)
+            values = values.astype(np.int64)
+        if not integers and not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
+            self.refuse("finite numbers", row, "remove or replace what is missing")
+        return values
+
+    def _complain(self, columns: int | None, integers: bool) -> NoReturn:
+        """Find the first line that is not as expected."""
+        kind = "integer" if integers else "number"
+        for row, line in enumerate(self._lines()):
+            parts = line.split(b",")
+            columns = columns or len(parts)
+            wanted = f"{columns} {kind}{'s, separated by commas,' if columns > 1 else ''}"
+            try:
+                numbers = [float(part) for part in parts]
+            except ValueError:
+                self.refuse(wanted, row, "repair the line or download the data again")
+            if len(parts) != columns or (integers and not all(map(_is_whole, numbers))):
+                self.refuse(wanted, row, "repair the line or download the data again")
+        raise ValueError(
+            f"expected {columns} {kind}s per line of {self.where}, received something else; "
+            "download the data again"
+        )
+
+    def _lines(self) -> list[bytes]:
+        return [line for line in self.text.splitlines() if line.strip()]
+
+    def refuse(self, expected: str, row: int, remedy: str) -> NoReturn:
+        """Raise ValueError that names the line of a row, counted from 1 as editors do."""
+        lines = [n for n, line in enumerate(self.text.splitlines(), 1) if line.strip()]
+        received = self._lines()[row].decode("utf-8", "replace").strip()
+        if len(received) > 60:
+            received = received[:57] + "..."
+        raise ValueError(
+            f"expected {expected} in {self.where}, line {lines[row]}, received {received!r}; "
+            f"{remedy}"
+        )
+
+    def check_rows(self, count: int, what: str) -> None:
+        """Raise ValueError unless there is a row for each of ``count`` things."""
+        if len(self.values) != count:
+            raise ValueError(
+                f"expected {count} lines in {self.where}, one per {what}, received "
+                f"{len(self.values)}; download or unpack the data again"
+            )
+
+
+def _is_whole(number: float) -> bool:
+    return number.is_integer() and abs(number) < 2**53
+
+
+def _numbers(text: bytes, kind: Any) -> NDArray[Any] | None:
+    """The numbers of a text, shape (rows, columns); None if it is not a table of such numbers."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # NumPy warns of 1.5 read as an integer
+            return np.loadtxt(io.BytesIO(text), dtype=kind, delimiter=",", comments=None, ndmin=2)
+    except (ValueError, DeprecationWarning):
+        return None
+
+
+def tu_files_of_folder(folder: Path) -> Mapping[str, Files]:
+    """The TU files at most two folders deep, by the name of the data set."""
+    patterns = ["*/" * depth + "*.txt" for depth in range(DEPTH)]
+    paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    return _by_name(
+        [(path.name, Span(str(path), 0, path.stat().st_size)) for path in paths if path.is_file()]
+    )
+
+
+def tu_files_of_zip(path: Path) -> Mapping[str, Files]:
+    """The TU files in a zip, by the name of the data set."""
+    return _by_name([(name.rpartition("/")[2], span) for name, span in zip_members(path)])
+
+
+def _by_name(files: list[tuple[str, Any]]) -> dict[str, Files]:
+    """Files by the name of the data set and by kind; the first of equal ones counts."""
+    found: dict[str, Files] = {}
+    for file, span in files:
+        for kind in KINDS:
+            name = file.removesuffix(f"_{kind}.txt")
+            if name and name != file:
+                found.setdefault(name, {}).setdefault(kind, span)
+    # NAME_A.txt alone could be any text.
+    return {name: kinds for name, kinds in found.items() if set(kinds) != {"A"} or len(found) == 1}
+
+
+def read_tu(found: Mapping[str, Files], source: Path) -> FoundGraphs:
+    """Read the one TU data set among the files.
+
+    Args:
+        found: Files of each data set, from :func:`tu_files_of_folder` or :func:`tu_files_of_zip`.
+        source: Where they are.
+
+    Raises:
+        ValueError: If there are several data sets, a file is missing, or a line is wrong.
+    """
+    named = source.name.removesuffix(".zip")
+    if len(found) > 1 and named not in found:
+        raise ValueError(
+            f"expected the files of one TU data set in {source}, received {', '.join(found)}; "
+            "name the folder or zip of one of them"
+        )
+    name = named if named in found else next(iter(found))
+    files = found[name]
+    for kind in REQUIRED:
+        if kind not in files:
+            raise ValueError(
+                f"expected the file {name}_{kind}.txt in {source}, received only "
+                f"{', '.join(f'{name}_{kind}.txt' for kind in files)}; download or unpack the "
+                "data again"
+            )
+
+    def table(kind: str, *, columns: int | None = 1, integers: bool = True) -> Table | None:
+        if kind not in files:
+            return None
+        return Table(files[kind], f"{name}_{kind}.txt", columns=columns, integers=integers)
+
+    indicator, edges, labels = (
+        table("graph_indicator"),
+        table("A", columns=2),
+        table("graph_labels"),
+    )
+    assert indicator is not None
+    assert edges is not None
+    nodes = len(indicator.values)
+    graph = _graphs(indicator, labels)
+    ends = _edges(edges, graph)
+    count = int(graph.max()) + 1 if labels is None else len(labels.values)
+    sizes = np.bincount(graph, minlength=count)
+    names = [f"{name}/{index}" for index in range(1, count + 1)]
+    kept, skipped = without_empty(sizes, names)
+    node_labels = _node_labels(table("node_labels", columns=None), nodes)
+    attributes = table("node_attributes", columns=None, integers=False)
+    numbers = None
+    if attributes is not None:
+        attributes.check_rows(nodes, "node")
+        numbers = attributes.values.astype(np.float32)
+    if not (graph[1:] >= graph[:-1]).all():
+        # The nodes of a graph may be scattered; from here on they lie next to each other.
+        order = np.argsort(graph, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(nodes)
+        ends = place[ends]
+        numbers = None if numbers is None else numbers[order]
+        if node_labels is not None:
+            node_labels = NodeLabels(node_labels.codes[order], node_labels.values)
+    codes, classes = (None, None) if labels is None else name_codes(labels.values[kept, 0])
+    return FoundGraphs(
+        name=name,
+        names=[names[index] for index in np.flatnonzero(kept)],
+        sizes=sizes[kept],
+        edges=ends,
+        node_labels=node_labels,
+        attributes=numbers,
+        labels=codes,
+        classes=classes,
+        skipped=skipped,
+    )
+
+
+def _graphs(indicator: Table, labels: Table | None) -> Ints:
+    """The graph of each node, from 0, shape (n,)."""
+    graph: Ints = indicator.values[:, 0] - 1
+    most, reason = len(graph), "the number of nodes"
+    if labels is not None:
+        most, reason = len(labels.values), f"the number of lines in {labels.where}"
+    wrong = np.flatnonzero((graph < 0) | (graph >= most))
+    if len(wrong):
+        indicator.refuse(
+            f"the number of a graph, from 1 to {most}, {reason},",
+            int(wrong[0]),
+            "the files may be of different data sets, or one of them cut off",
+        )
+    return graph
+
+
+def _edges(edges: Table, graph: Ints) -> Ints:
+    """Source and target of each edge, from 0, shape (2, E)."""
+    ends: Ints = np.ascontiguousarray(edges.values.T) - 1
+    wrong = np.flatnonzero(((ends < 0) | (ends >= len(graph))).any(0))
+    if len(wrong):
+        edges.refuse(
+            f"two node numbers from 1 to {len(graph)}, the number of nodes,",
+            int(wrong[0]),
+            "the files may be of different data sets, or one of them cut off",
+        )
+    wrong = np.flatnonzero(graph[ends[0]] != graph[ends[1]])
+    if len(wrong):
+        first, second = (graph[ends[:, wrong[0]]] + 1).tolist()
+        edges.refuse(
+            f"an edge within one graph, not from graph {first} to graph {second},",
+            int(wrong[0]),
+            "remove the edge or correct the graph indicator",
+        )
+    return ends
+
+
+def _node_labels(table: Table | None, nodes: int) -> NodeLabels | None:
+    if table is None:
+        return None
+    table.check_rows(nodes, "node")
+    columns = [name_codes(column) for column in table.values.T]
+    return NodeLabels(
+        np.stack([codes for codes, _ in columns], axis=1), tuple(values for _, values in columns)
+    )

@@ -1,0 +1,199 @@
+"""Graphs: nodes against graphs, or two views of each graph; SVM on the embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix.config import TrainConfig
+from unremix.data.graph import GraphData, load_graphs, store_graphs
+from unremix.data.graph_found import NodeEncoding
+from unremix.data.graph_store import GraphBatch, GraphStore
+from unremix.domains.base import Observer
+from unremix.encoders import projection_head
+from unremix.encoders.graph import GraphEncoder
+from unremix.frameworks.base import Batch, Framework
+from unremix.frameworks.infograph import InfoGraph
+from unremix.sampling import permuted, scramble
+from unremix.views.graph import GraphAugmentation, augment
+from unremix.views.randomness import keys
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data  # type: ignore[import-untyped]
+
+    from unremix.run import Run
+
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class GraphShape:
+    """What graphs decide about the model.
+
+    Args:
+        encoding: How nodes become features.
+    """
+
+    encoding: NodeEncoding
+
+
+@torch.no_grad()
+def graph_features(encoder: nn.Module, store: GraphStore) -> Tensor:
+    """Embeddings of graphs in eval mode, shape (G, F), on the CPU."""
+    parameter = next(encoder.parameters())
+    was_training = encoder.training
+    encoder.eval()
+    parts = []
+    for indices in torch.arange(len(store)).split(EVALUATION_BATCH):
+        batch = store.batch(indices).to(parameter.device)
+        parts.append(encoder(_in_dtype(batch, parameter.dtype)).float().cpu())
+    encoder.train(was_training)
+    return torch.cat(parts)
+
+
+def _in_dtype(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
+    return GraphBatch(batch.x.to(dtype), batch.edge_index, batch.graph, batch.num_graphs)
+
+
+class GraphDomain:
+    """See :class:`unremix.domains.base.Domain`."""
+
+    unit = "graphs"
+
+    def check(self, config: TrainConfig) -> None:
+        """Refuse what can be refused before the data are read."""
+        config.composition().make_loss()
+        self._views(config)
+        if config.chunk is not None:
+            raise ValueError(
+                f"expected no --chunk for graphs, received {config.chunk}; a graph's nodes cannot "
+                "be split: use a smaller --batch_size"
+            )
+
+    @staticmethod
+    def _views(config: TrainConfig) -> GraphAugmentation:
+        return GraphAugmentation(kinds=config.graph.kinds, ratio=config.graph.ratio)
+
+    def load(self, config: TrainConfig) -> GraphData:
+        """The graphs of a run."""
+        return load_graphs(
+            config.data,
+            limit=config.limit,
+            use_attributes=config.graph.use_attributes,
+            progress=config.progress,
+        )
+
+    def load_for(self, run: Run, data: str | None) -> GraphData:
+        """The run's own graphs, or others, their nodes encoded alike."""
+        return load_graphs(
+            run.config.data if data is None else data,
+            limit=run.config.limit if data is None else None,
+            encoding=run.shape.encoding,
+            progress=run.config.progress,
+        )
+
+    def shape(self, data: GraphData, config: TrainConfig) -> GraphShape:
+        """What the graphs decide about the model."""
+        return GraphShape(data.encoding)
+
+    def shape_from(self, values: dict[str, Any]) -> GraphShape:
+        """The same from plain values."""
+        return GraphShape(NodeEncoding(**values["encoding"]))
+
+    def build(self, config: TrainConfig, shape: GraphShape, *, gather: bool = False) -> Framework:
+        """The model, initialised from the seed; global randomness is untouched."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            encoder = GraphEncoder(
+                shape.encoding.width, hidden=config.graph.hidden, layers=config.graph.layers
+            )
+            head = projection_head(
+                encoder.features,
+                hidden=(encoder.features,),
+                output=encoder.features,
+                batch_norm=False,
+            )
+            model = config.composition().make_framework(encoder, head, gather=gather)
+        return model.double() if config.precision == "64-true" else model
+
+    def describe(self, config: TrainConfig, shape: GraphShape) -> str:
+        """The encoder, in a few words."""
+        nodes = f"{shape.encoding.width} node features ({shape.encoding.kind})"
+        return f"GIN, {config.graph.layers} layers of {config.graph.hidden}, {nodes}"
+
+    def name(self, data: GraphData) -> str:
+        """What the graphs are called."""
+        return data.name
+
+    def size(self, data: GraphData) -> int:
+        """How many graphs there are to train on."""
+        return len(data.train)
+
+    def steps(self, data: GraphData, config: TrainConfig) -> int:
+        """Steps per epoch; a last, incomplete batch counts if it has two graphs."""
+        return math.ceil((len(data.train) - 1) / config.batch_size)
+
+    def indices(self, data: GraphData, config: TrainConfig, step: int) -> Tensor:
+        """Which graphs a step uses, shape (batch_size,), fewer at the end of an epoch."""
+        return permuted(
+            len(data.train), config.batch_size, config.seed, step, self.steps(data, config)
+        )
+
+    def fetch(self, data: GraphData, indices: Tensor) -> GraphBatch:
+        """The graphs as one batch."""
+        return data.train.store.batch(indices)
+
+    def batch(
+        self,
+        fetched: GraphBatch,
+        indices: Tensor,
+        model: Framework,
+        config: TrainConfig,
+        shape: GraphShape,
+        *,
+        step: int,
+        epoch: int,
+    ) -> Batch:
+        """The graphs as they are (InfoGraph), or two views of each (GraphCL)."""
+        fetched = _in_dtype(fetched.to(indices.device), model.dtype)
+        views: tuple[GraphBatch, ...] = (fetched,)
+        if not isinstance(model, InfoGraph):
+            views = tuple(
+                augment(fetched, self._views(config), keys(config.seed, epoch, indices, view))
+                for view in (0, 1)
+            )
+        return Batch(
+            views=views,
+            samples=indices,
+            keys=keys(config.seed, epoch, indices, 4),
+            batch_key=indices.new_tensor([scramble(config.seed, step, 4)]),
+            epoch=epoch,
+        )
+
+    def observer(
+        self, data: GraphData, shape: GraphShape, config: TrainConfig, say: Callable[[str], None]
+    ) -> Observer:
+        """The dimensions in use, and kNN where there are labels."""
+        from unremix.evaluation.graphs import GraphObserver
+
+        return GraphObserver(data, config, say)
+
+    def evaluate(self, run: Run, data: GraphData, *, own: bool = True) -> dict[str, Any]:
+        """The evaluation card: cross-validated classifiers."""
+        from unremix.evaluation.graphs import evaluate_run
+
+        return evaluate_run(run, data)
+
+    def embed(self, run: Run, items: list[Data]) -> Tensor:
+        """Embeddings of graphs of torch_geometric, shape (n, F)."""
+        return graph_features(run.encoder(), store_graphs(items, run.shape.encoding))
+
+    def features(self, run: Run, data: GraphData) -> tuple[Tensor, list[str], Tensor | None]:
+        """Embeddings, names and labels of all graphs."""
+        found = graph_features(run.encoder(), data.train.store)
+        return found, list(data.train.names), data.train.labels

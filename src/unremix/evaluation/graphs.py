@@ -1,0 +1,135 @@
+"""How good a graph encoder is: classifiers on frozen embeddings, cross-validated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unremix.config import TrainConfig
+from unremix.data.graph import GraphData
+from unremix.data.graph_store import GraphStore
+from unremix.domains.graph import graph_features
+from unremix.evaluation.health import effective_rank
+from unremix.evaluation.knn import leave_one_out_knn
+from unremix.evaluation.svm import svm_accuracy
+from unremix.frameworks.base import Framework
+from unremix.run import Run
+
+# kNN on a handful of graphs per class is noise; a fifth of a class, at most 20, is not.
+NEIGHBOURS = 20
+
+
+class GraphObserver:
+    """Measures an encoder at an epoch's end.
+
+    Args:
+        data: The graphs.
+        config: The options.
+        say: Shows a message.
+    """
+
+    def __init__(self, data: GraphData, config: TrainConfig, say: Callable[[str], None]) -> None:
+        self.data = data
+        self.config = config
+        self.say = say
+        self.said = False
+
+    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
+        """The measurements after an epoch; those that cost something, about ten times in all."""
+        every = self.config.evaluate_every or max(1, self.config.epochs // 10)
+        if epoch != self.config.epochs and epoch % every:
+            return {}
+        features = graph_features(model.encoder, self.data.train.store)
+        row = {"effective_rank": effective_rank(features)}
+        if not row["effective_rank"] and not self.said:
+            self.said = True
+            self.say(
+                "The embeddings have collapsed: all graphs have the same. Lower the learning rate."
+            )
+        labels = self.data.train.labels
+        if labels is not None and len(labels.unique()) > 1:
+            k = min(NEIGHBOURS, max(1, len(labels) // (5 * len(labels.unique()))))
+            k = k if self.config.knn_k is None else self.config.knn_k
+            temperature = self.config.knn_temperature
+            row["knn"] = leave_one_out_knn(features, labels, k=k, temperature=temperature).value
+        return row
+
+
+def summed_features(store: GraphStore) -> Tensor:
+    """The sum over a graph's nodes of their features, shape (G, F): what no encoder has touched."""
+    owner = torch.repeat_interleave(store.node_starts.diff())
+    return store.x.new_zeros(len(store), store.features).index_add(0, owner, store.x)
+
+
+def _measure(features: Tensor, labels: Tensor, config: TrainConfig) -> dict[str, Any]:
+    result: dict[str, Any] = {"features": features.shape[1]}
+    for kernel in config.graph.classifiers:
+        found = svm_accuracy(
+            features,
+            labels,
+            folds=config.graph.folds,
+            kernel=kernel,
+            repeats=config.graph.repeats,
+            seed=config.seed,
+        )
+        result[{"rbf": "svm", "linear": "linear_svm", "logistic": "logistic"}[kernel]] = {
+            "value": found.mean,
+            "std_over_folds": found.std,
+            "accuracies": list(found.accuracies),
+            "chosen_C": list(found.chosen),
+            "protocol": found.protocol,
+        }
+    return result
+
+
+def evaluate_run(run: Run, data: GraphData) -> dict[str, Any]:
+    """Measure a run's encoder, the same encoder untrained, and the summed node features.
+
+    Args:
+        run: The run.
+        data: Graphs to measure on; labels are needed.
+
+    Returns:
+        The evaluation card.
+    """
+    config = run.config
+    rows = run.metrics()
+    labels = data.train.labels
+    card: dict[str, Any] = {
+        "data": data.name,
+        "train_graphs": len(data.train),
+        "classes": len(data.train.classes) if data.train.classes else None,
+        "skipped_files": len(data.skipped),
+        "node_features": f"{data.feature_kind}, {data.features}",
+        "layer": "the encoder's graph embedding, before any head; eval mode; graphs not augmented",
+        "recipe": config.composed_name,
+        "seed": config.seed,
+        "epoch": int(rows[-1]["epoch"]) if rows else 0,
+        "step": int(rows[-1]["step"]) if rows else 0,
+        "protocol": None,
+        "health": {
+            name: rows[-1][name] for name in ("effective_rank",) if rows and name in rows[-1]
+        },
+        "results": None,
+    }
+    if labels is None or len(labels.unique()) < 2:
+        card["note"] = "no labels: accuracy cannot be measured"
+        return card
+    store = data.train.store
+    card["results"] = {
+        "trained": _measure(graph_features(run.encoder(), store), labels, config),
+        "untrained": _measure(graph_features(run.encoder(trained=False), store), labels, config),
+        "summed node features": _measure(summed_features(store), labels, config),
+    }
+    first = card["results"]["trained"]
+    card["protocol"] = {
+        name: measured.pop("protocol") for name, measured in first.items() if name != "features"
+    }
+    for other in ("untrained", "summed node features"):
+        for name, measured in card["results"][other].items():
+            if name != "features":
+                measured.pop("protocol")
+    return card
