@@ -16,13 +16,14 @@ from unremix.recipes import (
     MoCHiOptions,
     MoCoOptions,
     PatchOptions,
+    QuickThoughtOptions,
     SwAVOptions,
     compose,
     find_recipe,
 )
 
 Logger = Literal["tensorboard", "wandb"]
-Domains = Literal["image", "graph"]
+Domains = Literal["image", "graph", "sentence"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,39 @@ class GraphOptions:
     repeats: int = 1
 
 
+@dataclass(frozen=True)
+class SentenceOptions:
+    """Options for sentences.
+
+    Args:
+        format: How the text is laid out: lines (one sentence each, blank lines between documents),
+            prose, or auto.
+        vocabulary: Words known, the most frequent ones; 50,000 in the paper.
+        max_length: Words kept of a sentence.
+        encoder: gru, bow (a bag of words) or transformer.
+        words: Size of a word's vector; 620 in the paper.
+        units: Size of the GRU's state; 1200 in the paper.
+        bidirectional: Whether half of the units read backwards.
+        output: Size of a linear map after each encoder; none by default.
+        word_vectors: A file of word vectors to start from.
+        senteval: Folder of SentEval's tasks to measure at the end, auto to look below the folder
+            that UNREMIX_DATA names, or none.
+        tasks: Which of them.
+    """
+
+    format: Literal["auto", "lines", "prose"] = "auto"
+    vocabulary: int = 20_000
+    max_length: int = 30
+    encoder: Literal["gru", "bow", "transformer"] = "gru"
+    words: int = 300
+    units: int = 300
+    bidirectional: bool = False
+    output: int | None = None
+    word_vectors: str | None = None
+    senteval: str = "auto"
+    tasks: tuple[str, ...] = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC", "SICK")
+
+
 # What a kind of data sets, unless told otherwise.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "image": {
@@ -70,6 +104,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "lr": 1e-3,
         "weight_decay": 1e-6,
     },
+    "sentence": {
+        "data": "pydocs",
+        "recipe": "quickthought-unremix",
+        "epochs": 1,
+        "batch_size": 400,
+        "lr": 5e-4,
+        "weight_decay": 0.0,
+    },
 }
 
 
@@ -80,11 +122,12 @@ class TrainConfig:
     Args:
         data: Images: the embedded ``digits``, or a path: a folder or zip of images, CIFAR's python
             files, idx files, an .npz, or WebDataset shards. Graphs: the embedded ``stdlib-ast``, or
-            a TU data set, or JSON lines. A name that is not found is looked up in the folder that
+            a TU data set, or JSON lines. Sentences: the embedded ``pydocs``, or ordered text in
+            .txt or .gz files. A name that is not found is looked up in the folder that
             UNREMIX_DATA names.
-        domain: What the data are: image or graph; by default what the recipe is for.
+        domain: What the data are: image, graph or sentence; by default what the recipe is for.
         recipe: Which composition; ``unremix recipes`` lists them. By default unremix-simclr for
-            images, infograph-unremix for graphs.
+            images, infograph-unremix for graphs, quickthought-unremix for sentences.
         framework: Another framework than the recipe's: simclr, moco or swav.
         weighting: Another weighting of the negatives: uniform, hcl or unremix.
         mixing: Another mixing of the views: imix, unmix or none.
@@ -98,16 +141,17 @@ class TrainConfig:
         head_output: Size of the embeddings the loss sees.
         head_batch_norm: Whether the head normalises its hidden layers.
         augmentation: auto, or a name from unremix.views.image.SETTINGS.
-        epochs: Passes over the data, by default 100 for images, 20 for graphs; 0 makes a run of
-            the untrained encoder.
+        epochs: Passes over the data, by default 100 for images, 20 for graphs, 1 for
+            sentences (30 for pydocs, which are few); 0 makes a run of the untrained encoder.
         max_minutes: End the training with the first epoch that ends after so many minutes of it.
-        batch_size: Samples per step, over all processes; by default 256 images or 128 graphs.
+        batch_size: Samples per step, over all processes; by default 256 images, 128
+            graphs or 400 sentences.
         optimizer: Which optimiser.
         lr: Learning rate.
         weight_decay: Weight decay.
         warmup_epochs: Epochs of linear warm-up.
         schedule: Learning rate after the warm-up.
-        clip: Largest norm of the gradient, if any.
+        clip: Largest norm of the gradient, if any; 5 for sentences.
         temperature: τ of the loss; the recipe's by default.
         loss: Further options of the loss.
         moco: Options of MoCo.
@@ -116,7 +160,9 @@ class TrainConfig:
         mochi: Options of MoCHi's negatives.
         patch: Options of the patch negatives.
         infograph: Options of InfoGraph.
+        quickthought: Options of Quick-Thought.
         graph: Options for graphs.
+        sentence: Options for sentences.
         chunk: Images per forward pass, for large batches in small memory; the gradient is that of
             the whole batch (but BatchNorm sees one chunk at a time).
         precision: Numbers to compute in.
@@ -173,7 +219,9 @@ class TrainConfig:
     mochi: MoCHiOptions = field(default_factory=MoCHiOptions)
     patch: PatchOptions = field(default_factory=PatchOptions)
     infograph: InfoGraphOptions = field(default_factory=InfoGraphOptions)
+    quickthought: QuickThoughtOptions = field(default_factory=QuickThoughtOptions)
     graph: GraphOptions = field(default_factory=GraphOptions)
+    sentence: SentenceOptions = field(default_factory=SentenceOptions)
     chunk: int | None = None
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
@@ -201,6 +249,10 @@ class TrainConfig:
             object.__setattr__(self, "domain", known.domain if known else "image")
         for name in missing:
             object.__setattr__(self, name, DEFAULTS[self.domain][name])
+        if "epochs" in missing and self.data == "pydocs":
+            object.__setattr__(self, "epochs", 30)  # a hundredth of a usual text
+        if self.domain == "sentence" and self.clip is None:
+            object.__setattr__(self, "clip", 5.0)
         for name, least in (
             ("epochs", 0),
             ("batch_size", 2),

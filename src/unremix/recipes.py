@@ -13,6 +13,7 @@ from unremix.frameworks.base import Framework
 from unremix.frameworks.infograph import InfoGraph
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi, Patches
+from unremix.frameworks.quickthought import QuickThought
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.swav import SwAV
 from unremix.losses.modules import HCLLoss, InfoNCELoss, UnReMixLoss
@@ -150,6 +151,19 @@ class InfoGraphOptions:
     objective: Literal["jsd", "info-nce"] | None = None
 
 
+@dataclass(frozen=True)
+class QuickThoughtOptions:
+    """Options of Quick-Thought; None leaves the recipe's own value.
+
+    Args:
+        reach: How many sentences on either side are positives; 1 by default.
+        mask_repeats: Whether sentences of the anchor's own text are left out; they are by default.
+    """
+
+    reach: int | None = None
+    mask_repeats: bool | None = None
+
+
 Kind = Literal["framework", "mixing", "negatives", "weighting"]
 
 
@@ -182,6 +196,12 @@ PARTS: dict[Kind, dict[str, Part]] = {
         "infograph": Part(
             InfoGraph, "infograph", _names(InfoGraphOptions), "InfoGraph: nodes against graphs"
         ),
+        "quickthought": Part(
+            QuickThought,
+            "quickthought",
+            _names(QuickThoughtOptions),
+            "Quick-Thought: neighbouring sentences",
+        ),
     },
     "mixing": {
         "imix": Part(IMix, "mixture", ("alpha",), "i-Mix: mixed views in place of the first"),
@@ -207,8 +227,12 @@ PARTS: dict[Kind, dict[str, Part]] = {
         ),
     },
 }
-SECTIONS = ("loss", "moco", "swav", "mixture", "mochi", "patch", "infograph")
-FRAMEWORKS = {"image": ("simclr", "moco", "swav"), "graph": ("simclr", "infograph")}
+SECTIONS = ("loss", "moco", "swav", "mixture", "mochi", "patch", "infograph", "quickthought")
+FRAMEWORKS = {
+    "image": ("simclr", "moco", "swav"),
+    "graph": ("simclr", "infograph"),
+    "sentence": ("quickthought",),
+}
 NOTHING = "none"
 
 
@@ -291,6 +315,11 @@ RECIPES = {
                domain="graph"),
         Recipe("graphcl-unremix", "UnReMix on GraphCL", "simclr", "unremix", temperature=0.2,
                domain="graph"),
+        Recipe("quickthought", "Quick-Thought", "quickthought", temperature=1.0, domain="sentence"),
+        Recipe("quickthought-hcl", "Quick-Thought with HCL's weights", "quickthought", "hcl",
+               temperature=1.0, preset={"loss": {"class_prior": 0.0}}, domain="sentence"),
+        Recipe("quickthought-unremix", "UnReMix on Quick-Thought", "quickthought", "unremix",
+               temperature=1.0, domain="sentence"),
     )
 }  # fmt: skip
 
@@ -354,7 +383,7 @@ class Composition:
 
         Args:
             encoder: Views of N samples to features (N, F).
-            head: Features to embeddings (N, D); InfoGraph has its own.
+            head: Features to embeddings (N, D); not used by InfoGraph and Quick-Thought.
             gather: Whether the negatives come from all processes.
         """
         framework: Framework
@@ -362,7 +391,7 @@ class Composition:
         if loss is None:
             framework = self._make("framework", encoder, head, temperature=self.temperature)
             return framework
-        if self.parts["framework"] == "infograph":
+        if self.parts["framework"] in ("infograph", "quickthought"):
             framework = self._make("framework", encoder, loss)
             return framework
         mixing, negatives = self._make("mixing"), self._make("negatives")

@@ -131,6 +131,13 @@ class Training(lightning.LightningModule):
         """The batches, each process its own part of them."""
         return Batches(self)
 
+    def transfer_batch_to_device(
+        self, batch: tuple[Tensor, Any], device: torch.device, _: int
+    ) -> tuple[Tensor, Any]:
+        """Images go to the device; of other data, the domain knows what has to."""
+        indices, fetched = batch
+        return indices.to(device), fetched.to(device) if isinstance(fetched, Tensor) else fetched
+
     def on_train_start(self) -> None:
         """Go on from the checkpoint, if there is one."""
         self.since = time.perf_counter()
@@ -189,7 +196,14 @@ class Training(lightning.LightningModule):
         self.progress.stepped(self, float(value))
         every = config.checkpoint_every
         if every is not None and self.step % every == 0 and self.step % self.steps_per_epoch:
+            self._count_time()
             self.save()
+
+    def _count_time(self) -> None:
+        """Add the time since it was last counted."""
+        now = time.perf_counter()
+        self.seconds += now - self.since
+        self.since = now
 
     def _mean(self, value: Tensor) -> Tensor:
         """The mean over processes."""
@@ -233,8 +247,7 @@ class Training(lightning.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Observe, write a row of metrics, save; stop if the time is up."""
-        now = time.perf_counter()
-        self.seconds += now - self.since
+        self._count_time()
         limit = self.config.max_minutes
         over = limit is not None and self.seconds >= 60 * limit
         self.stopped = bool(self.trainer.strategy.broadcast(over))
@@ -341,7 +354,12 @@ def _folder(config: TrainConfig, data_name: str) -> Path:
     return path
 
 
-def _check_size(domain: Domain, data: Any, config: TrainConfig) -> None:
+def check_size(domain: Domain, data: Any, config: TrainConfig) -> None:
+    """Refuse data that make no step.
+
+    Raises:
+        ValueError: If there are fewer samples than a batch.
+    """
     if domain.steps(data, config) < 1 and config.epochs > 0:
         raise ValueError(
             f"expected at least batch_size={config.batch_size} {domain.unit} to train on, received "
@@ -402,7 +420,7 @@ def prepare(config: TrainConfig) -> Prepared:
     if run is None:
         shape = domain.shape(data, config)
         domain.build(config, shape)  # what cannot be is refused before anything is written
-        _check_size(domain, data, config)
+        check_size(domain, data, config)
         if _is_first_process():
             path = _folder(config, domain.name(data))
             run = Run.create(path, replace(config, name=path.name), shape)

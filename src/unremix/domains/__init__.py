@@ -9,6 +9,7 @@ from unremix.domains.base import Domain
 DOMAINS = {
     "image": ("unremix.domains.image", "ImageDomain"),
     "graph": ("unremix.domains.graph", "GraphDomain"),
+    "sentence": ("unremix.domains.sentence", "SentenceDomain"),
 }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
+from unremix.gather import is_distributed, share_of
 from unremix.losses.jsd import hard_jsd
 from unremix.losses.modules import HCLLoss
 from unremix.losses.options import choose
@@ -50,7 +51,8 @@ class InfoGraph(Framework):
     """Anchors are nodes, candidates are graphs; a node's positive is its own graph.
 
     x_ij = z_i · z_j of node i and graph j. The scores behind the weights use z/|z|, and h is the
-    input of the discriminators: the encoder's embedding.
+    input of the discriminators: the encoder's embedding. Of several processes each holds whole
+    graphs, and its nodes have the negatives that it holds; every node of all counts alike.
 
     Args:
         encoder: Embeds nodes and graphs.
@@ -103,12 +105,18 @@ class InfoGraph(Framework):
         anchors, candidates = self.nodes(node_inputs), self.graphs(graph_inputs)
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
             logits = anchors @ candidates.T
+            normaliser = None
+            if self.loss.gather and is_distributed():
+                share = share_of(*anchors.shape, anchors.device)
+                normaliser = share.total / share.processes
             return hard_jsd(
                 logits.to(torch.promote_types(logits.dtype, torch.float32)),
                 graphs.graph,
                 hardness=self.loss.hardness,
                 class_prior=self.loss.class_prior,
+                similarity_gradient=self.loss.weighting.similarity_gradient,
                 fidelity=self.loss.fidelity,
+                normaliser=normaliser,
             )
         needs_inputs = self.loss.weighting.needs_residuals
         return self.loss.against(

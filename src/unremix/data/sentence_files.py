@@ -1,0 +1,258 @@
+"""Text files as lines and sentences, a piece at a time."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Literal
+
+Format = Literal["auto", "lines", "prose"]
+FORMATS = ("auto", "lines", "prose")
+
+ACCEPTED = (
+    "the word 'pydocs'; a .txt, .txt.gz or .gz file, a list of them or a folder of them, with one "
+    "sentence a line and blank lines between documents, or raw prose. A relative path is also "
+    "looked up in the folder that the environment variable UNREMIX_DATA names"
+)
+
+BLOCK = 2**20  # bytes read at a time
+LONGEST = 2**20  # bytes of a line that are kept where it is a sentence, which is cut far earlier
+PARAGRAPH = 2**16  # characters of prose after which sentences are split off without a blank line
+LOOK = 400  # lines that decide about the format
+
+_FINAL = re.compile(r"""[.!?…:;]["'”’)\]]*$""")
+_INNER = re.compile(r"""\w\w[.!?]["'”’)\]]*\s+["'“‘(]?[A-Z]""")
+_CAPITAL = re.compile(r"[A-Z]")
+
+
+@dataclass
+class Trouble:
+    """What was wrong with the text of a pass.
+
+    Args:
+        bad_lines: Lines with bytes that are not UTF-8, which became U+FFFD.
+        cut_lines: Lines so long that their end was dropped.
+        empty_files: Files without any text.
+    """
+
+    bad_lines: int = 0
+    cut_lines: int = 0
+    empty_files: int = 0
+
+    def __str__(self) -> str:
+        parts = [
+            (self.bad_lines, "lines with bytes that are not UTF-8, replaced by '\ufffd'"),
+            (self.cut_lines, f"lines cut after {LONGEST:,} bytes"),
+            (self.empty_files, "files without text"),
+        ]
+        return "; ".join(f"{number:,} {what}" for number, what in parts if number)
+
+
+def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]]:
+    """The name of the data and its files, in order.
+
+    Args:
+        data: A file, a folder or a list of files, which keeps its order. A folder is searched with
+            its sub-folders, sorted by path, hidden files left out.
+
+    Raises:
+        FileNotFoundError: If something does not exist.
+        ValueError: If a file has another ending, or a folder holds no text.
+    """
+    if not isinstance(data, (str, Path)):
+        if not data:
+            raise ValueError(f"expected at least one file, received an empty list; {_accepted()}")
+        found = [find_files(item) for item in data]
+        return found[0][0], [file for _, files in found for file in files]
+    path = _locate(data)
+    if not path.is_dir():
+        if not _is_text(path):
+            raise ValueError(f"expected a text file, received {path}; {_accepted()}")
+        return _stem(path), [path]
+    below = (
+        file
+        for file in path.rglob("*")
+        if not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    files = sorted(file for file in below if _is_text(file) and file.is_file())
+    if not files:
+        raise ValueError(
+            f"expected .txt, .txt.gz or .gz files in the folder {path}, found none; {_accepted()}"
+        )
+    return path.resolve().name, files
+
+
+def _accepted() -> str:
+    return f"accepted are {ACCEPTED}"
+
+
+def _is_text(path: Path) -> bool:
+    name = path.name.lower()
+    return name.endswith((".txt", ".gz")) and not name.endswith(".tar.gz")
+
+
+def _stem(path: Path) -> str:
+    return re.sub(r"(\.txt)?(\.gz)?$", "", path.name, flags=re.IGNORECASE)
+
+
+def _locate(data: str | Path) -> Path:
+    candidates = [Path(data).expanduser()]
+    root = os.environ.get("UNREMIX_DATA")
+    if root and not candidates[0].is_absolute():
+        candidates.append(Path(root).expanduser() / data)
+    for path in candidates:
+        if path.exists():
+            return path
+    raise FileNotFoundError(
+        f"expected {' or '.join(map(str, candidates))} to exist, received a path to nothing"
+        f"{'' if root else ' (UNREMIX_DATA is not set)'}; {_accepted()}"
+    )
+
+
+def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Iterator[str]:
+    """The lines of a text file, stripped, in memory that does not depend on its size.
+
+    Lines may end in LF, CRLF or CR. A byte order mark is dropped.
+
+    Args:
+        path: A text file; one that ends in ``.gz`` is unpacked on the way.
+        trouble: Counts what is wrong with the text.
+        keep_all: What becomes of very long lines: divided at a space, or else cut.
+
+    Raises:
+        ValueError: If it is UTF-16, or cannot be unpacked.
+    """
+    compressed = path.name.lower().endswith(".gz")
+    blank = True
+    try:
+        with gzip.open(path) if compressed else path.open("rb") as stream:
+            for line in _split(stream.read, trouble, keep_all):
+                try:
+                    text = line.decode("utf-8")
+                except UnicodeDecodeError:
+                    text = line.decode("utf-8", errors="replace")
+                    trouble.bad_lines += 1
+                text = text.strip()
+                blank = blank and not text
+                yield text
+    except _Utf16:
+        raise ValueError(
+            f"expected text in UTF-8, received UTF-16 in {path}; convert it with: "
+            "iconv -f UTF-16 -t UTF-8"
+        ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(
+            f"expected a whole gzip file, received {path}, which cannot be unpacked ({error}); "
+            "copy it again"
+        ) from error
+    trouble.empty_files += blank
+
+
+class _Utf16(Exception):
+    pass
+
+
+def _split(read: Callable[[int], bytes], trouble: Trouble, keep_all: bool) -> Iterator[bytes]:
+    """Lines of bytes, without their ends."""
+    rest = b""
+    first, cutting = True, False
+    while True:
+        block = read(BLOCK)
+        if first:
+            if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise _Utf16
+            block = block.removeprefix(b"\xef\xbb\xbf")
+            first = False
+            if not block:
+                return
+        if block.endswith(b"\r"):  # perhaps the first half of CRLF
+            block += read(1)
+        if b"\r" in block:
+            block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = (rest + block).split(b"\n")
+        rest = lines.pop() if block else b""
+        if cutting and lines:
+            del lines[0]
+            cutting = False
+        yield from lines
+        if not block:
+            return
+        if len(rest) > LONGEST and keep_all:
+            middle = rest.rfind(b" ") + 1 or len(rest)
+            yield rest[:middle]
+            rest = rest[middle:]
+        elif len(rest) > LONGEST:
+            if not cutting:
+                trouble.cut_lines += 1
+                yield rest[:LONGEST]
+            rest, cutting = b"", True
+        elif cutting:
+            rest = b""
+
+
+def guess_format(lines: Iterable[str]) -> Literal["lines", "prose"]:
+    """Whether text has one sentence a line or is prose, from its first lines.
+
+    It is prose if many lines hold more than one sentence, or go on in small letters where the line
+    before ended without a full stop, though the text has capitals.
+
+    Args:
+        lines: Stripped lines.
+
+    Example:
+        >>> guess_format(["He came. She left.", "It rained. Nobody knew why."])
+        'prose'
+        >>> guess_format(["He came.", "She left.", "", "It rained."])
+        'lines'
+        >>> guess_format(["It was raining, and nobody who", "came in knew why it did", "so."])
+        'prose'
+    """
+    kept = list(islice((line for line in lines if line), LOOK))
+    inner = sum(bool(_INNER.search(line)) for line in kept)
+    cased = any(_CAPITAL.search(line) for line in kept)
+    broken = sum(
+        cased and not _FINAL.search(line) and after[:1].islower() for line, after in pairwise(kept)
+    )
+    return "prose" if max(inner, broken) > 0.3 * len(kept) else "lines"
+
+
+def split_prose(lines: Iterable[str]) -> Iterator[str]:
+    """The sentences of prose whose paragraphs are separated by blank lines.
+
+    Args:
+        lines: Stripped lines.
+
+    Raises:
+        ImportError: If sentencex is not installed.
+    """
+    try:
+        segment = importlib.import_module("sentencex").segment
+    except ImportError as error:
+        raise ImportError(
+            "expected the package sentencex for splitting prose into sentences, found none; "
+            "pip install 'unremix[text]', or give text with one sentence a line"
+        ) from error
+
+    def clean(pieces: Iterable[str]) -> Iterator[str]:
+        return filter(None, (" ".join(piece.split()) for piece in pieces))
+
+    paragraph = ""
+    for line in lines:
+        if line:
+            paragraph = f"{paragraph} {line}" if paragraph else line
+            if len(paragraph) > PARAGRAPH:
+                *whole, paragraph = segment("en", paragraph)  # the last may be unfinished
+                if not whole:
+                    whole, paragraph = [paragraph], ""
+                yield from clean(whole)
+        else:
+            yield from clean(segment("en", paragraph))
+            paragraph = ""
+    yield from clean(segment("en", paragraph))

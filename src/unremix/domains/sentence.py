@@ -1,0 +1,272 @@
+"""Sentences: neighbours in ordered text; kNN over topics and SentEval's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix.config import TrainConfig
+from unremix.data.sentence import (
+    EncodedCorpus,
+    SentenceBatch,
+    Vocabulary,
+    batches,
+    encode_sentences,
+    load_sentences,
+)
+from unremix.domains.base import Observer
+from unremix.encoders.gru import GRUEncoder
+from unremix.encoders.text import BagOfWords, TransformerEncoder
+from unremix.encoders.word_vectors import load_word_vectors
+from unremix.frameworks.base import Batch, Framework
+from unremix.frameworks.quickthought import TwinEncoder
+from unremix.sampling import scramble
+from unremix.views.randomness import keys
+
+if TYPE_CHECKING:
+    from unremix.run import Run
+
+ENCODED_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class SentenceShape:
+    """What a text decides about the model.
+
+    Args:
+        words: The words known, most frequent first, without padding and unknown.
+        counts: How often each occurs in the text.
+        unknown: How often others do.
+    """
+
+    words: tuple[str, ...]
+    counts: tuple[int, ...]
+    unknown: int
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary."""
+        return Vocabulary(list(self.words), list(self.counts), unknown=self.unknown)
+
+
+@lru_cache(maxsize=2)
+def _starts(num: int, batch_size: int, seed: int, epoch: int) -> Tensor:
+    return batches(num, batch_size, seed=seed, epoch=epoch)
+
+
+@torch.no_grad()
+def encode_texts(
+    encoder: nn.Module, texts: list[str], vocabulary: Vocabulary, *, max_length: int | None
+) -> Tensor:
+    """Embeddings of sentences in eval mode, shape (n, F), on the CPU; short ones together."""
+    device = next(encoder.parameters()).device
+    was_training = encoder.training
+    encoder.eval()
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    parts = []
+    for first in range(0, len(order), ENCODED_AT_ONCE):
+        some = [texts[index] for index in order[first : first + ENCODED_AT_ONCE]]
+        tokens, lengths = vocabulary.encode(some, max_length=max_length)
+        parts.append(encoder(tokens.to(device), lengths.to(device)).float().cpu())
+    encoder.train(was_training)
+    back = torch.empty(len(order), dtype=torch.long)
+    back[torch.tensor(order)] = torch.arange(len(order))
+    return torch.cat(parts)[back]
+
+
+class SentenceDomain:
+    """See :class:`unremix.domains.base.Domain`; the data are an :class:`EncodedCorpus`."""
+
+    unit = "sentences"
+
+    def check(self, config: TrainConfig) -> None:
+        """Refuse what can be refused before the data are read."""
+        config.composition().make_loss()
+        if config.chunk is not None:
+            raise ValueError(
+                f"expected no --chunk for sentences, received {config.chunk}; use a smaller "
+                "--batch_size"
+            )
+
+    def load(self, config: TrainConfig) -> EncodedCorpus:
+        """The text of a run, its words numbered; kept beside the runs for the next time."""
+        corpus = self._encoded(config, config.data, config.limit, None)
+        if corpus.documents == corpus.sentences and config.epochs > 0:
+            raise ValueError(
+                f"expected sentences with neighbours, received {corpus.documents} documents of one "
+                "sentence each in the text; put sentences that follow each other on lines that "
+                "follow each other, with blank lines between documents only"
+            )
+        return corpus
+
+    def load_for(self, run: Run, data: str | None) -> EncodedCorpus:
+        """The run's own text, or another, in the run's vocabulary."""
+        config = run.config
+        source = config.data if data is None else data
+        limit = config.limit if data is None else None
+        return self._encoded(config, source, limit, run.shape.vocabulary)
+
+    @staticmethod
+    def _encoded(
+        config: TrainConfig, source: str, limit: int | None, vocabulary: Vocabulary | None
+    ) -> EncodedCorpus:
+        options = config.sentence
+        return encode_sentences(
+            load_sentences(source, format=options.format, limit=limit),
+            Path(config.runs) / ".cache",
+            vocabulary=vocabulary,
+            vocabulary_size=options.vocabulary,
+            max_length=options.max_length,
+        )
+
+    def shape(self, data: EncodedCorpus, config: TrainConfig) -> SentenceShape:
+        """What the text decides about the model: its words."""
+        known = data.vocabulary
+        return SentenceShape(tuple(known.words[2:]), tuple(known.counts[2:]), known.counts[1])
+
+    def shape_from(self, values: dict[str, Any]) -> SentenceShape:
+        """The same from plain values."""
+        return SentenceShape(tuple(values["words"]), tuple(values["counts"]), values["unknown"])
+
+    def build(
+        self, config: TrainConfig, shape: SentenceShape, *, gather: bool = False
+    ) -> Framework:
+        """The model, initialised from the seed; global randomness is untouched."""
+        options = config.sentence
+        vocabulary = shape.vocabulary
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            encoders = [self._encoder(config, len(vocabulary)) for _ in range(2)]
+            maps = None
+            if options.output is not None:
+                sizes = [int(encoder.features) for encoder in encoders]  # type: ignore[arg-type]
+                maps = (
+                    nn.Linear(sizes[0], options.output),
+                    nn.Linear(sizes[1], options.output),
+                )
+            encoder = TwinEncoder(encoders[0], encoders[1], maps)
+            model = config.composition().make_framework(encoder, nn.Sequential(), gather=gather)
+        if options.word_vectors is not None:
+            table, found = load_word_vectors(options.word_vectors, vocabulary)
+            for one in encoders:
+                words = one.words
+                assert isinstance(words, nn.Embedding)
+                with torch.no_grad():
+                    words.weight[found] = table[found].to(words.weight.dtype)
+        return model.double() if config.precision == "64-true" else model
+
+    @staticmethod
+    def _encoder(config: TrainConfig, vocabulary_size: int) -> nn.Module:
+        options = config.sentence
+        if options.encoder == "bow":
+            return BagOfWords(vocabulary_size, words=options.words)
+        if options.encoder == "transformer":
+            return TransformerEncoder(
+                vocabulary_size, words=options.words, max_length=options.max_length
+            )
+        return GRUEncoder(
+            vocabulary_size,
+            words=options.words,
+            units=options.units,
+            bidirectional=options.bidirectional,
+        )
+
+    def describe(self, config: TrainConfig, shape: SentenceShape) -> str:
+        """The encoder, in a few words."""
+        options = config.sentence
+        size = f"words of {options.words}"
+        if options.encoder == "gru":
+            size += f", {'2 × ' if options.bidirectional else ''}{options.units} units"
+        return f"two {options.encoder} encoders ({size}), {len(shape.words):,} words known"
+
+    def name(self, data: EncodedCorpus) -> str:
+        """What the text is called."""
+        return data.name
+
+    def size(self, data: EncodedCorpus) -> int:
+        """How many sentences there are to train on."""
+        return len(data)
+
+    def steps(self, data: EncodedCorpus, config: TrainConfig) -> int:
+        """Steps per epoch."""
+        if len(data) < 3:  # no negative
+            return 0
+        return len(_starts(len(data), config.batch_size, config.seed, 0))
+
+    def indices(self, data: EncodedCorpus, config: TrainConfig, step: int) -> Tensor:
+        """Which sentences a step uses: consecutive ones, shape (batch_size,)."""
+        epoch, within = divmod(step, self.steps(data, config))
+        start = _starts(len(data), config.batch_size, config.seed, epoch)[within]
+        return start + torch.arange(min(config.batch_size, len(data)))
+
+    def fetch(self, data: EncodedCorpus, indices: Tensor) -> SentenceBatch:
+        """The sentences."""
+        return data.batch(int(indices[0]), len(indices))
+
+    def batch(
+        self,
+        fetched: SentenceBatch,
+        indices: Tensor,
+        model: Framework,
+        config: TrainConfig,
+        shape: SentenceShape,
+        *,
+        step: int,
+        epoch: int,
+    ) -> Batch:
+        """The sentences, on their device."""
+        device = indices.device
+        moved = replace(
+            fetched,
+            tokens=fetched.tokens.to(device),
+            lengths=fetched.lengths.to(device),
+            documents=fetched.documents.to(device),
+            texts=fetched.texts.to(device),
+        )
+        return Batch(
+            views=(moved,),
+            samples=indices,
+            keys=keys(config.seed, epoch, indices, 4),
+            batch_key=indices.new_tensor([scramble(config.seed, step, 4)]),
+            epoch=epoch,
+        )
+
+    def observer(
+        self,
+        data: EncodedCorpus,
+        shape: SentenceShape,
+        config: TrainConfig,
+        say: Callable[[str], None],
+    ) -> Observer:
+        """The dimensions in use, and kNN where documents have topics."""
+        from unremix.evaluation.sentences import SentenceObserver
+
+        return SentenceObserver(data, config, say)
+
+    def evaluate(self, run: Run, data: EncodedCorpus, *, own: bool = True) -> dict[str, Any]:
+        """The evaluation card: topics and SentEval's tasks."""
+        from unremix.evaluation.sentences import evaluate_run
+
+        return evaluate_run(run, data)
+
+    def embed(self, run: Run, items: Any) -> Tensor:
+        """Embeddings of sentences, shape (n, F)."""
+        if isinstance(items, str) or not all(isinstance(item, str) for item in items):
+            raise ValueError("expected a list of sentences, received something else")
+        return encode_texts(
+            run.encoder(), items, run.shape.vocabulary, max_length=run.config.sentence.max_length
+        )
+
+    def features(self, run: Run, data: EncodedCorpus) -> tuple[Tensor, list[str], Tensor | None]:
+        """Embeddings of a whole text; names are document and line, labels the topics."""
+        from unremix.evaluation.sentences import corpus_features
+
+        found, documents = corpus_features(run.encoder(), data)
+        names = [f"{document}:{index}" for index, document in enumerate(documents.tolist())]
+        return found, names, documents if data.topics is not None else None

@@ -1,0 +1,100 @@
+"""The recurrence of a gated recurrent unit on sequences of different lengths, made for the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def final_state(inputs: Tensor, batch_sizes: list[int], weight: Tensor, bias: Tensor) -> Tensor:
+    """The last hidden state of each sequence.
+
+    [r, z] = σ(x_rz + W_rz h + b_rz),  c = tanh(x_c + r ∘ (W_c h + b_c)),  h' = c + z ∘ (h - c),
+    from h = 0.
+
+    ``torch.nn.GRU`` computes the same, and so its parameters fit. Here the gradient is written
+    out: one product over all steps makes that of W, where the library's makes one a step, and
+    elementwise work happens in place.
+
+    Args:
+        inputs: x, the input's share of the gates r, z and c (its products with the input weights,
+            bias included) for all steps of all sequences, shape (T, 3 H). The first
+            ``batch_sizes[0]`` rows are the first steps of all sequences, the longest sequence
+            first; then the second steps of those that have one; and so on, as in
+            :class:`torch.nn.utils.rnn.PackedSequence`.
+        batch_sizes: How many sequences have a first step, a second step, …; never rising.
+        weight: W, shape (3 H, H).
+        bias: b, shape (3 H,).
+
+    Returns:
+        h' after each sequence's last step, the longest first, shape (batch_sizes[0], H).
+
+    Example:
+        >>> x = torch.zeros(3, 6)  # two steps of one sequence, one step of another
+        >>> final_state(x, [2, 1], torch.zeros(6, 2), torch.ones(6)).shape
+        torch.Size([2, 2])
+    """
+    state: Tensor = _FinalState.apply(inputs, weight, bias, batch_sizes)  # type: ignore[no-untyped-call]
+    return state
+
+
+class _FinalState(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, batch_sizes: list[int]
+    ) -> Tensor:
+        size = weight.shape[1]
+        steps = inputs.shape[0]
+        state = inputs.new_zeros(batch_sizes[0], size)
+        gates = torch.empty_like(inputs)  # r, z and c
+        before = inputs.new_empty(steps, size)  # h
+        pulled = inputs.new_empty(steps, size)  # W_c h + b_c
+        across = weight.T
+        start = 0
+        for count in batch_sizes:
+            rows = slice(start, start + count)
+            start += count
+            h, x, gate = state[:count], inputs[rows], gates[rows]
+            before[rows] = h
+            recurrent = torch.addmm(bias, h, across)  # (count, 3 H)
+            pulled[rows] = recurrent[:, 2 * size :]
+            torch.add(x[:, : 2 * size], recurrent[:, : 2 * size], out=gate[:, : 2 * size])
+            r_and_z, c = gate[:, : 2 * size].sigmoid_(), gate[:, 2 * size :]
+            torch.addcmul(x[:, 2 * size :], r_and_z[:, :size], recurrent[:, 2 * size :], out=c)
+            c.tanh_()
+            h.sub_(c).mul_(r_and_z[:, size:]).add_(c)
+        ctx.save_for_backward(weight, gates, before, pulled)
+        ctx.batch_sizes = batch_sizes
+        return state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weight, gates, before, pulled = ctx.saved_tensors
+        size = weight.shape[1]
+        into_inputs = torch.empty_like(gates)
+        into_pulled = torch.empty_like(gates)  # through W h + b
+        into_state = gradient.clone()
+        stop = gates.shape[0]
+        for count in reversed(ctx.batch_sizes):
+            rows = slice(stop - count, stop)
+            stop -= count
+            r, z, c = gates[rows].split(size, dim=1)
+            change = into_inputs[rows]
+            into_r, into_z, into_c = change.split(size, dim=1)
+            into_h = into_state[:count]
+            # σ' = σ (1 - σ) and tanh' = 1 - tanh²
+            torch.mul(into_h, z, out=into_z)  # what reaches h' = z ∘ h + (1 - z) ∘ c
+            kept = into_z.clone()
+            torch.sub(into_h, into_z, out=into_c)
+            into_c.addcmul_(into_c * c, c, value=-1)
+            into_z.mul_(1 - z).mul_(before[rows] - c)
+            torch.mul(into_c, r, out=into_pulled[rows, 2 * size :])
+            torch.mul(into_c, pulled[rows], out=into_r)
+            into_r.mul_(r).mul_(1 - r)
+            into_pulled[rows, : 2 * size] = change[:, : 2 * size]
+            torch.addmm(kept, into_pulled[rows], weight, out=into_h)
+        return into_inputs, into_pulled.T @ before, into_pulled.sum(0), None

@@ -1,0 +1,173 @@
+"""How good a sentence encoder is: topics of documents by kNN, and SentEval's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix.config import TrainConfig
+from unremix.data.sentence import EncodedCorpus, Vocabulary
+from unremix.domains.sentence import encode_texts
+from unremix.evaluation import senteval
+from unremix.evaluation.health import effective_rank
+from unremix.evaluation.knn import leave_one_out_knn
+from unremix.evaluation.senteval_files import find_folder
+from unremix.frameworks.base import Framework
+from unremix.run import Run
+
+WATCHED = 2000  # sentences that are measured at an epoch's end
+BATCH = 512
+
+
+@torch.no_grad()
+def corpus_features(
+    encoder: nn.Module, corpus: EncodedCorpus, count: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Embeddings (n, F) of the first sentences, all by default, and their documents (n,)."""
+    device = next(encoder.parameters()).device
+    was_training = encoder.training
+    encoder.eval()
+    total = len(corpus) if count is None else min(count, len(corpus))
+    parts, documents = [], []
+    for start in range(0, total, BATCH):
+        batch = corpus.batch(start, min(BATCH, total - start))
+        parts.append(encoder(batch.tokens.to(device), batch.lengths.to(device)).float().cpu())
+        documents.append(batch.documents)
+    encoder.train(was_training)
+    return torch.cat(parts), torch.cat(documents)
+
+
+def _topic_knn(features: Tensor, documents: Tensor, config: TrainConfig) -> dict[str, Any]:
+    """Whether the nearest sentences are of the same topic, leaving one out."""
+    _, labels = documents.unique(return_inverse=True)
+    k = config.knn_k or max(1, min(20, len(labels) // (5 * int(labels.max() + 1))))
+    found = leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
+    return {
+        "value": found.value,
+        "standard_error": found.standard_error,
+        "count": found.count,
+    }
+
+
+class SentenceObserver:
+    """Measures an encoder at an epoch's end.
+
+    Args:
+        data: The text.
+        config: The options.
+        say: Shows a message.
+    """
+
+    def __init__(
+        self, data: EncodedCorpus, config: TrainConfig, say: Callable[[str], None]
+    ) -> None:
+        self.data = data
+        self.config = config
+        self.say = say
+        self.said = False
+
+    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
+        """The measurements after an epoch."""
+        features, documents = corpus_features(model.encoder, self.data, WATCHED)
+        row = {"effective_rank": effective_rank(features)}
+        if row["effective_rank"] < 2 and not self.said:
+            self.said = True
+            self.say(
+                "The embeddings have collapsed: all sentences lie close to a line. Lower the "
+                "learning rate."
+            )
+        if self.data.topics is not None and len(documents.unique()) > 1:
+            row["knn"] = _topic_knn(features, documents, self.config)["value"]
+        return row
+
+
+def senteval_folder(config: TrainConfig) -> str | None:
+    """Where SentEval's tasks are, if they are to be measured and there."""
+    asked = config.sentence.senteval
+    if asked == "none":
+        return None
+    try:
+        return str(find_folder("senteval" if asked == "auto" else asked))
+    except FileNotFoundError:
+        if asked == "auto":
+            return None
+        raise
+
+
+def _measure(
+    encoder: nn.Module,
+    data: EncodedCorpus,
+    vocabulary: Vocabulary,
+    config: TrainConfig,
+    folder: str | None,
+) -> tuple[dict[str, Any], Any]:
+    result: dict[str, Any] = {}
+    protocol = None
+    if data.topics is not None:
+        features, documents = corpus_features(encoder, data)
+        result["features"] = features.shape[1]
+        result["knn"] = _topic_knn(features, documents, config)
+    if folder is not None:
+        found = senteval.evaluate(
+            lambda texts: encode_texts(
+                encoder, texts, vocabulary, max_length=config.sentence.max_length
+            ),
+            folder,
+            config.sentence.tasks,
+        )
+        result["features"] = found["encoder"]["features"]
+        result |= found["tasks"]
+        protocol = found["protocol"]
+    return result, protocol
+
+
+def evaluate_run(run: Run, data: EncodedCorpus) -> dict[str, Any]:
+    """Measure a run's encoders, and the same untrained.
+
+    Args:
+        run: The run.
+        data: Text to measure topics on, where it has any.
+
+    Returns:
+        The evaluation card.
+    """
+    config = run.config
+    rows = run.metrics()
+    folder = senteval_folder(config)
+    card: dict[str, Any] = {
+        "data": data.name,
+        "train_sentences": len(data),
+        "documents": data.documents,
+        "unknown_words": f"{data.unknown_share:.2%} of the text",
+        "layer": "both encoders' outputs side by side; eval mode",
+        "recipe": config.composed_name,
+        "seed": config.seed,
+        "epoch": int(rows[-1]["epoch"]) if rows else 0,
+        "step": int(rows[-1]["step"]) if rows else 0,
+        "protocol": None,
+        "health": {
+            name: rows[-1][name] for name in ("effective_rank",) if rows and name in rows[-1]
+        },
+        "results": None,
+    }
+    if folder is None and data.topics is None:
+        card["note"] = (
+            "no topics and no SentEval tasks: nothing to measure; name their folder with "
+            "--sentence.senteval, or set UNREMIX_DATA"
+        )
+        return card
+    vocabulary = run.shape.vocabulary
+    results = {}
+    protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}
+    for kind, trained in (("trained", True), ("untrained", False)):
+        encoder = run.encoder(trained=trained)
+        results[kind], tasks = _measure(encoder, data, vocabulary, config, folder)
+        if tasks is not None:
+            protocol |= tasks
+    if data.topics is not None:
+        protocol["knn"] = "topic of a sentence by its nearest sentences, leaving one out, cosine"
+    card["results"], card["protocol"] = results, protocol
+    return card

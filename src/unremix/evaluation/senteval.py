@@ -1,0 +1,459 @@
+"""SentEval's transfer tasks: how good frozen sentence embeddings are for a linear classifier.
+
+:func:`evaluate` takes any function from sentences to vectors. Each distinct sentence is encoded
+once, and the folds and penalties of a task are fitted together, by :func:`fit_logistic`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unremix.evaluation.estimates import RESAMPLES, f1, pearson, spearman, squared_error
+from unremix.evaluation.knn import Accuracy
+from unremix.evaluation.logistic import fit_logistic
+from unremix.evaluation.relatedness import (
+    BATCH,
+    EPOCHS_BETWEEN,
+    LEARNING_RATE,
+    PATIENCE,
+    fit_relatedness,
+)
+from unremix.evaluation.senteval_files import (
+    BINARY,
+    BINS,
+    TASKS,
+    Examples,
+    Splits,
+    canonical_name,
+    find_folder,
+    read_task,
+)
+
+__all__ = ["TASKS", "evaluate"]
+
+Encode = Callable[[list[str]], Any]
+Progress = Callable[[str, int, int], None]
+
+NESTED = tuple(2.0**power for power in range(-2, 4))  # C for MR, CR, SUBJ and MPQA
+HELD_OUT = tuple(2.0**power for power in range(-1, 6))  # C for TREC and MRPC
+ENTRIES = 2**22  # logits held at a time
+
+
+def evaluate(
+    encode: Encode,
+    root: str | Path,
+    tasks: Sequence[str] = TASKS,
+    *,
+    seed: int = 1111,
+    folds: int = 10,
+    strengths: Sequence[float] | None = None,
+    batch_size: int = 128,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure sentence embeddings on SentEval's tasks.
+
+    - MR, CR, SUBJ, MPQA: logistic regression, accuracy over stratified folds; in each, the penalty
+      is chosen by stratified folds of the other folds.
+    - TREC, MRPC: logistic regression, accuracy (and F1) on the test set; the penalty is chosen by
+      stratified folds of the training set. MRPC's features of a pair are [|u - v|, u ∘ v].
+    - SICK: relatedness, Pearson, Spearman and mean squared error on the test set. Softmax
+      regression on [|u - v|, u ∘ v] predicts a distribution over the scores 1 to 5 whose mean is
+      the prediction; trained with Adam on the squared error of the distribution, stopped by the
+      Pearson correlation on the development set.
+
+    These are SentEval's protocols, with the same folds for the same seed; for the classifiers that
+    with scikit-learn (``usepytorch=False``), whose result does not hang on when training stopped.
+    Features are not standardised. An empty line of CR or MPQA counts as the sentence ``.``.
+
+    Args:
+        encode: From a list of n sentences, words separated by spaces, to n vectors: an array or
+            tensor (n, D) of finite numbers. ``model.encode`` of a ``SentenceTransformer`` fits.
+        root: SentEval's ``data`` or ``data/downstream`` folder; also looked up below the folder
+            that the environment variable ``UNREMIX_DATA`` names.
+        tasks: Any of MR, CR, SUBJ, MPQA, TREC, MRPC, SICK.
+        seed: Draws the folds, and for SICK the first weights and the order of the samples.
+        folds: Folds, outer and inner alike.
+        strengths: C, the inverse penalties to choose from; SentEval's if None: 2⁻² to 2³ for the
+            first four tasks, 2⁻¹ to 2⁵ for TREC and MRPC.
+        batch_size: Sentences handed to ``encode`` at a time, sorted by length.
+        jobs: Threads for fitting; torch's setting if None.
+        progress: Called with what is under way, how much of it is done, and how much there is.
+
+    Returns:
+        A card that can be written as JSON. ``tasks`` holds for each task its measures, each with
+        ``value``, ``standard_error`` and ``count``; accuracies are shares of 1. ``protocol`` says
+        how they were measured, ``encoder`` what was measured.
+
+    Raises:
+        FileNotFoundError: If the folder or a file of a task is missing.
+        ValueError: If a task is unknown, a file is broken, an option is out of range, or
+            ``encode`` does not return one finite vector per sentence.
+    """
+    names = [canonical_name(task) for task in tasks]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"expected some tasks, each once, received {list(tasks)}")
+    if folds < 2 or batch_size < 1:
+        raise ValueError(
+            "expected at least 2 folds and batches of at least 1, "
+            f"received folds={folds}, batch_size={batch_size}"
+        )
+    if strengths is not None and (not len(strengths) or min(strengths) <= 0):
+        raise ValueError(f"expected positive strengths C, received {list(strengths)}")
+    folder = find_folder(root)
+    read = {name: read_task(folder, name) for name in names}
+    for name in names:
+        _check_folds(name, read[name]["train"], folds)
+
+    started = time.perf_counter()
+    say = progress or (lambda what, done, total: None)
+    embeddings = _Embeddings(encode, read, batch_size, say)
+    encoded = time.perf_counter()
+    measured: dict[str, Any] = {}
+    with _threads(jobs):
+        for position, name in enumerate(names):
+            say("tasks", position, len(names))
+            measured[name] = _measure(name, read[name], embeddings, seed, folds, strengths)
+        say("tasks", len(names), len(names))
+    return {
+        "tasks": measured,
+        "protocol": _protocol(names, seed, folds, strengths),
+        "encoder": {
+            "features": embeddings.size,
+            "distinct_sentences": len(embeddings.rows),
+            "seconds": encoded - started,
+        },
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def _check_folds(name: str, train: Examples, folds: int) -> None:
+    if name == "SICK":
+        return
+    fewest = int(np.bincount(train.targets, minlength=2).min())
+    # Where folds are nested, what an outer fold leaves of a class is split again.
+    left = fewest - (-(-fewest // folds) if name in BINARY else 0)
+    if left < folds:
+        raise ValueError(
+            f"expected enough training examples of each class in {name} for {folds} folds, "
+            f"received a class of {fewest}; use fewer folds"
+        )
+
+
+@contextmanager
+def _threads(jobs: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"expected at least 1 job, received {jobs}")
+    try:
+        if jobs is not None:
+            torch.set_num_threads(jobs)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Embeddings:
+    """The vector of every sentence of some tasks."""
+
+    def __init__(
+        self, encode: Encode, read: dict[str, Splits], batch_size: int, say: Progress
+    ) -> None:
+        found = dict.fromkeys(
+            sentence
+            for splits in read.values()
+            for examples in splits.values()
+            for sentence in examples.sentences
+        )
+        ordered = sorted(found, key=lambda sentence: (len(sentence.split()), sentence))
+        self.rows = {sentence: row for row, sentence in enumerate(ordered)}
+        vectors: Tensor | None = None
+        for start in range(0, len(ordered), batch_size):
+            say("sentences", start, len(ordered))
+            batch = ordered[start : start + batch_size]
+            part = _checked(encode(batch), batch, None if vectors is None else vectors.shape[1])
+            if vectors is None:
+                vectors = torch.empty(len(ordered), part.shape[1])
+            vectors[start : start + len(batch)] = part
+        say("sentences", len(ordered), len(ordered))
+        assert vectors is not None  # every file has at least one line
+        self.vectors = vectors
+        self.size = vectors.shape[1]
+
+    def of(self, sentences: list[str]) -> Tensor:
+        """Shape (n, D), float32."""
+        return self.vectors[[self.rows[sentence] for sentence in sentences]]
+
+    def features(self, examples: Examples) -> Tensor:
+        """x of each example: its vector u, shape (n, D), or of pairs [|u - v|, u ∘ v], (n, 2 D)."""
+        first = self.of(examples.first)
+        if examples.second is None:
+            return first
+        second = self.of(examples.second)
+        return torch.cat([(first - second).abs(), first * second], 1)
+
+
+def _checked(output: Any, sentences: list[str], size: int | None) -> Tensor:
+    """What ``encode`` returned, as a float32 tensor on the CPU."""
+    try:
+        vectors = torch.as_tensor(output).detach().to("cpu", torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            "expected encode to return an array or tensor of numbers, received "
+            f"{type(output).__name__} ({error})"
+        ) from error
+    expected = f"({len(sentences)}, {'D' if size is None else size})"
+    wrong_size = vectors.dim() == 2 and size is not None and vectors.shape[1] != size
+    if vectors.dim() != 2 or len(vectors) != len(sentences) or not vectors.shape[1] or wrong_size:
+        raise ValueError(
+            f"expected encode to return one vector per sentence, shape {expected}, received "
+            f"{tuple(vectors.shape)}; pool over words, and keep empty sentences"
+        )
+    broken = ~vectors.isfinite().all(1)
+    if bool(broken.any()):
+        sentence = sentences[int(broken.nonzero()[0])]
+        raise ValueError(
+            "expected finite vectors from encode, received NaN or infinity for "
+            f"{int(broken.sum())} of {len(sentences)} sentences, such as {sentence[:60]!r}"
+        )
+    return vectors
+
+
+def _measure(
+    name: str,
+    splits: Splits,
+    embeddings: _Embeddings,
+    seed: int,
+    folds: int,
+    strengths: Sequence[float] | None,
+) -> dict[str, Any]:
+    if name == "SICK":
+        return _measure_sick(splits, embeddings, seed)
+    if "test" in splits:
+        return _measure_test(name, splits, embeddings, seed, folds, strengths or HELD_OUT)
+    features = embeddings.features(splits["train"]).double()
+    labels = torch.from_numpy(splits["train"].targets)
+    return nested_folds(features, labels, seed=seed, folds=folds, strengths=strengths or NESTED)
+
+
+def _folds(labels: Tensor, seed: int, folds: int) -> list[np.ndarray]:
+    """The held-out indices of each stratified fold, as scikit-learn draws them."""
+    from sklearn.model_selection import StratifiedKFold  # type: ignore[import-untyped]
+
+    splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    return [held for _, held in splitter.split(np.zeros(len(labels)), labels.numpy())]
+
+
+def _without(kept: Tensor, held: Sequence[np.ndarray]) -> Tensor:
+    """The mask ``kept``, shape (n,), less each set of indices in turn: shape (n, len(held))."""
+    masks = kept[:, None].repeat(1, len(held))
+    for column, indices in enumerate(held):
+        masks[torch.from_numpy(indices), column] = False
+    return masks
+
+
+def _choose(accuracies: Tensor) -> int:
+    """The best of some strengths by mean accuracy over folds, shape (folds, C).
+
+    As in SentEval, accuracies are compared in per cent with two decimals, and the strongest
+    penalty wins a draw.
+    """
+    return int(np.argmax(np.round(100 * accuracies.mean(0).numpy(), 2)))
+
+
+def nested_folds(
+    features: Tensor, labels: Tensor, *, seed: int, folds: int, strengths: Sequence[float]
+) -> dict[str, Any]:
+    """Accuracy over stratified folds, the penalty chosen anew in each by inner folds.
+
+    Args:
+        features: Shape (n, D).
+        labels: Integers from 0, shape (n,).
+        seed: Draws the folds.
+        folds: Outer and inner folds.
+        strengths: C, to choose from.
+
+    Returns:
+        The accuracy over all samples, each classified when it was held out; the accuracy of each
+        fold, the strength chosen in it and its accuracy in the inner folds.
+    """
+    candidates = torch.tensor(strengths, dtype=features.dtype)
+    width = (folds + 1) * len(strengths)
+    together = max(1, ENTRIES // (len(labels) * width * max(1, int(labels.max()))))
+    outer = _folds(labels, seed, folds)
+    everything = torch.ones(len(labels), dtype=torch.bool)
+    right = torch.zeros(len(labels), dtype=torch.bool)
+    chosen, inner_accuracies = [], []
+    for start in range(0, folds, together):
+        group = outer[start : start + together]
+        masks, inner_held = [], []
+        for held in group:
+            rest = np.setdiff1d(np.arange(len(labels)), held)
+            inner = [rest[indices] for indices in _folds(labels[rest], seed, folds)]
+            kept = _without(everything, [held])[:, 0]
+            # The folds within, and last all of them, to be tested on the outer fold.
+            masks.append(torch.cat([_without(kept, inner), kept[:, None]], 1))
+            inner_held.append(inner)
+        train = torch.cat(masks, 1).repeat_interleave(len(strengths), 1)
+        fits = fit_logistic(features, labels, train, candidates.repeat(len(group) * (folds + 1)))
+        correct = (fits.predictions == labels[:, None]).reshape(
+            len(labels), len(group), folds + 1, len(strengths)
+        )
+        for position, (held, inner) in enumerate(zip(group, inner_held, strict=True)):
+            accuracies = torch.stack(
+                [
+                    correct[torch.from_numpy(indices), position, fold].double().mean(0)
+                    for fold, indices in enumerate(inner)
+                ]
+            )
+            best = _choose(accuracies)
+            chosen.append(best)
+            inner_accuracies.append(float(accuracies.mean(0)[best]))
+            indices = torch.from_numpy(held)
+            right[indices] = correct[indices, position, folds, best]
+    by_fold = [float(right[torch.from_numpy(held)].double().mean()) for held in outer]
+    # SentEval reports the mean over folds, whose sizes differ by one.
+    accuracy = Accuracy.of(right)
+    value = float(np.mean(by_fold))
+    return {
+        "accuracy": {**asdict(accuracy), "value": value},
+        "examples": len(labels),
+        "fold_accuracies": by_fold,
+        "inner_accuracy": float(np.mean(inner_accuracies)),
+        **_strength_card(chosen, strengths),
+    }
+
+
+def _strength_card(chosen: list[int], strengths: Sequence[float]) -> dict[str, Any]:
+    edges = (0, len(strengths) - 1)
+    return {
+        "strengths": [strengths[best] for best in chosen],
+        "at_the_edge": sum(best in edges for best in chosen) if len(strengths) > 1 else 0,
+    }
+
+
+def _measure_test(
+    name: str,
+    splits: Splits,
+    embeddings: _Embeddings,
+    seed: int,
+    folds: int,
+    strengths: Sequence[float],
+) -> dict[str, Any]:
+    train, test = splits["train"], splits["test"]
+    features = torch.cat([embeddings.features(train), embeddings.features(test)]).double()
+    labels = torch.from_numpy(np.concatenate([train.targets, test.targets]))
+    predictions, card = choose_and_test(
+        features, labels, len(train), seed=seed, folds=folds, strengths=strengths
+    )
+    truth = labels[len(train) :]
+    card = {
+        "accuracy": asdict(Accuracy.of(predictions == truth)),
+        "examples": len(train),
+        **card,
+    }
+    if name == "MRPC":
+        card["f1"] = asdict(f1(predictions.numpy(), truth.numpy(), seed=seed))
+    return card
+
+
+def choose_and_test(
+    features: Tensor,
+    labels: Tensor,
+    num_train: int,
+    *,
+    seed: int,
+    folds: int,
+    strengths: Sequence[float],
+) -> tuple[Tensor, dict[str, Any]]:
+    """Predict a test set, the penalty chosen by stratified folds of the training set.
+
+    Args:
+        features: Of the training samples, then of the test samples, shape (n, D).
+        labels: Integers from 0, shape (n,); those of test samples are not looked at.
+        num_train: How many are training samples.
+        seed: Draws the folds.
+        folds: Folds.
+        strengths: C, to choose from.
+
+    Returns:
+        The predictions for the test samples, int64, shape (n - num_train,); the strength chosen
+        and its accuracy in the folds.
+    """
+    candidates = torch.tensor(strengths, dtype=features.dtype)
+    known = torch.arange(len(labels)) < num_train
+    held = _folds(labels[:num_train], seed, folds)
+    masks = torch.cat([_without(known, held), known[:, None]], 1)
+    train = masks.repeat_interleave(len(strengths), 1)
+    hidden = labels.where(known, 0)
+    fits = fit_logistic(features, hidden, train, candidates.repeat(folds + 1))
+    found = fits.predictions.reshape(len(labels), folds + 1, len(strengths))
+    accuracies = torch.stack(
+        [
+            (found[indices, fold] == labels[indices, None]).double().mean(0)
+            for fold, indices in enumerate(map(torch.from_numpy, held))
+        ]
+    )
+    best = _choose(accuracies)
+    card = {"fold_accuracy": float(accuracies.mean(0)[best]), **_strength_card([best], strengths)}
+    return found[num_train:, folds, best], card
+
+
+def _measure_sick(splits: Splits, embeddings: _Embeddings, seed: int) -> dict[str, Any]:
+    parts = [(embeddings.features(splits[key]), splits[key].targets) for key in splits]
+    (x, y), (dev_x, dev_y), (test_x, test_y) = parts
+    with _threads(1):  # its products are too small to divide
+        predict, card = fit_relatedness(x, torch.from_numpy(y), dev_x, dev_y, seed=seed)
+    predictions = predict(test_x)
+    return {
+        "pearson": asdict(pearson(predictions, test_y, seed=seed)),
+        "spearman": asdict(spearman(predictions, test_y, seed=seed)),
+        "mse": asdict(squared_error(predictions, test_y)),
+        "examples": len(y),
+        **card,
+    }
+
+
+def _protocol(
+    names: Sequence[str], seed: int, folds: int, strengths: Sequence[float] | None
+) -> dict[str, Any]:
+    def grid(default: Sequence[float]) -> str:
+        return ", ".join(f"{strength:g}" for strength in strengths or default)
+
+    regression = (
+        "L2-penalised logistic regression at its optimum, bias not penalised (the objective of "
+        "scikit-learn's LogisticRegression), features not standardised"
+    )
+    texts = {
+        "nested": f"MR, CR, SUBJ, MPQA: {regression}; stratified {folds}-fold, mean over folds; "
+        f"in each, C of {grid(NESTED)} chosen by stratified {folds}-fold on the other folds",
+        "test": f"TREC, MRPC: {regression}; C of {grid(HELD_OUT)} chosen by stratified "
+        f"{folds}-fold on the training set, accuracy (and F1 of class 1) on the test set; MRPC's "
+        "features [|u - v|, u * v]",
+        "sick": f"softmax regression on [|u - v|, u * v] to {BINS} bins; squared error, Adam "
+        f"{LEARNING_RATE:g}, batches of {BATCH}; Pearson on the development set every "
+        f"{EPOCHS_BETWEEN} epochs, the best kept, at most {PATIENCE} checks without a new best "
+        "passed over; Pearson, Spearman, MSE on the test set",
+    }
+    used = {
+        "nested": any(name in BINARY for name in names),
+        "test": "TREC" in names or "MRPC" in names,
+        "sick": "SICK" in names,
+    }
+    return {
+        **{key: text for key, text in texts.items() if used[key]},
+        "standard_error": "accuracy: binomial over the samples classified; MSE: of the mean; "
+        f"others: deviation over {RESAMPLES} resamples of the test samples. One encoder, one seed",
+        "blank_lines": "kept, as the sentence '.'",
+        "seed": seed,
+        "folds": folds,
+    }

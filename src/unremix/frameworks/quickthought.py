@@ -1,0 +1,132 @@
+"""Quick-Thought: a sentence is told by its neighbours from all other sentences of the batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from unremix.data.sentence_corpus import SentenceBatch
+from unremix.frameworks.base import Batch, Framework
+from unremix.losses.two_views import TwoViewLoss
+from unremix.pairs import Pairs
+from unremix.scores import Views
+
+
+class TwinEncoder(nn.Module):
+    """Two encoders f and g with parameters of their own; a sentence's embedding is [f; g].
+
+    Args:
+        first: f.
+        second: g.
+        maps: Linear maps after f and g, if any; what f and g give is then h of their last layer.
+
+    Attributes:
+        features: Size of [f; g].
+    """
+
+    def __init__(
+        self, first: nn.Module, second: nn.Module, maps: tuple[nn.Linear, nn.Linear] | None = None
+    ) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+        self.maps = None if maps is None else nn.ModuleList(maps)
+        if maps is None:
+            sizes = [getattr(encoder, "features") for encoder in (first, second)]  # noqa: B009
+        else:
+            sizes = [one.out_features for one in maps]
+        self.features: int = sum(sizes)
+
+    def both(
+        self, tokens: Tensor, lengths: Tensor
+    ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+        """Z and, where there is a last linear map, h of f and of g."""
+        inputs = (self.first(tokens, lengths), self.second(tokens, lengths))
+        if self.maps is None:
+            return (inputs[0], None), (inputs[1], None)
+        return (self.maps[0](inputs[0]), inputs[0]), (self.maps[1](inputs[1]), inputs[1])
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """The embeddings [f; g], shape (n, features), of sentences (n, L) of lengths (n,)."""
+        (f, _), (g, _) = self.both(tokens, lengths)
+        return torch.cat([f, g], dim=1)
+
+
+class QuickThought(Framework):
+    """Anchors are f of all sentences of a batch, candidates g of the same; scores are f · g.
+
+    The positives of a sentence are its neighbours in the same document; the sentence itself is
+    left out, and so are, unless told otherwise, sentences of the same text. The other positives
+    stand in the denominator, so that uniform weights give Quick-Thought's cross-entropy against a
+    uniform target over the window.
+
+    Args:
+        encoder: f and g.
+        loss: Weights the negatives.
+        reach: How many sentences on either side are positives.
+        mask_repeats: Whether sentences of the same text as the anchor are left out.
+
+    Raises:
+        ValueError: For a loss or a number that cannot be.
+
+    Reference:
+        Logeswaran and Lee 2018.
+    """
+
+    encoder: TwinEncoder
+
+    def __init__(
+        self,
+        encoder: TwinEncoder,
+        loss: TwoViewLoss,
+        *,
+        reach: int = 1,
+        mask_repeats: bool = True,
+    ) -> None:
+        super().__init__()
+        if reach < 1:
+            raise ValueError(f"expected reach to be at least 1, received {reach}")
+        if loss.class_prior:
+            raise ValueError(
+                "expected class_prior=0 on Quick-Thought, whose products are not bounded, received "
+                f"{loss.class_prior}; leave it out"
+            )
+        if loss.gradient == "nt-xent" and loss.weighting.needs_residuals:
+            raise ValueError(
+                "expected gradient='pseudo-label' on Quick-Thought, received 'nt-xent': a sentence "
+                "without neighbours has no positive"
+            )
+        self.encoder = encoder
+        self.loss = loss
+        self.reach = reach
+        self.mask_repeats = mask_repeats
+        if encoder.maps is not None:
+            loss.bias = encoder.maps[0].bias is not None
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """The learned share of each component of the weights, if any."""
+        mix: dict[str, float] = getattr(self.loss, "mix", {})
+        return mix
+
+    def undecayed(self) -> list[nn.Parameter]:
+        """The learned mix."""
+        return list(self.loss.parameters())
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of a batch of consecutive sentences; 0 where none has a neighbour."""
+        sentences: SentenceBatch = batch.views[0]
+        pairs = Pairs.windows(
+            sentences.documents,
+            reach=self.reach,
+            texts=sentences.texts if self.mask_repeats else None,
+        )
+        (f, f_inputs), (g, g_inputs) = self.encoder.both(sentences.tokens, sentences.lengths)
+        if len(pairs.positives) == 0 or pairs.most_negatives == 0:
+            return (f.sum() + g.sum()) * 0.0
+        return self.loss.against(
+            Views(f, f_inputs),
+            Views(g, g_inputs),
+            pairs,
+            products="dot",
+            positives_in_denominator=True,
+        )
