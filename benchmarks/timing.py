@@ -16,6 +16,7 @@ from typing import Literal
 
 Seconds = dict[str, list[float]]
 Clock = Literal["wall", "cpu"]
+TURN = 0.1  # seconds that a turn takes at least
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ def race(
     patience: float = 60.0,
 ) -> Race:
     """Time each contender once per round, in turns, after one call of each that does not count.
+
+    A turn of a contender that is done in less than a tenth of a second is as many calls as fill
+    one, after one that does not count, and its time is that of a call: as in a loop of its own.
 
     Each round has an order of its own, since a call may profit or suffer from the one before it:
     from what that left in cache, and from the memory it gave back. What slows the machine down for
@@ -54,14 +58,29 @@ def race(
     for _ in range(rounds):
         shuffle(order)
         for name, run in order:
-            elapsed, quiet = time_call(run, clock)
+            elapsed, quiet = time_turn(run, clock)
             while not quiet and patience > 0:
-                patience -= 1 + elapsed
+                patience -= 1 + max(elapsed, TURN)
                 time.sleep(1)
-                elapsed, quiet = time_call(run, clock)
+                elapsed, quiet = time_turn(run, clock)
             seconds[name].append(elapsed)
             disturbed += not quiet
     return Race(seconds, disturbed)
+
+
+def time_turn(run: Callable[[], object], clock: Clock = "wall") -> tuple[float, bool]:
+    """Seconds of a call, over as many as fill a turn, and whether nothing disturbed them."""
+    elapsed, quiet = time_call(run, clock)
+    if elapsed >= TURN:
+        return elapsed, quiet
+    count = math.ceil(TURN / max(elapsed, 1e-6))
+
+    def repeat() -> None:
+        for _ in range(count):
+            run()
+
+    elapsed, quiet = time_call(repeat, clock)
+    return elapsed / count, quiet
 
 
 def time_call(run: Callable[[], object], clock: Clock = "wall") -> tuple[float, bool]:

@@ -145,6 +145,25 @@ def inner_products(
     )
 
 
+def gram(vectors: Tensor, out: Tensor, strips: int = 4) -> Tensor:
+    """All inner products of vectors with each other; what is symmetric is multiplied once.
+
+    Args:
+        vectors: Shape (N, D).
+        out: Shape (N, N), to write into.
+        strips: Into how many strips of rows to cut; four spare 3/8 of the multiplications.
+
+    Returns:
+        ``out``.
+    """
+    step = -(-vectors.shape[0] // strips)
+    for first in range(0, vectors.shape[0], step):
+        end = first + step
+        torch.mm(vectors[first:end], vectors[first:].T, out=out[first:end, first:])
+        out[end:, first:end] = out[first:end, end:].T
+    return out
+
+
 def residuals(
     units: Tensor,
     lengths: Tensor,
@@ -266,11 +285,23 @@ class Own:
         embeddings: z, shape (N, S, D).
         inputs: h with z = W h + b, shape (N, S, H), if known.
         logit_factor: Multiplies their logits.
+        residuals: δ, shape (N, S, D), if computed already.
+
+    Raises:
+        ValueError: For embeddings of another shape.
     """
 
     embeddings: Tensor
     inputs: Tensor | None = None
     logit_factor: float = 1.0
+    residuals: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.embeddings.dim() != 3 or 0 in self.embeddings.shape:
+            raise ValueError(
+                "expected own candidates of shape (N, S, D), none of them 0, received "
+                f"{tuple(self.embeddings.shape)}; hand over None where there are none"
+            )
 
     @cached_property
     def _normalised(self) -> tuple[Tensor, Tensor]:
@@ -285,6 +316,14 @@ class Own:
     def lengths(self) -> Tensor:
         """|z|, shape (N, S)."""
         return self._normalised[1]
+
+    def against_all(self, num_anchors: int) -> tuple[Views, Pairs]:
+        """All N S of them as views, and pairs in which every anchor is a class of each."""
+        known = self.residuals
+        known = None if known is None else known.flatten(0, 1)
+        flat = Views(self.embeddings.flatten(0, 1), residuals=known)
+        none = torch.zeros(0, dtype=torch.long, device=self.embeddings.device)
+        return flat, Pairs.build(flat.embeddings.shape[0], num_anchors, (none, none))
 
 
 def sketch(inputs: Tensor, size: int, *, seed: int = 0) -> Tensor:
@@ -440,18 +479,20 @@ def make_context(
         candidate_residuals = made(candidates, anchors, pairs.transposed(), across, None)
     own_residuals = None
     if own is not None:
-        flat = Views(own.embeddings.flatten(0, 1))
-        none = pairs.positives.anchor[:0]
-        everyone = Pairs.build(flat.embeddings.shape[0], pairs.num_anchors, (none, none))
+        flat, everyone = own.against_all(pairs.num_anchors)
         own_residuals = made(flat, anchors, everyone, None, None).view_as(own.embeddings)
+    anchor_inputs = None if anchors.inputs is None else anchors.inputs.detach()
+    candidate_inputs = anchor_inputs
+    if anchors is not candidates and candidates.inputs is not None:
+        candidate_inputs = candidates.inputs.detach()
     return Context(
         pairs,
         anchors.units,
         candidates.units,
         anchor_residuals,
         candidate_residuals,
-        None if anchors.inputs is None else anchors.inputs.detach(),
-        None if candidates.inputs is None else candidates.inputs.detach(),
+        anchor_inputs,
+        candidate_inputs,
         bias,
         own_units,
         own_residuals,
@@ -509,12 +550,15 @@ def uncertainty(rows: Rows, context: Context) -> Tensor:
     )
     if context.anchor_inputs is None or context.candidate_inputs is None:
         return delta
-    features = inner_products(
-        rows.block.take(context.anchor_inputs),
-        context.candidate_inputs,
-        None if context.own_inputs is None else rows.block.take(context.own_inputs),
-        out=rows.empty("temporary"),
-    )
+    if rows.block.whole and context.anchor_inputs is context.candidate_inputs:
+        features = gram(context.anchor_inputs, out=rows.empty("temporary"))
+    else:
+        features = inner_products(
+            rows.block.take(context.anchor_inputs),
+            context.candidate_inputs,
+            None if context.own_inputs is None else rows.block.take(context.own_inputs),
+            out=rows.empty("temporary"),
+        )
     return delta.addcmul_(delta, features) if context.bias else delta.mul_(features)
 
 

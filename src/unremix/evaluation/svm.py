@@ -120,8 +120,8 @@ def svm_accuracy(
     Example:
         >>> import torch
         >>> labels = torch.arange(60) % 2
-        >>> features = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-        >>> features[:, 0] += 12 * labels
+        >>> noise = torch.rand(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> features = torch.stack([labels, 1 - labels], dim=1) + 0.1 * noise
         >>> result = svm_accuracy(features, labels, jobs=1)
         >>> print(result)
         100.00 % ± 0.00

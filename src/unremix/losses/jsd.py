@@ -57,13 +57,15 @@ def hard_jsd(
     *,
     hardness: float = 1.0,
     class_prior: float = 0.1,
+    similarity_gradient: bool = True,
     fidelity: Fidelity = "sound",
+    normaliser: float | None = None,
 ) -> Tensor:
     """Jensen-Shannon estimate, negated, with HCL's hard negatives and debiasing.
 
     L = 1/N Σ_i ( G_i - log 2 - E⁺(x_ip) ),
     G_i = max( (1/n Σ_j w_ij softplus(x_ij) - τ⁺ softplus(x_ip)) / (1 - τ⁺), 0 ),
-    w_ij ∝ e^{2β x_ij/max|x|} over the negatives, of mean 1; gradient flows through w.
+    w_ij ∝ e^{2β x_ij/max|x|} over the negatives, of mean 1.
 
     The debiased sum is kept at or above its least value, 0, as in the contrastive loss of HCL:
     unbounded, it would be made -∞ by scaling up the logits.
@@ -72,13 +74,18 @@ def hard_jsd(
         logits: x of N members with M groups, shape (N, M).
         groups: The group of each member, its positive, shape (N,).
         hardness: β.
-        class_prior: τ⁺.
-        fidelity: ``code`` as HCL's public code: the exponent is negative, so that easy negatives
-            count most; the positive, as 0, has a part in the weights' mean; the correction is added
-            to the loss in place of being taken away.
+        class_prior: τ⁺; 0.5 in HCL's public code.
+        similarity_gradient: Whether gradient flows through w, as published.
+        fidelity: ``code`` as HCL's public code, up to a constant: the exponent is negative, so that
+            easy negatives count most; the positive stands among the negatives with x = 0; the
+            correction is added to the loss in place of being taken away.
+        normaliser: Divides the sum over members; their number by default.
 
     Returns:
         The loss, a scalar.
+
+    Raises:
+        ValueError: If there is but one group, so no negative.
 
     Relations:
         With ``hardness=0`` and ``class_prior=0`` this is :func:`jsd` under uniform weights.
@@ -91,6 +98,10 @@ def hard_jsd(
         Robinson et al. 2021, Section 5.2 and its public code.
     """
     count = logits.shape[1] - 1
+    if count < 1:
+        raise ValueError(
+            "expected at least one negative, received one group only; use a batch of two or more"
+        )
     own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, groups[:, None], True)
     positive = logits.gather(1, groups[:, None])[:, 0]  # (N,)
     negatives = logits.masked_fill(own, 0.0)
@@ -99,14 +110,17 @@ def hard_jsd(
     exponent = sign * 2 * hardness * negatives / largest
     if fidelity != "code":
         exponent = exponent.masked_fill(own, -math.inf)
-    shares = exponent.softmax(1)  # (N, M)
-    mean = (shares * softplus(negatives)).masked_fill(own, 0.0).sum(1)
+    shares = exponent.softmax(1)  # (N, M); 0 for the own group, but in the code
+    if not similarity_gradient:
+        shares = shares.detach()
+    mean = (shares * softplus(negatives)).sum(1)
     if fidelity == "code":
         mean = mean * ((count + 1) / count)
         rest = (mean + class_prior * softplus(positive)) / (1 - class_prior)
     else:
         rest = ((mean - class_prior * softplus(positive)) / (1 - class_prior)).clamp(min=0)
-    return (rest - math.log(2) - (math.log(2) - softplus(-positive))).mean()
+    loss = rest - math.log(2) - (math.log(2) - softplus(-positive))  # (N,)
+    return loss.sum() / (len(loss) if normaliser is None else normaliser)
 
 
 def jsd(

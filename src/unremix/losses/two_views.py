@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -105,7 +106,7 @@ class TwoViewLoss(nn.Module):
         with _full_precision(z0.device):
             z0, z1, h0, h1 = self._prepare_together(z0, z1, h0, h1)
             own = None if own is None else self._ready(own)
-            return self._contrast(*self._arrange(z0, z1, h0, h1), own=own)
+            return self._contrast(*self._arrange(z0, z1, h0, h1, own))
 
     def towards(
         self,
@@ -139,8 +140,8 @@ class TwoViewLoss(nn.Module):
         with _full_precision(z0.device):
             z0, z1, h0, h1 = self._prepare_together(z0, z1, h0, h1)
             own = None if own is None else self._ready(own)
-            arranged = self._arrange(z0, z1, h0, h1, aims=(keys, shares))
-            return self._contrast(*arranged, own=own, positives_in_denominator=True)
+            arranged = self._arrange(z0, z1, h0, h1, own, aims=(keys, shares))
+            return self._contrast(*arranged, positives_in_denominator=True)
 
     def against(
         self,
@@ -178,7 +179,7 @@ class TwoViewLoss(nn.Module):
                 self._ready(candidates),
                 pairs,
                 share,
-                own=None if own is None else self._ready(own),
+                None if own is None else self._ready(own),
                 positives_in_denominator=positives_in_denominator,
                 products=products,
                 objective=objective,
@@ -198,8 +199,8 @@ class TwoViewLoss(nn.Module):
         candidates: Views,
         pairs: Pairs,
         share: Share | None,
+        own: Own | None,
         *,
-        own: Own | None = None,
         positives_in_denominator: bool = False,
         products: Products = "cosine",
         objective: Literal["info-nce", "jsd"] = "info-nce",
@@ -253,7 +254,7 @@ class TwoViewLoss(nn.Module):
         """
         with _full_precision(z0.device):
             z0, z1, h0, h1 = self._prepare(z0, z1, h0, h1, needs_inputs=True)
-            anchors, candidates, pairs, _ = self._arrange(z0, z1, h0, h1, alone=True)
+            anchors, candidates, pairs, _, _ = self._arrange(z0, z1, h0, h1, alone=True)
             mix = self.lambdas()
             context = make_context(
                 anchors,
@@ -330,10 +331,11 @@ class TwoViewLoss(nn.Module):
         z1: Tensor,
         h0: Tensor | None,
         h1: Tensor | None,
+        own: Own | None = None,
         *,
         aims: tuple[Tensor, Tensor] | None = None,
         alone: bool = False,
-    ) -> tuple[Views, Views, Pairs, Share | None]:
+    ) -> tuple[Views, Views, Pairs, Share | None, Own | None]:
         """Anchors, candidates and pairs of the layout, across processes where asked.
 
         With ``aims``, keys and shares (N, P), the layout is one-way, each anchor aimed at its keys.
@@ -349,9 +351,9 @@ class TwoViewLoss(nn.Module):
                 )
             if both:
                 views = _stack(first, second)
-                return views, views, _both_views(n, 0, n, device), None
+                return views, views, _both_views(n, 0, n, device), None, own
             pairs = _one_way(n, 0, n, device) if aims is None else Pairs.towards(*aims)
-            return first, second, pairs, None
+            return first, second, pairs, None, own
 
         share = share_of(n, z0.shape[1], device, 0 if h0 is None else h0.shape[1])
         where = (n, share.offset, share.total, device)
@@ -371,9 +373,11 @@ class TwoViewLoss(nn.Module):
                 pairs = Pairs.towards(*aims, offset=share.offset, total=share.total)
                 aimed_back = Pairs.towards(*aims).transposed().among(share.offset, share.total)
         if not self.weighting.needs_residuals:
-            return anchors, candidates, pairs, share
+            return anchors, candidates, pairs, share, own
 
-        def derived(views: Views, classes: Views, pairs: Pairs) -> Tensor:
+        def derived(
+            views: Views, classes: Views, pairs: Pairs, own_units: Tensor | None = None
+        ) -> Tensor:
             return residuals(
                 views.units,
                 views.lengths,
@@ -382,19 +386,27 @@ class TwoViewLoss(nn.Module):
                 temperature=self._residual_temperature,
                 gradient=self.gradient,
                 tile=rows_per_block(self.tile, pairs.num_candidates, z0.element_size()),
+                own_units=own_units,
             )
 
         # Each process derives δ of its own views and hands it to the others.
-        own = derived(anchors, candidates, pairs)
+        if own is None:
+            delta = derived(anchors, candidates, pairs)
+        else:
+            delta = derived(anchors, candidates, pairs.with_own(own.embeddings.shape[1]), own.units)
         if both:
-            shared = torch.cat([gather_rows(half, share) for half in own.split(n)])
+            shared = torch.cat([gather_rows(half, share) for half in delta.split(n)])
         else:
             shared = gather_rows(derived(second, all_first, aimed_back), share)
+        if own is not None and self.gradient == "pseudo-label":  # without positive: refused later
+            everyone = candidates if both else all_first
+            flat, classes = own.against_all(everyone.embeddings.shape[0])
+            own = replace(own, residuals=derived(flat, everyone, classes).view_as(own.embeddings))
         anchors, candidates = (
-            replace(anchors, residuals=own),
+            replace(anchors, residuals=delta),
             replace(candidates, residuals=shared),
         )
-        return anchors, candidates, pairs, share
+        return anchors, candidates, pairs, share, own
 
 
 # Batches of one size have the same pairs, step after step; made in inference mode, they could not
@@ -442,7 +454,7 @@ def _check_views(letter: str, first: Tensor, second: Tensor, rows: int | None = 
         )
     for which, view in enumerate((first, second)):
         # A sum is one sweep; only if it is not finite, look closer.
-        if view.detach().sum(dtype=torch.float64).isfinite():
+        if math.isfinite(view.detach().sum(dtype=torch.float64).item()):
             continue
         bad = int((~view.isfinite()).any(dim=1).sum())
         if bad:
