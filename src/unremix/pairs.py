@@ -243,12 +243,11 @@ class Pairs:
             shares = torch.ones(n, 1, device=device)
         anchor, place = (shares > 0).nonzero(as_tuple=True)
         candidate = keys[anchor, place]
-        aims = torch.zeros(n, n, dtype=torch.bool, device=device)
-        aims[anchor, candidate] = True
         everything = torch.cat([sample_ids, queue_ids])
-        same = sample_ids[:, None] == everything  # (N, N + Q)
-        # Which keys show the sample of any key the query is aimed at.
-        excluded = (aims.to(torch.float32) @ same.to(torch.float32)) > 0
+        # Which keys show the sample of any key the query is aimed at, (N, N + Q).
+        excluded = torch.zeros(n, everything.numel(), dtype=torch.bool, device=device)
+        for aim, share in zip(keys.unbind(1), shares.unbind(1), strict=True):
+            excluded |= (sample_ids[aim][:, None] == everything) & (share > 0)[:, None]
         if not batch_negatives:
             excluded[:, :n] = True
         row, column = excluded.nonzero(as_tuple=True)

@@ -124,27 +124,6 @@ class Scratch:
         return self._piece[place, : shape[0]]
 
 
-def inner_products(
-    anchors: Tensor, candidates: Tensor, own: Tensor | None, out: Tensor | None = None
-) -> Tensor:
-    """Of each anchor with all candidates and, to their right, with those of its own.
-
-    Args:
-        anchors: Shape (B, D).
-        candidates: Shape (M, D).
-        own: Shape (B, S, D), if there are any.
-        out: Shape (B, M + S), to write into.
-
-    Returns:
-        Shape (B, M + S).
-    """
-    if own is None:
-        return torch.mm(anchors, candidates.T, out=out)
-    return torch.cat(
-        [anchors @ candidates.T, torch.einsum("bd,bsd->bs", anchors, own)], dim=1, out=out
-    )
-
-
 def gram(vectors: Tensor, out: Tensor, strips: int = 4) -> Tensor:
     """All inner products of vectors with each other; what is symmetric is multiplied once.
 
@@ -162,6 +141,29 @@ def gram(vectors: Tensor, out: Tensor, strips: int = 4) -> Tensor:
         torch.mm(vectors[first:end], vectors[first:].T, out=out[first:end, first:])
         out[end:, first:end] = out[first:end, end:].T
     return out
+
+
+def inner_products(
+    anchors: Tensor, candidates: Tensor, own: Tensor | None, out: Tensor | None = None
+) -> Tensor:
+    """Of each anchor with all candidates and, to their right, with those of its own.
+
+    Args:
+        anchors: Shape (B, D).
+        candidates: Shape (M, D); the same object as ``anchors`` where they are the same.
+        own: Shape (B, S, D), if there are any.
+        out: Shape (B, M + S), to write into.
+
+    Returns:
+        Shape (B, M + S).
+    """
+    if own is not None:
+        inner = torch.einsum("bd,bsd->bs", anchors, own)
+        return torch.cat([anchors @ candidates.T, inner], dim=1, out=out)
+    if anchors is candidates:
+        count = anchors.shape[0]
+        return gram(anchors, anchors.new_empty(count, count) if out is None else out)
+    return torch.mm(anchors, candidates.T, out=out)
 
 
 def residuals(
@@ -234,7 +236,7 @@ def residuals(
         if own is not None:
             expected += torch.einsum("bs,bsd->bd", posterior[:, count:], own)
         d = expected.div_(posterior.sum(1, keepdim=True)).sub_(label)
-        delta = d.addcmul(torch.einsum("bd,bd->b", d, f)[:, None], f, value=-1)
+        delta = d.addcmul((d * f).sum(1, keepdim=True), f, value=-1)
         length = block.take(lengths)[:, None]
         nothing = (
             (torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= noise(delta.dtype))
@@ -396,6 +398,13 @@ class Context:
         return squares.sub_(candidates @ candidates.sum(0))
 
     @cached_property
+    def without(self) -> Tensor:
+        """r of each candidate j where k alone is masked, at [k, j], shape (M, M)."""
+        candidates = self.candidate_units
+        others = max(self.pairs.num_candidates - 2, 1)
+        return (candidates @ candidates.T).add_(self.apartness).div_(others).add_(1)
+
+    @cached_property
     def twins_are_candidates(self) -> bool:
         """Whether the two candidates masked for a pair of twin anchors are these anchors."""
         if not self.pairs.twins:
@@ -470,7 +479,7 @@ def make_context(
 
     similarity = None
     if own is None and (tile is None or tile >= pairs.num_anchors):  # one block: multiply once
-        similarity = anchors.units @ candidates.units.T
+        similarity = inner_products(anchors.units, candidates.units, None)
     anchor_residuals = made(anchors, candidates, pairs, similarity, own_units)
     if anchors is candidates:
         candidate_residuals = anchor_residuals
@@ -550,15 +559,12 @@ def uncertainty(rows: Rows, context: Context) -> Tensor:
     )
     if context.anchor_inputs is None or context.candidate_inputs is None:
         return delta
-    if rows.block.whole and context.anchor_inputs is context.candidate_inputs:
-        features = gram(context.anchor_inputs, out=rows.empty("temporary"))
-    else:
-        features = inner_products(
-            rows.block.take(context.anchor_inputs),
-            context.candidate_inputs,
-            None if context.own_inputs is None else rows.block.take(context.own_inputs),
-            out=rows.empty("temporary"),
-        )
+    features = inner_products(
+        rows.block.take(context.anchor_inputs),
+        context.candidate_inputs,
+        None if context.own_inputs is None else rows.block.take(context.own_inputs),
+        out=rows.empty("temporary"),
+    )
     return delta.addcmul_(delta, features) if context.bias else delta.mul_(features)
 
 
@@ -578,6 +584,10 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
         first = torch.add(rows.similarity[:half], rows.similarity[half:], out=distance[:half])
         first.add_(column).mul_(scale[:half]).add_(1)
         distance[half:] = first
+    elif _alone(rows, context):
+        width = context.pairs.num_candidates
+        which = block.masked - block.masked_row * width
+        distance = torch.index_select(context.without, 0, which, out=rows.empty("distance"))
     else:
         width = context.pairs.num_candidates
         excluded = block.masked_row, block.masked - block.masked_row * width
@@ -600,6 +610,14 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
             )
         distance = distance.mul_(scale).add_(1)
     return distance.mul_(others > 0) if bool((others <= 0).any()) else distance
+
+
+def _alone(rows: Rows, context: Context) -> bool:
+    """Whether each row has one masked candidate, and there are few: a table of all is cheaper."""
+    width = context.pairs.num_candidates
+    if context.own_units is not None or rows.similarity.shape[0] < width:
+        return False
+    return bool((rows.block.count == width - 1).all())
 
 
 @dataclass(frozen=True)

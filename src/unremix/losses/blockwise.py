@@ -150,7 +150,7 @@ class Flow:
         """Add a block's part, from the gradient to its products, shape (B, M)."""
         count = self.candidates.shape[0]
         if self.shared and gradient.shape == (count, count):  # all in one block: multiply once
-            torch.mm(gradient + gradient.T, self.anchors, out=self.to_anchors)
+            torch.mm(gradient.T.contiguous().add_(gradient), self.anchors, out=self.to_anchors)
             return
         if self.to_candidates is None:
             self.to_candidates = torch.zeros_like(self.candidates)
@@ -210,10 +210,13 @@ class Contrast(torch.autograd.Function):
 
         scratch = Scratch(slots=7)
         for block in pairs.blocks(problem.tile):
-            similarity = _products(units, block, scratch, "similarity", context.similarity)
-            products = similarity
-            if not cosine:
-                products = _products(vectors, block, scratch, "products")
+            if cosine or weighting.components:
+                similarity = _products(units, block, scratch, "similarity", context.similarity)
+                products = similarity
+                if not cosine:
+                    products = _dots(similarity, problem, vectors, block, scratch)
+            else:  # no score looks at the similarity
+                products = similarity = _products(vectors, block, scratch, "products")
             positives = products.view(-1)[block.positive].mul_(inverse_temperature)
             rows = Rows(block, block.fill(similarity), scratch)
             weights = weigh(rows, score_rows(rows, context, weighting), mix, weighting)
@@ -293,6 +296,21 @@ def _products(
     width = candidates.shape[0] + (0 if own is None else own.shape[1])
     out = scratch.take(name, (part.shape[0], width), part)
     return inner_products(part, candidates, own, out=out)
+
+
+def _dots(
+    similarity: Tensor,
+    problem: Problem,
+    vectors: tuple[Tensor, Tensor, Tensor | None],
+    block: Block,
+    scratch: Scratch,
+) -> Tensor:
+    """z·z of a block, shape (B, M): the similarities times the lengths, cheaper than a product."""
+    if problem.own is not None:
+        return _products(vectors, block, scratch, "products")
+    out = scratch.take("products", (similarity.shape[0], similarity.shape[1]), similarity)
+    torch.mul(similarity, block.take(problem.anchors.lengths)[:, None], out=out)
+    return out.mul_(problem.candidates.lengths)
 
 
 def _to_embeddings(

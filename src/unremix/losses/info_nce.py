@@ -24,11 +24,13 @@ class InfoNCE:
             negatives is corrected for it, not below its least possible value (HCL, Eq. 4).
         bound: The largest absolute logit: 1/τ for cosines.
         positives_in_denominator: Whether an anchor's other positives stand in the denominator.
+        factor: The largest factor on the logits of an anchor's own negatives.
     """
 
     class_prior: float = 0.0
     bound: float = math.inf
     positives_in_denominator: bool = False
+    factor: float = 1.0
 
     def __call__(
         self,
@@ -46,7 +48,8 @@ class InfoNCE:
         # than exponentials can, a negative without weight must not drown the others: leave it out.
         tiny = torch.finfo(logits.dtype).tiny
         highest = logits.amax(1, keepdim=True)
-        if weights.values is not None and 2 * self.bound > -math.log(tiny) / 2:
+        span = self.bound * (1 + max(1.0, self.factor))
+        if weights.values is not None and span > -math.log(tiny) / 2:
             lowest = torch.finfo(logits.dtype).min
             highest = torch.where(weights.values > 0, logits, lowest).amax(1, keepdim=True)
             logits.clamp_(max=highest)
@@ -202,7 +205,8 @@ def info_nce(
             "is bounded below only for cosines"
         )
     bound = 1 / temperature if products == "cosine" else math.inf
-    objective = InfoNCE(class_prior, bound, positives_in_denominator)
+    factor = 1.0 if own is None else own.logit_factor
+    objective = InfoNCE(class_prior, bound, positives_in_denominator, factor)
     return contrast(
         anchors,
         candidates,
