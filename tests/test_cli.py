@@ -72,6 +72,8 @@ def test_a_folder_of_pictures(pictures: Path, tmp_path: Path) -> None:
     run = unremix.load(tmp_path / "p")
     assert run.evaluation is not None
     assert run.evaluation["skipped_files"] == 1
+    assert any("left out (1): red/broken.jpg (" in line for line in run.warnings)
+    assert "red/broken.jpg" in (run.path / "report.html").read_text()
     features = run.embed([pictures / "red" / "0.png", pictures / "blue" / "0.png"])
     assert features.shape == (2, 32)
     with pytest.raises(ValueError, match="usable image"):
@@ -138,6 +140,30 @@ def test_export(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(load_file(digits / "encoder.safetensors"))
     assert main(["export", str(digits), "--format", "torchvision"]) == 1
     assert "expected a ResNet" in capsys.readouterr().err
+    assert main(["export", str(digits), "--format", "onnx", "-o", "encoder.pt"]) == 1
+    assert "ends in .onnx" in capsys.readouterr().err
+
+
+def test_raw_pixels_are_left_out_where_they_are_too_many(
+    digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = unremix.load(digits)
+    data = run.domain.load_for(run, None)
+    assert set(run.domain.evaluate(run, data)["results"]) == {"trained", "untrained", "pixels"}
+    monkeypatch.setattr("unremix.evaluation.images.MOST_PIXELS", len(data.train) * 64 - 1)
+    card = run.domain.evaluate(run, data)
+    assert set(card["results"]) == {"trained", "untrained"}
+    assert "left out" in card["protocol"]["pixels"]
+
+
+def test_a_warning_is_kept_once(digits: Path) -> None:
+    run = unremix.load(digits)
+    earlier = run.warnings
+    for message in ("something\nlooks wrong", "something looks wrong", "and <this>"):
+        run.warn(message)
+    assert run.warnings == [*earlier, "something looks wrong", "and <this>"]
+    assert main(["report", str(digits)]) == 0
+    assert "and &lt;this&gt;" in (digits / "report.html").read_text()
 
 
 @pytest.mark.slow

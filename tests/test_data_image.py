@@ -154,6 +154,30 @@ def test_of_several_held_out_folders_the_labelled_counts(tmp_path: Path) -> None
     assert data.test.names == ["val/a/1.png", "val/b/1.png"]
 
 
+def test_tiny_imagenet_as_published(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    for name in ("train/n1/images/n1_0", "train/n2/images/n2_0", "test/images/test_0",
+                 "val/images/val_0", "val/images/val_1", "val/images/val_2"):  # fmt: skip
+        save(folder / f"{name}.JPEG")
+    lines = ["val_0.JPEG\tn2\t0\t32", "val_1.JPEG\tn1\t3\t9", "val_2.JPEG\tn2\t0\t0"]
+    (folder / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    for data in (folder, zipped(folder, tmp_path / "t.zip", wrap="tiny-imagenet-200/")):
+        with pytest.warns(UserWarning, match="skipped 2 of 7 files"):
+            found = load_images(data)
+        assert found.train.classes == ["n1", "n2"]
+        assert found.train.labels is not None
+        assert found.train.labels.tolist() == [0, 1]
+        assert found.test is not None
+        assert found.test.labels is not None
+        assert found.test.labels.tolist() == [1, 0, 1]
+    # Annotations that do not name every image are not used.
+    (folder / "val" / "val_annotations.txt").write_text(lines[0])
+    with pytest.warns(UserWarning, match="skipped"):
+        found = load_images(folder)
+    assert found.test is not None
+    assert found.test.names == ["test/images/test_0.JPEG"]
+
+
 def test_a_wrapping_folder_is_looked_through(split_folder: Path, tmp_path: Path) -> None:
     wrapped = zipped(split_folder, tmp_path / "w.zip", wrap="outer/animals/")
     data = load_images(wrapped)
@@ -1160,6 +1184,24 @@ def test_labels_that_only_some_samples_have(tmp_path: Path, meta: dict[str, byte
     with pytest.warns(UserWarning, match="received 1 of 2 without; all labels are ignored"):
         data = load_images(write_tar(tmp_path / "one.tar", files))
     assert data.train.labels is None
+
+
+def test_shards_that_say_what_they_are_for(shards: Path) -> None:
+    for old, new in (("000", "x-train-0"), ("001", "x-validation-0"), ("002", "x-train-1")):
+        (shards / f"part-{old}.tar").rename(shards / f"{new}.tar")
+    data = load_images(shards)
+    assert data.test is not None
+    assert data.train.names[::2] == ["x-train-0.tar/00.png", "x-train-1.tar/20.png"]
+    assert data.test.names == ["x-validation-0.tar/10.png", "x-validation-0.tar/11.png"]
+    assert data.train.labels is not None
+    assert data.train.labels.tolist() == [0, 0, 1, 1]
+    assert load_images(str(shards / "x-train-{0..1}.tar")).test is None
+    # A shard for neither is named; one for testing alone is all there is.
+    (shards / "x-train-1.tar").rename(shards / "x-extra-1.tar")
+    with pytest.warns(UserWarning, match=r"x-extra-1.tar \(outside the shards"):
+        data = load_images(shards)
+    assert len(data.train) == 2
+    assert load_images(shards / "x-validation-0.tar").test is None
 
 
 def test_bad_shards(tmp_path: Path) -> None:

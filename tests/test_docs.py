@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import unremix
+from unremix import recipes
 from unremix.cli import make_parser
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +44,10 @@ def test_shown_commands_are_understood(command: str) -> None:
 @pytest.mark.parametrize("code", BLOCKS)
 def test_shown_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # A page may add a method; the next one must not see it.
+    monkeypatch.setattr(recipes, "RECIPES", dict(recipes.RECIPES))
+    parts = {kind: dict(known) for kind, known in recipes.PARTS.items()}
+    monkeypatch.setattr(recipes, "PARTS", parts)
     torch.manual_seed(0)
     encoder = nn.Linear(20, 512)
     names = {

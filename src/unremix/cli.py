@@ -13,14 +13,16 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, Namespace  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.table import Table
 
 import unremix
 from unremix.config import TrainConfig
 from unremix.evaluation.card import card_table, spread_of
-from unremix.experiments.plan import OWN, CompareConfig
+from unremix.experiments.plan import OWN, CompareConfig, domain_of, make_plan
+from unremix.experiments.reproduce import EXPERIMENTS
+from unremix.settings import find_config, shipped
 
 
 class Parser(ArgumentParser):
@@ -45,6 +47,22 @@ class Parser(ArgumentParser):
     commands: ClassVar[dict[str, Parser]] = {}
 
 
+class ConfigAction(ActionConfigFile):
+    """``--config``: a file of options, or the name of a setting that ships with the package."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
+        """Read the options."""
+        try:
+            path = find_config(values)
+        except ValueError as error:
+            parser.error(str(error))
+        super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
+
+
+CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
+DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
+
+
 def show_results(card: dict[str, Any], path: Path) -> None:
     """The table at the end of a run."""
     console = Console()
@@ -65,8 +83,13 @@ def show_results(card: dict[str, Any], path: Path) -> None:
     console.print(f"Everything is in {path}/ (open report.html first)", highlight=False)
 
 
-def train(config: TrainConfig) -> None:
-    """Train an encoder."""
+def train(config: TrainConfig, *, dry: bool = False) -> None:
+    """Train an encoder, or say what that would take."""
+    if dry:
+        from unremix.experiments.dry_run import dry_run
+
+        dry_run(config)
+        return
     from unremix import pipeline
 
     run = pipeline.train(config)
@@ -74,8 +97,15 @@ def train(config: TrainConfig) -> None:
         show_results(run.evaluation, run.path)
 
 
-def compare(config: CompareConfig, training: TrainConfig, command: str) -> int:
+def compare(
+    config: CompareConfig, training: TrainConfig, command: str, *, dry: bool = False
+) -> int:
     """Train several recipes with several seeds under the same options, and compare them."""
+    if dry:
+        from unremix.experiments.dry_run import dry_comparison
+
+        dry_comparison(make_plan(config, training), config.jobs)
+        return 0
     from unremix.experiments.compare import compare as run
 
     return 1 if run(config, training, command=command).failed else 0
@@ -155,6 +185,13 @@ def recipes() -> None:
             table.add_row(name, part.summary, options)
         console.print()
         console.print(table)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("--config", no_wrap=True)
+    table.add_column("settings that ship with the package, for every recipe")
+    for name, summary in shipped().items():
+        table.add_row(name, summary)
+    console.print()
+    console.print(table)
 
 
 def report(run: str) -> None:
@@ -191,17 +228,28 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=unremix.__version__)
     subcommands = parser.add_subcommands()
     training = Parser(description="Train an encoder on unlabelled data.")
-    training.add_argument("--config", action="config", help="A YAML file of options.")
+    training.add_argument("--config", action=ConfigAction, help=CONFIG)
+    training.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
     training.add_class_arguments(TrainConfig)
     subcommands.add_subcommand("train", training, help="Train an encoder on unlabelled data.")
     Parser.commands["train"] = training
     comparing = Parser(description=(compare.__doc__ or "").strip())
-    comparing.add_argument("--config", action="config", help="A YAML file of options.")
+    comparing.add_argument("--config", action=ConfigAction, help=CONFIG)
+    comparing.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
     comparing.add_class_arguments(CompareConfig)
     shared = {"progress", *OWN}
     comparing.add_class_arguments(TrainConfig, skip=shared)
     subcommands.add_subcommand("compare", comparing, help=(compare.__doc__ or "").strip())
     Parser.commands["compare"] = comparing
+    reproducing = Parser(description="Repeat an experiment.")
+    subcommands.add_subcommand("reproduce", reproducing, help="Repeat an experiment.")
+    Parser.commands["reproduce"] = reproducing
+    experiments = reproducing.add_subcommands(dest="experiment")
+    for name, experiment in EXPERIMENTS.items():
+        inner = Parser(description=experiment.summary)
+        inner.add_class_arguments(experiment.options)
+        experiments.add_subcommand(name, inner, help=experiment.summary)
+        Parser.commands[f"reproduce {name}"] = inner
     for name, function in COMMANDS.items():
         summary = (function.__doc__ or "").splitlines()[0]
         inner = Parser(description=summary)
@@ -223,19 +271,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     command = options.subcommand
     chosen: Namespace = options[command]
+    dry = bool(chosen.pop("dry_run", False))
     console = Console(stderr=True, soft_wrap=True)
+    words = shlex.join(["unremix", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         if command == "train":
             chosen.pop("config", None)
-            train(TrainConfig(**vars(Parser.commands["train"].instantiate(chosen))))
+            values = vars(Parser.commands["train"].instantiate(chosen))
+            train(TrainConfig(**values), dry=dry)
         elif command == "compare":
             chosen.pop("config", None)
             values = vars(Parser.commands["compare"].instantiate(chosen))
             own = {field.name: values.pop(field.name) for field in fields(CompareConfig)}
-            given = sys.argv[1:] if arguments is None else list(arguments)
-            return compare(
-                CompareConfig(**own), TrainConfig(**values), shlex.join(["unremix", *given])
-            )
+            values["domain"] = values["domain"] or domain_of(own["recipes"])
+            return compare(CompareConfig(**own), TrainConfig(**values), words, dry=dry)
+        elif command == "reproduce":
+            name = chosen.experiment
+            values = vars(Parser.commands[f"reproduce {name}"].instantiate(chosen[name]))
+            return EXPERIMENTS[name].run(EXPERIMENTS[name].options(**values), words)
         else:
             COMMANDS[command](**vars(chosen))
     except (ValueError, OSError, ImportError) as error:

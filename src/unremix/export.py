@@ -15,6 +15,7 @@ from unremix.run import Run
 
 Format = Literal["safetensors", "torchvision", "onnx"]
 SUFFIX = {"safetensors": ".safetensors", "torchvision": ".torchvision.pt", "onnx": ".onnx"}
+ENDINGS = {"safetensors": (".safetensors",), "torchvision": (".pt", ".pth"), "onnx": (".onnx",)}
 
 
 def export_encoder(run_folder: str, kind: Format, output: str | None = None) -> Path:
@@ -31,8 +32,14 @@ def export_encoder(run_folder: str, kind: Format, output: str | None = None) -> 
         The file.
 
     Raises:
-        ValueError: If this encoder cannot be written so, or a package is missing.
+        ValueError: If this encoder cannot be written so, the file's name ends otherwise, or a
+            package is missing.
     """
+    if output is not None and Path(output).suffix not in ENDINGS[kind]:
+        raise ValueError(
+            f"expected a file that ends in {' or '.join(ENDINGS[kind])} for the format {kind}, "
+            f"received {output!r}; rename it or choose another --format"
+        )
     run = Run(run_folder)
     encoder = run.encoder()
     path = run.path / f"encoder{SUFFIX[kind]}" if output is None else Path(output)

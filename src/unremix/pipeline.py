@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from unremix.config import TrainConfig
+from unremix.data.found import name_some
 from unremix.files import write_whole
 from unremix.progress import Progress
 from unremix.report import write_report
 from unremix.run import Run
 from unremix.training import fit, prepare
+
+NAMED = 50  # files left out that are named in warnings.txt
 
 
 def train(config: TrainConfig | None = None, **options: Any) -> Run:
@@ -47,8 +50,16 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
     config, data, run = prepared.config, prepared.data, prepared.run
     progress = Progress(config)
     domain = run.domain
-    observe = domain.observer(data, run.shape, config, progress.say)
+
+    def say(message: str) -> None:
+        progress.say(message)
+        run.warn(message)
+
+    observe = domain.observer(data, run.shape, config, say)
     if fit(prepared, observe, progress):
+        skipped = getattr(data, "skipped", ())
+        if skipped:
+            run.warn(f"left out ({len(skipped)}): {name_some(skipped, NAMED)}")
         progress.say("measuring the encoder, trained and untrained")
         _write_card(run, domain.evaluate(run, data), "evaluation.json")
         write_report(run.path)

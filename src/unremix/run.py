@@ -1,7 +1,8 @@
 """A run folder: what a training run leaves behind, and how to use it.
 
 ``config.yaml`` (complete, reloadable), ``metrics.csv``, ``checkpoints/last.ckpt``,
-``encoder.safetensors``, ``evaluation.json``, ``report.html``, ``figures/``.
+``encoder.safetensors``, ``evaluation.json``, ``report.html``, ``figures/``; ``warnings.txt`` if
+anything looked wrong.
 """
 
 from __future__ import annotations
@@ -150,6 +151,19 @@ class Run:
             return None
         card: dict[str, Any] = json.loads(file.read_text())
         return card
+
+    @property
+    def warnings(self) -> list[str]:
+        """What looked wrong: files that were left out, and what was said during training."""
+        file = self.path / "warnings.txt"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def warn(self, message: str) -> None:
+        """Keep a warning, once."""
+        line = " ".join(message.split())
+        if line not in self.warnings:
+            text = "\n".join([*self.warnings, line]) + "\n"
+            write_whole(self.path / "warnings.txt", lambda file: file.write_text(text))
 
     def embed(self, items: Any) -> Tensor:
         """Features of items, shape (n, F).

@@ -194,10 +194,27 @@ class Training(lightning.LightningModule):
         self.losses.append(float(value))
         self.step += 1
         self.progress.stepped(self, float(value))
+        within = self.step % self.steps_per_epoch
+        if config.log_every is not None and within and within % config.log_every == 0:
+            self._add_row(self.step / self.steps_per_epoch)
         every = config.checkpoint_every
-        if every is not None and self.step % every == 0 and self.step % self.steps_per_epoch:
+        if every is not None and self.step % every == 0 and within:
             self._count_time()
             self.save()
+
+    def _add_row(self, epoch: float) -> dict[str, float]:
+        """Add a row to the metrics; its loss is the mean over the steps since the row before."""
+        row = {"epoch": epoch, "step": self.step, "loss": sum(self.losses) / len(self.losses)}
+        self.losses = []
+        if self.trainer.is_global_zero:
+            if epoch == self.epoch:
+                row |= self.observe(self.model, self.epoch)
+            row |= {f"mix_{name}": share for name, share in self.model.mix.items()}
+            self.rows.append(row)
+            self.write_metrics()
+            for logger in self.loggers:
+                logger.log_metrics(row, step=self.step)
+        return row
 
     def _count_time(self) -> None:
         """Add the time since it was last counted."""
@@ -251,26 +268,14 @@ class Training(lightning.LightningModule):
         limit = self.config.max_minutes
         over = limit is not None and self.seconds >= 60 * limit
         self.stopped = bool(self.trainer.strategy.broadcast(over))
-        row: dict[str, float] = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "loss": sum(self.losses) / len(self.losses),
-        }
-        self.losses = []
-        if self.trainer.is_global_zero:
-            row |= self.observe(self.model, self.epoch)
-            row |= {f"mix_{name}": share for name, share in self.model.mix.items()}
-            self.rows.append(row)
-            self.write_metrics()
-            for logger in self.loggers:
-                logger.log_metrics(row, step=self.step)
+        row = self._add_row(self.epoch)
         self.save()
         self.progress.epoch_ended(self, row)
         self.trainer.should_stop = self.stopped
         self.since = time.perf_counter()
 
     def write_metrics(self) -> None:
-        """Write metrics.csv anew: a row per epoch."""
+        """Write metrics.csv anew."""
         names = list(dict.fromkeys(name for row in self.rows for name in row))
 
         def write(path: Path) -> None:

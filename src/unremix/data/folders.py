@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from stat import S_ISREG
 
@@ -14,6 +16,7 @@ from unremix.data.found import Found, labelled, locate
 from unremix.data.shards import (
     Skipped,
     Span,
+    Unusable,
     ZipSpan,
     expand_braces,
     read_shards,
@@ -22,6 +25,7 @@ from unremix.data.shards import (
 
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
+ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's: name and class of the images beside it
 Files = list[tuple[str, Span | ZipSpan]]
 
 
@@ -102,14 +106,15 @@ def read_tree(name: str, files: Files, skipped: list[Skipped]) -> Found:
             images[file] = span
         else:
             skipped.append(Skipped(file, "empty" if span.size == 0 else "not an image"))
+    annotated = _annotated_classes(files)
     depth = _shared_folders(list(images))
-    parts, outside = _split_by_folder(list(images), depth)
+    parts, outside = _split_by_folder(list(images), depth, annotated)
     skipped += [Skipped(file, "outside the folders for train and test") for file in outside]
     values: list[list[str] | None] = []
     for names, base in parts:
         # Test images of a single class still have labels if the training images have.
         fewest = 1 if values and values[0] is not None else 2
-        values.append(_class_folders(names, base, fewest))
+        values.append(_classes(names, base, fewest, annotated))
     sources = [(names, FileSource([images[file] for file in names])) for names, _ in parts]
     return Found(name, labelled(sources, values), skipped)
 
@@ -137,7 +142,9 @@ def _shared_folders(names: list[str]) -> int:
     return shared.index(False) if False in shared else len(shared)
 
 
-def _split_by_folder(names: list[str], depth: int) -> tuple[list[tuple[list[str], int]], list[str]]:
+def _split_by_folder(
+    names: list[str], depth: int, annotated: Mapping[str, str]
+) -> tuple[list[tuple[list[str], int]], list[str]]:
     """Train and test by the folders at ``depth``, each with the depth of what it holds.
 
     Returns:
@@ -152,10 +159,37 @@ def _split_by_folder(names: list[str], depth: int) -> tuple[list[tuple[list[str]
     held_out = [key for key in TEST_FOLDERS if key in folders]
     if train is None or not held_out:
         return [(names, depth)], []
-    classes = [key for key in held_out if _class_folders(folders[key], depth + 1, 2)]
+    classes = [key for key in held_out if _classes(folders[key], depth + 1, 2, annotated)]
     test = folders.pop((classes or held_out)[0])
     outside = [name for rest in folders.values() for name in rest]
     return [(train, depth + 1), (test, depth + 1)], outside
+
+
+def _annotated_classes(files: Files) -> dict[str, str]:
+    """The class of each image that a `ANNOTATIONS` file names: a line per image, tabs between."""
+    found: dict[str, str] = {}
+    for file, span in files:
+        folder, _, base = file.rpartition("/")
+        if base != ANNOTATIONS:
+            continue
+        try:
+            lines = span.read().decode(errors="replace").splitlines()
+        except (Unusable, OSError):
+            continue
+        for line in lines:
+            name, _, rest = line.partition("\t")
+            for place in (folder, f"{folder}/images"):
+                found[f"{place}/{name}".lstrip("/")] = rest.split("\t")[0]
+    return found
+
+
+def _classes(
+    names: list[str], depth: int, fewest: int, annotated: Mapping[str, str]
+) -> list[str] | None:
+    """The class of each file as annotated, or else by its folder."""
+    if names and all(annotated.get(name) for name in names):
+        return [annotated[name] for name in names]
+    return _class_folders(names, depth, fewest)
 
 
 def _class_folders(names: list[str], depth: int, fewest: int) -> list[str] | None:
@@ -175,16 +209,40 @@ def read_pattern(pattern: str) -> Found:
 
 
 def read_tars(name: str, shards: list[tuple[str, Path]]) -> Found:
-    """WebDataset shards."""
-    samples, skipped = read_shards(shards)
-    labels = [sample.label for sample in samples if sample.label is not None]
-    if labels and len(labels) < len(samples):
-        warnings.warn(
-            f"expected all samples of {name} or none to have a label, received "
-            f"{len(samples) - len(labels)} of {len(samples)} without; all labels are ignored",
-            stacklevel=4,
-        )
-    source = FileSource([sample.image for sample in samples])
-    complete = labels if labels and len(labels) == len(samples) else None
-    splits = labelled([([sample.name for sample in samples], source)], [complete])
-    return Found(name, splits, skipped)
+    """WebDataset shards; those whose names say train and those that say test (val) are a split."""
+    parts, outside = _split_by_name(shards)
+    skipped = [Skipped(shard, "outside the shards for train and test") for shard in outside]
+    names: list[list[str]] = []
+    spans: list[list[Span]] = []
+    values: list[list[int] | None] = []
+    for part in parts:
+        samples, bad = read_shards(part)
+        labels = [sample.label for sample in samples if sample.label is not None]
+        if labels and len(labels) < len(samples):
+            warnings.warn(
+                f"expected all samples of {name} or none to have a label, received "
+                f"{len(samples) - len(labels)} of {len(samples)} without; all labels are ignored",
+                stacklevel=4,
+            )
+        skipped += bad
+        names.append([sample.name for sample in samples])
+        spans.append([sample.image for sample in samples])
+        values.append(labels if labels and len(labels) == len(samples) else None)
+    sources = [(some, FileSource(places)) for some, places in zip(names, spans, strict=True)]
+    return Found(name, labelled(sources, values), skipped)
+
+
+def _split_by_name(
+    shards: list[tuple[str, Path]],
+) -> tuple[list[list[tuple[str, Path]]], list[str]]:
+    """Shards to train on and to test on, all in one if names do not tell; and the others."""
+
+    def says(shard: str, *words: str) -> bool:
+        return any(word in words for word in re.split(r"[^a-z]+", shard.lower()))
+
+    train = [shard for shard in shards if says(shard[0], *TRAIN_FOLDERS)]
+    held_out = [[shard for shard in shards if says(shard[0], word)] for word in TEST_FOLDERS]
+    test = next((found for found in held_out if found), [])
+    if not train or not test:
+        return [shards], []
+    return [train, test], [shard[0] for shard in shards if shard not in train and shard not in test]

@@ -81,7 +81,8 @@ def locate(data: str | Path) -> Path:
     looked = " or ".join(str(path) for path in candidates)
     raise FileNotFoundError(
         f"expected {looked} to exist, received a path to nothing"
-        f"{'' if root else ' (UNREMIX_DATA is not set)'}; accepted are {ACCEPTED}"
+        f"{'' if root else ' (UNREMIX_DATA is not set)'}; accepted are digits, a folder or zip of "
+        "images, CIFAR or idx files, .npz and WebDataset shards"
     )
 
 

@@ -71,13 +71,15 @@ def load_images(
     - A folder of images or a zip of one. First-level folders ``train`` (``training``) and ``test``
       (``val``, ``valid``, ``validation``) are a split; of several held-out folders the first with
       class folders counts. If all images of a split lie in at least two sub-folders, these are the
-      classes. Folders that wrap everything else are looked through.
+      classes; Tiny-ImageNet's ``val_annotations.txt`` is read. Folders that wrap everything else
+      are looked through.
     - CIFAR-10 or CIFAR-100 python pickles, as a folder or ``.tar.gz``. Only arrays are unpickled;
       a pickle that asks for anything else is refused.
     - MNIST-like idx files, packed by gzip or not, in one folder.
     - ``.npz`` with ``images`` (and ``labels``), or ``x_train`` (``y_train``, ``x_test``,
       ``y_test``): (n, H, W), (n, H, W, C) or (n, C, H, W), in 0..255 or floats in [0, 1].
     - WebDataset shards: a ``.tar``, a folder of them or a pattern like ``shards-{000..099}.tar``.
+      Where some names say train and others test or val, they are a split.
 
     Every image is turned upright by its EXIF tag, reduced to its first frame, laid over white
     where it is transparent, brought to 8 bits (16 bits are divided by 257; other integers and

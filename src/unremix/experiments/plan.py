@@ -114,6 +114,17 @@ def chosen_recipes(names: str, domain: str) -> tuple[str, ...]:
     return tuple(find_recipe(name).name for name in found)
 
 
+def domain_of(names: str) -> str | None:
+    """What the first of some recipes is for; None where its name is none.
+
+    Example:
+        >>> domain_of("infograph,infograph-hcl")
+        'graph'
+    """
+    recipe = RECIPES.get(names.split(",")[0].strip())
+    return None if recipe is None else recipe.domain
+
+
 def with_budget(train: TrainConfig, budget: str | None) -> TrainConfig:
     """The options with the epochs or the time of a budget.
 

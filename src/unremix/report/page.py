@@ -85,6 +85,7 @@ def write_report(run_folder: str | Path) -> Path:
             or name == "classes"
         },
         last=rows[-1] if rows else None,
+        warnings=run.warnings,
         figures={name: Markup(svg) for name, svg in figures.items()},
     )
     path = run.path / "report.html"

@@ -111,6 +111,10 @@ SETTINGS: dict[str, Augmentation] = {
     "imagenet": Augmentation(
         jitter=(0.8, 0.8, 0.8, 0.2), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     ),
+    # MoCo-v2's on ImageNet: milder than SimCLR's.
+    "moco": Augmentation(
+        crop_scale=(0.2, 1.0), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    ),
     # One channel, such as digits: mirrored or cropped to a corner, a digit is another digit.
     "grey": Augmentation(
         crop_scale=(0.5, 1.0),

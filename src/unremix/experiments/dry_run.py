@@ -1,0 +1,453 @@
+"""The dry run: a few real steps, and what they say about the whole training. Nothing is written.
+
+What is measured: the time of a step, the memory it takes, the size of a checkpoint. Where a step of
+the whole batch would take too long to wait for, a smaller one is measured and scaled, and the table
+says so. Reading data that are not there, and the evaluation, are not part of the estimate.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from unremix.config import TrainConfig
+from unremix.data.image import ImageData, ImageSet
+from unremix.domains import Domain, find_domain
+from unremix.experiments.compare import FILE_WIDTH
+from unremix.experiments.estimate import (
+    TIMED,
+    WARM_UP,
+    Estimate,
+    Measured,
+    amount,
+    count_parameters,
+    duration,
+    epochs_within,
+    on_a_line,
+    rows_of,
+    step_size,
+    tensor_bytes,
+)
+from unremix.experiments.plan import Plan
+from unremix.experiments.processes import share_for
+from unremix.frameworks.base import Framework
+from unremix.frameworks.memory import Memory
+from unremix.progress import Progress
+from unremix.run import Run
+from unremix.training import Prepared, Training, check_size, fit
+
+# Images to train on in the data that the shipped settings name, as published.
+PUBLISHED = {
+    "cifar-10-python.tar.gz": 50_000,
+    "cifar-100-python.tar.gz": 50_000,
+    "tiny-imagenet-200.zip": 100_000,
+    "imagenet-1k-wds": 1_281_167,
+}
+
+SECONDS = 40.0  # for the measured steps, about
+FEW = 8  # samples in the step that tells how many more can be waited for
+
+
+class Enough(Exception):
+    """Raised in mid-training: all steps that were wanted are made."""
+
+
+class Stopwatch(Progress):
+    """Times steps where others show progress, and ends the training after a few.
+
+    Args:
+        config: The run's options.
+        steps: How many to make at most; an epoch's last is the last in any case.
+        seconds: After so many, one timed step is enough.
+    """
+
+    def __init__(self, config: TrainConfig, steps: int, seconds: float = math.inf) -> None:
+        super().__init__(replace(config, progress=False))
+        self.steps = steps
+        self.limit = seconds
+        self.times: list[float] = []
+        self.found: dict[str, Any] = {}
+
+    def __enter__(self) -> Stopwatch:
+        super().__enter__()
+        self.times = [time.perf_counter()]
+        return self
+
+    def stepped(self, training: Training, loss: float) -> None:
+        """Note the time; after the first step, fill the queue, as it will be most of the time."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.times.append(time.perf_counter())
+        wanted = self.steps
+        if self.times[-1] - self.times[0] > self.limit:
+            wanted = WARM_UP + 1
+        if len(self.times) <= min(wanted, training.steps_per_epoch):
+            if len(self.times) == 2:
+                _fill_queue(training.model)
+                self.times[-1] = time.perf_counter()
+            return
+        (optimizer,) = training.trainer.optimizers
+        state = optimizer.state_dict()["state"]
+        self.found = {
+            "checkpoint": tensor_bytes([training.model.state_dict(), state]),
+            "encoder": tensor_bytes(training.model.encoder.state_dict()),
+            "parameters": count_parameters(training.model),
+            "device": training.device,
+        }
+        raise Enough
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Of each step; the first ones, which warm up, are left out where there are others."""
+        took = [after - before for before, after in pairwise(self.times)]
+        return tuple(took[WARM_UP:] or took)
+
+
+@torch.no_grad()
+def _fill_queue(model: Framework) -> None:
+    memory = getattr(model, "memory", None)
+    if isinstance(memory, Memory):
+        keys = [torch.randn_like(rows) for rows in (memory.embeddings, memory.inputs)]
+        memory.add(keys[0], keys[1], torch.full_like(memory.sample_ids, -1))
+
+
+def _status(name: str) -> int | None:
+    """Bytes that Linux names for this process; None elsewhere."""
+    try:
+        found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        return None
+    return None if found is None else int(found[1]) * 1024
+
+
+def _forget_peak() -> None:
+    gc.collect()
+    with suppress(OSError, AttributeError):  # glibc keeps what was freed unless told otherwise
+        ctypes.CDLL(None).malloc_trim(0)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # else the peak of the whole process counts: too much, not too little
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory_in_use() -> int | None:
+    """Bytes that this process has in memory; None where the system does not say."""
+    _forget_peak()
+    return _status("VmRSS")
+
+
+def _peak(device: torch.device, before: int | None) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = _status("VmHWM")
+    return None if peak is None or before is None else max(0, peak - before)
+
+
+def _measuring(config: TrainConfig) -> TrainConfig:
+    """The options for a few steps in one process, in which everything that costs time happens."""
+    mochi = config.mochi
+    if mochi.warmup_epochs is not None:
+        mochi = replace(mochi, warmup_epochs=0)
+    return replace(
+        config, epochs=1, warmup_epochs=0, max_minutes=None, mochi=mochi, devices=1, num_nodes=1,
+        sync_batchnorm=False, checkpoint_every=None, loggers=(), progress=False, resume=None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Steps of one size.
+
+    Args:
+        size: Samples in a step.
+        at_once: How many of them go through the encoder at a time.
+        peak: Most bytes in use, above those before there was a model.
+        watch: Knows their times, and the model.
+    """
+
+    size: int
+    at_once: int
+    peak: int | None
+    watch: Stopwatch
+
+
+def _try(
+    config: TrainConfig, data: Any, shape: Any, size: int, timed: int, seconds: float,
+    before: int | None,
+) -> Trial:  # fmt: skip
+    chunk = config.chunk if config.chunk is None or config.chunk < config.batch_size else None
+    if chunk is not None and chunk >= size:
+        chunk = max(2, size // 2)  # in chunks all the same
+    small = replace(_measuring(config), batch_size=size, chunk=chunk)
+    run = Run.unwritten(Path(config.runs) / "dry-run", small, shape)
+    watch = Stopwatch(small, WARM_UP + timed, seconds)
+    _forget_peak()
+    with suppress(Enough):
+        fit(Prepared(run, small, data, None), lambda *_: {}, watch)
+    return Trial(size, chunk or size, _peak(watch.found["device"], before), watch)
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure(
+    config: TrainConfig, data: Any, shape: Any, *, seconds: float = SECONDS, before: int | None
+) -> Measured:
+    """Make a few steps.
+
+    Args:
+        config: The run's options.
+        data: Its data.
+        shape: What they decide about the model.
+        seconds: How long it may take, about; a step of few samples is made in any case.
+        before: Bytes in memory before there was any model.
+    """
+    whole, few = config.batch_size, min(FEW, config.batch_size)
+    with _threads_kept():
+        quick = _try(config, data, shape, few, 2, seconds / 2, before)
+        size = step_size(whole, min(quick.watch.seconds), few, seconds)
+        if size > few:
+            trial, other = _try(config, data, shape, size, TIMED, seconds, before), quick
+        else:
+            trial, other = quick, quick
+            if few < whole:
+                other = _try(config, data, shape, few // 2, 1, seconds, before)
+    memory = trial.peak
+    if size < whole and memory is not None and other.peak is not None:
+        in_full = min(whole, config.chunk or whole)
+        if trial.at_once > other.at_once:
+            memory = on_a_line((other.at_once, other.peak), (trial.at_once, memory), in_full)
+    found = trial.watch.found
+    return Measured(
+        seconds=trial.watch.seconds,
+        samples=size,
+        scale=whole / size,
+        memory=memory,
+        checkpoint=found["checkpoint"],
+        encoder=found["encoder"],
+        parameters=found["parameters"],
+        device=found["device"].type,
+    )
+
+
+def load_or_imagine(domain: Domain, config: TrainConfig) -> tuple[Any, bool]:
+    """The data; or random images in their place, if they are a shipped setting's and not there.
+
+    Returns:
+        The data, and whether they are real.
+
+    Raises:
+        FileNotFoundError: For other data that do not exist.
+    """
+    try:
+        return domain.load(config), True
+    except FileNotFoundError:
+        if config.data not in PUBLISHED or config.image_size is None:
+            raise
+    count = min(PUBLISHED[config.data], config.limit or PUBLISHED[config.data])
+    images = ImageSet(RandomImages(count, config.image_size), [""] * count, None, None)
+    return ImageData(images, None, config.data, ()), False
+
+
+@dataclass(frozen=True)
+class RandomImages:
+    """Images of noise: see :class:`unremix.data.image.ImageStore`.
+
+    Args:
+        count: How many.
+        size: S.
+    """
+
+    count: int
+    size: int
+    channels: int = 3
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """As many images as asked for, uint8, shape (B, 3, S, S)."""
+        shape = (len(indices), self.channels, self.size, self.size)
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
+def estimate(
+    config: TrainConfig,
+    data: Any | None = None,
+    *,
+    seconds: float = SECONDS,
+    before: int | None = None,
+) -> Estimate:
+    """What a training run will take, from a few of its steps.
+
+    Args:
+        config: The run's options.
+        data: Its data; loaded by default.
+        seconds: How long the steps may take, about.
+        before: Bytes in memory before there was any model; what they are now by default.
+
+    Raises:
+        ValueError: For options or data that no run can be made of.
+    """
+    if config.epochs < 1:
+        raise ValueError("expected at least 1 epoch to estimate, received 0")
+    domain = find_domain(config.domain)
+    domain.check(config)
+    if data is None:
+        data = load_or_imagine(domain, config)[0]
+    check_size(domain, data, config)
+    shape = domain.shape(data, config)
+    before = memory_in_use() if before is None else before
+    measured = measure(config, data, shape, seconds=seconds, before=before)
+    steps = domain.steps(data, config)
+    epochs = epochs_within(config.max_minutes, config.epochs, steps * measured.step_seconds)
+    return Estimate(domain.size(data), steps, epochs, measured)
+
+
+def _said(data_are_real: bool, config: TrainConfig, measured: Sequence[Measured]) -> list[str]:
+    """What a reader of the table has to know."""
+    devices = sorted({found.device for found in measured})
+    threads = config.threads or torch.get_num_threads()
+    where = " and ".join(devices)
+    if devices == ["cpu"]:
+        where += f", {threads} thread{'s' * (threads > 1)}"
+    timed = min((len(found.seconds) for found in measured), default=0)
+    said = [
+        f"Measured on {where}, one process: the median of {timed} step{'s' * (timed > 1)}. "
+        "Evaluation comes on top; nothing was written."
+    ]
+    if not data_are_real:
+        said.append(
+            f"The data {config.data!r} were not found: random images stood for them, as many as "
+            "were published; reading and decoding are not in the time."
+        )
+    if any(found.scale > 1 for found in measured):
+        said.append("Scaled figures take cost as proportional to the batch.")
+    return said
+
+
+def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
+    """Print what a training run will take: ``unremix train --dry_run``.
+
+    Args:
+        config: The run's options.
+        console: Where to print.
+
+    Raises:
+        ValueError: For options or data that no run can be made of.
+    """
+    console = console or Console()
+    if config.resume is not None:
+        raise ValueError(
+            "expected --dry_run for a new run, received --resume as well; leave it out"
+        )
+    domain = find_domain(config.domain)
+    domain.check(config)
+    data, real = load_or_imagine(domain, config)
+    found = estimate(config, data)
+    about = domain.describe(config, domain.shape(data, config))
+    table = Table(title=f"{config.composed_name} on {domain.name(data)}, {about}", box=None)
+    table.add_column("", no_wrap=True)
+    table.add_column("")
+    for row in rows_of(found, config, domain.unit):
+        table.add_row(*row)
+    console.print(table)
+    for line in _said(real, config, [found.measured]):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return found
+
+
+def dry_comparison(
+    plan: Plan, jobs: int | None, console: Console | None = None
+) -> dict[str, Estimate]:
+    """Print what a comparison will take: ``unremix compare --dry_run``.
+
+    Args:
+        plan: Its runs.
+        jobs: Runs at a time, if they are given.
+        console: Where to print.
+
+    Returns:
+        The estimate of one run, by recipe, of all that can be run.
+
+    Raises:
+        ValueError: If no recipe can be run.
+    """
+    console = console or Console()
+    share = share_for(plan, jobs)
+    train = replace(plan.train, threads=share.threads)
+    domain = find_domain(train.domain)
+    data, real = load_or_imagine(domain, train)
+    before = memory_in_use()
+    found: dict[str, Estimate] = {}
+    failed = []
+    for recipe in plan.recipes:
+        config = replace(train, recipe=recipe)
+        try:
+            found[recipe] = estimate(
+                config, data, seconds=SECONDS / len(plan.recipes), before=before
+            )
+        except ValueError as error:
+            failed.append(f"{recipe} cannot be run: {error}")
+    if not found:
+        raise ValueError("; ".join(failed))
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(_comparison_table(f"{len(plan.jobs)} runs on {domain.name(data)}", found, plan))
+    every = list(found.values())
+    seconds = plan.seeds * sum(one.seconds for one in every)
+    disk = plan.seeds * sum(one.measured.checkpoint + one.measured.encoder for one in every)
+    disk += share.jobs * max(one.measured.checkpoint for one in every)
+    console.print(
+        f"In all {duration(seconds)} of training; {duration(seconds / share.jobs)} with "
+        f"{share.jobs} at a time, if they do not hinder each other. Disk: {amount(disk)}.",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    for line in (*_said(real, train, [one.measured for one in every]), *failed):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return found
+
+
+def _comparison_table(title: str, found: Mapping[str, Estimate], plan: Plan) -> Table:
+    table = Table(title=title, box=None, pad_edge=False)
+    headings = ["recipe", "parameters", "memory", "checkpoint", "a step", "a run", "all seeds"]
+    if plan.minutes is not None:
+        headings.insert(5, "epochs")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    for recipe, one in found.items():
+        measured = one.measured
+        cells = [
+            recipe,
+            f"{sum(measured.parameters.values()) / 1e6:.1f} M",
+            amount(measured.memory),
+            amount(measured.checkpoint),
+            duration(measured.step_seconds),
+            duration(one.seconds),
+            duration(plan.seeds * one.seconds),
+        ]
+        if plan.minutes is not None:
+            cells.insert(5, f"{one.epochs:,}")
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,215 @@
+"""From a few steps to a whole training: memory, time and disk, by arithmetic alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from torch import Tensor, nn
+
+from unremix.config import TrainConfig
+from unremix.frameworks.base import Framework
+
+WARM_UP = 1  # steps before those that are timed
+TIMED = 3
+FEW = 8  # samples in the step that tells how many more can be waited for
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a few steps showed.
+
+    Args:
+        seconds: Of each timed step.
+        samples: In a step.
+        scale: Steps of the whole batch are so many times as large.
+        memory: Bytes that a step of the whole batch takes, on top of the data; None where the
+            system does not say.
+        checkpoint: Bytes of a checkpoint.
+        encoder: Bytes of the encoder alone.
+        parameters: How many numbers there are in the encoder, the head and further parts.
+        device: What the steps ran on.
+    """
+
+    seconds: tuple[float, ...]
+    samples: int
+    scale: float
+    memory: int | None
+    checkpoint: int
+    encoder: int
+    parameters: Mapping[str, int]
+    device: str
+
+    @property
+    def step_seconds(self) -> float:
+        """Of a step of the whole batch: the median, scaled."""
+        return median(self.seconds) * self.scale
+
+    @property
+    def disk(self) -> int:
+        """Bytes of a run's folder: the last checkpoint stands until the next is whole."""
+        return 2 * self.checkpoint + self.encoder
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a training run will take.
+
+    Args:
+        samples: How many there are to train on.
+        steps_per_epoch: Steps per epoch.
+        epochs: Epochs; those that the time allows, if the time is limited.
+        measured: What a few steps showed.
+    """
+
+    samples: int
+    steps_per_epoch: int
+    epochs: int
+    measured: Measured
+
+    @property
+    def steps(self) -> int:
+        """In all."""
+        return self.steps_per_epoch * self.epochs
+
+    @property
+    def seconds(self) -> float:
+        """Of training, without evaluation."""
+        return self.steps * self.measured.step_seconds
+
+
+def epochs_within(minutes: float | None, epochs: int, epoch_seconds: float) -> int:
+    """Epochs of a run that ends with the epoch in which its time is up.
+
+    Example:
+        >>> epochs_within(10, 400, 90.0), epochs_within(None, 400, 90.0), epochs_within(10, 5, 90.0)
+        (7, 400, 5)
+    """
+    if minutes is None or epoch_seconds <= 0:
+        return epochs
+    return min(epochs, math.ceil(60 * minutes / epoch_seconds))
+
+
+def step_size(batch_size: int, quick: float, few: int, seconds: float) -> int:
+    """Samples in the steps to be timed: the whole batch if there is time, else a power of two.
+
+    Args:
+        batch_size: The whole batch.
+        quick: Seconds that a step of few samples took.
+        few: How many those were.
+        seconds: For all steps that are to be made.
+
+    Example:
+        >>> (
+        ...     step_size(256, 0.1, 8, 40.0),
+        ...     step_size(256, 4.0, 8, 40.0),
+        ...     step_size(256, 30.0, 8, 40.0),
+        ... )
+        (256, 16, 8)
+    """
+    affordable = seconds / (WARM_UP + TIMED) * few / max(quick, 1e-9)
+    if affordable >= batch_size:
+        return batch_size
+    return max(few, 1 << int(math.log2(max(1.0, affordable))))
+
+
+def on_a_line(small: tuple[int, int], large: tuple[int, int], whole: int) -> int:
+    """Memory that a step takes, from that of two smaller ones; never less than measured.
+
+    Args:
+        small: Samples and bytes of a small step.
+        large: Samples and bytes of a larger one.
+        whole: Samples of the step in question.
+
+    Example:
+        >>> on_a_line((8, 1000), (16, 1400), 256)
+        13400
+    """
+    growth = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
+    return round(max(small[1], large[1]) + growth * (whole - large[0]))
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    Example:
+        >>> duration(8.41), duration(754), duration(7501), duration(400_000)
+        ('8.4 s', '12 min 34 s', '2 h 5 min', '4 d 15 h')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.3g} s" if seconds < 1 else f"{seconds:.1f} s"
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for (name, size), (next_name, next_size) in pairwise(units):
+        whole = round(seconds / next_size) * next_size  # so that 59.9 min are an hour
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // next_size} {next_name}"
+    raise AssertionError(seconds)
+
+
+def amount(count: int | None) -> str:
+    """A number of bytes in words.
+
+    Example:
+        >>> amount(512), amount(3_000_000), amount(5_000_000_000), amount(None)
+        ('0.5 KiB', '2.9 MiB', '4.7 GiB', 'not known')
+    """
+    if count is None:
+        return "not known"
+    value, unit = count / 2**10, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if value >= 1000:
+            value, unit = value / 2**10, larger
+    return f"{value:.1f} {unit}"
+
+
+def tensor_bytes(state: Any) -> int:
+    """Bytes of all tensors in a state, however it is nested.
+
+    Example:
+        >>> import torch
+        >>> tensor_bytes({"a": torch.zeros(2, 3), "b": [torch.zeros(1, dtype=torch.long), "c"]})
+        32
+    """
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, Mapping):
+        return sum(tensor_bytes(part) for part in state.values())
+    if isinstance(state, list | tuple):
+        return sum(tensor_bytes(part) for part in state)
+    return 0
+
+
+def count_parameters(model: Framework) -> dict[str, int]:
+    """How many numbers the encoder, the head and all further parts learn or follow."""
+
+    def count(part: nn.Module | None) -> int:
+        return 0 if part is None else sum(p.numel() for p in part.parameters())
+
+    head = getattr(model, "head", None)
+    found = {"encoder": count(model.encoder), "head": count(head)}
+    return {**found, "further": count(model) - sum(found.values())}
+
+
+def rows_of(found: Estimate, config: TrainConfig, unit: str) -> list[tuple[str, str]]:
+    """An estimate as a table: what, and how much."""
+    measured = found.measured
+    scaled = f" (scaled from {measured.samples} {unit} a step)" if measured.scale > 1 else ""
+    parameters = ", ".join(f"{name} {n:,}" for name, n in measured.parameters.items() if n)
+    epochs = f"{found.epochs} epochs"
+    if config.max_minutes is not None and found.epochs < config.epochs:
+        epochs += f", until {config.max_minutes:g} min are over"
+    return [
+        (unit, f"{found.samples:,}, {config.batch_size} a step"),
+        ("steps per epoch", f"{found.steps_per_epoch:,}"),
+        ("steps in all", f"{found.steps:,} ({epochs})"),
+        ("parameters", parameters),
+        ("memory of a step", amount(measured.memory) + scaled),
+        ("checkpoint", amount(measured.checkpoint)),
+        ("time of a step", duration(measured.step_seconds) + scaled),
+        ("training", duration(found.seconds)),
+        ("disk", amount(measured.disk)),
+    ]

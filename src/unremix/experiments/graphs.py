@@ -1,0 +1,344 @@
+"""``unremix reproduce graphs``: the paper's figure on graphs, with its numbers.
+
+A comparison per data set, in a folder of its own; on top of them ``table.md``, ``results.json``
+(every run with the accuracy of every fold) and the bar chart ``graphs.png`` and ``graphs.svg``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from unremix.config import TrainConfig
+from unremix.data.graph import load_graphs
+from unremix.experiments.compare import compare, versions
+from unremix.experiments.plan import CompareConfig, chosen_recipes
+from unremix.experiments.reproduce import GraphsConfig
+from unremix.experiments.statistics import Difference, Summary, paired_difference, summarise
+from unremix.files import write_whole
+from unremix.report.curves import COLOURS, write_figure
+from unremix.run import Run
+
+# Of the best epoch on the test folds, which flatters; ours is the last epoch.
+PUBLISHED = {
+    "MUTAG": 0.8901, "PTC_MR": 0.6165, "REDDIT-BINARY": 0.8250, "IMDB-BINARY": 0.7303,
+    "IMDB-MULTI": 0.4969,
+}  # fmt: skip
+UNTRAINED = "untrained"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run.
+
+    Args:
+        data: Its data set.
+        recipe: Its recipe.
+        seed: Its seed.
+        epochs: Epochs it was trained.
+        accuracy: Mean over the folds.
+        folds: Of each fold.
+        untrained: Mean over the folds of the same encoder, not trained.
+        summed: Likewise of the summed node features.
+        mix: The learned shares at the end, if any.
+    """
+
+    data: str
+    recipe: str
+    seed: int
+    epochs: int
+    accuracy: float
+    folds: tuple[float, ...]
+    untrained: float
+    summed: float
+    mix: Mapping[str, float]
+
+
+def read_results(folder: Path, data: str, recipes: Sequence[str], seeds: int) -> list[Result]:
+    """The runs of a comparison that have come to their end.
+
+    Args:
+        folder: The comparison.
+        data: The data set.
+        recipes: Which recipes.
+        seeds: Seeds from 0 on, so many.
+    """
+    found = []
+    for recipe in recipes:
+        for seed in range(seeds):
+            path = folder / "runs" / f"{recipe}-{seed}"
+            if not (path / "evaluation.json").exists():
+                continue
+            run = Run(path)
+            card, rows = run.evaluation or {}, run.metrics()
+            results = card.get("results")
+            if results is None:
+                continue
+            found.append(
+                Result(
+                    data,
+                    recipe,
+                    seed,
+                    card["epoch"],
+                    results["trained"]["svm"]["value"],
+                    tuple(results["trained"]["svm"]["accuracies"]),
+                    results["untrained"]["svm"]["value"],
+                    results["summed node features"]["svm"]["value"],
+                    {name[4:]: value for name, value in rows[-1].items() if name[:4] == "mix_"}
+                    if rows
+                    else {},
+                )
+            )
+    return found
+
+
+def ranks(values: Mapping[str, float]) -> dict[str, float]:
+    """The rank of each, 1 for the largest; equals share the mean of their ranks.
+
+    Example:
+        >>> ranks({"a": 0.7, "b": 0.9, "c": 0.7})
+        {'a': 2.5, 'b': 1.0, 'c': 2.5}
+    """
+    return {
+        name: 1
+        + sum(other > value for other in values.values())
+        + (sum(other == value for other in values.values()) - 1) / 2
+        for name, value in values.items()
+    }
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """A data set in the table.
+
+    Args:
+        data: Its name.
+        summaries: Accuracy over seeds, by recipe, and of the untrained encoder.
+        differences: To the reference, over the seeds that both have, by recipe.
+    """
+
+    data: str
+    summaries: dict[str, Summary]
+    differences: dict[str, Difference]
+
+
+def data_rows(results: Sequence[Result], recipes: Sequence[str]) -> list[DataRow]:
+    """A row per data set, in the order they come up; the first recipe is the reference."""
+    rows = []
+    for data in dict.fromkeys(result.data for result in results):
+        by_seed: dict[str, dict[int, float]] = {
+            recipe: {r.seed: r.accuracy for r in results if (r.data, r.recipe) == (data, recipe)}
+            for recipe in recipes
+        }
+        # Recipes share the untrained encoder of a seed.
+        by_seed[UNTRAINED] = {r.seed: r.untrained for r in results if r.data == data}
+        reference = by_seed[recipes[0]]
+        differences = {}
+        for recipe in recipes[1:]:
+            seeds = sorted(by_seed[recipe].keys() & reference.keys())
+            if seeds:
+                differences[recipe] = paired_difference(
+                    [by_seed[recipe][seed] for seed in seeds], [reference[seed] for seed in seeds]
+                )
+        summaries = {
+            name: summarise([values[seed] for seed in sorted(values)])
+            for name, values in by_seed.items()
+            if values
+        }
+        rows.append(DataRow(data, summaries, differences))
+    return rows
+
+
+def average_ranks(rows: Sequence[DataRow], recipes: Sequence[str]) -> dict[str, float]:
+    """Mean rank of each recipe over the data sets that all of them have."""
+    complete = [row for row in rows if all(recipe in row.summaries for recipe in recipes)]
+    found = [ranks({recipe: row.summaries[recipe].mean for recipe in recipes}) for row in complete]
+    return {recipe: statistics.fmean(one[recipe] for one in found) for recipe in recipes if found}
+
+
+def _summary(summary: Summary | None) -> str:
+    if summary is None:
+        return "–"
+    spread = "–" if summary.deviation is None else f"{100 * summary.deviation:.1f}"
+    return f"{100 * summary.mean:.1f} ± {spread} ({summary.count})"
+
+
+def _difference(difference: Difference | None) -> str:
+    if difference is None:
+        return "–"
+    if difference.low is None or difference.high is None:
+        return f"{100 * difference.mean:+.1f} [–]"
+    low, high = 100 * difference.low, 100 * difference.high
+    return f"{100 * difference.mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def to_markdown(rows: Sequence[DataRow], recipes: Sequence[str]) -> str:
+    """The table, and what has to be known to read it."""
+    headings = [
+        "data set", *recipes, *(f"{recipe} − {recipes[0]}" for recipe in recipes[1:]),
+        "untrained", "InfoGraph, published",
+    ]  # fmt: skip
+    lines = [headings, ["---"] + ["--:"] * (len(headings) - 1)]
+    for row in rows:
+        published = PUBLISHED.get(row.data)
+        lines.append([
+            row.data,
+            *(_summary(row.summaries.get(recipe)) for recipe in recipes),
+            *(_difference(row.differences.get(recipe)) for recipe in recipes[1:]),
+            _summary(row.summaries.get(UNTRAINED)),
+            "–" if published is None else f"{100 * published:.1f}",
+        ])  # fmt: skip
+    average = average_ranks(rows, recipes)
+    if average:
+        shown = [f"{average[recipe]:.2f}" for recipe in recipes]
+        lines.append(["average rank", *shown, *[""] * (len(headings) - 1 - len(recipes))])
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return (
+        f"{table}\n\nAccuracy in percent, mean ± standard deviation over seeds (their number); a "
+        "seed's accuracy is the mean over the outer folds. Differences pair equal seeds, which "
+        "share initial weights, order of the graphs and folds: mean [95 % interval by Student's "
+        "t]. Published figures are those of the best epoch on the test folds; ours are those of "
+        "the last epoch.\n"
+    )
+
+
+def bar_chart(rows: Sequence[DataRow], recipes: Sequence[str]) -> Figure:
+    """A group of bars per data set, a bar per recipe, one standard deviation up and down."""
+    figure = Figure(figsize=(2.0 + 1.4 * max(1, len(rows)), 3.8), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(recipes)
+    for number, recipe in enumerate(recipes):
+        shown = [(place, row) for place, row in enumerate(rows) if recipe in row.summaries]
+        summaries = [row.summaries[recipe] for _, row in shown]
+        axes.bar(
+            [place - 0.4 + (number + 0.5) * width for place, _ in shown],
+            [100 * summary.mean for summary in summaries],
+            width,
+            yerr=[100 * (summary.deviation or 0.0) for summary in summaries],
+            color=COLOURS[number % len(COLOURS)], label=recipe, capsize=2, error_kw={"lw": 1},
+        )  # fmt: skip
+    for place, row in enumerate(rows):
+        if UNTRAINED in row.summaries:
+            level = 100 * row.summaries[UNTRAINED].mean
+            axes.hlines(
+                level, place - 0.42, place + 0.42, color="#444444", linestyle=(0, (4, 3)), lw=1.2,
+                label="" if place else "untrained encoder",
+            )  # fmt: skip
+    published = [(place, row) for place, row in enumerate(rows) if row.data in PUBLISHED]
+    axes.plot(
+        [place - 0.4 + 0.5 * width for place, _ in published],
+        [100 * PUBLISHED[row.data] for _, row in published],
+        "kD", ms=4, mfc="white", linestyle="none", label="InfoGraph, published (best epoch)",
+    )  # fmt: skip
+    axes.set_xticks(range(len(rows)), [row.data for row in rows])
+    lowest = min((s.mean for row in rows for s in row.summaries.values()), default=0.0)
+    axes.set(ylabel="accuracy, %", ylim=(max(0.0, 100 * lowest - 12), None))
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    return figure
+
+
+def _write(config: GraphsConfig, results: Sequence[Result], command: str) -> str:
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = data_rows(results, config.recipes)
+    table = to_markdown(rows, config.recipes)
+    made = versions()
+    record = {
+        "command": command,
+        "versions": made,
+        "settings": asdict(replace(config, train=True)),
+        "published": PUBLISHED,
+        "runs": [asdict(result) for result in results],
+        "average_rank": average_ranks(rows, config.recipes),
+    }
+    text = (
+        f"# Graphs\n\n{table}\nMade by\n\n```bash\n{command}\n```\n\nwith unremix "
+        f"{made['unremix']}, torch {made['torch']}, Python {made['python']}.\n"
+    )
+    write_whole(
+        folder / "results.json", lambda file: file.write_text(json.dumps(record, indent=1) + "\n")
+    )
+    write_whole(folder / "table.md", lambda file: file.write_text(text))
+    if rows:
+        write_figure(bar_chart(rows, config.recipes), folder / "graphs")
+    return table
+
+
+def _train_config(config: GraphsConfig, data: str) -> TrainConfig:
+    return TrainConfig(
+        data=data,
+        domain="graph",
+        recipe=config.recipes[0],
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        accelerator="cpu",
+    )
+
+
+def reproduce(
+    config: GraphsConfig,
+    *,
+    command: str = "unremix reproduce graphs",
+    console: Console | None = None,
+) -> int:
+    """Train every recipe with every seed on every data set, and put the results together.
+
+    Args:
+        config: The options.
+        command: The command that asked for it, for the table.
+        console: Where to show progress.
+
+    Returns:
+        0, or 1 if a run failed.
+
+    Raises:
+        ValueError: For options that cannot be, or if there is no data set at all.
+    """
+    chosen_recipes(",".join(config.recipes), "graph")
+    console = console or Console(quiet=not config.progress)
+    results: list[Result] = []
+    failed, missing = 0, []
+    for data in config.data:
+        name = Path(data).stem
+        folder = Path(config.output) / name
+        if config.train:
+            try:
+                load_graphs(data, progress=False)
+            except (ValueError, OSError) as error:
+                missing.append(name)
+                console.print(f"{name} is left out: {error}", highlight=False, markup=False)
+                continue
+            comparison = compare(
+                CompareConfig(
+                    recipes=",".join(config.recipes),
+                    reference=config.recipes[0],
+                    seeds=config.seeds,
+                    jobs=config.jobs,
+                    output=str(folder),
+                    progress=config.progress,
+                ),
+                _train_config(config, data),
+                console=console,
+            )
+            failed += len(comparison.failed)
+        results += read_results(folder, name, config.recipes, config.seeds)
+        table = _write(config, results, command)
+    if not results:
+        where = ", ".join(missing) or config.output
+        raise ValueError(
+            f"expected at least one data set with a finished run, found none ({where}); put "
+            "NAME.zip into the folder that UNREMIX_DATA names, or name others with --data"
+        )
+    console.print(table, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Everything is in {config.output}/ (open table.md first)", highlight=False)
+    return 1 if failed else 0
