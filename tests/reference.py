@@ -393,3 +393,221 @@ def audit(
         "distinct_class_share": sum(distinct) / len(distinct),
         "effective_negatives": sum(effective) / len(effective),
     }
+
+
+def masks_towards(
+    keys: Tensor, shares: Tensor, *, offset: int = 0, total: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Positives, negatives and shares (N, M) of anchors aimed at keys (N, P) with shares (N, P)."""
+    n, total = keys.shape[0], keys.shape[0] if total is None else total
+    share = torch.zeros(n, total, dtype=torch.float64)
+    for i in range(n):
+        for key, part in zip(keys[i].tolist(), shares[i].tolist(), strict=True):
+            share[i, key + offset] += part
+    return share > 0, share == 0, share
+
+
+def masks_queue(
+    samples: Sequence[int], queue: Sequence[int],
+    *, batch_negatives: bool = False, aims: Sequence[dict[int, float]] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Positives, negatives and shares (N, N + Q) of queries against [batch keys; queue].
+
+    Args:
+        samples: what each key of the batch shows; queue: what each key of the queue shows.
+        aims: for each query its keys of the batch and their shares; its own by default. Keys that
+            show the sample of a key aimed at, with a share above 0, are no negatives.
+    """
+    n, everything = len(samples), [*samples, *queue]
+    positives = torch.zeros(n, len(everything), dtype=torch.bool)
+    negatives, share = torch.zeros_like(positives), torch.zeros(n, len(everything)).double()
+    for i in range(n):
+        aim = {i: 1.0} if aims is None else {k: part for k, part in aims[i].items() if part > 0}
+        shown = {samples[k] for k in aim}
+        for j, sample in enumerate(everything):
+            if j in aim:
+                positives[i, j], share[i, j] = True, aim[j]
+            elif sample not in shown:
+                negatives[i, j] = j >= n or batch_negatives
+    return positives, negatives, share
+
+
+def with_own(mask: Tensor, count: int, value: bool) -> Tensor:
+    """A mask (N, M) with `count` columns of `value` to its right."""
+    return torch.cat([mask, torch.full((mask.shape[0], count), value)], dim=1)
+
+
+def own_scores(
+    za: Tensor, zc: Tensor, zo: Tensor, ha: Tensor | None, hc: Tensor | None, ho: Tensor | None,
+    positives: Tensor, negatives: Tensor,
+    *, use_bias: bool = True, posterior_temperature: float = 1.0, every_view_is_both: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The three scores (N, M + S) where anchor i has S further negatives zo[i] of its own.
+
+    The classes of an anchor are all its negatives, its own ones included; those of a candidate the
+    anchors it is a negative of; those of an own negative all anchors.
+
+    Args:
+        za: (N, D); zc: (M, D); zo: (N, S, D); ha, hc, ho: likewise with H, or all None.
+        every_view_is_both: zc is za, and a view has one gradient, that of the anchor.
+    """
+    n, m, s = za.shape[0], zc.shape[0], zo.shape[1]
+    fa, fc = unit(za), unit(zc)
+    fo = [unit(zo[i].detach()) if s else zo[i] for i in range(n)]
+    sim = [[torch.dot(fa[i], f) for f in [*fc, *fo[i]]] for i in range(n)]
+
+    r = [[za.new_zeros(()) for _ in range(m + s)] for _ in range(n)]
+    for i in range(n):
+        mine = {j: fc[j] for j in members(negatives, i)} | {m + k: fo[i][k] for k in range(s)}
+        for j, f in mine.items():
+            distances = [1 - torch.dot(f, other) for k, other in mine.items() if k != j]
+            if distances:
+                r[i][j] = torch.stack(distances).mean()
+
+    bias = za.new_zeros(za.shape[1]) if use_bias else None
+    options: dict[str, Any] = {"temperature": posterior_temperature}
+    everyones = torch.cat([fc, *fo])
+    ga = last_layer_gradients(
+        ha, za, [members(negatives, i) + [m + i * s + k for k in range(s)] for i in range(n)],
+        everyones, None, bias, **options,
+    )  # fmt: skip
+    gc = ga
+    if not every_view_is_both:
+        classes = [members(negatives.T, j) for j in range(m)]
+        gc = last_layer_gradients(hc, zc, classes, fa, None, bias, **options)
+    go = [
+        last_layer_gradients(
+            None if ho is None else ho[i], zo[i], [range(n)] * s, fa, None, bias, **options
+        )
+        if s
+        else ga[:0]
+        for i in range(n)
+    ]
+    u = [[torch.dot(ga[i], g) for g in [*gc, *go[i]]] for i in range(n)]
+    return {"uncertainty": grid(u), "similarity": grid(sim), "representativeness": grid(r)}
+
+
+def own_loss(
+    za: Tensor, zc: Tensor, zo: Tensor, ha: Tensor | None, hc: Tensor | None, ho: Tensor | None,
+    positives: Tensor, negatives: Tensor,
+    *, components: Sequence[str], mix: Tensor, scaling: str = "minmax", mass: str = "mean",
+    hardness: float | None = None, similarity_gradient: bool = False, temperature: float = 0.5,
+    class_prior: float = 0.0, products: str = "cosine", logit_factor: float = 1.0,
+    shares: Tensor | None = None, positives_in_denominator: bool = False, **options: Any,
+) -> Tensor:  # fmt: skip
+    """Weighted InfoNCE where anchor i has the further negatives zo[i] (S, D), constants.
+
+    Args:
+        scaling: those of `weights`, or 'hcl': exp(hardness s/temperature).
+        logit_factor: multiplies the logits of the own negatives.
+        shares: (N, M), in place of the mean over positives.
+        options: those of `own_scores`.
+    """
+    n, m, s = za.shape[0], zc.shape[0], zo.shape[1]
+    scores = own_scores(za, zc, zo, ha, hc, ho, positives, negatives, **options)
+    flowing = scores["similarity"]
+    if not similarity_gradient:
+        scores["similarity"] = flowing.detach()
+    scores["representativeness"] = scores["representativeness"].detach()
+    pos, neg = with_own(positives, s, False), with_own(negatives, s, True)
+    if scaling == "hcl":
+        assert hardness is not None
+        w = hcl_weights(scores["similarity"], neg, hardness=hardness, temperature=temperature)
+    else:
+        chosen = [scores[name] for name in components]
+        w = weights(chosen, mix, neg, scaling=scaling, mass=mass, hardness=hardness)
+    logits = flowing
+    if products == "dot":
+        logits = grid([[torch.dot(za[i], z) for z in [*zc, *zo[i].detach()]] for i in range(n)])
+    factor = torch.tensor([1.0] * m + [logit_factor] * s, dtype=za.dtype)
+    if shares is not None:
+        shares = torch.cat([shares, shares.new_zeros(n, s)], dim=1)
+    return info_nce(
+        logits * factor / temperature, pos, neg, w, class_prior=class_prior,
+        temperature=temperature, positives_in_denominator=positives_in_denominator,
+        positive_weights=shares,
+    )  # fmt: skip
+
+
+def hard_jsd(x: Tensor, groups: Sequence[int], *, hardness: float, class_prior: float) -> Tensor:
+    """HCL on the Jensen-Shannon estimate, as its paper has it; x (N, M), the own group per member.
+
+    Negatives by exp(2 hardness x / max|x|), of mean 1; the debiased part kept at or above 0.
+    """
+    n, m = x.shape
+    sizes = [x[i, j].abs() for i in range(n) for j in range(m) if j != groups[i]]
+    largest = torch.stack(sizes).amax()
+    total = x.new_zeros(())
+    for i in range(n):
+        neg = [j for j in range(m) if j != groups[i]]
+        factors = [torch.exp(2 * hardness * x[i, j] / largest) for j in neg]
+        mean = torch.stack(factors).mean()
+        hard = x.new_zeros(())
+        for j, factor in zip(neg, factors, strict=True):
+            hard = hard + factor / mean * functional.softplus(x[i, j]) / len(neg)
+        own = x[i, groups[i]]
+        rest = (hard - class_prior * functional.softplus(own)) / (1 - class_prior)
+        if float(rest.detach()) < 0:
+            rest = x.new_zeros(())
+        total = total + rest - math.log(2) - (math.log(2) - functional.softplus(-own))
+    return total / n
+
+
+def hard_jsd_public(
+    x: Tensor, groups: Sequence[int], *, hardness: float, class_prior: float
+) -> Tensor:
+    """HCL on the Jensen-Shannon estimate, as its public code computes it, constants included.
+
+    Every pair has a part in both sums: x counts as 0 for the own group among the negatives, and for
+    the other groups among the positives. The exponent is negative.
+    """
+    n, m = x.shape
+    total = x.new_zeros(())
+    masked = [[x.new_zeros(()) if j == groups[i] else x[i, j] for j in range(m)] for i in range(n)]
+    largest = grid(masked).abs().amax()
+    for i in range(n):
+        factors = [torch.exp(-2 * hardness * entry / largest) for entry in masked[i]]
+        mean = torch.stack(factors).mean()
+        for j in range(m):
+            weighted = factors[j] / mean * functional.softplus(masked[i][j])
+            expectation = weighted / (1 - class_prior) - math.log(2)
+            total = total + expectation / (n * (m - 1))
+            own = x[i, j] if j == groups[i] else x.new_zeros(())
+            correction = class_prior / (1 - class_prior) * functional.softplus(own)
+            total = total - (math.log(2) - functional.softplus(-own) - correction) / n
+    return total
+
+
+def masks_windows(
+    documents: Sequence[int], *, reach: int = 1, texts: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Positives and negatives (n, n) of n consecutive sentences.
+
+    A neighbour up to `reach` away in the same document is a positive; the sentence itself and, if
+    `texts` are given, those of the same text that are no neighbours are neither.
+    """
+    n = len(documents)
+    positives = torch.zeros(n, n, dtype=torch.bool)
+    negatives = torch.zeros(n, n, dtype=torch.bool)
+    for i in range(n):
+        for j in range(n):
+            near = i != j and abs(i - j) <= reach and documents[i] == documents[j]
+            same = i == j or (texts is not None and texts[i] == texts[j])
+            positives[i, j], negatives[i, j] = near, not near and not same
+    return positives, negatives
+
+
+def quickthought(f: Tensor, g: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """Cross-entropy (f, g (n, D)) of f_i . g_j over j against a uniform target over Pos(i).
+
+    Neither positive nor negative: -inf. The mean over sentences that have a neighbour.
+    """
+    losses = []
+    for i in range(f.shape[0]):
+        window = members(positives, i)
+        if window:
+            known = members(positives | negatives, i)
+            scores = torch.stack([torch.dot(f[i], g[j]) for j in known])
+            log_probability = dict(zip(known, functional.log_softmax(scores, dim=0), strict=True))
+            losses.append(-sum(log_probability[p] for p in window) / len(window))
+    return torch.stack(losses).mean()

@@ -179,6 +179,8 @@ class TrainConfig:
         knn_temperature: Its temperature.
         probe_epochs: Epochs of the linear probe at the end; 0 leaves it out.
         checkpoint_every: Steps between checkpoints, besides those at every epoch's end.
+        log_every: Steps between rows of metrics.csv within an epoch, besides that at its end; a
+            row's loss is the mean since the row before. 50 for sentences, else none.
         loggers: Further loggers, besides metrics.csv.
         name: Name of the run's folder; made of data, recipe and seed by default.
         runs: Folder of all runs.
@@ -236,6 +238,7 @@ class TrainConfig:
     knn_temperature: float = 0.5
     probe_epochs: int = 100
     checkpoint_every: int | None = None
+    log_every: int | None = None
     loggers: tuple[Logger, ...] = ()
     name: str | None = None
     runs: str = "runs"
@@ -253,6 +256,8 @@ class TrainConfig:
             object.__setattr__(self, "epochs", 30)  # a hundredth of a usual text
         if self.domain == "sentence" and self.clip is None:
             object.__setattr__(self, "clip", 5.0)
+        if self.domain == "sentence" and self.log_every is None:
+            object.__setattr__(self, "log_every", 50)  # an epoch is all there is
         for name, least in (
             ("epochs", 0),
             ("batch_size", 2),
@@ -273,6 +278,7 @@ class TrainConfig:
             "chunk",
             "evaluate_every",
             "checkpoint_every",
+            "log_every",
             "threads",
             "limit",
             "knn_k",

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from unremix.pairs import Block, Pairs
 
 Gradient = Literal["pseudo-label", "nt-xent"]
 
+NUMPY = find_spec("numpy") is not None  # torch does without
 SMALLEST_NORM = 1e-12  # an embedding at most this long has no direction: its unit vector is 0
 
 
@@ -67,19 +69,23 @@ def normalise_backward(gradient: Tensor, units: Tensor, lengths: Tensor) -> Tens
     return gradient.addcmul_(units, along[:, None], value=-1).mul_(inverse)
 
 
-def row_argmax(values: Tensor, chunk: int = 64) -> tuple[Tensor, Tensor]:
+def row_argmax(values: Tensor, chunk: int | None = None) -> tuple[Tensor, Tensor]:
     """Maximum of each row and where it stands first; several times faster than ``torch.max``.
 
-    The maxima of chunks vectorise, an index search does not: so search among the chunks' maxima,
-    then within one chunk.
+    NumPy vectorises the search for an index, torch does not. Where NumPy cannot help: the maxima of
+    chunks vectorise, so search among these, then within one chunk.
 
     Args:
         values: Shape (B, M).
-        chunk: Columns per chunk.
+        chunk: Columns per chunk; None leaves it to NumPy on the CPU, and is 64 elsewhere.
 
     Returns:
         Maxima and columns, both of shape (B,).
     """
+    if chunk is None and NUMPY and values.device.type == "cpu":
+        column = torch.from_numpy(values.detach().numpy().argmax(1))
+        return values.gather(1, column[:, None])[:, 0], column
+    chunk = chunk or 64
     whole = values.shape[1] // chunk * chunk
     maxima = values[:, :whole].unflatten(1, (-1, chunk)).amax(2) if whole else values[:, :0]
     if whole < values.shape[1]:
@@ -243,7 +249,10 @@ def residuals(
             | (length == 0)
             | (block.count == 0)
         )
-        result[block.anchors] = delta.div_(temperature * length).masked_fill_(nothing, 0.0)
+        delta.div_(temperature * length).masked_fill_(nothing, 0.0)
+        if block.whole:
+            return delta
+        result[block.anchors] = delta
     return result
 
 

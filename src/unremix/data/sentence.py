@@ -144,14 +144,18 @@ class SentenceData:
             "format": self.format,
             "limit": self.limit,
             "tokens": TOKENS_VERSION,
-            "topics": [
-                hashlib.sha256(text.encode()).hexdigest()
-                for topic, text in sentence_pydocs.topics().items()
-                if self.topics is not None and topic in self.topics
-            ],
+            "topics": self._topics_digest(),
             "options": options,
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _topics_digest(self) -> str | None:
+        """They differ between versions of Python."""
+        if self.topics is None:
+            return None
+        texts = sentence_pydocs.topics()
+        joined = "\0".join(f"{topic}\0{texts[topic]}" for topic in self.topics)
+        return hashlib.sha256(joined.encode()).hexdigest()
 
 
 def _blocks(lines: Iterator[str]) -> Iterator[Iterator[str]]:

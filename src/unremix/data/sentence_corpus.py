@@ -87,20 +87,22 @@ class EncodedCorpus:
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             vocabulary = Vocabulary.load(folder / "vocabulary.txt")
-            sizes = {name: os.path.getsize(folder / name) for name in about["bytes"]}
-        except (OSError, KeyError, json.JSONDecodeError) as error:
+            expected = about.pop("bytes")
+            sizes = {name: os.path.getsize(folder / name) for name in expected}
+            if about["topics"] is not None:
+                about["topics"] = tuple(about["topics"])
+            corpus = cls(folder=folder, vocabulary=vocabulary, **about)
+        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"expected an encoded corpus in {folder}, received {type(error).__name__}: "
                 f"{error}; remove the folder to have it made again"
             ) from error
-        if sizes != about.pop("bytes"):
+        if sizes != expected:
             raise ValueError(
                 f"expected the files in {folder} to be whole, received sizes {sizes}; "
                 "remove the folder to have it made again"
             )
-        if about["topics"] is not None:
-            about["topics"] = tuple(about["topics"])
-        return cls(folder=folder, vocabulary=vocabulary, **about)
+        return corpus
 
     def __len__(self) -> int:
         return self.sentences

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +15,17 @@ from unremix.config import TrainConfig
 from unremix.data.sentence import (
     EncodedCorpus,
     SentenceBatch,
+    SentenceData,
     Vocabulary,
     batches,
     encode_sentences,
     load_sentences,
+    tokenise,
 )
 from unremix.domains.base import Observer
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.text import BagOfWords, TransformerEncoder
-from unremix.encoders.word_vectors import load_word_vectors
+from unremix.encoders.word_vectors import load_word_vectors, set_word_vectors
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.quickthought import TwinEncoder
 from unremix.sampling import scramble
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from unremix.run import Run
 
 ENCODED_AT_ONCE = 512
+NAME_LENGTH = 200  # characters of a sentence that serve as its name
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,33 @@ class SentenceShape:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary."""
         return Vocabulary(list(self.words), list(self.counts), unknown=self.unknown)
+
+
+@dataclass(frozen=True)
+class SentenceCorpus(EncodedCorpus):
+    """Numbered sentences that know the text they come from.
+
+    Args:
+        source: The text.
+    """
+
+    source: SentenceData = field(kw_only=True)
+
+    def names(self) -> list[str]:
+        """The text of each sentence, long ones cut; read anew.
+
+        Raises:
+            ValueError: If the text has changed since it was numbered.
+        """
+        texts = [sentence.text for sentence in self.source if tokenise(sentence.text)]
+        if len(texts) != len(self):
+            raise ValueError(
+                f"expected the {len(self)} sentences of {self.name} that were read before, "
+                f"received {len(texts)}; the text has changed in the meantime: start again"
+            )
+        return [
+            text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…" for text in texts
+        ]
 
 
 @lru_cache(maxsize=2)
@@ -81,20 +111,26 @@ def encode_texts(
 
 
 class SentenceDomain:
-    """See :class:`unremix.domains.base.Domain`; the data are an :class:`EncodedCorpus`."""
+    """See :class:`unremix.domains.base.Domain`; the data are a :class:`SentenceCorpus`."""
 
     unit = "sentences"
 
     def check(self, config: TrainConfig) -> None:
         """Refuse what can be refused before the data are read."""
+        from unremix.evaluation.sentences import senteval_folder
+        from unremix.evaluation.senteval_files import canonical_name
+
         config.composition().make_loss()
+        senteval_folder(config)
+        for task in config.sentence.tasks:
+            canonical_name(task)
         if config.chunk is not None:
             raise ValueError(
                 f"expected no --chunk for sentences, received {config.chunk}; use a smaller "
                 "--batch_size"
             )
 
-    def load(self, config: TrainConfig) -> EncodedCorpus:
+    def load(self, config: TrainConfig) -> SentenceCorpus:
         """The text of a run, its words numbered; kept beside the runs for the next time."""
         corpus = self._encoded(config, config.data, config.limit, None)
         if corpus.documents == corpus.sentences and config.epochs > 0:
@@ -105,7 +141,7 @@ class SentenceDomain:
             )
         return corpus
 
-    def load_for(self, run: Run, data: str | None) -> EncodedCorpus:
+    def load_for(self, run: Run, data: str | None) -> SentenceCorpus:
         """The run's own text, or another, in the run's vocabulary."""
         config = run.config
         source = config.data if data is None else data
@@ -115,17 +151,19 @@ class SentenceDomain:
     @staticmethod
     def _encoded(
         config: TrainConfig, source: str, limit: int | None, vocabulary: Vocabulary | None
-    ) -> EncodedCorpus:
+    ) -> SentenceCorpus:
         options = config.sentence
-        return encode_sentences(
-            load_sentences(source, format=options.format, limit=limit),
+        text = load_sentences(source, format=options.format, limit=limit)
+        encoded = encode_sentences(
+            text,
             Path(config.runs) / ".cache",
             vocabulary=vocabulary,
             vocabulary_size=options.vocabulary,
             max_length=options.max_length,
         )
+        return SentenceCorpus(**vars(encoded), source=text)
 
-    def shape(self, data: EncodedCorpus, config: TrainConfig) -> SentenceShape:
+    def shape(self, data: SentenceCorpus, config: TrainConfig) -> SentenceShape:
         """What the text decides about the model: its words."""
         known = data.vocabulary
         return SentenceShape(tuple(known.words[2:]), tuple(known.counts[2:]), known.counts[1])
@@ -157,8 +195,7 @@ class SentenceDomain:
             for one in encoders:
                 words = one.words
                 assert isinstance(words, nn.Embedding)
-                with torch.no_grad():
-                    words.weight[found] = table[found].to(words.weight.dtype)
+                set_word_vectors(words, table, found)
         return model.double() if config.precision == "64-true" else model
 
     @staticmethod
@@ -185,27 +222,27 @@ class SentenceDomain:
             size += f", {'2 × ' if options.bidirectional else ''}{options.units} units"
         return f"two {options.encoder} encoders ({size}), {len(shape.words):,} words known"
 
-    def name(self, data: EncodedCorpus) -> str:
+    def name(self, data: SentenceCorpus) -> str:
         """What the text is called."""
         return data.name
 
-    def size(self, data: EncodedCorpus) -> int:
+    def size(self, data: SentenceCorpus) -> int:
         """How many sentences there are to train on."""
         return len(data)
 
-    def steps(self, data: EncodedCorpus, config: TrainConfig) -> int:
+    def steps(self, data: SentenceCorpus, config: TrainConfig) -> int:
         """Steps per epoch."""
         if len(data) < 3:  # no negative
             return 0
         return len(_starts(len(data), config.batch_size, config.seed, 0))
 
-    def indices(self, data: EncodedCorpus, config: TrainConfig, step: int) -> Tensor:
+    def indices(self, data: SentenceCorpus, config: TrainConfig, step: int) -> Tensor:
         """Which sentences a step uses: consecutive ones, shape (batch_size,)."""
         epoch, within = divmod(step, self.steps(data, config))
         start = _starts(len(data), config.batch_size, config.seed, epoch)[within]
         return start + torch.arange(min(config.batch_size, len(data)))
 
-    def fetch(self, data: EncodedCorpus, indices: Tensor) -> SentenceBatch:
+    def fetch(self, data: SentenceCorpus, indices: Tensor) -> SentenceBatch:
         """The sentences."""
         return data.batch(int(indices[0]), len(indices))
 
@@ -239,7 +276,7 @@ class SentenceDomain:
 
     def observer(
         self,
-        data: EncodedCorpus,
+        data: SentenceCorpus,
         shape: SentenceShape,
         config: TrainConfig,
         say: Callable[[str], None],
@@ -249,7 +286,7 @@ class SentenceDomain:
 
         return SentenceObserver(data, config, say)
 
-    def evaluate(self, run: Run, data: EncodedCorpus, *, own: bool = True) -> dict[str, Any]:
+    def evaluate(self, run: Run, data: SentenceCorpus, *, own: bool = True) -> dict[str, Any]:
         """The evaluation card: topics and SentEval's tasks."""
         from unremix.evaluation.sentences import evaluate_run
 
@@ -263,10 +300,12 @@ class SentenceDomain:
             run.encoder(), items, run.shape.vocabulary, max_length=run.config.sentence.max_length
         )
 
-    def features(self, run: Run, data: EncodedCorpus) -> tuple[Tensor, list[str], Tensor | None]:
-        """Embeddings of a whole text; names are document and line, labels the topics."""
+    def features(self, run: Run, data: SentenceCorpus) -> tuple[Tensor, list[str], Tensor | None]:
+        """Embeddings of a whole text in reading order; names are the sentences, labels the topics.
+
+        A sentence without any word is left out.
+        """
         from unremix.evaluation.sentences import corpus_features
 
         found, documents = corpus_features(run.encoder(), data)
-        names = [f"{document}:{index}" for index, document in enumerate(documents.tolist())]
-        return found, names, documents if data.topics is not None else None
+        return found, data.names(), documents if data.topics is not None else None

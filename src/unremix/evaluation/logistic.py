@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-HISTORY = 8  # pairs of steps and gradient changes that L-BFGS remembers
+HISTORY = 16  # pairs of steps and gradient changes that L-BFGS remembers
 MOST_ITERATIONS = 500
 LINE_TRIALS = 12
 FLATTER = 0.5  # a step is long enough once the slope along it has fallen to this share
@@ -46,7 +46,7 @@ def fit_logistic(
     train: Tensor,
     strengths: Tensor,
     *,
-    tolerance: float = 1e-12,
+    tolerance: float = 1e-10,
 ) -> Fits:
     """Minimise, for each problem p, ½ |W|² + C_p Σ_{i in train_p} -log softmax(W x_i + b)_{y_i}.
 
@@ -54,9 +54,9 @@ def fit_logistic(
     is the objective of scikit-learn's ``LogisticRegression(C=C_p)``.
 
     Solved by L-BFGS in the eigenbasis of the features' covariance: the penalty is the same in
-    every orthonormal basis, and there the curvature is close to a known diagonal, which makes a
-    few dozen iterations enough. A step's length is found from logits alone, without another
-    matrix product.
+    every orthonormal basis, and there the curvature is close to its diagonal, which makes a few
+    dozen iterations enough. A step's length is found from logits alone, without another matrix
+    product.
 
     Args:
         features: x, shape (n, D), float32 or float64, which is also what is computed in.
@@ -93,21 +93,21 @@ def fit_logistic(
                 f"expected samples of every class in every training set, received one without "
                 f"class {label}; use fewer folds, or leave the class out"
             )
-    inputs, spread = _eigenbasis(features)
-    solver = _Solver(inputs, spread, labels, classes, train, strengths.to(inputs))
+    inputs = _eigenbasis(features)
+    solver = _Solver(inputs, labels, classes, train, strengths.to(inputs))
     iterations = solver.run(tolerance)
     logits = solver.found
     return Fits(logits.squeeze(2) if classes == 2 else logits, iterations, solver.all_converged)
 
 
-def _eigenbasis(features: Tensor) -> tuple[Tensor, Tensor]:
-    """The features in the eigenbasis of their covariance, and its eigenvalues.
+def _eigenbasis(features: Tensor) -> Tensor:
+    """The features in the eigenbasis of their covariance.
 
     Subtracting the mean changes nothing but the bias. Directions in which nothing varies are left
     out: the penalty keeps their weights at 0.
 
     Returns:
-        Shapes (n, R + 1), the last column 1 for the bias, and (R + 1,), the mean squares.
+        Shape (n, R + 1), the last column 1 for the bias.
     """
     count, size = features.shape
     exact = features.double()
@@ -119,9 +119,7 @@ def _eigenbasis(features: Tensor) -> tuple[Tensor, Tensor]:
     kept = values > values[-1].clamp(min=0) * 1e-14 * max(count, size)
     values, vectors = values[kept], vectors[:, kept]
     rotated = exact @ vectors if size <= count else vectors * values.sqrt()
-    inputs = torch.cat([rotated, rotated.new_ones(count, 1)], 1).to(features.dtype)
-    spread = torch.cat([values / count, values.new_ones(1)]).to(features.dtype)
-    return inputs, spread
+    return torch.cat([rotated, rotated.new_ones(count, 1)], 1).to(features.dtype)
 
 
 class _Solver:
@@ -134,7 +132,6 @@ class _Solver:
     def __init__(
         self,
         inputs: Tensor,
-        spread: Tensor,
         labels: Tensor,
         classes: int,
         train: Tensor,
@@ -147,21 +144,18 @@ class _Solver:
             self.targets = labels.to(inputs.dtype)[:, None, None]
         else:
             self.targets = torch.nn.functional.one_hot(labels, classes).to(inputs.dtype)[:, None]
-        self.penalised = torch.ones_like(spread)[:, None, None]
+        self.spread = inputs.square().mean(0)[:, None, None]  # the bias's is 1
+        self.penalised = inputs.new_ones(inputs.shape[1], 1, 1)
         self.penalised[-1] = 0
         # Divided by C and by the number of samples, so that all problems are of one scale:
         # mean loss + |W|² / (2 C n).
         sizes = train.sum(0).to(inputs.dtype)
         self.share = (train / sizes).to(inputs.dtype)[:, :, None]  # (n, A, 1)
         self.penalty = (1 / (strengths * sizes))[None, :, None]
-        # The curvature of the loss is at most 1/4 (two classes) or 1/2 of the mean square.
-        bound = 0.25 if outputs == 1 else 0.5
-        self.inverse = 1 / (bound * spread[:, None, None] + self.penalty * self.penalised)
         self.weights = inputs.new_zeros(inputs.shape[1], problems, outputs)
         self.logits = inputs.new_zeros(count, problems, outputs)
         self.active = torch.arange(problems)
         self.history: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.scale = inputs.new_ones(problems)  # of ``inverse``, from the last step
         self.found = torch.empty_like(self.logits)
         self.all_converged = True
 
@@ -169,10 +163,10 @@ class _Solver:
         """Iterate until all problems are solved; how many iterations that took."""
         gradient = self._gradient(self._residual(self.logits))
         for iteration in range(MOST_ITERATIONS):
-            # Half of gᵀ H⁻¹ g is the decrease that a Newton step promises. ``inverse`` is a lower
-            # bound of H⁻¹, and ``scale`` is by how much the last step exceeded it.
-            promised = (gradient.square() * self.inverse).sum((0, 2)) * self.scale.clamp(min=1) / 2
-            unsolved = promised > tolerance
+            if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8, …
+                self._measure_curvature()
+            # Half of gᵀ H⁻¹ g is the decrease that a Newton step promises.
+            unsolved = (gradient * self._precondition(gradient)).sum((0, 2)) > 2 * tolerance
             if not bool(unsolved.any()):
                 self.found[:, self.active] = self.logits
                 return iteration
@@ -196,10 +190,31 @@ class _Solver:
         product: Tensor = self.inputs @ weights.flatten(1)
         return product.reshape(-1, *weights.shape[1:])
 
+    def _chances(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid() if logits.shape[2] == 1 else logits.softmax(2)
+
     def _residual(self, logits: Tensor) -> Tensor:
         """The gradient of the mean loss with respect to the logits, (n, A, K)."""
-        chances = logits.sigmoid() if logits.shape[2] == 1 else logits.softmax(2)
-        return chances.sub_(self.targets).mul_(self.share)
+        return self._chances(logits).sub_(self.targets).mul_(self.share)
+
+    def _measure_curvature(self) -> None:
+        """Approximate the Hessian where the weights are now.
+
+        It is S ⊗ X, the mean of diag(p) - p pᵀ over samples and the features' mean products, which
+        is diagonal in their eigenbasis and that of S.
+        """
+        chances = self._chances(self.logits)
+        shares = (chances * self.share).permute(1, 2, 0)  # (A, K, n)
+        products = shares @ chances.permute(1, 0, 2)  # (A, K, K)
+        values, self.axes = torch.linalg.eigh(torch.diag_embed(shares.sum(2)) - products)
+        # Raising all logits alike changes nothing: one value is 0 up to rounding.
+        values = torch.maximum(values, 1e-8 * values[:, -1:])
+        self.inverse = 1 / (self.spread * values + self.penalty * self.penalised)  # (R, A, K)
+
+    def _precondition(self, vector: Tensor) -> Tensor:
+        """The product of the inverse of that Hessian with a vector (R, A, K)."""
+        turned = torch.einsum("rak,akl->ral", vector, self.axes) * self.inverse
+        return torch.einsum("ral,akl->rak", turned, self.axes)
 
     def _gradient(self, residual: Tensor) -> Tensor:
         loss = (self.inputs.T @ residual.flatten(1)).reshape(self.weights.shape)
@@ -217,12 +232,12 @@ class _Solver:
         low, high = torch.zeros_like(slope), torch.full_like(slope, torch.inf)
         low_slope, high_slope = slope, torch.full_like(slope, torch.inf)
         step = torch.ones_like(slope)
-        for _ in range(LINE_TRIALS):
+        for trial in range(1, LINE_TRIALS + 1):
             residual = self._residual(torch.addcmul(self.logits, along, step[None, :, None]))
             there = torch.einsum("npk,npk->p", residual, along) + pull + step * stiffness
-            if bool((there.abs() <= FLATTER * slope.abs()).all()):
-                break
             wanting = there.abs() > FLATTER * slope.abs()
+            if trial == LINE_TRIALS or not bool(wanting.any()):
+                break
             before = there < 0
             low, low_slope = torch.where(before, step, low), torch.where(before, there, low_slope)
             high = torch.where(before, high, step)
@@ -241,7 +256,7 @@ class _Solver:
             factor = (step * vector).sum((0, 2)) / curvature
             vector -= factor[None, :, None] * change
             factors.append(factor)
-        vector *= self.inverse * self.scale[None, :, None]
+        vector = self._precondition(vector)
         for (step, change, curvature), factor in zip(self.history, reversed(factors), strict=True):
             again = (change * vector).sum((0, 2)) / curvature
             vector += (factor - again)[None, :, None] * step
@@ -253,17 +268,16 @@ class _Solver:
         kept = known[None, :, None]
         step, change = step * kept, change * kept
         curvature = torch.where(known, curvature, 1.0)
-        norm = (change.square() * self.inverse).sum((0, 2))
-        self.scale = torch.where(known, curvature / norm, self.scale)
         self.history = [*self.history[1 - HISTORY :], (step, change, curvature)]
 
     def _set_aside(self, solved: Tensor, gradient: Tensor) -> Tensor:
         """Keep the results of solved problems and go on with the others, whose gradient it is."""
         self.found[:, self.active[solved]] = self.logits[:, solved]
         rest = ~solved
-        self.active, self.scale = self.active[rest], self.scale[rest]
+        self.active = self.active[rest]
         self.logits, self.share = self.logits[:, rest], self.share[:, rest]
         self.weights, self.inverse = self.weights[:, rest], self.inverse[:, rest]
+        self.axes = self.axes[rest]
         self.penalty = self.penalty[:, rest]
         self.history = [
             (step[:, rest], change[:, rest], curvature[rest])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import unremix
 from unremix.config import TrainConfig
 from unremix.data.sentence import EncodedCorpus, Vocabulary
 from unremix.domains.sentence import encode_texts
@@ -15,6 +20,7 @@ from unremix.evaluation import senteval
 from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.senteval_files import find_folder
+from unremix.files import write_whole
 from unremix.frameworks.base import Framework
 from unremix.run import Run
 
@@ -124,6 +130,28 @@ def _measure(
     return result, protocol
 
 
+def _measure_untrained(
+    encoder: nn.Module,
+    data: EncodedCorpus,
+    vocabulary: Vocabulary,
+    config: TrainConfig,
+    folder: str | None,
+) -> tuple[dict[str, Any], Any]:
+    """As :func:`_measure`, but what was found is kept beside the runs: recipes share it."""
+    digest = hashlib.sha256(json.dumps(vocabulary.words).encode())
+    for tensor in encoder.state_dict().values():
+        digest.update(tensor.cpu().numpy().tobytes())
+    text = data.name if data.topics is not None else None  # otherwise it is not looked at
+    measured = [text, folder, asdict(config.sentence), config.knn_k, config.knn_temperature]
+    digest.update(json.dumps([unremix.__version__, *measured]).encode())
+    kept = Path(config.runs) / ".cache" / f"untrained-{digest.hexdigest()[:16]}.json"
+    if not kept.exists():
+        found = json.dumps(_measure(encoder, data, vocabulary, config, folder))
+        write_whole(kept, lambda file: file.write_text(found))
+    result, protocol = json.loads(kept.read_text())
+    return result, protocol
+
+
 def evaluate_run(run: Run, data: EncodedCorpus) -> dict[str, Any]:
     """Measure a run's encoders, and the same untrained.
 
@@ -162,9 +190,9 @@ def evaluate_run(run: Run, data: EncodedCorpus) -> dict[str, Any]:
     vocabulary = run.shape.vocabulary
     results = {}
     protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}
-    for kind, trained in (("trained", True), ("untrained", False)):
-        encoder = run.encoder(trained=trained)
-        results[kind], tasks = _measure(encoder, data, vocabulary, config, folder)
+    for kind, measure in (("trained", _measure), ("untrained", _measure_untrained)):
+        encoder = run.encoder(trained=kind == "trained")
+        results[kind], tasks = measure(encoder, data, vocabulary, config, folder)
         if tasks is not None:
             protocol |= tasks
     if data.topics is not None:

@@ -56,6 +56,7 @@ def evaluate(
     seed: int = 1111,
     folds: int = 10,
     strengths: Sequence[float] | None = None,
+    norm: float | None = None,
     batch_size: int = 128,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -85,14 +86,19 @@ def evaluate(
         folds: Folds, outer and inner alike.
         strengths: C, the inverse penalties to choose from; SentEval's if None: 2⁻² to 2³ for the
             first four tasks, 2⁻¹ to 2⁵ for TREC and MRPC.
+        norm: Multiply all vectors by one factor that brings the root mean square of their norms
+            here, so that encoders of different scale meet the same penalties; 2 suits the grids.
+            None leaves them as they are, as SentEval does.
         batch_size: Sentences handed to ``encode`` at a time, sorted by length.
         jobs: Threads for fitting; torch's setting if None.
         progress: Called with what is under way, how much of it is done, and how much there is.
 
     Returns:
         A card that can be written as JSON. ``tasks`` holds for each task its measures, each with
-        ``value``, ``standard_error`` and ``count``; accuracies are shares of 1. ``protocol`` says
-        how they were measured, ``encoder`` what was measured.
+        ``value``, ``standard_error`` and ``count``; accuracies are shares of 1. It also holds the
+        ``strengths`` chosen and how many of them are ``at_the_edge`` of those offered: many mean
+        that the vectors are too short or too long for this grid. ``protocol`` says how it was
+        measured, ``encoder`` what.
 
     Raises:
         FileNotFoundError: If the folder or a file of a task is missing.
@@ -109,6 +115,8 @@ def evaluate(
         )
     if strengths is not None and (not len(strengths) or min(strengths) <= 0):
         raise ValueError(f"expected positive strengths C, received {list(strengths)}")
+    if norm is not None and not norm > 0:
+        raise ValueError(f"expected a positive norm, received {norm}")
     folder = find_folder(root)
     read = {name: read_task(folder, name) for name in names}
     for name in names:
@@ -117,6 +125,7 @@ def evaluate(
     started = time.perf_counter()
     say = progress or (lambda what, done, total: None)
     embeddings = _Embeddings(encode, read, batch_size, say)
+    scale = embeddings.rescale(norm)
     encoded = time.perf_counter()
     measured: dict[str, Any] = {}
     with _threads(jobs):
@@ -126,9 +135,10 @@ def evaluate(
         say("tasks", len(names), len(names))
     return {
         "tasks": measured,
-        "protocol": _protocol(names, seed, folds, strengths),
+        "protocol": _protocol(names, seed, folds, strengths, norm),
         "encoder": {
             "features": embeddings.size,
+            "root_mean_square_norm": scale,
             "distinct_sentences": len(embeddings.rows),
             "seconds": encoded - started,
         },
@@ -188,6 +198,13 @@ class _Embeddings:
         assert vectors is not None  # every file has at least one line
         self.vectors = vectors
         self.size = vectors.shape[1]
+
+    def rescale(self, norm: float | None) -> float:
+        """Bring the root mean square norm to the wanted one; what it was."""
+        before = float(self.vectors.square().sum(1).mean().sqrt())
+        if norm is not None and before > 0:
+            self.vectors *= norm / before
+        return before
 
     def of(self, sentences: list[str]) -> Tensor:
         """Shape (n, D), float32."""
@@ -292,7 +309,7 @@ def nested_folds(
     outer = _folds(labels, seed, folds)
     everything = torch.ones(len(labels), dtype=torch.bool)
     right = torch.zeros(len(labels), dtype=torch.bool)
-    chosen, inner_accuracies = [], []
+    chosen, inner_accuracies, converged = [], [], True
     for start in range(0, folds, together):
         group = outer[start : start + together]
         masks, inner_held = [], []
@@ -305,6 +322,7 @@ def nested_folds(
             inner_held.append(inner)
         train = torch.cat(masks, 1).repeat_interleave(len(strengths), 1)
         fits = fit_logistic(features, labels, train, candidates.repeat(len(group) * (folds + 1)))
+        converged = converged and fits.converged
         correct = (fits.predictions == labels[:, None]).reshape(
             len(labels), len(group), folds + 1, len(strengths)
         )
@@ -330,6 +348,7 @@ def nested_folds(
         "fold_accuracies": by_fold,
         "inner_accuracy": float(np.mean(inner_accuracies)),
         **_strength_card(chosen, strengths),
+        "converged": converged,
     }
 
 
@@ -404,7 +423,11 @@ def choose_and_test(
         ]
     )
     best = _choose(accuracies)
-    card = {"fold_accuracy": float(accuracies.mean(0)[best]), **_strength_card([best], strengths)}
+    card = {
+        "fold_accuracy": float(accuracies.mean(0)[best]),
+        **_strength_card([best], strengths),
+        "converged": fits.converged,
+    }
     return found[num_train:, folds, best], card
 
 
@@ -424,7 +447,11 @@ def _measure_sick(splits: Splits, embeddings: _Embeddings, seed: int) -> dict[st
 
 
 def _protocol(
-    names: Sequence[str], seed: int, folds: int, strengths: Sequence[float] | None
+    names: Sequence[str],
+    seed: int,
+    folds: int,
+    strengths: Sequence[float] | None,
+    norm: float | None,
 ) -> dict[str, Any]:
     def grid(default: Sequence[float]) -> str:
         return ", ".join(f"{strength:g}" for strength in strengths or default)
@@ -454,6 +481,9 @@ def _protocol(
         "standard_error": "accuracy: binomial over the samples classified; MSE: of the mean; "
         f"others: deviation over {RESAMPLES} resamples of the test samples. One encoder, one seed",
         "blank_lines": "kept, as the sentence '.'",
+        "scale": "as the encoder gives it"
+        if norm is None
+        else f"one factor for all vectors, to a root mean square norm of {norm:g}",
         "seed": seed,
         "folds": folds,
     }

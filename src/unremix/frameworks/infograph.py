@@ -107,7 +107,7 @@ class InfoGraph(Framework):
             logits = anchors @ candidates.T
             normaliser = None
             if self.loss.gather and is_distributed():
-                share = share_of(*anchors.shape, anchors.device)
+                share = share_of(anchors.shape[0], anchors.shape[1], anchors.device)
                 normaliser = share.total / share.processes
             return hard_jsd(
                 logits.to(torch.promote_types(logits.dtype, torch.float32)),

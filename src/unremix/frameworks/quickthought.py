@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from unremix.data.sentence_corpus import SentenceBatch
 from unremix.frameworks.base import Batch, Framework
+from unremix.gather import Share, gather_rows, is_distributed, share_of
 from unremix.losses.two_views import TwoViewLoss
 from unremix.pairs import Pairs
 from unremix.scores import Views
@@ -59,6 +60,10 @@ class QuickThought(Framework):
     stand in the denominator, so that uniform weights give Quick-Thought's cross-entropy against a
     uniform target over the window.
 
+    Where processes share a batch and the loss gathers, all embeddings are gathered and every
+    process computes the loss of the joint batch: neighbours meet across processes, and the mean of
+    the gradients over processes is the joint gradient.
+
     Args:
         encoder: f and g.
         loss: Weights the negatives.
@@ -97,6 +102,7 @@ class QuickThought(Framework):
             )
         self.encoder = encoder
         self.loss = loss
+        self.gather, loss.gather = loss.gather, False  # done here, for sentences and not views
         self.reach = reach
         self.mask_repeats = mask_repeats
         if encoder.maps is not None:
@@ -115,18 +121,29 @@ class QuickThought(Framework):
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of consecutive sentences; 0 where none has a neighbour."""
         sentences: SentenceBatch = batch.views[0]
-        pairs = Pairs.windows(
-            sentences.documents,
-            reach=self.reach,
-            texts=sentences.texts if self.mask_repeats else None,
-        )
+        documents, texts = sentences.documents, sentences.texts
         (f, f_inputs), (g, g_inputs) = self.encoder.both(sentences.tokens, sentences.lengths)
+        anchors, candidates = Views(f, f_inputs), Views(g, g_inputs)
+        if self.gather and is_distributed():
+            share = share_of(f.shape[0], f.shape[1], f.device)
+            documents, texts = (gather_rows(rows, share) for rows in (documents, texts))
+            anchors, candidates = (_gathered(views, share) for views in (anchors, candidates))
+        pairs = Pairs.windows(
+            documents, reach=self.reach, texts=texts if self.mask_repeats else None
+        )
         if len(pairs.positives) == 0 or pairs.most_negatives == 0:
-            return (f.sum() + g.sum()) * 0.0
+            everything = (f, g, *self.loss.parameters())  # all have a gradient, of 0
+            return torch.stack([values.sum() for values in everything]).sum() * 0.0
         return self.loss.against(
-            Views(f, f_inputs),
-            Views(g, g_inputs),
+            anchors,
+            candidates,
             pairs,
             products="dot",
             positives_in_denominator=True,
         )
+
+
+def _gathered(views: Views, share: Share) -> Views:
+    """The views of all processes; gradient flows to the embeddings."""
+    inputs = None if views.inputs is None else gather_rows(views.inputs.detach(), share)
+    return Views(gather_rows(views.embeddings, share), inputs)

@@ -34,20 +34,25 @@ class JSD:
         differentiate_weights: bool,
     ) -> Outcome:
         """See :class:`unremix.losses.blockwise.Objective`."""
-        block = rows.block
-        count = block.count.clamp(min=1).to(logits.dtype)  # (B, 1)
+        block, values = rows.block, weights.values
+        factor = weights.log_factor.exp() / block.count.clamp(min=1)  # (B, 1): w_ij/n_i per value
         expectation = softplus(logits).sub_(math.log(2))  # E⁻, (B, M)
-        weight = weights.dense(block, logits)
-        mean = (weight * expectation).sum(1, keepdim=True) / count  # (B, 1)
+        if values is None:
+            mean = block.blank(expectation).sum(1, keepdim=True) * factor  # (B, 1)
+        else:
+            weight = torch.mul(values, factor, out=rows.empty("weight"))
+            product = torch.mul(weight, expectation, out=rows.empty("temporary"))
+            mean = product.sum(1, keepdim=True)
         share = block.share.to(logits.dtype)
         of_positives = share * (math.log(2) - softplus(-positives))
         loss = mean[:, 0].index_add(0, block.positive_row, of_positives, alpha=-1)
         to_weights = None
-        if differentiate_weights and weights.values is not None:
+        if differentiate_weights and values is not None:
             # Where the mass is normalised, raising one weight lowers the others.
             to_weights = expectation.sub_(mean) if mass else expectation
-            block.blank(to_weights.mul_(weights.log_factor.exp() / count))
-        to_logits = weight.mul_(torch.sigmoid(logits)).div_(count)
+            block.blank(to_weights.mul_(factor))
+        slope = logits.sigmoid_()
+        to_logits = block.blank(slope).mul_(factor) if values is None else slope.mul_(weight)
         return Outcome(loss, to_logits, -share * torch.sigmoid(-positives), to_weights)
 
 
