@@ -202,3 +202,23 @@ def dense_unremix(
     positive = similarity.gather(1, batch.partner[:, None])[:, 0] - 1
     total = positive.div(temperature).exp() + (weights * exponentials).sum(1)
     return (total.log() - positive / temperature).mean()
+
+
+def looped_jsd(nodes: Tensor, graphs: Tensor, owner: Tensor) -> Tensor:
+    """InfoGraph's objective with dense masks filled node by node, as its public code has them.
+
+    Args:
+        nodes: Embeddings of the nodes, shape (n, D).
+        graphs: Embeddings of the graphs, shape (G, D).
+        owner: The graph of each node, shape (n,).
+    """
+    count, others = len(nodes), len(graphs) - 1
+    positive, negative = torch.zeros(count, len(graphs)), torch.ones(count, len(graphs))
+    for node, graph in enumerate(owner):
+        positive[node][graph] = 1.0
+        negative[node][graph] = 0.0
+    products = nodes @ graphs.T
+    at_own, elsewhere = products * positive, products * negative
+    of_own = math.log(2) - F.softplus(-at_own)  # a masked product of 0 adds exactly 0 to either
+    of_others = F.softplus(-elsewhere) + elsewhere - math.log(2)
+    return of_others.sum() / (count * others) - of_own.sum() / count

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -527,6 +527,14 @@ def is_free(path: Path) -> bool:
     if lock is not None:
         os.close(lock)
     return lock is not None
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_are_heeded() -> Iterator[None]:
+    """A process that was started in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

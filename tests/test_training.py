@@ -275,7 +275,7 @@ def test_bad_options(tmp_path: Path) -> None:
         unremix.train(small(tmp_path, recipe="unremix-simcrl"))
     with pytest.raises(ValueError, match=r"'simclr' uses .*received --loss.mix"):
         unremix.train(small(tmp_path, recipe="simclr", loss=LossOptions(mix="fixed")))
-    with pytest.raises(ValueError, match="at least batch_size=4096 training images, received 96"):
+    with pytest.raises(ValueError, match="batch_size=4096 images to train on, received 96"):
         unremix.train(small(tmp_path, batch_size=4096))
     with pytest.raises(ValueError, match="augmentation auto or one of"):
         unremix.train(small(tmp_path, augmentation="none"))

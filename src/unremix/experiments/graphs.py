@@ -210,7 +210,7 @@ def to_markdown(rows: Sequence[DataRow], recipes: Sequence[str]) -> str:
 
 def bar_chart(rows: Sequence[DataRow], recipes: Sequence[str]) -> Figure:
     """A group of bars per data set, a bar per recipe, one standard deviation up and down."""
-    figure = Figure(figsize=(2.0 + 1.4 * max(1, len(rows)), 3.8), layout="constrained")
+    figure = Figure(figsize=(max(7.5, 2.0 + 1.4 * len(rows)), 3.8), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(recipes)
     for number, recipe in enumerate(recipes):
@@ -237,8 +237,7 @@ def bar_chart(rows: Sequence[DataRow], recipes: Sequence[str]) -> Figure:
         "kD", ms=4, mfc="white", linestyle="none", label="InfoGraph, published (best epoch)",
     )  # fmt: skip
     axes.set_xticks(range(len(rows)), [row.data for row in rows])
-    lowest = min((s.mean for row in rows for s in row.summaries.values()), default=0.0)
-    axes.set(ylabel="accuracy, %", ylim=(max(0.0, 100 * lowest - 12), None))
+    axes.set(ylabel="accuracy, %", ylim=(0, None))
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
