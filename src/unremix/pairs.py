@@ -68,6 +68,16 @@ class Block:
     share: Tensor
     whole: bool = False
 
+    @cached_property
+    def _filler(self) -> Tensor:
+        """Flat position of the negative that stands in for each masked position, shape (L,)."""
+        return self.reference[self.masked_row]
+
+    @cached_property
+    def fewest(self) -> int:
+        """How many negatives the row with the fewest has."""
+        return int(self.count.min())
+
     def take(self, values: Tensor) -> Tensor:
         """The rows of this block's anchors, shape (B, ...); no copy where they are all rows."""
         return values if self.whole else values[self.anchors]
@@ -81,7 +91,7 @@ class Block:
             values: Shape (B, M), contiguous.
         """
         flat = values.view(-1)
-        flat[self.masked] = flat[self.reference][self.masked_row]
+        flat.index_copy_(0, self.masked, flat.index_select(0, self._filler))
         return values
 
     def blank(self, values: Tensor, value: float = 0.0) -> Tensor:

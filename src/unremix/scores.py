@@ -64,7 +64,7 @@ def normalise_backward(gradient: Tensor, units: Tensor, lengths: Tensor) -> Tens
     Returns:
         Shape (N, D).
     """
-    along = torch.einsum("nd,nd->n", gradient, units)
+    along = torch.linalg.vecdot(gradient, units)
     inverse = torch.where(lengths > 0, 1 / lengths, 0.0)[:, None]
     return gradient.addcmul_(units, along[:, None], value=-1).mul_(inverse)
 
@@ -112,7 +112,7 @@ class Scratch:
     def __init__(self, slots: int = 1) -> None:
         self._slots = slots
         self._places: dict[str, int] = {}
-        self._piece: Tensor | None = None
+        self._pieces: tuple[Tensor, ...] = ()
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
         """An array of arbitrary content, valid until its name is taken again.
@@ -123,11 +123,12 @@ class Scratch:
             like: Gives dtype and device.
         """
         place = self._places.setdefault(name, len(self._places))
-        if self._piece is None:
-            self._piece = like.new_empty(self._slots, *shape)
+        if not self._pieces:
+            self._pieces = like.new_empty(self._slots, *shape).unbind()
         if place >= self._slots:
             return like.new_empty(shape)
-        return self._piece[place, : shape[0]]
+        piece = self._pieces[place]
+        return piece if piece.shape[0] == shape[0] else piece[: shape[0]]
 
 
 def gram(vectors: Tensor, out: Tensor, strips: int = 4) -> Tensor:
@@ -141,6 +142,8 @@ def gram(vectors: Tensor, out: Tensor, strips: int = 4) -> Tensor:
     Returns:
         ``out``.
     """
+    if vectors.shape[0] < 1024 or vectors.shape[1] < 256:  # mirroring would cost more
+        return torch.mm(vectors, vectors.T, out=out)
     step = -(-vectors.shape[0] // strips)
     for first in range(0, vectors.shape[0], step):
         end = first + step
@@ -237,7 +240,7 @@ def residuals(
                 of_own = (most_confident - count).clamp(min=0)[:, None, None]
                 nearest = own.gather(1, of_own.expand(-1, 1, own.shape[2]))[:, 0]
                 label = torch.where((most_confident >= count)[:, None], nearest, label)
-        posterior.sub_(highest[:, None]).mul_(1 / temperature).exp_()
+        posterior.sub_(highest[:, None]).mul_(math.log2(math.e) / temperature).exp2_()
         expected = posterior[:, :count] @ class_units
         if own is not None:
             expected += torch.einsum("bs,bsd->bd", posterior[:, count:], own)
@@ -249,7 +252,7 @@ def residuals(
             | (length == 0)
             | (block.count == 0)
         )
-        delta.div_(temperature * length).masked_fill_(nothing, 0.0)
+        delta.mul_((1 / (temperature * length)).masked_fill_(nothing, 0.0))
         if block.whole:
             return delta
         result[block.anchors] = delta
@@ -403,7 +406,7 @@ class Context:
     def apartness(self) -> Tensor:
         """f_j · f_j - f_j · T with T the sum of all candidates' f: -Σ over j' ≠ j, shape (M,)."""
         candidates = self.candidate_units
-        squares = torch.einsum("md,md->m", candidates, candidates)
+        squares: Tensor = torch.linalg.vecdot(candidates, candidates)
         return squares.sub_(candidates @ candidates.sum(0))
 
     @cached_property
@@ -584,15 +587,14 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
     f_j·T - f_j·f_j - Σ over the masked j' of f_j·f_j'.
     """
     block, candidates, column = rows.block, context.candidate_units, context.apartness
-    others = block.count - 1  # (B, 1)
-    scale = 1 / others.clamp(min=1).to(column.dtype)
     if context.twins_are_candidates:
         # The masked candidates of i and i' are these two themselves, whose rows are at hand.
-        half = others.shape[0] // 2
+        scale = 1 / max(context.pairs.num_candidates - 3, 1)
         distance = rows.empty("distance")
-        first = torch.add(rows.similarity[:half], rows.similarity[half:], out=distance[:half])
-        first.add_(column).mul_(scale[:half]).add_(1)
-        distance[half:] = first
+        first, second = distance.chunk(2)
+        torch.add(*rows.similarity.chunk(2), out=second)
+        torch.add(column * scale + 1, second, alpha=scale, out=first)
+        second.copy_(first)
     elif _alone(rows, context):
         width = context.pairs.num_candidates
         which = block.masked - block.masked_row * width
@@ -603,7 +605,7 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
         members = torch.sparse_coo_tensor(
             torch.stack(excluded),
             torch.ones_like(block.masked, dtype=column.dtype),
-            (others.shape[0], column.numel()),
+            (block.count.shape[0], column.numel()),
             check_invariants=True,
         )
         left_out = members @ candidates  # (B, D): what T counts too much
@@ -617,8 +619,8 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
             distance = torch.cat(
                 [(left_out @ candidates.T).add_(column), to_own], dim=1, out=rows.empty("distance")
             )
-        distance = distance.mul_(scale).add_(1)
-    return distance.mul_(others > 0) if bool((others <= 0).any()) else distance
+        distance = distance.mul_(1 / (block.count - 1).clamp(min=1).to(column.dtype)).add_(1)
+    return distance if block.fewest > 1 else distance.mul_(block.count > 1)
 
 
 def _alone(rows: Rows, context: Context) -> bool:

@@ -94,57 +94,65 @@ def hardness(sharpness: float, *, similarity_gradient: bool = True) -> Weighting
 
 @dataclass(frozen=True)
 class Scaled:
-    """A score and the affine map, row by row, that scales it: C = factor × X + shift.
+    """K scores and the affine maps, row by row, that scale them: C^k = factor_k × X^k + shift_k.
 
     Args:
-        score: X, shape (B, M); positions that are not negatives hold the value of a negative.
-        factor: Shape (B, 1).
-        shift: Shape (B, 1).
-        low: Least of the row, shape (B, 1).
-        high: Largest of the row, shape (B, 1).
+        scores: X, each (B, M); positions that are not negatives hold the value of a negative.
+        factor: Shape (B, K).
+        shift: Shape (B, K).
+        low: Least of each row, shape (B, K).
+        high: Largest of each row, shape (B, K).
     """
 
-    score: Tensor
+    scores: tuple[Tensor, ...]
     factor: Tensor
     shift: Tensor
     low: Tensor
     high: Tensor
 
-    def values(self) -> Tensor:
-        """C, shape (B, M)."""
-        return torch.addcmul(self.shift, self.score, self.factor)
 
-
-def scale(score: Tensor, block: Block, scaling: Scaling, magnitude: float | None) -> Scaled:
-    """Scale a score over each anchor's negatives.
+def scale(
+    scores: tuple[Tensor, ...],
+    block: Block,
+    scaling: Scaling,
+    magnitudes: tuple[float | None, ...],
+) -> Scaled:
+    """Scale scores over each anchor's negatives.
 
     A score that is constant over Neg(i), up to rounding, becomes 1 (minmax) or 0 (zscore).
 
     Args:
-        score: X, shape (B, M), filled.
+        scores: X of K components, each (B, M), filled.
         block: The rows.
         scaling: How.
-        magnitude: See :class:`unremix.scores.Component`.
+        magnitudes: See :class:`unremix.scores.Component`.
     """
-    low, high = score.amin(1, keepdim=True), score.amax(1, keepdim=True)
+    low = torch.cat([score.amin(1, keepdim=True) for score in scores], dim=1)
+    high = torch.cat([score.amax(1, keepdim=True) for score in scores], dim=1)
     if scaling == "none":
-        return Scaled(score, torch.ones_like(low), torch.zeros_like(low), low, high)
-    size = torch.maximum(low.abs(), high.abs())
-    if magnitude is not None:
-        size.clamp_(min=magnitude)
-    constant = high - low <= noise(score.dtype) * size
+        return Scaled(scores, torch.ones_like(low), torch.zeros_like(low), low, high)
+    size = torch.maximum(high, -low)  # of the absolute values
+    least = [magnitude or 0.0 for magnitude in magnitudes]
+    if any(least):
+        size = torch.maximum(size, low.new_tensor(least))
+    span = high - low
+    constant = span <= noise(low.dtype) * size
     if scaling == "minmax":
-        factor = (1 / (high - low)).masked_fill(constant, 0.0)
-        return Scaled(score, factor, (-low * factor).masked_fill(constant, 1.0), low, high)
+        factor = span.reciprocal_().masked_fill_(constant, 0.0)
+        return Scaled(scores, factor, (-low * factor).masked_fill_(constant, 1.0), low, high)
     count = block.count.clamp(min=1)
-    extra = score.shape[1] - block.count  # masked positions, each holding the reference's value
-    reference = score.view(-1)[block.reference][:, None]
-    mean = (score.sum(1, keepdim=True) - extra * reference) / count
-    centred = score - mean
-    square = centred.mul_(centred).sum(1, keepdim=True) - extra * (reference - mean) ** 2
-    deviation = (square / count).clamp_(min=0).sqrt_()
+    means, squares = [], []
+    for score in scores:
+        extra = score.shape[1] - block.count  # masked positions, with the reference's value
+        reference = score.view(-1)[block.reference][:, None]
+        mean = (score.sum(1, keepdim=True) - extra * reference) / count
+        centred = score - mean
+        square = centred.mul_(centred).sum(1, keepdim=True) - extra * (reference - mean) ** 2
+        means.append(mean)
+        squares.append(square)
+    deviation = (torch.cat(squares, dim=1) / count).clamp_(min=0).sqrt_()
     factor = (1 / deviation).masked_fill(constant | (deviation == 0), 0.0)
-    return Scaled(score, factor, -mean * factor, low, high)
+    return Scaled(scores, factor, -torch.cat(means, dim=1) * factor, low, high)
 
 
 @dataclass(frozen=True)
@@ -157,14 +165,14 @@ class Weights:
         values: Shape (B, M); 0 where there is no negative. None: 1 on all negatives.
         log_factor: Shape (B, 1).
         total: Σ_j values, shape (B, 1).
-        scaled: The scaled components.
+        scaled: The scaled components; none where the weights are uniform.
         replaced: Rows whose weights were all 0 and became uniform, boolean (B, 1); None: no row.
     """
 
     values: Tensor | None
     log_factor: Tensor
     total: Tensor
-    scaled: tuple[Scaled, ...]
+    scaled: Scaled | None
     replaced: Tensor | None
 
     def dense(self, block: Block, like: Tensor) -> Tensor:
@@ -186,18 +194,15 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
     block, like = rows.block, rows.similarity
     nothing = torch.zeros_like(like[:, :1])
     if mix is None:
-        return Weights(None, nothing, block.count.to(like.dtype), (), None)
-    scaled = tuple(
-        scale(score, block, weighting.scaling, component.magnitude)
-        for score, component in zip(scores, weighting.resolved, strict=True)
-    )
+        return Weights(None, nothing, block.count.to(like.dtype), None, None)
+    magnitudes = tuple(component.magnitude for component in weighting.resolved)
+    scaled = scale(tuple(scores), block, weighting.scaling, magnitudes)
     # Σ_k λ_k (factor_k X_k + shift_k), the row-wise factors folded into one sweep per component.
-    values = torch.mul(scaled[0].score, mix[0] * scaled[0].factor, out=rows.empty("values"))
-    shift = mix[0] * scaled[0].shift
-    for share, part in zip(mix[1:], scaled[1:], strict=True):
-        values.addcmul_(part.score, share * part.factor)
-        shift = shift + share * part.shift
-    values.add_(shift)
+    first, *others = (mix * scaled.factor).split(1, dim=1)
+    values = torch.mul(scores[0], first, out=rows.empty("values"))
+    for score, factor in zip(scores[1:], others, strict=True):
+        values.addcmul_(score, factor)
+    values.add_((scaled.shift @ mix)[:, None])
     log_factor = nothing
     if weighting.sharpness is None:
         block.blank(values.clamp_(min=0))
@@ -234,41 +239,44 @@ def mixed_gradient(gradient: Tensor, weights: Weights, weighting: Weighting) -> 
     return gradient if weights.replaced is None else gradient.masked_fill_(weights.replaced, 0.0)
 
 
-def share_gradient(gradient: Tensor, scaled: tuple[Scaled, ...], rows: Rows) -> Tensor:
+def share_gradient(gradient: Tensor, scaled: Scaled, rows: Rows) -> Tensor:
     """Gradient with respect to λ, shape (K,), from that with respect to the mix, shape (B, M)."""
-    row_sum = gradient.sum(1, keepdim=True)
     product = rows.empty("temporary")
-    parts = [
-        (
-            torch.mul(gradient, part.score, out=product).sum(1, keepdim=True) * part.factor
-            + row_sum * part.shift
-        ).sum()
-        for part in scaled
+    along = [
+        torch.mul(gradient, score, out=product).sum(1, keepdim=True) for score in scaled.scores
     ]
-    return torch.stack(parts)
+    flat = gradient.sum(1, keepdim=True) * scaled.shift
+    return torch.cat(along, dim=1).mul_(scaled.factor).add_(flat).sum(0)
 
 
-def score_gradient(gradient: Tensor, scaled: Scaled, block: Block, scaling: Scaling) -> Tensor:
+def score_gradient(
+    gradient: Tensor, scaled: Scaled, index: int, block: Block, scaling: Scaling
+) -> Tensor:
     """Gradient with respect to a raw score, through its scaling, shape (B, M).
 
     Args:
         gradient: With respect to the scaled score C, shape (B, M), 0 where there is no negative.
-        scaled: The scaled score.
+        scaled: The scaled scores.
+        index: Which of them.
         block: The rows.
         scaling: How it was scaled.
     """
     if scaling == "none":
         return gradient
-    values = scaled.values()
+    score = scaled.scores[index]
+    factor, shift, low, high = (
+        part[:, index : index + 1] for part in (scaled.factor, scaled.shift, scaled.low, scaled.high)
+    )
+    values = torch.addcmul(shift, score, factor)
     if scaling == "minmax":
         # C = (x - low)/(high - low): the extremes move every value; ties share the gradient.
         result = gradient.clone()
-        for extreme, weight in ((scaled.low, 1 - values), (scaled.high, values)):
-            at = block.blank((scaled.score == extreme).to(gradient.dtype))
+        for extreme, weight in ((low, 1 - values), (high, values)):
+            at = block.blank((score == extreme).to(gradient.dtype))
             pull = (gradient * weight).sum(1, keepdim=True) / at.sum(1, keepdim=True).clamp(min=1)
             result.addcmul_(at, pull, value=-1)
-        return result.mul_(scaled.factor)
+        return result.mul_(factor)
     count = block.count.clamp(min=1)
     mean = gradient.sum(1, keepdim=True) / count
     along = (gradient * values).sum(1, keepdim=True) / count
-    return block.blank((gradient - mean).addcmul_(values, along, value=-1).mul_(scaled.factor))
+    return block.blank((gradient - mean).addcmul_(values, along, value=-1).mul_(factor))

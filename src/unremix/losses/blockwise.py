@@ -138,10 +138,13 @@ class Flow:
         anchors: Vectors, shape (N, D).
         candidates: Vectors, shape (M, D).
         own: Each anchor's own, shape (N, S, D), which gets no gradient.
+        factor: Multiplies the gradients.
     """
 
-    def __init__(self, anchors: Tensor, candidates: Tensor, own: Tensor | None) -> None:
-        self.anchors, self.candidates, self.own = anchors, candidates, own
+    def __init__(
+        self, anchors: Tensor, candidates: Tensor, own: Tensor | None, factor: float
+    ) -> None:
+        self.anchors, self.candidates, self.own, self.factor = anchors, candidates, own, factor
         self.shared = anchors is candidates
         self.to_anchors = torch.empty_like(anchors)
         self.to_candidates = None if self.shared else torch.zeros_like(candidates)
@@ -164,8 +167,11 @@ class Flow:
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """To the anchors; to the candidates, None where they are the anchors themselves."""
         if self.shared and self.to_candidates is not None:
-            return self.to_anchors.add_(self.to_candidates), None
-        return self.to_anchors, self.to_candidates
+            return self.to_anchors.add_(self.to_candidates).mul_(self.factor), None
+        to_candidates = self.to_candidates
+        if to_candidates is not None:
+            to_candidates.mul_(self.factor)
+        return self.to_anchors.mul_(self.factor), to_candidates
 
 
 class Contrast(torch.autograd.Function):
@@ -200,11 +206,13 @@ class Contrast(torch.autograd.Function):
         if not cosine:
             other = anchors if candidates is None else candidates
             vectors = (anchors, other, None if problem.own is None else problem.own.embeddings)
-        flow = Flow(*vectors) if problem.needs_gradient else None
+        flow = None
+        if problem.needs_gradient:
+            flow = Flow(*vectors, inverse_temperature / problem.normaliser)
         through_units = flow
         if not cosine and similarity_index is not None and problem.needs_gradient:
-            through_units = Flow(*units)
-        to_mix = torch.zeros_like(mix) if mix is not None else None
+            through_units = Flow(*units, 1 / problem.normaliser)
+        to_mix = torch.zeros_like(mix) if mix is not None and learn_mix else None
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
 
@@ -225,7 +233,8 @@ class Contrast(torch.autograd.Function):
             if scaled_own and problem.own is not None:
                 logits[:, -pairs.own :] *= problem.own.logit_factor
                 block.fill(logits)
-            weightless += ((weights.total <= 0) & (block.count > 0)).sum()
+            if weighting.mass == "none":  # where it is normalised, such rows became uniform
+                weightless += ((weights.total <= 0) & (block.count > 0)).sum()
             outcome = problem.objective(
                 logits,
                 positives,
@@ -237,24 +246,26 @@ class Contrast(torch.autograd.Function):
             loss += outcome.loss.sum(dtype=torch.float64)
             if flow is None or through_units is None:
                 continue
-            # To the products, which divided by the temperature are the logits.
-            to_products = outcome.to_logits.mul_(inverse_temperature)
+            # To the products times 1/τ, which are the logits; the flow knows that factor.
+            to_products = outcome.to_logits
             if scaled_own and problem.own is not None:
                 to_products[:, -pairs.own :] *= problem.own.logit_factor
-            to_products.view(-1)[block.positive] = outcome.to_positives.mul_(inverse_temperature)
-            if outcome.to_weights is not None and mix is not None and to_mix is not None:
+            to_products.view(-1)[block.positive] = outcome.to_positives
+            scaled = weights.scaled
+            if outcome.to_weights is not None and scaled is not None and mix is not None:
                 to_mixed = mixed_gradient(outcome.to_weights, weights, weighting)
-                if learn_mix:
-                    to_mix += share_gradient(to_mixed, weights.scaled, rows)
+                if to_mix is not None:
+                    to_mix += share_gradient(to_mixed, scaled, rows)
                 if similarity_index is not None:
                     to_similarity = score_gradient(
                         to_mixed.mul_(mix[similarity_index]),
-                        weights.scaled[similarity_index],
+                        scaled,
+                        similarity_index,
                         block,
                         weighting.scaling,
                     )
                     if through_units is flow:
-                        to_products.add_(to_similarity)
+                        to_products.add_(to_similarity, alpha=problem.temperature)
                     else:
                         through_units.add(to_similarity, block)
             flow.add(to_products, block)
@@ -262,9 +273,8 @@ class Contrast(torch.autograd.Function):
         if flow is None or through_units is None:
             return (loss / problem.normaliser).to(anchors.dtype), weightless
         gradients = _to_embeddings(problem, flow, through_units)
-        for gradient in (*gradients, to_mix):
-            if gradient is not None:
-                gradient.div_(problem.normaliser)
+        if to_mix is not None:
+            to_mix.div_(problem.normaliser)
         ctx.save_for_backward(*gradients, to_mix)
         ctx.mark_non_differentiable(weightless)
         return (loss / problem.normaliser).to(anchors.dtype), weightless

@@ -453,8 +453,8 @@ def _check_views(letter: str, first: Tensor, second: Tensor, rows: int | None = 
             f"{second.dtype}; convert one with .to()"
         )
     for which, view in enumerate((first, second)):
-        # A sum is one sweep; only if it is not finite, look closer.
-        if math.isfinite(view.detach().sum(dtype=torch.float64).item()):
+        # A sum is one sweep; only if it is not finite, as it is also by overflow, look closer.
+        if math.isfinite(view.detach().sum().item()):
             continue
         bad = int((~view.isfinite()).any(dim=1).sum())
         if bad:
