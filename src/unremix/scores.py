@@ -8,7 +8,7 @@ function to ``components=`` directly. What it says of candidates that are not ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -131,25 +131,19 @@ class Scratch:
         return piece if piece.shape[0] == shape[0] else piece[: shape[0]]
 
 
-def gram(vectors: Tensor, out: Tensor, strips: int = 4) -> Tensor:
-    """All inner products of vectors with each other; what is symmetric is multiplied once.
+def upper_strips(count: int, number: int = 4) -> Iterator[tuple[slice, slice]]:
+    """Cut the upper triangle of a (count, count) array into strips: their rows and their columns.
 
-    Args:
-        vectors: Shape (N, D).
-        out: Shape (N, N), to write into.
-        strips: Into how many strips of rows to cut; four spare 3/8 of the multiplications.
-
-    Returns:
-        ``out``.
+    Four strips spare 3/8 of the work on what is symmetric; see :func:`mirror`.
     """
-    if vectors.shape[0] < 1024 or vectors.shape[1] < 256:  # mirroring would cost more
-        return torch.mm(vectors, vectors.T, out=out)
-    step = -(-vectors.shape[0] // strips)
-    for first in range(0, vectors.shape[0], step):
-        end = first + step
-        torch.mm(vectors[first:end], vectors[first:].T, out=out[first:end, first:])
-        out[end:, first:end] = out[first:end, end:].T
-    return out
+    step = -(-count // number)
+    for first in range(0, count, step):
+        yield slice(first, first + step), slice(first, count)
+
+
+def mirror(values: Tensor, rows: slice) -> None:
+    """Copy what lies right of the diagonal in a strip of rows below it; shape (N, N), in place."""
+    values[rows.stop :, rows] = values[rows, rows.stop :].T
 
 
 def inner_products(
@@ -159,7 +153,7 @@ def inner_products(
 
     Args:
         anchors: Shape (B, D).
-        candidates: Shape (M, D); the same object as ``anchors`` where they are the same.
+        candidates: Shape (M, D).
         own: Shape (B, S, D), if there are any.
         out: Shape (B, M + S), to write into.
 
@@ -169,9 +163,6 @@ def inner_products(
     if own is not None:
         inner = torch.einsum("bd,bsd->bs", anchors, own)
         return torch.cat([anchors @ candidates.T, inner], dim=1, out=out)
-    if anchors is candidates:
-        count = anchors.shape[0]
-        return gram(anchors, anchors.new_empty(count, count) if out is None else out)
     return torch.mm(anchors, candidates.T, out=out)
 
 
@@ -563,21 +554,25 @@ def uncertainty(rows: Rows, context: Context) -> Tensor:
             "expected a context with residuals for the uncertainty, received none; "
             "make it with unremix.scores.make_context"
         )
-    delta = inner_products(
-        rows.block.take(context.anchor_residuals),
-        context.candidate_residuals,
-        None if context.own_residuals is None else rows.block.take(context.own_residuals),
-        out=rows.empty("delta"),
-    )
-    if context.anchor_inputs is None or context.candidate_inputs is None:
-        return delta
+    block, out = rows.block, rows.empty("uncertainty")
+    residuals, inputs = block.take(context.anchor_residuals), context.anchor_inputs
+    if residuals is context.candidate_residuals and context.own_residuals is None:
+        for strip, rest in upper_strips(residuals.shape[0]):  # u is symmetric
+            part = torch.mm(residuals[strip], residuals[rest].T, out=out[strip, rest])
+            if inputs is not None:
+                features = torch.mm(inputs[strip], inputs[rest].T)
+                part.mul_(features.add_(1) if context.bias else features)
+            mirror(out, strip)
+        return out
+    own = None if context.own_residuals is None else block.take(context.own_residuals)
+    inner_products(residuals, context.candidate_residuals, own, out=out)
+    if inputs is None or context.candidate_inputs is None:
+        return out
+    own = None if context.own_inputs is None else block.take(context.own_inputs)
     features = inner_products(
-        rows.block.take(context.anchor_inputs),
-        context.candidate_inputs,
-        None if context.own_inputs is None else rows.block.take(context.own_inputs),
-        out=rows.empty("temporary"),
+        block.take(inputs), context.candidate_inputs, own, out=rows.empty("temporary")
     )
-    return delta.addcmul_(delta, features) if context.bias else delta.mul_(features)
+    return out.addcmul_(out, features) if context.bias else out.mul_(features)
 
 
 def representativeness(rows: Rows, context: Context) -> Tensor:

@@ -264,9 +264,8 @@ def score_gradient(
     if scaling == "none":
         return gradient
     score = scaled.scores[index]
-    factor, shift, low, high = (
-        part[:, index : index + 1] for part in (scaled.factor, scaled.shift, scaled.low, scaled.high)
-    )
+    of_rows = (scaled.factor, scaled.shift, scaled.low, scaled.high)
+    factor, shift, low, high = (values[:, index : index + 1] for values in of_rows)
     values = torch.addcmul(shift, score, factor)
     if scaling == "minmax":
         # C = (x - low)/(high - low): the extremes move every value; ties share the gradient.

@@ -187,7 +187,7 @@ class GraphDomain:
         """The evaluation card: cross-validated classifiers."""
         from unremix.evaluation.graphs import evaluate_run
 
-        return evaluate_run(run, data)
+        return evaluate_run(run, data, own=own)
 
     def embed(self, run: Run, items: list[Data]) -> Tensor:
         """Embeddings of graphs of torch_geometric, shape (n, F)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from unremix.data.graph_store import GraphStore
 from unremix.domains.graph import graph_features
 from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import leave_one_out_knn
-from unremix.evaluation.svm import svm_accuracy
+from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework
 from unremix.run import Run
 
@@ -22,8 +23,27 @@ from unremix.run import Run
 NEIGHBOURS = 20
 
 
+def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
+    """The folds that the graphs' classes allow; a `UserWarning` for each change to those asked for.
+
+    Args:
+        data: The graphs.
+        config: The options.
+
+    Returns:
+        The folds, or None where there are no labels or all are the same.
+    """
+    labels = data.train.labels
+    if labels is None or len(labels.unique()) < 2:
+        return None
+    plan = plan_folds(labels, folds=config.graph.folds)
+    for note in plan.notes:
+        warnings.warn(note, stacklevel=2)
+    return plan
+
+
 class GraphObserver:
-    """Measures an encoder at an epoch's end.
+    """Measures an encoder at an epoch's end; warns at once of what evaluation will leave out.
 
     Args:
         data: The graphs.
@@ -36,6 +56,7 @@ class GraphObserver:
         self.config = config
         self.say = say
         self.said = False
+        plan_evaluation(data, config)
 
     def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
         """The measurements after an epoch; those that cost something, about ten times in all."""
@@ -64,13 +85,16 @@ def summed_features(store: GraphStore) -> Tensor:
     return store.x.new_zeros(len(store), store.features).index_add(0, owner, store.x)
 
 
-def _measure(features: Tensor, labels: Tensor, config: TrainConfig) -> dict[str, Any]:
+def _measure(
+    features: Tensor, labels: Tensor, config: TrainConfig, plan: FoldPlan
+) -> dict[str, Any]:
     result: dict[str, Any] = {"features": features.shape[1]}
     for kernel in config.graph.classifiers:
         found = svm_accuracy(
-            features,
-            labels,
-            folds=config.graph.folds,
+            features[plan.kept],
+            labels[plan.kept],
+            folds=plan.outer,
+            inner_folds=plan.inner,
             kernel=kernel,
             repeats=config.graph.repeats,
             seed=config.seed,
@@ -85,12 +109,13 @@ def _measure(features: Tensor, labels: Tensor, config: TrainConfig) -> dict[str,
     return result
 
 
-def evaluate_run(run: Run, data: GraphData) -> dict[str, Any]:
+def evaluate_run(run: Run, data: GraphData, *, own: bool = True) -> dict[str, Any]:
     """Measure a run's encoder, the same encoder untrained, and the summed node features.
 
     Args:
         run: The run.
         data: Graphs to measure on; labels are needed.
+        own: Whether they are the run's own, so that what is left out is kept with its warnings.
 
     Returns:
         The evaluation card.
@@ -115,14 +140,24 @@ def evaluate_run(run: Run, data: GraphData) -> dict[str, Any]:
         },
         "results": None,
     }
-    if labels is None or len(labels.unique()) < 2:
+    plan = plan_evaluation(data, config)
+    if labels is None or plan is None:
         card["note"] = "no labels: accuracy cannot be measured"
         return card
+    card["left_out_graphs"] = int((~plan.kept).sum())
+    for note in plan.notes if own else ():
+        run.warn(note)
+    if not plan.outer:
+        card["note"] = plan.notes[-1]
+        return card
     store = data.train.store
+    found = {
+        "trained": graph_features(run.encoder(), store),
+        "untrained": graph_features(run.encoder(trained=False), store),
+        "summed node features": summed_features(store),
+    }
     card["results"] = {
-        "trained": _measure(graph_features(run.encoder(), store), labels, config),
-        "untrained": _measure(graph_features(run.encoder(trained=False), store), labels, config),
-        "summed node features": _measure(summed_features(store), labels, config),
+        kind: _measure(features, labels, config, plan) for kind, features in found.items()
     }
     first = card["results"]["trained"]
     card["protocol"] = {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -53,6 +54,81 @@ class SVMResult:
 
     def __str__(self) -> str:
         return f"{100 * self.mean:.2f} % ± {100 * self.std:.2f}"
+
+
+@dataclass(frozen=True)
+class FoldPlan:
+    """How samples are split into folds; see :func:`plan_folds`.
+
+    Args:
+        kept: Which samples are evaluated, bool, shape (n,).
+        classes: How many classes they are of.
+        outer: Outer folds; 0 where fewer than two classes are left.
+        inner: Inner folds, likewise.
+        notes: What differs from what was asked for, a sentence each.
+    """
+
+    kept: Tensor
+    classes: int
+    outer: int
+    inner: int
+    notes: tuple[str, ...]
+
+
+def plan_folds(labels: Tensor, *, folds: int = 10, inner_folds: int = 5) -> FoldPlan:
+    """As many folds as asked for, or as the smallest class has samples for.
+
+    Every outer fold tests a sample of each class, and every inner fold chooses by one: a class too
+    small for three folds in all cannot be evaluated and is left out.
+
+    Args:
+        labels: Integers from 0, shape (n,).
+        folds: Outer folds asked for.
+        inner_folds: Inner folds asked for.
+
+    Returns:
+        The folds, which samples are in them, and what is to be told about both.
+
+    Example:
+        >>> plan = plan_folds(torch.tensor([0] * 12 + [1] * 4 + [2]))
+        >>> plan.outer, plan.inner, int(plan.kept.sum())
+        (4, 3, 16)
+        >>> print(plan.notes[0])
+        1 of 3 classes have fewer than 3 samples: 1 of 17 samples left out of the evaluation
+    """
+    sizes = labels.bincount()
+    present = int((sizes > 0).sum())
+    least = next(size for size in count(1) if _trained_on(size, folds) >= 2)
+    kept = sizes[labels] >= least
+    notes = []
+    if not kept.all():
+        notes.append(
+            f"{int(((sizes > 0) & (sizes < least)).sum())} of {present} classes have fewer than "
+            f"{least} samples: {int((~kept).sum())} of {len(labels)} samples left out of the "
+            "evaluation"
+        )
+    large = (sizes >= least).nonzero()[:, 0]
+    if len(large) < 2:
+        notes.append(
+            f"fewer than two classes have {least} samples or more: accuracy cannot be measured"
+        )
+        return FoldPlan(kept, len(large), 0, 0, tuple(notes))
+    rare = int(large[sizes[large].argmin()])
+    size = int(sizes[rare])
+    outer, inner = min(folds, size), min(inner_folds, _trained_on(size, folds))
+    if (outer, inner) != (folds, inner_folds):
+        enough = next(size for size in count(folds) if _trained_on(size, folds) >= inner_folds)
+        notes.append(
+            f"{int((sizes[large] < enough).sum())} of {len(large)} classes have fewer than "
+            f"{enough} samples (class {rare} has {size}): {outer} outer and {inner} inner folds "
+            f"are used instead of {folds} and {inner_folds}"
+        )
+    return FoldPlan(kept, len(large), outer, inner, tuple(notes))
+
+
+def _trained_on(size: int, folds: int) -> int:
+    """How many of a class of some size every outer fold leaves to train on, at least."""
+    return size - -(-size // min(folds, size))
 
 
 class _Fold(NamedTuple):
@@ -114,8 +190,8 @@ def svm_accuracy(
         The accuracies of all folds of all repeats.
 
     Raises:
-        ValueError: If features are empty or not finite, labels do not fit, a class has fewer than
-            three samples, or an option is out of range.
+        ValueError: If features are empty or not finite, labels do not fit, a class has too few
+            samples (:func:`plan_folds` says which to leave out), or an option is out of range.
 
     Example:
         >>> import torch
@@ -145,7 +221,15 @@ def svm_accuracy(
             raise ValueError(f"expected {name} of at least {least}, received {value}")
     x: Floats = features.double().cpu().numpy()
     y: Labels = labels.cpu().numpy()
-    outer, inner = _fit_folds(y, folds, inner_folds)
+    plan = plan_folds(labels, folds=folds, inner_folds=inner_folds)
+    if not plan.kept.all():
+        raise ValueError(
+            "expected enough samples of every class for outer and inner folds, received "
+            f"{plan.notes[0].partition(':')[0]}; leave these classes out or merge them"
+        )
+    for note in plan.notes:
+        warnings.warn(note, stacklevel=2)
+    outer, inner = plan.outer, plan.inner
     parts = _draw_folds(y, outer, range(seed, seed + repeats))
     work = partial(_evaluate, x, y, _Options(kernel, grid, inner, standardise))
     workers = min(jobs or torch.get_num_threads(), len(parts))
@@ -201,32 +285,6 @@ def _checked_grid(candidates: Sequence[float], kernel: str) -> tuple[float, ...]
             f"expected at least one C, all of them positive numbers, received {tuple(candidates)}"
         )
     return grid
-
-
-def _fit_folds(y: Labels, folds: int, inner_folds: int) -> tuple[int, int]:
-    """As many folds as asked for, or as the smallest class has samples for."""
-    sizes = np.bincount(y)
-    classes = sizes.nonzero()[0]
-    rare = int(classes[sizes[classes].argmin()])
-    size = int(sizes[rare])
-    outer = min(folds, size)
-    inner = min(inner_folds, size - -(-size // outer))  # at least so many are left to train on
-    if inner < 2:
-        few = int((sizes[classes] < 3).sum())
-        raise ValueError(
-            f"expected at least 3 samples of every class, one for each outer fold and inner fold, "
-            f"received {size} of class {rare} (fewer than 3 in {few} of {len(classes)} classes); "
-            "leave these classes out or merge them"
-        )
-    if (outer, inner) != (folds, inner_folds):
-        few = int((sizes[classes] < folds).sum())
-        warnings.warn(
-            f"{few} of {len(classes)} classes have fewer than {folds} samples (class {rare} has "
-            f"{size}): {outer} outer and {inner} inner folds are used instead of {folds} and "
-            f"{inner_folds}",
-            stacklevel=3,
-        )
-    return outer, inner
 
 
 def _draw_folds(y: Labels, folds: int, seeds: Sequence[int]) -> list[_Fold]:

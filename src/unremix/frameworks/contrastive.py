@@ -15,11 +15,36 @@ from unremix.losses.two_views import TwoViewLoss
 from unremix.scores import Own
 from unremix.views.mixing import Mixed, Mixing
 
+# What a view draws in a step, each from keys of its own.
+MIXING, NEGATIVES, NEGATIVES_OF_MIXED, STREAMS = range(4)
+
+
+def shown_samples(samples: Tensor, mixed: Mixed | None) -> Tensor:
+    """Which samples each image shows: its own and, where it is mixed, its partner's.
+
+    Args:
+        samples: The samples of a batch, shape (N,).
+        mixed: The batch mixed; None as it is.
+
+    Returns:
+        Shape (N, P); a sample may repeat in a row.
+
+    Example:
+        >>> from unremix.views.mixing import un_mix
+        >>> shown_samples(torch.tensor([7, 8, 9]), un_mix(torch.zeros(3, 1, 4, 4), 0.75))
+        tensor([[7, 9],
+                [8, 8],
+                [9, 7]])
+    """
+    own = samples[:, None]
+    if mixed is None:
+        return own
+    aims = [target for target in mixed.targets if target.weight]
+    return torch.cat([torch.where(aim.shares > 0, samples[aim.keys], own) for aim in aims], dim=1)
+
 
 class Negatives(Protocol):
     """A way of making further negatives for each anchor alone."""
-
-    needs_queue: bool
 
     def __call__(
         self,
@@ -36,8 +61,8 @@ class Negatives(Protocol):
             framework: Embeds further images, and holds the queue if there is one.
             anchors: z and h of the anchors.
             images: What they show, shape (N, C, S, S).
-            samples: Which samples they show, shape (N,).
-            keys: One random key per anchor, shape (N,).
+            samples: Which samples they show, shape (N, P); a mixed image shows several.
+            keys: One random key per anchor, shape (N,), for these negatives alone.
             epoch: Epochs completed.
         """
         ...
@@ -102,7 +127,7 @@ class Contrastive(Projecting):
 
         Args:
             images: Shape (N, C, S, S).
-            keys: Draws what is drawn, shape (N,) or (1,).
+            keys: Draws what is drawn, shape (N,) or (1,); the caller may draw from them as well.
         """
         return self.embed(images)
 
@@ -110,7 +135,8 @@ class Contrastive(Projecting):
         """The images mixed, if they are to be; the same for the same batch and view."""
         if self.mixing is None:
             return None
-        return self.mixing(images, batch.keys + 2 * view, batch.batch_key + 2 * view)
+        stream = STREAMS * view + MIXING
+        return self.mixing(images, batch.keys + stream, batch.batch_key + stream)
 
     def anchor_images(self, batch: Batch, view: int) -> Iterator[Tensor]:
         """What of a view is embedded with gradient: itself, mixed, or both."""
@@ -121,12 +147,16 @@ class Contrastive(Projecting):
         if mixed is not None:
             yield mixed.images
 
-    def further(self, anchors: Embedded, images: Tensor, batch: Batch, view: int = 0) -> Own | None:
-        """Further negatives of anchors that show these images."""
+    def further(
+        self, anchors: Embedded, batch: Batch, view: int = 0, mixed: Mixed | None = None
+    ) -> Own | None:
+        """Further negatives of anchors that show a view, as it is or mixed."""
         if self.negatives is None:
             return None
-        keys = batch.keys + 2 * view + 1
-        return self.negatives(self, anchors, images, batch.samples, keys, batch.epoch)
+        images = batch.views[view] if mixed is None else mixed.images
+        stream = STREAMS * view + (NEGATIVES if mixed is None else NEGATIVES_OF_MIXED)
+        shown = shown_samples(batch.samples, mixed)
+        return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
 
     def effective_negatives(self, first: Embedded, second: Embedded) -> float | None:
         """See :meth:`Projecting.effective_negatives`; of negatives within the batch."""

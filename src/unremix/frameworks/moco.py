@@ -17,6 +17,8 @@ from unremix.pairs import Pairs
 from unremix.scores import Own, Views
 from unremix.views.mixing import Mixing, Target, permutation
 
+SHUFFLING = 1 << 32  # from any keys to those that shuffle, out of the reach of other draws
+
 
 class MoCo(Contrastive):
     """One view asks, the other answers through the key encoder; negatives are the queue's keys.
@@ -93,7 +95,7 @@ class MoCo(Contrastive):
     @torch.no_grad()
     def embed_keys(self, images: Tensor, keys: Tensor) -> Embedded:
         """Z and h by the key encoder, the images shuffled before they are grouped."""
-        order = permutation(keys[:1], images.shape[0])
+        order = permutation(keys[:1] + SHUFFLING, images.shape[0])
 
         def forward(images: Tensor) -> Embedded:
             h = self.key_head[:-1](self.key_encoder(images))
@@ -130,12 +132,12 @@ class MoCo(Contrastive):
             candidates = self._candidates(z, h)
             if self.keeps_original:
                 query = next(queries)
-                own = self.further(query, batch.views[asks], batch, asks)
+                own = self.further(query, batch, asks)
                 losses.append(self._loss(query, candidates, batch, own))
             mixed = self.mixed(batch.views[asks], batch, asks)
             if mixed is not None:
                 query = next(queries)
-                own = self.further(query, mixed.images, batch, asks)
+                own = self.further(query, batch, asks, mixed)
                 losses += [
                     target.weight * self._loss(query, candidates, batch, own, target)
                     for target in mixed.targets

@@ -19,7 +19,8 @@ class MoCHi:
     """Mixtures of the hardest keys of the queue, with each other and with the query.
 
     normalise(a n_i + (1 - a) n_j), a in (0, 1), i ≠ j, and normalise(b q + (1 - b) n), b in
-    (0, 1/2), of the hardest negatives n; |z| and h are mixed alike. They are never enqueued.
+    (0, 1/2), of the hardest negatives n; |z| and h are mixed alike. They are never enqueued. A key
+    of a sample that the anchor shows, its own or one mixed into it, is no negative.
 
     Args:
         hardest: How many keys, the most similar, are mixed.
@@ -28,7 +29,8 @@ class MoCHi:
         warmup_epochs: Epochs without.
 
     Raises:
-        ValueError: For negative numbers, or fewer than two keys to mix.
+        ValueError: For negative numbers, or fewer than two keys to mix; when called, for a
+            framework without a queue.
 
     Reference:
         Kalantidis et al. 2020.
@@ -38,7 +40,6 @@ class MoCHi:
     pairs: int = 512
     queries: int = 64
     warmup_epochs: int = 10
-    needs_queue: bool = True
 
     def __post_init__(self) -> None:
         if self.hardest < 2 or min(self.pairs, self.queries, self.warmup_epochs) < 0:
@@ -60,11 +61,15 @@ class MoCHi:
     ) -> Own | None:
         """See :class:`unremix.frameworks.contrastive.Negatives`."""
         memory = framework.memory
-        if memory is None or epoch < self.warmup_epochs or self.pairs + self.queries == 0:
+        if memory is None:
+            raise ValueError(
+                f"expected a framework with a queue, received {type(framework).__name__}; use MoCo"
+            )
+        if epoch < self.warmup_epochs or self.pairs + self.queries == 0:
             return None
         queue, dtype = memory.views, memory.embeddings.dtype
         query = Views(anchors[0].to(dtype), None if queue.inputs is None else anchors[1].to(dtype))
-        own_key = samples[:, None] == memory.samples  # (N, Q)
+        own_key = (samples[:, :, None] == memory.samples).any(1)  # (N, Q)
         available = len(memory) - int(own_key.sum(1).max()) if len(memory) else 0
         count = min(self.hardest, available)
         if count < 2:
@@ -116,7 +121,6 @@ class Patches:
     smallest: int | None = None
     largest: int | None = None
     factor: float = 2.0
-    needs_queue: bool = False
 
     def __post_init__(self) -> None:
         if not self.factor > 0:

@@ -31,14 +31,14 @@ class SimCLR(Contrastive):
         total = z1.new_zeros(())
         if self.keeps_original:
             z0, h0 = first.pop(0)
-            own = self.further((z0, h0), batch.views[0], batch)
+            own = self.further((z0, h0), batch)
             if own is not None and self.loss.layout == "both":
-                own = _stack(own, self.further((z1, h1), batch.views[1], batch, view=1))
+                own = _stack(own, self.further((z1, h1), batch, view=1))
             total = total + self.loss(z0, z1, h0, h1, own=own)
         mixed = self.mixed(batch.views[0], batch)
         if mixed is not None:
             ((z, h),) = first
-            own = self.further((z, h), mixed.images, batch)
+            own = self.further((z, h), batch, mixed=mixed)
             for target in mixed.targets:
                 if target.weight:
                     loss = self.loss.towards(
