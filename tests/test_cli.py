@@ -112,11 +112,14 @@ def test_embed_writes_npz_and_parquet(digits: Path, tmp_path: Path) -> None:
     assert main(["embed", str(digits), "-o", str(tmp_path / "e.npz")]) == 0
     with np.load(tmp_path / "e.npz", allow_pickle=False) as arrays:
         embeddings, names, labels = (arrays[key] for key in ("embeddings", "names", "labels"))
+        classes = arrays["class_names"]
+    assert classes.tolist() == [str(label) for label in labels]  # digits are called so
     assert embeddings.shape[0] == len(names) == len(labels) == 128
     assert main(["embed", str(digits), "--data", "digits", "-o", str(tmp_path / "e.parquet")]) == 0
     parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(tmp_path / "e.parquet")
     assert table.num_rows == 1797
+    assert table["class_names"].to_pylist() == [str(label.as_py()) for label in table["labels"]]
     stacked = np.stack(table["embeddings"].to_numpy())
     row = table["names"].to_pylist().index(str(names[0]))
     np.testing.assert_allclose(stacked[row], embeddings[0], rtol=1e-5)
@@ -132,6 +135,8 @@ def test_grey_pictures_go_through_a_colour_encoder_and_back(
     with np.load(tmp_path / "e.npz") as arrays:
         assert len(arrays["names"]) == 48
         assert set(arrays["labels"]) == {0, 1}
+        folders = [name.split("/")[0] for name in arrays["names"]]
+        assert arrays["class_names"].tolist() == folders
         assert arrays["names"][0] == "blue/0.png"
 
 
@@ -190,6 +195,22 @@ def test_evaluate_report_recipes_doctor(digits: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert torch.__version__ in shown
     assert "GiB free" in shown
+
+
+def test_light_commands_do_not_import_what_training_needs() -> None:
+    commands = (["--help"], ["recipes"], ["doctor"], ["train", "--help"], ["compare", "--help"])
+    heavy = ("lightning", "torch_geometric", "matplotlib", "sklearn")
+    code = f"""
+import sys
+from contextlib import suppress
+from unremix.cli import main
+for words in {commands}:
+    with suppress(SystemExit):
+        main(words)
+    print(words, sorted(set({heavy}) & set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [f"{words} []" for words in commands]
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -28,13 +28,14 @@ from rich.console import Console
 from scipy import stats
 
 import unremix
+from unremix import cli
 from unremix.cli import Parser, make_parser
 from unremix.config import TrainConfig
 from unremix.evaluation.card import measures_of
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
 from unremix.experiments.compare import CompareConfig, Comparison, compare
-from unremix.experiments.folder import Folder, try_lock
+from unremix.experiments.folder import Folder, path_for, try_lock
 from unremix.experiments.live import makespan
 from unremix.experiments.plan import (
     OWN,
@@ -252,9 +253,44 @@ def test_budgets() -> None:
     assert with_budget(TINY, None) == with_budget(TINY, "epochs") == with_budget(TINY, "1 epoch")
     with pytest.raises(ValueError, match="either --budget or --epochs, received '20' and 1"):
         with_budget(TINY, "20")
+    graphs = TrainConfig(domain="graph")  # 20 epochs by default
+    assert with_budget(graphs, "5 epochs").epochs == 5
     for text in ("time", "0 minutes", "1.5 epochs", "-3", "ten minutes"):
         with pytest.raises(ValueError, match="such as '20 epochs' or '10 minutes'"):
             with_budget(default, text)
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs", "minutes"),
+    [
+        (["--budget", "20 epochs"], 20, None),
+        (["--budget", "20 epochs", "--epochs", "20"], 20, None),
+        (["--budget", "10 minutes"], 400, 10.0),
+        (["--budget", "10 minutes", "--epochs=7"], 7, 10.0),
+        (["--budget", "epochs"], 400, None),
+        (["--budget", "20", "--epochs", "30"], None, None),
+        (["--budget", "20", "--epochs=100"], None, None),  # though it is the default
+    ],
+)
+def test_a_budget_wins_over_a_file_but_not_over_the_command_line(
+    words: list[str], epochs: int | None, minutes: float | None,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    planned = []
+
+    def kept(config: CompareConfig, train: TrainConfig, *_: object, **__: object) -> int:
+        planned.append(make_plan(config, train).train)
+        return 0
+
+    monkeypatch.setattr(cli, "compare", kept)
+    code = cli.main(["compare", "--config", "cifar10", "--recipes", "simclr,hcl", *words])
+    if epochs is None:
+        assert code == 1
+        assert "either --budget or --epochs, received '20' and" in capsys.readouterr().err
+    else:
+        assert code == 0
+        assert [(train.epochs, train.max_minutes) for train in planned] == [(epochs, minutes)]
+        assert planned[0].backbone == "resnet50"
 
 
 def test_budgets_of_time() -> None:
@@ -449,6 +485,24 @@ def test_other_options_need_another_folder(tmp_path: Path, fake: Callable[..., N
     with pytest.raises(ValueError, match="did you mean 'hcl'"):
         run_compare(tmp_path / "new", "hlc")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("digits", "digits"),
+        ("some/cifar-10-python.tar.gz", "cifar-10-python"),
+        ("Pictures.TGZ", "Pictures"),
+        ("shards-{000..099}.tar", "shards-{000..099}"),
+        ("tiny-imagenet-200.zip", "tiny-imagenet-200"),
+        ("arrays.npz", "arrays"),
+        ("books.txt.gz", "books"),
+        ("graphs.jsonl", "graphs"),
+        ("photos-v1.2", "photos-v1.2"),
+    ],
+)
+def test_endings_are_no_part_of_the_name(data: str, name: str) -> None:
+    assert path_for(data) == Path("comparisons") / name
 
 
 def test_the_folder_is_named_after_the_data(

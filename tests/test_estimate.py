@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -93,9 +95,9 @@ def test_the_timed_steps_fit_into_the_time(
     assert 8 <= size <= batch_size
     assert size == batch_size or math.log2(size).is_integer()
     if size > 8:
-        assert 4 * size * per_sample <= seconds * 1.000001
+        assert 2 * size * per_sample <= seconds * 1.000001  # one warms up, one is timed
     if size < batch_size:
-        assert 4 * min(2 * size, batch_size) * per_sample > seconds * 0.999999
+        assert 2 * min(2 * size, batch_size) * per_sample > seconds * 0.999999
 
 
 def test_memory_is_extended_on_a_line() -> None:
@@ -197,6 +199,41 @@ def test_a_late_step_is_enough_once_the_time_is_up() -> None:
         with pytest.raises(module.Enough):
             watch.stepped(training, 0.0)  # type: ignore[arg-type]
     assert len(watch.seconds) == 1
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(2.5, 2), (3.5, 3), (9.0, 4)])
+def test_no_step_is_begun_that_would_end_too_late(
+    seconds: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    training = FakeTraining()
+    with Stopwatch(SMALL, 4, seconds=seconds) as watch:
+        for clock.now in range(1, steps):
+            watch.stepped(training, 0.0)  # type: ignore[arg-type]
+        clock.now = steps
+        with pytest.raises(module.Enough):
+            watch.stepped(training, 0.0)  # type: ignore[arg-type]
+    assert watch.total == steps
+    assert watch.seconds == (1.0,) * (steps - 1)
+
+
+def test_all_steps_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first few samples took is not there for the others."""
+    given = []
+    original = module._try
+
+    def watched(*arguments: Any) -> Any:
+        trial = original(*arguments)
+        given.append((trial.size, arguments[5], trial.watch.total))
+        return trial
+
+    monkeypatch.setattr(module, "_try", watched)
+    estimate(SMALL, seconds=100.0)
+    (few, first, took), (whole, second, _) = given
+    assert (few, whole) == (8, SMALL.batch_size)
+    assert first == 25.0
+    assert second == pytest.approx(100.0 - took)
 
 
 def test_the_queue_is_full_when_steps_are_timed() -> None:

@@ -23,7 +23,9 @@ from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.config import TrainConfig
+from unremix.frameworks import negatives as further_negatives
 from unremix.frameworks.base import Batch, Framework
+from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAMS
 from unremix.frameworks.memory import Memory
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi, Patches
@@ -47,6 +49,7 @@ from unremix.scores import COMPONENTS, Own, Views
 from unremix.views import mixing
 from unremix.views.mixing import IMix, UnMix, patch_negatives
 from unremix.views.randomness import keys as random_keys
+from unremix.views.randomness import uniforms
 from unremix.weights import Weighting, hardness
 
 NAMES = tuple(COMPONENTS)
@@ -811,7 +814,7 @@ class TestMoCo:
         model.after_step()
         assert len(model.memory) == per_step
         # The keys that the loss saw, not those of the key encoder as it is now.
-        assert_same(model.memory.views.embeddings[:4], zk)
+        assert_close(model.memory.views.embeddings[:4], zk, 1e-12)  # shuffled: rounded otherwise
         assert model.memory.samples[:4].tolist() == [7, 8, 9, 10]
         model.after_step()
         assert len(model.memory) == per_step
@@ -972,7 +975,8 @@ def generated(
     model: MoCo, batch: Batch, negatives: MoCHi
 ) -> tuple[Own | None, tuple[Tensor, Tensor]]:
     z, h, _, _ = queries_and_keys(model, batch)
-    own = negatives(model, (z, h), batch.views[0], batch.samples, batch.keys, batch.epoch)
+    samples = batch.samples[:, None]
+    own = negatives(model, (z, h), batch.views[0], samples, batch.keys, batch.epoch)
     return own, (z.detach(), h.detach())
 
 
@@ -1081,8 +1085,8 @@ class TestMoCHi:
         batch = make_batch(3)
         fill(model, 6, first=1)
         z, h, zk, hk = queries_and_keys(model, batch)
-        # The framework's own draw: the second of a view's streams.
-        own = negatives(model, (z, h), batch.views[0], batch.samples, batch.keys + 1, 0)
+        samples = batch.samples[:, None]
+        own = negatives(model, (z, h), batch.views[0], samples, batch.keys + NEGATIVES, 0)
         assert own is not None
         expected = queue_loss(model, batch, z, h, zk, hk, own=own, **loops)
         assert_gradients(model(batch), expected, model)
@@ -1111,8 +1115,51 @@ class TestMoCHi:
         assert found.embeddings.shape[1] == 5
         # Two keys, one of them of an anchor's own sample.
         assert generated(model, make_batch(epoch=2, first=51), negatives)[0] is None
-        simclr = make_model(SimCLR)
-        assert negatives(simclr, (draw(2, 5), draw(2, 7)), *[torch.zeros(2).long()] * 3, 5) is None
+
+    def test_it_needs_a_queue(self) -> None:
+        model = make_model(SimCLR, negatives=MoCHi())
+        with pytest.raises(ValueError, match="framework with a queue, received SimCLR; use MoCo"):
+            model(make_batch())
+
+    @pytest.mark.parametrize("mixing_name", ["imix", "unmix"])
+    def test_no_point_stems_from_a_sample_that_is_shown(
+        self, mixing_name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither the mixed image's own sample nor its partner's.
+
+        Keys stand upright on each other, so that a point's coordinates tell what it is made of.
+        """
+        kind = {"imix": IMix, "unmix": UnMix}[mixing_name]
+        negatives = MoCHi(512, 400, 0, 0)
+        model, batch = make_model(mixing=kind(), negatives=negatives, queue=5), make_batch(5)
+        queued = torch.tensor([3, 0, 4, 2, 1])  # keys of the very samples of the batch
+        model.memory.add(torch.eye(5).double(), draw(5, 7), batch.samples[queued])
+        found: list[Own] = []
+
+        def keep(*given: Any) -> Own | None:
+            own = negatives(*given)
+            assert own is not None
+            found.append(own)
+            return own
+
+        monkeypatch.setattr(model, "negatives", keep)
+        model(batch)
+        mixed = kind()(batch.views[0], batch.keys, batch.batch_key)
+        expected = [[{i} for i in range(5)]] if mixing_name == "unmix" else []
+        shown: list[set[int]] = [set() for _ in range(5)]
+        for target in mixed.targets:
+            for i, (keys, shares) in enumerate(zip(target.keys, target.shares, strict=True)):
+                for key, share in zip(keys.tolist(), shares.tolist(), strict=True):
+                    if share * target.weight > 0:
+                        shown[i].add(key)
+        expected.append(shown)
+        assert any(len(samples) == 2 for samples in shown)
+        assert len(found) == len(expected)
+        for own, excluded in zip(found, expected, strict=True):
+            for i in range(5):
+                used = {int(queued[q]) for q in own.units[i].abs().amax(0).nonzero()[:, 0]}
+                assert not used & excluded[i]
+                assert len(used) == 5 - max(map(len, excluded))  # as many for every anchor
 
     def test_more_hardest_than_there_are_keys(self) -> None:
         model, batch = make_model(queue=12), make_batch()
@@ -1322,7 +1369,7 @@ class TestPatches:
         model = make_model(loss=MAKERS[name](), negatives=Patches(2, 3, factor), queue=6)
         fill(model, 6, first=2)
         batch = make_batch()
-        patches = patch_negatives(batch.views[0], batch.keys + 1, smallest=2, largest=3)
+        patches = patch_negatives(batch.views[0], batch.keys + NEGATIVES, smallest=2, largest=3)
         with torch.no_grad():
             zp, hp = forward(model.key_encoder, model.key_head, patches)
         own = Own(zp[:, None], hp[:, None], factor)
@@ -1339,7 +1386,7 @@ class TestPatches:
         zo, ho = [], []
         for view in range(2 if both else 1):
             patches = patch_negatives(
-                batch.views[view], batch.keys + 2 * view + 1, smallest=2, largest=3
+                batch.views[view], batch.keys + STREAMS * view + NEGATIVES, smallest=2, largest=3
             )
             z, h = forward(model.encoder, model.head, patches)
             zo.append(z.detach()[:, None])
@@ -1353,8 +1400,8 @@ class TestPatches:
         )  # fmt: skip
         assert_gradients(model(batch), expected, model)
 
-    def patches_of(self, images: Tensor, batch: Batch, *modules: Any) -> Own:
-        tiled = patch_negatives(images, batch.keys + 1, smallest=2, largest=3)
+    def patches_of(self, images: Tensor, keys: Tensor, *modules: Any) -> Own:
+        tiled = patch_negatives(images, keys, smallest=2, largest=3)
         with torch.no_grad():
             z, h = forward(*modules, tiled)
         return Own(z[:, None], h[:, None], 2.0)
@@ -1366,11 +1413,13 @@ class TestPatches:
         model = make_model(MoCo, MAKERS[name](), mixing=UnMix(), negatives=Patches(2, 3), queue=6)
         fill(model, 6, first=2)
         z, h, zk, hk = queries_and_keys(model, batch)
-        own = self.patches_of(batch.views[0], batch, model.key_encoder, model.key_head)
+        keys = batch.keys + NEGATIVES
+        own = self.patches_of(batch.views[0], keys, model.key_encoder, model.key_head)
         expected = queue_loss(model, batch, z, h, zk, hk, own=own, **LOOPS[name])
         mixed = UnMix()(batch.views[0], batch.keys, batch.batch_key)
         z, h = forward(model.encoder, model.head, mixed.images)
-        own = self.patches_of(mixed.images, batch, model.key_encoder, model.key_head)
+        keys = batch.keys + NEGATIVES_OF_MIXED
+        own = self.patches_of(mixed.images, keys, model.key_encoder, model.key_head)
         for target in mixed.targets:
             aims = [{int(key): 1.0} for key in target.keys[:, 0]]
             expected = expected + target.weight * queue_loss(
@@ -1382,7 +1431,7 @@ class TestPatches:
         mixed = IMix()(batch.views[0], batch.keys, batch.batch_key)
         z, h = forward(model.encoder, model.head, mixed.images)
         z1, h1 = forward(model.encoder, model.head, batch.views[1])
-        own = self.patches_of(mixed.images, batch, model.encoder, model.head)
+        own = self.patches_of(mixed.images, keys, model.encoder, model.head)
         (target,) = mixed.targets
         positives, negatives, shares = reference.masks_towards(target.keys, target.shares)
         expected = reference.own_loss(
@@ -1401,7 +1450,8 @@ class TestPatches:
         n = 64
         images = torch.arange(n * 36.0).view(n, 1, 6, 6).double()
         keys = random_keys(0, 0, torch.arange(n), 1)
-        own = Patches()(model, (draw(n, 5), draw(n, 7)), images, torch.arange(n), keys, 0)
+        samples = torch.arange(n)[:, None]
+        own = Patches()(model, (draw(n, 5), draw(n, 7)), images, samples, keys, 0)
         assert own.embeddings.shape == (n, 1, 5)
         assert own.inputs is None
         assert own.logit_factor == 2.0
@@ -1418,6 +1468,43 @@ class TestPatches:
         model = make_model(negatives=Patches(3, 9))
         with pytest.raises(ValueError, match=r"largest <= 6, the images' side"):
             model(make_batch())
+
+
+# What a step draws.
+
+
+@pytest.mark.parametrize("symmetric", [None, False, True])  # None: SimCLR
+@pytest.mark.parametrize("mixing_name", ["none", "imix", "unmix"])
+@pytest.mark.parametrize("negatives", ["none", "mochi", "patch"])
+def test_no_two_streams_of_a_step_are_equal(
+    symmetric: bool | None, mixing_name: str, negatives: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No key is drawn from twice, be it a sample's or the batch's."""
+    if symmetric is None and negatives == "mochi":
+        pytest.skip("no queue")
+    options: dict[str, Any] = {
+        "mixing": {"none": None, "imix": IMix(), "unmix": UnMix()}[mixing_name],
+        "negatives": {"none": None, "mochi": MoCHi(4, 3, 2, 0), "patch": Patches(2, 3)}[negatives],
+    }
+    if symmetric is None:
+        model = make_model(SimCLR, **options)
+    else:
+        model = make_model(symmetric=symmetric, group=2, queue=8, **options)
+        fill(model, 8)
+    batch = make_batch(4)
+    embedded = [model.embed(images) for images in model.inputs(batch)]
+    drawn: list[int] = []
+
+    def recorded(keys: Tensor, count: int) -> Tensor:
+        drawn.extend(keys.tolist())
+        return uniforms(keys, count)
+
+    for module in (mixing, further_negatives):
+        monkeypatch.setattr(module, "uniforms", recorded)
+    model.objective(embedded, batch)
+    assert len(set(drawn)) == len(drawn)
+    ways, mixes = 1 + bool(symmetric), mixing_name != "none"
+    assert len(drawn) >= ways * (mixes + (symmetric is not None))
 
 
 # HCL and debiased, by their formulas.

@@ -20,7 +20,7 @@ from rich.table import Table
 import unremix
 from unremix.config import TrainConfig
 from unremix.evaluation.card import card_table, spread_of
-from unremix.experiments.plan import OWN, CompareConfig, domain_of, make_plan
+from unremix.experiments.plan import OWN, CompareConfig, domain_of, make_plan, settle_epochs
 from unremix.experiments.reproduce import EXPERIMENTS
 from unremix.settings import find_config, shipped
 
@@ -111,7 +111,8 @@ def compare(
     return 1 if run(config, training, command=command).failed else 0
 
 
-def evaluate(run: str, data: str | None = None) -> None:
+# Not named like unremix.evaluate, which jsonargparse would import, and Lightning with it.
+def evaluate_run(run: str, data: str | None = None) -> None:
     """Measure a run's encoder again, on its own data or on others.
 
     Args:
@@ -133,7 +134,7 @@ def embed(run: str, data: str | None = None, output: str | None = None) -> None:
         run: The run's folder.
         data: The data; by default the run's own.
         output: An .npz or .parquet file, by default embeddings.npz in the run's folder; arrays
-            embeddings, names and, where known, labels.
+            embeddings, names and, where known, labels and class_names.
     """
     from unremix.embedding import embed_to_file
 
@@ -213,7 +214,7 @@ def doctor() -> None:
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "evaluate": evaluate,
+    "evaluate": evaluate_run,
     "embed": embed,
     "export": export,
     "recipes": recipes,
@@ -273,7 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen: Namespace = options[command]
     dry = bool(chosen.pop("dry_run", False))
     console = Console(stderr=True, soft_wrap=True)
-    words = shlex.join(["unremix", *(sys.argv[1:] if arguments is None else arguments)])
+    typed = sys.argv[1:] if arguments is None else arguments
+    words = shlex.join(["unremix", *typed])
     try:
         if command == "train":
             chosen.pop("config", None)
@@ -284,6 +286,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             values = vars(Parser.commands["compare"].instantiate(chosen))
             own = {field.name: values.pop(field.name) for field in fields(CompareConfig)}
             values["domain"] = values["domain"] or domain_of(own["recipes"])
+            values["epochs"] = settle_epochs(
+                own["budget"],
+                values["epochs"],
+                chosen=any(re.match(r"--epochs(=|$)", word) for word in typed),
+            )
             return compare(CompareConfig(**own), TrainConfig(**values), words, dry=dry)
         elif command == "reproduce":
             name = chosen.experiment

@@ -17,7 +17,7 @@ def embed_to_file(run_folder: str, data: str | None, path: Path) -> tuple[int, i
         run_folder: The run.
         data: The data; None for the run's own.
         path: ``.npz`` or ``.parquet``: ``embeddings`` (n, F), ``names`` (n,) and, where known,
-            ``labels`` (n,).
+            ``labels`` (n,) and their ``class_names`` (n,).
 
     Returns:
         n and F.
@@ -29,11 +29,15 @@ def embed_to_file(run_folder: str, data: str | None, path: Path) -> tuple[int, i
         raise ValueError(f"expected a file that ends in .npz or .parquet, received {str(path)!r}")
     run = Run(run_folder)
     domain = run.domain
-    features, names, labels = domain.features(run, domain.load_for(run, data))
+    loaded = domain.load_for(run, data)
+    features, names, labels = domain.features(run, loaded)
     embeddings = features.numpy()
     arrays = {"embeddings": embeddings, "names": np.array(names)}
     if labels is not None:
         arrays["labels"] = labels.numpy()
+        classes = loaded.topics if run.config.domain == "sentence" else loaded.train.classes
+        if classes is not None:
+            arrays["class_names"] = np.array(classes)[arrays["labels"]]
     if path.suffix == ".npz":
 
         def write(file: Path) -> None:

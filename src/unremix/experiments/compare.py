@@ -26,7 +26,7 @@ import unremix
 from unremix.config import TrainConfig
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
-from unremix.experiments.folder import Folder, try_lock
+from unremix.experiments.folder import Folder, path_for, try_lock
 from unremix.experiments.live import Display, monitored
 from unremix.experiments.plan import (
     CompareConfig,
@@ -239,8 +239,7 @@ def compare(
     console = console or Console(quiet=not config.progress)
     with_budget(train, config.budget)
     asked = chosen_recipes(config.recipes, train.domain)  # mistakes show before anything is made
-    name = Path(train.data).resolve().stem
-    folder = Folder(Path(config.output) if config.output else Path("comparisons") / name)
+    folder = Folder(Path(config.output) if config.output else path_for(train.data))
     folder.path.mkdir(parents=True, exist_ok=True)
     lock = try_lock(folder.path / ".locks" / "comparison")
     if lock is None:

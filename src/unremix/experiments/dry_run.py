@@ -58,7 +58,7 @@ PUBLISHED = {
     "imagenet-1k-wds": 1_281_167,
 }
 
-SECONDS = 40.0  # for the measured steps, about
+SECONDS = 30.0  # for all steps, about: a minute with what comes before and between them
 FEW = 8  # samples in the step that tells how many more can be waited for
 
 
@@ -72,7 +72,7 @@ class Stopwatch(Progress):
     Args:
         config: The run's options.
         steps: How many to make at most; an epoch's last is the last in any case.
-        seconds: After so many, one timed step is enough.
+        seconds: One timed step is enough if the next would end after so many.
     """
 
     def __init__(self, config: TrainConfig, steps: int, seconds: float = math.inf) -> None:
@@ -93,7 +93,8 @@ class Stopwatch(Progress):
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
         wanted = self.steps
-        if self.times[-1] - self.times[0] > self.limit:
+        last = self.times[-1] - self.times[-2]
+        if self.times[-1] + last - self.times[0] > self.limit:
             wanted = WARM_UP + 1
         if len(self.times) <= min(wanted, training.steps_per_epoch):
             if len(self.times) == 2:
@@ -109,6 +110,11 @@ class Stopwatch(Progress):
             "device": training.device,
         }
         raise Enough
+
+    @property
+    def total(self) -> float:
+        """Seconds of all steps, the first ones included."""
+        return self.times[-1] - self.times[0]
 
     @property
     def seconds(self) -> tuple[float, ...]:
@@ -219,19 +225,20 @@ def measure(
         config: The run's options.
         data: Its data.
         shape: What they decide about the model.
-        seconds: How long it may take, about; a step of few samples is made in any case.
+        seconds: How long the steps may take, about; a few of few samples are made in any case.
         before: Bytes in memory before there was any model.
     """
     whole, few = config.batch_size, min(FEW, config.batch_size)
     with _threads_kept():
-        quick = _try(config, data, shape, few, 2, seconds / 2, before)
-        size = step_size(whole, min(quick.watch.seconds), few, seconds)
+        quick = _try(config, data, shape, few, 2, seconds / 4, before)
+        left = seconds - quick.watch.total
+        size = step_size(whole, min(quick.watch.seconds), few, left)
         if size > few:
-            trial, other = _try(config, data, shape, size, TIMED, seconds, before), quick
+            trial, other = _try(config, data, shape, size, TIMED, left, before), quick
         else:
             trial, other = quick, quick
             if few < whole:
-                other = _try(config, data, shape, few // 2, 1, seconds, before)
+                other = _try(config, data, shape, few // 2, 1, left, before)
     memory = trial.peak
     if size < whole and memory is not None and other.peak is not None:
         in_full = min(whole, config.chunk or whole)

@@ -16,7 +16,6 @@ from unremix.frameworks.base import Framework
 
 WARM_UP = 1  # steps before those that are timed
 TIMED = 3
-FEW = 8  # samples in the step that tells how many more can be waited for
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,8 @@ def epochs_within(minutes: float | None, epochs: int, epoch_seconds: float) -> i
 def step_size(batch_size: int, quick: float, few: int, seconds: float) -> int:
     """Samples in the steps to be timed: the whole batch if there is time, else a power of two.
 
+    There has to be time for one timed step, since few large steps say more than many small ones.
+
     Args:
         batch_size: The whole batch.
         quick: Seconds that a step of few samples took.
@@ -109,9 +110,9 @@ def step_size(batch_size: int, quick: float, few: int, seconds: float) -> int:
         ...     step_size(256, 4.0, 8, 40.0),
         ...     step_size(256, 30.0, 8, 40.0),
         ... )
-        (256, 16, 8)
+        (256, 32, 8)
     """
-    affordable = seconds / (WARM_UP + TIMED) * few / max(quick, 1e-9)
+    affordable = seconds / (WARM_UP + 1) * few / max(quick, 1e-9)
     if affordable >= batch_size:
         return batch_size
     return max(few, 1 << int(math.log2(max(1.0, affordable))))

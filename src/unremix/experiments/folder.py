@@ -16,8 +16,22 @@ from unremix.experiments.tables import Outcome
 from unremix.files import write_whole
 from unremix.run import Run
 
+ENDINGS = (".tar", ".gz", ".tgz", ".zip", ".npz", ".jsonl", ".txt")  # of data in one file
 TAIL = 6  # lines of a failed run's log that are shown
 BEGUN = "$ "  # before the command, in a log
+
+
+def path_for(data: str) -> Path:
+    """Where a comparison on some data is by default: in a folder of their name, without endings.
+
+    Example:
+        >>> path_for("downloads/cifar-10-python.tar.gz").as_posix()
+        'comparisons/cifar-10-python'
+    """
+    path = Path(data).resolve()
+    while path.suffix.lower() in ENDINGS:
+        path = path.with_suffix("")
+    return Path("comparisons") / path.name
 
 
 def try_lock(path: Path) -> int | None:

@@ -27,9 +27,10 @@ class CompareConfig:
         recipes: Names with commas between, or all; ``unremix recipes`` lists them.
         reference: The recipe that the others are compared with; the first by default.
         seeds: Runs of each recipe, with seeds from 0 on.
-        budget: What every run gets: so many epochs ("20 epochs", the same as --epochs 20), or so
-            much time ("10 minutes"): a run then ends with the epoch in which its time is up, or
-            with --epochs, which still sets the schedule of the learning rate.
+        budget: What every run gets: so many epochs ("20 epochs", the same as --epochs 20, whatever
+            a --config file says of epochs), or so much time ("10 minutes"): a run then ends with
+            the epoch in which its time is up, or with --epochs, which still sets the schedule of
+            the learning rate.
         jobs: Runs at a time; by default one per GPU, or one per core. The cores are shared out.
         output: Folder of the comparison; comparisons/<data> by default. The same folder again goes
             on where it was; recipes and seeds can be added.
@@ -125,31 +126,65 @@ def domain_of(names: str) -> str | None:
     return None if recipe is None else recipe.domain
 
 
+def read_budget(budget: str | None) -> tuple[int | None, float | None]:
+    """The epochs or the minutes of a budget; neither where it leaves them to --epochs.
+
+    Raises:
+        ValueError: If the budget is neither.
+
+    Example:
+        >>> read_budget("20 epochs"), read_budget("2 hours"), read_budget("epochs")
+        ((20, None), (None, 120.0), (None, None))
+    """
+    if budget is None or budget.strip() == "epochs":
+        return None, None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(epoch|second|minute|hour)?s?", budget.strip())
+    amount = 0.0 if match is None else float(match[1])
+    if match is not None and match[2] in UNITS and amount > 0:
+        return None, amount * UNITS[match[2]]
+    if match is None or match[2] in UNITS or amount != int(amount):
+        raise ValueError(
+            f"expected a budget such as '20 epochs' or '10 minutes', received {budget!r}"
+        )
+    return int(amount), None
+
+
+def settle_epochs(budget: str | None, epochs: int | None, *, chosen: bool) -> int | None:
+    """The epochs of a run with a budget: its own, if it is one of epochs, else those of --epochs.
+
+    Args:
+        budget: The budget.
+        epochs: --epochs.
+        chosen: Whether they were chosen for this comparison, and not set by a file or by default.
+
+    Raises:
+        ValueError: If the budget and epochs that were chosen differ.
+
+    Example:
+        >>> settle_epochs("20 epochs", 400, chosen=False)
+        20
+    """
+    wanted, _ = read_budget(budget)
+    if wanted is not None and chosen and epochs != wanted:
+        raise ValueError(f"expected either --budget or --epochs, received {budget!r} and {epochs}")
+    return epochs if wanted is None else wanted
+
+
 def with_budget(train: TrainConfig, budget: str | None) -> TrainConfig:
     """The options with the epochs or the time of a budget.
 
     Raises:
-        ValueError: If the budget is neither, or --epochs says otherwise.
+        ValueError: If the budget is neither, or epochs that are not the default say otherwise.
 
     Example:
         >>> with_budget(TrainConfig(), "20 epochs").epochs
         20
     """
-    if budget is None or budget.strip() == "epochs":
-        return train
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(epoch|second|minute|hour)?s?", budget.strip())
-    amount = 0.0 if match is None else float(match[1])
-    if match is not None and match[2] in UNITS and amount > 0:
-        return replace(train, max_minutes=amount * UNITS[match[2]])
-    if match is None or match[2] in UNITS or amount != int(amount):
-        raise ValueError(
-            f"expected a budget such as '20 epochs' or '10 minutes', received {budget!r}"
-        )
-    if train.epochs not in (TrainConfig().epochs, int(amount)):
-        raise ValueError(
-            f"expected either --budget or --epochs, received {budget!r} and {train.epochs}"
-        )
-    return replace(train, epochs=int(amount))
+    default = TrainConfig(domain=train.domain, data=train.data).epochs
+    epochs = settle_epochs(budget, train.epochs, chosen=train.epochs != default)
+    assert epochs is not None
+    _, minutes = read_budget(budget)
+    return replace(train, epochs=epochs, max_minutes=minutes or train.max_minutes)
 
 
 def shared_options(train: TrainConfig) -> dict[str, Any]:
