@@ -349,7 +349,9 @@ class Pairs:
 
     def transposed(self) -> Pairs:
         """Anchors and shared candidates exchanged; every positive counts equally."""
-        masked = (self.masked.candidate, self.masked.anchor)
+        masked = None  # the positives alone
+        if self.masked is not self.positives:
+            masked = (self.masked.candidate, self.masked.anchor)
         positives = (self.positives.candidate, self.positives.anchor)
         shared = self.num_candidates - self.own
         pairs = Pairs.build(shared, self.num_anchors, positives, masked)

@@ -226,7 +226,7 @@ def residuals(
             highest, label = posterior.amax(1), block.take(label_units)
         else:
             highest, most_confident = row_argmax(posterior)
-            label = class_units[most_confident.clamp(max=count - 1)]
+            label = class_units.index_select(0, most_confident.clamp(max=count - 1))
             if own is not None:
                 of_own = (most_confident - count).clamp(min=0)[:, None, None]
                 nearest = own.gather(1, of_own.expand(-1, 1, own.shape[2]))[:, 0]

@@ -149,11 +149,12 @@ class Flow:
         self.to_anchors = torch.empty_like(anchors)
         self.to_candidates = None if self.shared else torch.zeros_like(candidates)
 
-    def add(self, gradient: Tensor, block: Block) -> None:
+    def add(self, gradient: Tensor, rows: Rows) -> None:
         """Add a block's part, from the gradient to its products, shape (B, M)."""
-        count = self.candidates.shape[0]
+        count, block = self.candidates.shape[0], rows.block
         if self.shared and gradient.shape == (count, count):  # all in one block: multiply once
-            torch.mm(gradient.T.contiguous().add_(gradient), self.anchors, out=self.to_anchors)
+            both = rows.empty("temporary").copy_(gradient.T).add_(gradient)
+            torch.mm(both, self.anchors, out=self.to_anchors)
             return
         if self.to_candidates is None:
             self.to_candidates = torch.zeros_like(self.candidates)
@@ -267,8 +268,8 @@ class Contrast(torch.autograd.Function):
                     if through_units is flow:
                         to_products.add_(to_similarity, alpha=problem.temperature)
                     else:
-                        through_units.add(to_similarity, block)
-            flow.add(to_products, block)
+                        through_units.add(to_similarity, rows)
+            flow.add(to_products, rows)
 
         if flow is None or through_units is None:
             return (loss / problem.normaliser).to(anchors.dtype), weightless
