@@ -29,15 +29,13 @@ def embed_to_file(run_folder: str, data: str | None, path: Path) -> tuple[int, i
         raise ValueError(f"expected a file that ends in .npz or .parquet, received {str(path)!r}")
     run = Run(run_folder)
     domain = run.domain
-    loaded = domain.load_for(run, data)
-    features, names, labels = domain.features(run, loaded)
-    embeddings = features.numpy()
-    arrays = {"embeddings": embeddings, "names": np.array(names)}
-    if labels is not None:
-        arrays["labels"] = labels.numpy()
-        classes = loaded.topics if run.config.domain == "sentence" else loaded.train.classes
-        if classes is not None:
-            arrays["class_names"] = np.array(classes)[arrays["labels"]]
+    found = domain.features(run, domain.load_for(run, data))
+    embeddings = found.embeddings.numpy()
+    arrays = {"embeddings": embeddings, "names": np.array(found.names)}
+    if found.labels is not None:
+        arrays["labels"] = found.labels.numpy()
+        if found.classes is not None:
+            arrays["class_names"] = np.array(found.classes)[arrays["labels"]]
     if path.suffix == ".npz":
 
         def write(file: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,22 @@ if TYPE_CHECKING:
 
 Observer = Callable[[Framework, int], dict[str, float]]
 """Measures a model after so many epochs."""
+
+
+class Features(NamedTuple):
+    """Whole data, embedded.
+
+    Args:
+        embeddings: Shape (n, F).
+        names: Of each, n.
+        labels: Shape (n,), where known.
+        classes: The name of each label, where known.
+    """
+
+    embeddings: Tensor
+    names: list[str]
+    labels: Tensor | None
+    classes: Sequence[str] | None
 
 
 class Domain(Protocol):
@@ -103,6 +119,6 @@ class Domain(Protocol):
         """Features of items given in memory or by path, shape (n, F)."""
         ...
 
-    def features(self, run: Run, data: Any) -> tuple[Tensor, list[str], Tensor | None]:
-        """Features, names and labels of whole data."""
+    def features(self, run: Run, data: Any) -> Features:
+        """Embed whole data."""
         ...

@@ -14,7 +14,7 @@ from unremix.config import TrainConfig
 from unremix.data.graph import GraphData, load_graphs, store_graphs
 from unremix.data.graph_found import NodeEncoding
 from unremix.data.graph_store import GraphBatch, GraphStore
-from unremix.domains.base import Observer
+from unremix.domains.base import Features, Observer
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
@@ -193,7 +193,7 @@ class GraphDomain:
         """Embeddings of graphs of torch_geometric, shape (n, F)."""
         return graph_features(run.encoder(), store_graphs(items, run.shape.encoding))
 
-    def features(self, run: Run, data: GraphData) -> tuple[Tensor, list[str], Tensor | None]:
-        """Embeddings, names and labels of all graphs."""
-        found = graph_features(run.encoder(), data.train.store)
-        return found, list(data.train.names), data.train.labels
+    def features(self, run: Run, data: GraphData) -> Features:
+        """Embed all graphs."""
+        found, graphs = graph_features(run.encoder(), data.train.store), data.train
+        return Features(found, list(graphs.names), graphs.labels, graphs.classes)

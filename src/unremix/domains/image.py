@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unremix.config import TrainConfig
 from unremix.data.image import ImageData, ImageSet, decode_image, load_images
-from unremix.domains.base import Observer
+from unremix.domains.base import Features, Observer
 from unremix.encoders import make_encoder, projection_head
 from unremix.frameworks.base import Batch, Framework
 from unremix.sampling import permuted, scramble
@@ -227,13 +227,14 @@ class ImageDomain:
             )
         return features_of(run.encoder(), images, shape.settings)
 
-    def features(self, run: Run, data: ImageData) -> tuple[Tensor, list[str], Tensor | None]:
-        """Features, names and labels of all images, training images first."""
+    def features(self, run: Run, data: ImageData) -> Features:
+        """Embed all images, training images first."""
         from unremix.evaluation.images import set_features
 
         encoder = run.encoder()
         parts = [part for part in (data.train, data.test) if part is not None]
         found = torch.cat([set_features(encoder, part, run.shape.settings) for part in parts])
-        labels = [part.labels for part in parts if part.labels is not None]
+        known = [part.labels for part in parts if part.labels is not None]
         names = [name for part in parts for name in part.names]
-        return found, names, torch.cat(labels) if len(labels) == len(parts) else None
+        labels = torch.cat(known) if len(known) == len(parts) else None
+        return Features(found, names, labels, data.train.classes)

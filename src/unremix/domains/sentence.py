@@ -22,7 +22,7 @@ from unremix.data.sentence import (
     load_sentences,
     tokenise,
 )
-from unremix.domains.base import Observer
+from unremix.domains.base import Features, Observer
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.text import BagOfWords, TransformerEncoder
 from unremix.encoders.word_vectors import load_word_vectors, set_word_vectors
@@ -300,7 +300,7 @@ class SentenceDomain:
             run.encoder(), items, run.shape.vocabulary, max_length=run.config.sentence.max_length
         )
 
-    def features(self, run: Run, data: SentenceCorpus) -> tuple[Tensor, list[str], Tensor | None]:
+    def features(self, run: Run, data: SentenceCorpus) -> Features:
         """Embeddings of a whole text in reading order; names are the sentences, labels the topics.
 
         A sentence without any word is left out.
@@ -308,4 +308,5 @@ class SentenceDomain:
         from unremix.evaluation.sentences import corpus_features
 
         found, documents = corpus_features(run.encoder(), data)
-        return found, data.names(), documents if data.topics is not None else None
+        labels = documents if data.topics is not None else None
+        return Features(found, data.names(), labels, data.topics)
