@@ -156,6 +156,7 @@ def main() -> int:
     clock: Clock = "cpu" if arguments.cpu_time else "wall"
     torch.set_num_threads(1 if arguments.cpu_time else arguments.threads)
     rounds = 2 if arguments.quick else arguments.rounds
+    patience = 0.0 if arguments.quick else 60.0  # for other processes to be quiet, in seconds
     source, limit = ("stdlib-ast", 256) if arguments.quick else (arguments.data, None)
     config = TrainConfig(data=source, recipe="infograph", limit=limit, progress=False)
     console = Console()
@@ -167,7 +168,7 @@ def main() -> int:
     check_the_loop()
     epochs: dict[str, Callable[[], None]] = {name: Epoch(name, config, data) for name in RECIPES}
     epochs[LOOP] = Public(config, data)
-    found = race(epochs, rounds, clock=clock)
+    found = race(epochs, rounds, clock=clock, patience=patience)
     graphs, nodes = len(data.train), len(data.train.store.x)
     table = Table(title=f"An epoch of {data.name}: {graphs} graphs, {nodes} nodes, batch 128")
     for column in ("", "ms", "× InfoGraph, medians", "minima"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def test_what_is_trained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sentences, "compare", pretend)
     assert main(asked(folder, "--limit", "1000", "--size", "50", "--progress", "false")) == 1
+    assert (folder / "results.json").exists()  # a failed run does not take the others with it
     (gru, gru_train), (bow, bow_train) = calls
     assert (gru.recipes, gru.seeds, gru.reference) == (",".join(RECIPES), 3, "quickthought")
     assert bow.recipes == "quickthought"
@@ -150,3 +152,39 @@ def test_what_cannot_be(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixt
         assert message in shown
         assert shown.count("\n") == 1
         assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # four trainings, each a process
+def test_an_experiment_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentences, "TASKS", ("TREC",))
+    tasks = tmp_path / "downstream" / "TREC"
+    tasks.mkdir(parents=True)
+    marks = {"DESC": "why", "HUM": "who", "LOC": "where", "NUM": "many", "ENTY": "what",
+             "ABBR": "short"}  # fmt: skip
+    for name, count in (("train_5500.label", 120), ("TREC_10.label", 30)):
+        kinds = list(marks) * (count // 6)
+        lines = [f"{kind}:kind {marks[kind]} is it {n % 7} ?\n" for n, kind in enumerate(kinds)]
+        (tasks / name).write_text("".join(lines))
+    out = tmp_path / "out"
+    arguments = [
+        "reproduce", "sentences", "--data", "pydocs", "--limit", "900", "--size", "8", "--seeds",
+        "1", "--recipes", "[quickthought,quickthought-unremix]", "--senteval", str(tasks.parent),
+        "--output", str(out), "--jobs", "1", "--threads", "1", "--progress", "false",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    record = json.loads((out / "results.json").read_text())
+    names = [run["name"] for run in record["runs"]]
+    assert names == [
+        "quickthought", sentences.RANDOM, "quickthought-unremix", *sentences.BAG.values()
+    ]  # fmt: skip
+    assert all(0 <= run["values"]["TREC.accuracy"] <= 1 for run in record["runs"])
+    assert [run["steps"] > 0 for run in record["runs"]] == [True, False, True, True, False]
+    # A run that is lost is made again, to the same figures; the others stay as they are.
+    lost = out / "gru" / "runs" / "quickthought-unremix-0"
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("evaluation.json")}
+    shutil.rmtree(lost)
+    assert main(arguments) == 0
+    after = {path: path.stat().st_mtime_ns for path in out.rglob("evaluation.json")}
+    assert {path for path in before if before[path] != after[path]} == {lost / "evaluation.json"}
+    assert json.loads((out / "results.json").read_text())["runs"] == record["runs"]

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.pipeline import Pipeline
@@ -17,7 +19,7 @@ from sklearn.svm import SVC, LinearSVC
 from torch import Tensor
 
 from unremix.evaluation import svm
-from unremix.evaluation.svm import C_GRID, SVMResult, svm_accuracy
+from unremix.evaluation.svm import C_GRID, SVMResult, plan_folds, svm_accuracy
 
 MODELS: dict[str, Any] = {
     "rbf": lambda: SVC(),
@@ -176,7 +178,7 @@ def test_rare_classes_have_fewer_folds() -> None:
     assert len(found.accuracies) == 4
     assert (found.protocol["outer_folds"], found.protocol["inner_folds"]) == (4, 3)
     labels[:2] = 3
-    with pytest.raises(ValueError, match=r"received 2 of class 2 \(fewer than 3 in 2 of 4 class"):
+    with pytest.raises(ValueError, match=r"received 2 of 4 classes have fewer than 3 samples; lea"):
         svm_accuracy(features, labels, C=(1,))
 
 
@@ -186,6 +188,63 @@ def test_the_smallest_class_that_can_be_evaluated() -> None:
     labels[:3] = 1
     with pytest.warns(UserWarning, match="3 outer and 2 inner folds"):
         assert len(svm_accuracy(features, labels, C=(1,)).accuracies) == 3
+
+
+def test_a_class_too_small_for_the_inner_folds_alone() -> None:
+    """No class is below the outer folds; the message counts those below what both need."""
+    features, labels = draw(count=44)
+    labels[:] = 0
+    labels[:5] = 1
+    with pytest.warns(
+        UserWarning, match=r"1 of 2 classes have fewer than 6 samples \(class 1 has 5"
+    ):
+        found = svm_accuracy(features, labels, folds=3, inner_folds=4, C=(1,))
+    assert (found.protocol["outer_folds"], found.protocol["inner_folds"]) == (3, 3)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any),
+    st.integers(2, 6),
+    st.integers(2, 4),
+    st.integers(0, 9),
+)
+def test_planned_folds_hold_every_class(
+    sizes: list[int], folds: int, inner_folds: int, seed: int
+) -> None:
+    """Where folds are planned, scikit-learn can draw them, each with a sample of every class."""
+    order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed))
+    labels = torch.repeat_interleave(torch.tensor(sizes))[order]
+    plan = plan_folds(labels, folds=folds, inner_folds=inner_folds)
+    y = labels[plan.kept].numpy()
+    assert plan.classes == len(set(y.tolist()))
+    for k, size in enumerate(sizes):  # a class is kept or left out as a whole
+        assert int((y == k).sum()) in (0, size)
+    assert bool(plan.notes) == (
+        len(y) < len(labels) or (plan.outer, plan.inner) != (folds, inner_folds)
+    )
+    if not plan.outer:
+        assert len(set(y.tolist())) < 2
+        return
+    assert 2 <= plan.outer <= folds
+    assert 2 <= plan.inner <= inner_folds
+    for train, test in StratifiedKFold(plan.outer, shuffle=True, random_state=seed).split(y, y):
+        assert set(y[test]) == set(y)
+        inner = StratifiedKFold(plan.inner, shuffle=True, random_state=seed)
+        for fitted, held in inner.split(train, y[train]):
+            assert set(y[train][fitted]) == set(y[train][held]) == set(y)
+
+
+def test_only_what_cannot_be_folded_is_left_out() -> None:
+    """A class one sample larger than the largest left out makes for two inner folds."""
+    for folds, least in ((2, 4), (3, 3), (10, 3)):
+        labels = torch.tensor([0] * 40 + [1] * 40 + [2] * least)
+        assert bool(plan_folds(labels, folds=folds).kept.all())
+        assert plan_folds(labels[:-1], folds=folds).kept.tolist() == [True] * 80 + [False] * (
+            least - 1
+        )
+    unique = plan_folds(torch.arange(7))
+    assert (unique.classes, unique.outer, int(unique.kept.sum())) == (0, 0, 0)
+    assert "accuracy cannot be measured" in unique.notes[-1]
 
 
 def test_fits_that_do_not_converge_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,106 @@
+"""Graphs whose classes are small: told before training, and measured as far as they can be."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unremix
+from unremix.cli import main
+from unremix.config import GraphOptions
+from unremix.pipeline import evaluate
+from unremix.training import Training
+
+SMALL: dict[str, Any] = {
+    "recipe": "infograph", "epochs": 1, "batch_size": 16, "accelerator": "cpu", "threads": 1,
+    "progress": False, "name": "run", "graph": GraphOptions(hidden=4, layers=2),
+}  # fmt: skip
+
+
+def write(path: Path, sizes: Sequence[int]) -> Path:
+    """Rings, longer ones in later classes; classes of these sizes."""
+    rows = [
+        {"edges": [[i, (i + 1) % (3 + label)] for i in range(3 + label)], "label": f"class {label}"}
+        for label, size in enumerate(sizes)
+        for _ in range(size)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("sizes", "messages"),
+    [
+        ((12, 12, 4), ["1 of 3 classes have fewer than 10 .* 4 outer and 3 inner"]),
+        ((12, 12, 1), ["1 of 3 classes have fewer than 3 .* 1 of 25 samples left out"]),
+        ((12, 4, 2), ["1 of 3 classes have fewer than 3", "1 of 2 classes have fewer than 10"]),
+        ((20, 2, 2), ["2 of 3 .* 4 of 24 samples left out", "fewer than two classes have 3"]),
+    ],
+)
+def test_small_classes_are_told_before_training(
+    sizes: Sequence[int], messages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise RuntimeError("training has begun")
+
+    monkeypatch.setattr(Training, "training_step", stop)
+    data = write(tmp_path / "rings.jsonl", sizes)
+    with (
+        pytest.warns(UserWarning, match="fewer than") as told,
+        pytest.raises(RuntimeError, match="training has begun"),
+    ):
+        unremix.train(data=str(data), runs=str(tmp_path / "runs"), **SMALL)
+    assert len(told) == len(messages)
+    for warning, message in zip(told, messages, strict=True):
+        assert re.match(message, str(warning.message))
+
+
+def test_small_classes_do_not_fail_the_evaluation(tmp_path: Path) -> None:
+    data = write(tmp_path / "rings.jsonl", (12, 12, 4, 1))
+    with pytest.warns(UserWarning, match="fewer than") as told:
+        run = unremix.train(data=str(data), runs=str(tmp_path / "runs"), **SMALL)
+    assert len(told) == 4  # two before training, and again beside the figures
+    card = run.evaluation
+    assert card is not None
+    assert (card["train_graphs"], card["left_out_graphs"]) == (29, 1)
+    for measured in card["results"].values():
+        assert len(measured["svm"]["accuracies"]) == 4
+    assert card["protocol"]["svm"]["outer_folds"] == 4
+    assert len(run.warnings) == 2
+    assert "1 of 29 samples left out" in (run.path / "report.html").read_text()
+    other = write(tmp_path / "others.jsonl", (10, 10, 2))
+    with pytest.warns(UserWarning, match="2 of 22 samples left out"):
+        card = evaluate(run.path, str(other))
+    assert card["left_out_graphs"] == 2
+    assert len(run.warnings) == 2  # of the run's own data only
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = tmp_path / "others.parquet"
+    assert main(["embed", str(run.path), "--data", str(other), "-o", str(out)]) == 0
+    table = parquet.read_table(out)
+    assert table["labels"].to_pylist() == [0] * 10 + [1] * 10 + [2] * 2  # of all classes
+    assert len(table["embeddings"][0]) == 8
+
+
+def test_labels_that_are_all_different_are_as_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "rings.jsonl", [1] * 20)
+    arguments = [
+        "train", "--recipe", "infograph", "--data", str(data), "--runs", str(tmp_path / "runs"),
+        "--epochs", "1", "--batch_size", "8", "--graph.hidden", "4", "--accelerator", "cpu",
+        "--threads", "1", "--progress", "false", "--name", "run",
+    ]  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fewer than.*")
+        assert main(arguments) == 0
+    card = unremix.load(tmp_path / "runs" / "run").evaluation
+    assert card is not None
+    assert card["results"] is None
+    assert "cannot be measured" in card["note"]
+    assert "Everything is in" in capsys.readouterr().out
