@@ -14,7 +14,7 @@ from scipy import stats
 from unremix.cli import main
 from unremix.config import TrainConfig
 from unremix.domains.sentence import SentenceShape
-from unremix.experiments import sentences
+from unremix.experiments import record, sentences
 from unremix.experiments.plan import CompareConfig
 from unremix.experiments.reproduce import EXPERIMENTS, SentencesConfig
 from unremix.experiments.sentences import COLUMNS, PAPER, TASKS, reproduce, row_names
@@ -115,7 +115,7 @@ def test_what_is_trained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((config, train))
         return Nothing()
 
-    monkeypatch.setattr(sentences, "compare", pretend)
+    monkeypatch.setattr(record, "compare", pretend)
     assert main(asked(folder, "--limit", "1000", "--size", "50", "--progress", "false")) == 1
     assert (folder / "results.json").exists()  # a failed run does not take the others with it
     (gru, gru_train), (bow, bow_train) = calls

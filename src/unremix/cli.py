@@ -68,7 +68,8 @@ def show_results(card: dict[str, Any], path: Path) -> None:
     console = Console()
     if card["results"] is None:
         figures = ", ".join(f"{name} {value:.2f}" for name, value in card["health"].items())
-        console.print(f"No labels, so no accuracy. {figures}", highlight=False)
+        note = card["note"]
+        console.print(f"{note[0].upper()}{note[1:]}. {figures}", highlight=False)
     else:
         headings, rows = card_table(card)
         table = Table(

@@ -6,7 +6,6 @@ A comparison per data set, in a folder of its own; on top of them ``table.md``, 
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,13 +16,21 @@ from rich.console import Console
 
 from unremix.config import TrainConfig
 from unremix.data.graph import load_graphs
-from unremix.experiments.compare import compare, versions
-from unremix.experiments.plan import CompareConfig, chosen_recipes
+from unremix.experiments.plan import chosen_recipes
+from unremix.experiments.record import (
+    PERCENT,
+    difference_text,
+    finished_runs,
+    show_table,
+    summary_text,
+    train_runs,
+    write_record,
+)
 from unremix.experiments.reproduce import GraphsConfig
 from unremix.experiments.statistics import Difference, Summary, paired_difference, summarise
-from unremix.files import write_whole
-from unremix.report.curves import COLOURS, write_figure
-from unremix.run import Run
+from unremix.experiments.tables import Grid
+from unremix.experiments.tables import to_markdown as grid_to_markdown
+from unremix.report.curves import COLOURS
 
 # Of the best epoch on the test folds, which flatters; ours is the last epoch.
 PUBLISHED = {
@@ -70,31 +77,22 @@ def read_results(folder: Path, data: str, recipes: Sequence[str], seeds: int) ->
         seeds: Seeds from 0 on, so many.
     """
     found = []
-    for recipe in recipes:
-        for seed in range(seeds):
-            path = folder / "runs" / f"{recipe}-{seed}"
-            if not (path / "evaluation.json").exists():
-                continue
-            run = Run(path)
-            card, rows = run.evaluation or {}, run.metrics()
-            results = card.get("results")
-            if results is None:
-                continue
-            found.append(
-                Result(
-                    data,
-                    recipe,
-                    seed,
-                    card["epoch"],
-                    results["trained"]["svm"]["value"],
-                    tuple(results["trained"]["svm"]["accuracies"]),
-                    results["untrained"]["svm"]["value"],
-                    results["summed node features"]["svm"]["value"],
-                    {name[4:]: value for name, value in rows[-1].items() if name[:4] == "mix_"}
-                    if rows
-                    else {},
-                )
+    for run in finished_runs(folder, recipes, seeds):
+        results = run.card["results"]
+        trained = results["trained"]["svm"]
+        found.append(
+            Result(
+                data,
+                run.recipe,
+                run.seed,
+                run.card["epoch"],
+                trained["value"],
+                tuple(trained["accuracies"]),
+                results["untrained"]["svm"]["value"],
+                results["summed node features"]["svm"]["value"],
+                run.mix,
             )
+        )
     return found
 
 
@@ -163,19 +161,7 @@ def average_ranks(rows: Sequence[DataRow], recipes: Sequence[str]) -> dict[str, 
 
 
 def _summary(summary: Summary | None) -> str:
-    if summary is None:
-        return "–"
-    spread = "–" if summary.deviation is None else f"{100 * summary.deviation:.1f}"
-    return f"{100 * summary.mean:.1f} ± {spread} ({summary.count})"
-
-
-def _difference(difference: Difference | None) -> str:
-    if difference is None:
-        return "–"
-    if difference.low is None or difference.high is None:
-        return f"{100 * difference.mean:+.1f} [–]"
-    low, high = 100 * difference.low, 100 * difference.high
-    return f"{100 * difference.mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return summary_text(summary) + ("" if summary is None else f" ({summary.count})")
 
 
 def to_markdown(rows: Sequence[DataRow], recipes: Sequence[str]) -> str:
@@ -184,23 +170,23 @@ def to_markdown(rows: Sequence[DataRow], recipes: Sequence[str]) -> str:
         "data set", *recipes, *(f"{recipe} − {recipes[0]}" for recipe in recipes[1:]),
         "untrained", "InfoGraph, published",
     ]  # fmt: skip
-    lines = [headings, ["---"] + ["--:"] * (len(headings) - 1)]
+    lines = []
     for row in rows:
         published = PUBLISHED.get(row.data)
         lines.append([
             row.data,
             *(_summary(row.summaries.get(recipe)) for recipe in recipes),
-            *(_difference(row.differences.get(recipe)) for recipe in recipes[1:]),
+            *(difference_text(row.differences.get(recipe)) for recipe in recipes[1:]),
             _summary(row.summaries.get(UNTRAINED)),
-            "–" if published is None else f"{100 * published:.1f}",
+            "–" if published is None else PERCENT.number(published),
         ])  # fmt: skip
     average = average_ranks(rows, recipes)
     if average:
         shown = [f"{average[recipe]:.2f}" for recipe in recipes]
         lines.append(["average rank", *shown, *[""] * (len(headings) - 1 - len(recipes))])
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = grid_to_markdown(Grid(headings, lines, 0))
     return (
-        f"{table}\n\nAccuracy in percent, mean ± standard deviation over seeds (their number); a "
+        f"{table}\nAccuracy in percent, mean ± standard deviation over seeds (their number); a "
         "seed's accuracy is the mean over the outer folds. Differences pair equal seeds, which "
         "share initial weights, order of the graphs and folds: mean [95 % interval by Student's "
         "t]. Published figures are those of the best epoch on the test folds; ours are those of "
@@ -245,29 +231,17 @@ def bar_chart(rows: Sequence[DataRow], recipes: Sequence[str]) -> Figure:
 
 
 def _write(config: GraphsConfig, results: Sequence[Result], command: str) -> str:
-    folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
     rows = data_rows(results, config.recipes)
     table = to_markdown(rows, config.recipes)
-    made = versions()
     record = {
-        "command": command,
-        "versions": made,
         "settings": asdict(replace(config, train=True)),
         "published": PUBLISHED,
         "runs": [asdict(result) for result in results],
         "average_rank": average_ranks(rows, config.recipes),
     }
-    text = (
-        f"# Graphs\n\n{table}\nMade by\n\n```bash\n{command}\n```\n\nwith unremix "
-        f"{made['unremix']}, torch {made['torch']}, Python {made['python']}.\n"
-    )
-    write_whole(
-        folder / "results.json", lambda file: file.write_text(json.dumps(record, indent=1) + "\n")
-    )
-    write_whole(folder / "table.md", lambda file: file.write_text(text))
-    if rows:
-        write_figure(bar_chart(rows, config.recipes), folder / "graphs")
+    chart = bar_chart(rows, config.recipes) if rows else None
+    folder = Path(config.output)
+    write_record(folder, "graphs", table=table, record=record, command=command, figure=chart)
     return table
 
 
@@ -317,19 +291,8 @@ def reproduce(
                 missing.append(name)
                 console.print(f"{name} is left out: {error}", highlight=False, markup=False)
                 continue
-            comparison = compare(
-                CompareConfig(
-                    recipes=",".join(config.recipes),
-                    reference=config.recipes[0],
-                    seeds=config.seeds,
-                    jobs=config.jobs,
-                    output=str(folder),
-                    progress=config.progress,
-                ),
-                _train_config(config, data),
-                console=console,
-            )
-            failed += len(comparison.failed)
+            train = _train_config(config, data)
+            failed += train_runs(config, config.recipes, train, folder, console)
         results += read_results(folder, name, config.recipes, config.seeds)
         table = _write(config, results, command)
     if not results:
@@ -338,6 +301,5 @@ def reproduce(
             f"expected at least one data set with a finished run, found none ({where}); put "
             "NAME.zip into the folder that UNREMIX_DATA names, or name others with --data"
         )
-    console.print(table, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"Everything is in {config.output}/ (open table.md first)", highlight=False)
+    show_table(table, config.output, console)
     return 1 if failed else 0

@@ -8,7 +8,6 @@ the bar chart ``sentences.png`` and ``sentences.svg``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,13 +19,20 @@ from rich.console import Console
 from unremix.config import SentenceOptions, TrainConfig
 from unremix.evaluation.card import measures_of
 from unremix.evaluation.senteval_files import find_folder
-from unremix.experiments.compare import compare, versions
-from unremix.experiments.plan import CompareConfig, chosen_recipes
+from unremix.experiments.plan import chosen_recipes
+from unremix.experiments.record import (
+    difference_text,
+    finished_runs,
+    show_table,
+    summary_text,
+    train_runs,
+    write_record,
+)
 from unremix.experiments.reproduce import SentencesConfig
 from unremix.experiments.statistics import Summary, paired_difference, summarise
-from unremix.files import write_whole
-from unremix.report.curves import COLOURS, write_figure
-from unremix.run import Run
+from unremix.experiments.tables import Grid
+from unremix.experiments.tables import to_markdown as grid_to_markdown
+from unremix.report.curves import COLOURS
 
 COLUMNS = {
     "SICK.pearson": "SICK",
@@ -86,20 +92,17 @@ def read_results(
             is left out. Recipes share the untrained encoder of a seed, which counts once.
     """
     found: dict[tuple[str, int], Result] = {}
-    for recipe in recipes:
-        for seed in range(seeds):
-            path = folder / "runs" / f"{recipe}-{seed}"
-            if not (path / "evaluation.json").exists():
-                continue
-            run = Run(path)
-            card, rows = run.evaluation or {}, run.metrics()
-            for kind, result in (card.get("results") or {}).items():
-                name = names.get(kind, recipe)
-                last = rows[-1] if rows and kind == TRAINED else {}
-                mix = {key[4:]: share for key, share in last.items() if key[:4] == "mix_"}
-                steps = card["step"] if kind == TRAINED else 0
-                one = Result(name, seed, steps, _values(result), mix)
-                found.setdefault((name, seed), one)
+    for run in finished_runs(folder, recipes, seeds):
+        for kind, result in run.card["results"].items():
+            name, trained = names.get(kind, run.recipe), kind == TRAINED
+            one = Result(
+                name,
+                run.seed,
+                run.card["step"] if trained else 0,
+                _values(result),
+                run.mix if trained else {},
+            )
+            found.setdefault((name, run.seed), one)
     return list(found.values())
 
 
@@ -120,22 +123,14 @@ def summaries(results: Sequence[Result], name: str) -> dict[str, Summary]:
     }
 
 
-def _summary(summary: Summary | None) -> str:
-    if summary is None:
-        return "–"
-    spread = "–" if summary.deviation is None else f"{100 * summary.deviation:.1f}"
-    return f"{100 * summary.mean:.1f} ± {spread}"
-
-
 def _difference(results: Sequence[Result], name: str, reference: str, column: str) -> str:
     values, others = (_by_seed(results, one, column) for one in (name, reference))
     seeds = sorted(values.keys() & others.keys())
-    if not seeds:
-        return "–"
-    found = paired_difference([values[seed] for seed in seeds], [others[seed] for seed in seeds])
-    if found.low is None or found.high is None:
-        return f"{100 * found.mean:+.1f} [–]"
-    return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+    return difference_text(
+        paired_difference([values[seed] for seed in seeds], [others[seed] for seed in seeds])
+        if seeds
+        else None
+    )
 
 
 def row_names(results: Sequence[Result], recipes: Sequence[str]) -> list[str]:
@@ -145,16 +140,17 @@ def row_names(results: Sequence[Result], recipes: Sequence[str]) -> list[str]:
     return [name for name in order if name in present]
 
 
-def _grid(rows: Sequence[Sequence[str]]) -> str:
-    lines = [["", *COLUMNS.values()], ["---", *["--:"] * len(COLUMNS)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _grid(rows: list[list[str]]) -> str:
+    return grid_to_markdown(Grid(["", *COLUMNS.values()], rows, 0))
 
 
 def to_markdown(results: Sequence[Result], recipes: Sequence[str]) -> str:
     """Values, differences to the first recipe and the paper's, and how to read them."""
     names = row_names(results, recipes)
     found = {name: summaries(results, name) for name in names}
-    values = [[name, *(_summary(found[name].get(column)) for column in COLUMNS)] for name in names]
+    values = [
+        [name, *(summary_text(found[name].get(column)) for column in COLUMNS)] for name in names
+    ]
     published = [
         [f"{recipe}, paper", *(f"{value:.1f}" for value in PAPER[recipe])]
         for recipe in recipes
@@ -167,8 +163,8 @@ def to_markdown(results: Sequence[Result], recipes: Sequence[str]) -> str:
     ]
     count = len({result.seed for result in results if result.name in recipes})
     return (
-        f"{_grid([*values, *published])}\n\n"
-        f"Differences to {recipes[0]}:\n\n{_grid(differences)}\n\n"
+        f"{_grid([*values, *published])}\n"
+        f"Differences to {recipes[0]}:\n\n{_grid(differences)}\n"
         "In percent: Pearson's correlation for SICK, F1 of paraphrases for MSRP F1, else "
         f"accuracy. Mean ± standard deviation over {count} seeds. Differences pair equal seeds, "
         "which share initial weights and order of the text: mean [95 % interval by Student's t]; "
@@ -212,27 +208,16 @@ def bar_chart(results: Sequence[Result], recipes: Sequence[str]) -> Figure:
 
 def write_results(config: SentencesConfig, results: Sequence[Result], command: str) -> str:
     """Write table, record and chart, and return the table."""
-    folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    table, made = to_markdown(results, config.recipes), versions()
+    table = to_markdown(results, config.recipes)
     record = {
-        "command": command,
-        "versions": made,
         "settings": asdict(replace(config, train=True)),
         "columns": COLUMNS,
         "paper": {name: dict(zip(COLUMNS, row, strict=True)) for name, row in PAPER.items()},
         "runs": [asdict(result) for result in results],
     }
-    text = (
-        f"# Sentences\n\n{table}\nMade by\n\n```bash\n{command}\n```\n\nwith unremix "
-        f"{made['unremix']}, torch {made['torch']}, Python {made['python']}.\n"
-    )
-    write_whole(
-        folder / "results.json", lambda file: file.write_text(json.dumps(record, indent=1) + "\n")
-    )
-    write_whole(folder / "table.md", lambda file: file.write_text(text))
-    if results:
-        write_figure(bar_chart(results, config.recipes), folder / "sentences")
+    chart = bar_chart(results, config.recipes) if results else None
+    folder = Path(config.output)
+    write_record(folder, "sentences", table=table, record=record, command=command, figure=chart)
     return table
 
 
@@ -294,19 +279,8 @@ def reproduce(
     for encoder, recipes, names in parts:
         folder = Path(config.output) / encoder
         if config.train:
-            comparison = compare(
-                CompareConfig(
-                    recipes=",".join(recipes),
-                    reference=recipes[0],
-                    seeds=config.seeds,
-                    jobs=config.jobs,
-                    output=str(folder),
-                    progress=config.progress,
-                ),
-                train_config(config, encoder),
-                console=console,
-            )
-            failed += len(comparison.failed)
+            train = train_config(config, encoder)
+            failed += train_runs(config, recipes, train, folder, console)
         results += read_results(folder, recipes, config.seeds, names)
         table = write_results(config, results, command)
     if not results:
@@ -314,6 +288,5 @@ def reproduce(
             f"expected at least one finished run, found none in {config.output}; look into its "
             "logs, or train with --train true"
         )
-    console.print(table, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"Everything is in {config.output}/ (open table.md first)", highlight=False)
+    show_table(table, config.output, console)
     return 1 if failed else 0
