@@ -14,33 +14,24 @@ trees.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
-from statistics import median
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from rivals import looped_jsd
-from timing import Clock, race, ratio
 from torch import nn
+from training import conclude, read_options, show_race
 
 from unremix.config import TrainConfig
 from unremix.data.graph import GraphData
 from unremix.domains.graph import GraphDomain
-from unremix.files import write_whole
 from unremix.frameworks.infograph import Discriminator
 from unremix.losses.jsd import jsd
 from unremix.optimisers import make_optimiser
 from unremix.pairs import Pairs
 from unremix.scores import Views
 
-RESULTS = Path(__file__).parent / "results"
 LOOP = "loop over nodes"
 RECIPES = ("infograph", "infograph-hcl", "infograph-unremix")
 MOST_OVER_INFOGRAPH = 1.25
@@ -145,68 +136,35 @@ def check_the_loop() -> None:
 
 def main() -> int:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small, for a smoke test")
-    parser.add_argument("--data", default="PROTEINS")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cpu-time", action="store_true", help="processor time on one thread")
-    parser.add_argument("--strict", action="store_true", help="fail if a target is missed")
-    arguments = parser.parse_args()
-    clock: Clock = "cpu" if arguments.cpu_time else "wall"
-    torch.set_num_threads(1 if arguments.cpu_time else arguments.threads)
-    rounds = 2 if arguments.quick else arguments.rounds
-    patience = 0.0 if arguments.quick else 60.0  # for other processes to be quiet, in seconds
-    source, limit = ("stdlib-ast", 256) if arguments.quick else (arguments.data, None)
+    options = read_options(__doc__ or "", rounds=7, data="PROTEINS")
+    source, limit = ("stdlib-ast", 256) if options.quick else (options.data, None)
     config = TrainConfig(data=source, recipe="infograph", limit=limit, progress=False)
-    console = Console()
     try:
         data = GraphDomain().load(config)
     except (ValueError, OSError) as error:
-        console.print(f"{error}\nName its folder by UNREMIX_DATA, or use --quick.", markup=False)
+        message = f"{error}\nName its folder by UNREMIX_DATA, or use --quick."
+        Console().print(message, markup=False)
         return 1
     check_the_loop()
     epochs: dict[str, Callable[[], None]] = {name: Epoch(name, config, data) for name in RECIPES}
     epochs[LOOP] = Public(config, data)
-    found = race(epochs, rounds, clock=clock, patience=patience)
+    found = options.race(epochs)
     graphs, nodes = len(data.train), len(data.train.store.x)
-    table = Table(title=f"An epoch of {data.name}: {graphs} graphs, {nodes} nodes, batch 128")
-    for column in ("", "ms", "× InfoGraph, medians", "minima"):
-        table.add_column(column, justify="left" if not column else "right")
-    ratios = {}
-    for name in epochs:
-        against = ratio(found.seconds[name], found.seconds["infograph"])
-        ratios[name] = against
-        table.add_row(
-            name,
-            f"{1000 * median(found.seconds[name]):.0f}",
-            f"{against.medians:.3f}",
-            f"{against.minima:.3f}",
-        )
-    console.print(table)
-    held = {
+    ratios = show_race(
+        found,
+        f"An epoch of {data.name}: {graphs} graphs, {nodes} nodes, batch 128",
+        reference="infograph",
+        column="ms",
+        amount=lambda seconds: f"{1000 * seconds:.0f}",
+    )
+    targets = {
         f"UnReMix at most {MOST_OVER_INFOGRAPH} × InfoGraph": ratios["infograph-unremix"].medians
         <= MOST_OVER_INFOGRAPH,
         f"InfoGraph at least {LEAST_OVER_LOOP:g} × faster than the loop": ratios[LOOP].medians
         >= LEAST_OVER_LOOP,
     }
-    for target, holds in held.items():
-        console.print(f"{'✓' if holds else '✗'} {target}")
-    console.print(f"{found.disturbed} calls were disturbed by other processes")
-    report = {
-        "machine": {"torch": torch.__version__, "python": platform.python_version(),
-                    "threads": torch.get_num_threads()},
-        "settings": {"rounds": rounds, "data": data.name, "graphs": graphs, "nodes": nodes,
-                     "clock": clock},
-        "seconds": found.seconds,
-        "ratios": {name: asdict(value) for name, value in ratios.items()},
-        "targets": held,
-        "disturbed": found.disturbed,
-    }  # fmt: skip
-    suffix = ("-quick" if arguments.quick else "") + ("-cpu-time" if arguments.cpu_time else "")
-    text = json.dumps(report, indent=1)
-    write_whole(RESULTS / f"graph{suffix}.json", lambda file: file.write_text(text))
-    return int(arguments.strict and not all(held.values()))
+    settings = {"data": data.name, "graphs": graphs, "nodes": nodes}
+    return conclude("graph", options, found, ratios, targets, settings=settings)
 
 
 if __name__ == "__main__":

@@ -15,32 +15,25 @@ benchmarks/results/sentence.json. The books are looked for in the folder that UN
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from timing import Clock, race, ratio
 from torch import Tensor, nn
+from training import conclude, read_options, show_race, show_shares
 
 from unremix.config import SentenceOptions, TrainConfig
 from unremix.data.sentence import SentenceBatch, load_sentences
 from unremix.domains.sentence import SentenceCorpus, SentenceDomain
-from unremix.files import write_whole
 from unremix.frameworks.base import Batch
 from unremix.optimisers import make_optimiser
 
-RESULTS = Path(__file__).parent / "results"
 RECIPES = ("quickthought", "quickthought-hcl", "quickthought-unremix")
 STEPS = 4  # batches that a turn trains on
 LEAST_OF_QUICKTHOUGHT = 0.9
@@ -155,77 +148,49 @@ def write_text(data: str, path: Path, sentences: int, times: int) -> None:
 
 def main() -> int:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small, for a smoke test")
-    parser.add_argument("--data", default="books")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cpu-time", action="store_true", help="processor time on one thread")
-    parser.add_argument("--strict", action="store_true", help="fail if a target is missed")
-    arguments = parser.parse_args()
-    clock: Clock = "cpu" if arguments.cpu_time else "wall"
-    torch.set_num_threads(1 if arguments.cpu_time else arguments.threads)
-    rounds = 2 if arguments.quick else arguments.rounds
-    patience = 0.0 if arguments.quick else 60.0  # for other processes to be quiet, in seconds
-    source = "pydocs" if arguments.quick else arguments.data
-    options = SentenceOptions(words=32, units=32) if arguments.quick else SentenceOptions()
-    part = 2_000 if arguments.quick else 40_000  # sentences of the smaller text
+    options = read_options(__doc__ or "", rounds=5, data="books")
+    source = "pydocs" if options.quick else options.data
+    sizes = SentenceOptions(words=32, units=32) if options.quick else SentenceOptions()
+    part = 2_000 if options.quick else 40_000  # sentences of the smaller text
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(
-            data=source, recipe="quickthought", sentence=options, runs=folder, limit=4 * part,
+            data=source, recipe="quickthought", sentence=sizes, runs=folder, limit=4 * part,
             progress=False,
         )  # fmt: skip
         try:
             data = SentenceDomain().load(config)
         except (ValueError, OSError) as error:
-            console.print(
-                f"{error}\nName its folder by UNREMIX_DATA, or use --quick.", markup=False
-            )
+            message = f"{error}\nName its folder by UNREMIX_DATA, or use --quick."
+            console.print(message, markup=False)
             return 1
         epochs = {recipe: Steps(recipe, config, data) for recipe in RECIPES}
-        found = race(dict(epochs), rounds, clock=clock, patience=patience)
-        sentences = epochs[RECIPES[0]].steps * config.batch_size
+        found = options.race(epochs)
         ours = epochs["quickthought-unremix"]
-        stages = race(
-            {"reading": ours.read, "encoders and loss": ours.lose},
-            rounds,
-            clock=clock,
-            patience=patience,
-        )
+        stages = options.race({"reading": ours.read, "encoders and loss": ours.lose})
         texts = [Path(folder) / "one.txt", Path(folder) / "ten.txt"]
         for text, times in zip(texts, (1, TIMES), strict=True):
             write_text(source, text, part, times)
         memory = [peak_memory(text, Path(folder) / "memory") for text in texts]
-    table = Table(title=f"Training on {data.name}, batches of {config.batch_size} sentences")
-    for column in ("", "sentences/s", "× Quick-Thought, medians", "minima"):
-        table.add_column(column, justify="left" if not column else "right")
-    ratios = {}
-    for recipe in RECIPES:
-        # Of speeds: the inverse of that of times.
-        against = ratio(found.seconds["quickthought"], found.seconds[recipe])
-        ratios[recipe] = against
-        table.add_row(
-            recipe,
-            f"{sentences / median(found.seconds[recipe]):,.0f}",
-            f"{against.medians:.3f}",
-            f"{against.minima:.3f}",
-        )
-    console.print(table)
+    sentences = ours.steps * config.batch_size
+    ratios = show_race(
+        found,
+        f"Training on {data.name}, batches of {config.batch_size} sentences",
+        reference="quickthought",
+        column="sentences/s",
+        amount=lambda seconds: f"{sentences / seconds:,.0f}",
+        faster=True,
+    )
     seconds = {name: median(times) for name, times in stages.seconds.items()}
     whole = median(found.seconds["quickthought-unremix"])
     seconds["backward and optimiser"] = max(0.0, whole - sum(seconds.values()))
-    shares = {name: value / whole for name, value in seconds.items()}
-    table = Table("stage of UnReMix's step", "share")
-    for name, share in shares.items():
-        table.add_row(name, f"{share:.1%}")
-    console.print(table)
+    shares = show_shares(seconds, whole)
     table = Table("sentences", "peak memory, MB")
     for count, size in memory:
         table.add_row(f"{count:,}", f"{size / 1e6:.0f}")
     console.print(table)
     growth = memory[1][1] / memory[0][1]
-    held = {
+    targets = {
         f"UnReMix at least {LEAST_OF_QUICKTHOUGHT} × Quick-Thought's speed": ratios[
             "quickthought-unremix"
         ].medians
@@ -233,26 +198,18 @@ def main() -> int:
         f"reading at most {MOST_READING:.0%}": shares["reading"] <= MOST_READING,
         f"{TIMES} × the text at most {MOST_MEMORY} × the memory": growth <= MOST_MEMORY,
     }
-    for target, holds in held.items():
-        console.print(f"{'✓' if holds else '✗'} {target}")
-    console.print(f"{found.disturbed} calls were disturbed by other processes")
-    report = {
-        "machine": {"torch": torch.__version__, "python": platform.python_version(),
-                    "threads": torch.get_num_threads()},
-        "settings": {"rounds": rounds, "data": data.name, "sentences": len(data),
-                     "batch": config.batch_size, "words": options.words, "units": options.units,
-                     "clock": clock},
-        "seconds": found.seconds,
-        "ratios": {name: asdict(value) for name, value in ratios.items()},
+    settings = {
+        "data": data.name,
+        "sentences": len(data),
+        "batch": config.batch_size,
+        "words": sizes.words,
+        "units": sizes.units,
+    }
+    further = {
         "shares": shares,
         "memory": [{"sentences": count, "peak_bytes": size} for count, size in memory],
-        "targets": held,
-        "disturbed": found.disturbed,
-    }  # fmt: skip
-    suffix = ("-quick" if arguments.quick else "") + ("-cpu-time" if arguments.cpu_time else "")
-    text_report = json.dumps(report, indent=1)
-    write_whole(RESULTS / f"sentence{suffix}.json", lambda file: file.write_text(text_report))
-    return int(arguments.strict and not all(held.values()))
+    }
+    return conclude("sentence", options, found, ratios, targets, settings=settings, further=further)
 
 
 if __name__ == "__main__":

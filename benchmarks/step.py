@@ -11,30 +11,21 @@ to benchmarks/results/step.json.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import sys
-from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from timing import Clock, race, ratio
 from torch import Tensor
+from training import Options, conclude, read_options, show_race, show_shares
 
 from unremix.config import TrainConfig
 from unremix.data.image import CachedImages
 from unremix.domains.image import ImageDomain, ImageShape
-from unremix.files import write_whole
 from unremix.frameworks.base import Batch, Embedded
 from unremix.optimisers import make_optimiser
 from unremix.views.image import augment
 from unremix.views.randomness import keys
 
-RESULTS = Path(__file__).parent / "results"
 RECIPES = ("simclr", "hcl", "unremix-simclr")
 MOST_OVER_SIMCLR = 1.03
 MOST_READING = 0.10
@@ -103,7 +94,7 @@ class Step:
             stage()
 
 
-def stage_seconds(step: Step, rounds: int, clock: Clock) -> dict[str, float]:
+def stage_seconds(step: Step, options: Options) -> dict[str, float]:
     """Median seconds of each stage. Backward needs a fresh graph, so it comes with its forward."""
     forward = {
         "reading": step.read,
@@ -111,16 +102,14 @@ def stage_seconds(step: Step, rounds: int, clock: Clock) -> dict[str, float]:
         "encoder and head": step.embed,
         "loss and its gradient": step.lose,
     }
-    seconds = {
-        name: median(times) for name, times in race(forward, rounds, clock=clock).seconds.items()
-    }
+    seconds = {name: median(times) for name, times in options.race(forward).seconds.items()}
 
     def forward_and_learn() -> None:
         step.embed()
         step.lose()
         step.learn()
 
-    both = median(race({"both": forward_and_learn}, rounds, clock=clock).seconds["both"])
+    both = median(options.race({"both": forward_and_learn}).seconds["both"])
     before = seconds["encoder and head"] + seconds["loss and its gradient"]
     seconds["backward and optimiser"] = max(0.0, both - before)
     return seconds
@@ -128,66 +117,31 @@ def stage_seconds(step: Step, rounds: int, clock: Clock) -> dict[str, float]:
 
 def main() -> int:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small, for a smoke test")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cpu-time", action="store_true", help="processor time on one thread")
-    parser.add_argument("--strict", action="store_true", help="fail if a target is missed")
-    arguments = parser.parse_args()
-    clock: Clock = "cpu" if arguments.cpu_time else "wall"
-    torch.set_num_threads(1 if arguments.cpu_time else arguments.threads)
-    rounds = 2 if arguments.quick else arguments.rounds
-    batch_size, width = (32, 4) if arguments.quick else (256, 16)
+    options = read_options(__doc__ or "", rounds=7)
+    batch_size, width = (32, 4) if options.quick else (256, 16)
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (2 * batch_size, 3, 32, 32), generator=generator)
     images = CachedImages(pixels.to(torch.uint8))
     steps = {name: Step(name, images, batch_size, width) for name in RECIPES}
-    found = race(dict(steps), rounds, clock=clock)
-    console = Console()
-    table = Table(title=f"A step: ResNet-18, width {width}, 32 px, batch {batch_size}")
-    for column in ("recipe", "ms", "× SimCLR, medians", "minima"):
-        table.add_column(column, justify="left" if column == "recipe" else "right")
-    ratios = {}
-    for name in RECIPES:
-        against = ratio(found.seconds[name], found.seconds["simclr"])
-        ratios[name] = against
-        table.add_row(
-            name,
-            f"{1000 * median(found.seconds[name]):.0f}",
-            f"{against.medians:.3f}",
-            f"{against.minima:.3f}",
-        )
-    console.print(table)
-    seconds = stage_seconds(steps["unremix-simclr"], rounds, clock)
-    total = sum(seconds.values())
-    shares = {name: value / total for name, value in seconds.items()}
-    table = Table("stage of UnReMix's step", "share")
-    for name, share in shares.items():
-        table.add_row(name, f"{share:.1%}")
-    console.print(table)
-    held = {
+    found = options.race(steps)
+    ratios = show_race(
+        found,
+        f"A step: ResNet-18, width {width}, 32 px, batch {batch_size}",
+        reference="simclr",
+        column="ms",
+        amount=lambda seconds: f"{1000 * seconds:.0f}",
+    )
+    seconds = stage_seconds(steps["unremix-simclr"], options)
+    shares = show_shares(seconds, sum(seconds.values()))
+    targets = {
         f"UnReMix at most {MOST_OVER_SIMCLR} × SimCLR": ratios["unremix-simclr"].medians
         <= MOST_OVER_SIMCLR,
         f"reading at most {MOST_READING:.0%}": shares["reading"] <= MOST_READING,
     }
-    for target, holds in held.items():
-        console.print(f"{'✓' if holds else '✗'} {target}")
-    console.print(f"{found.disturbed} calls were disturbed by other processes")
-    report = {
-        "machine": {"torch": torch.__version__, "python": platform.python_version(),
-                    "threads": torch.get_num_threads()},
-        "settings": {"rounds": rounds, "batch": batch_size, "width": width, "clock": clock},
-        "seconds": found.seconds,
-        "ratios": {name: asdict(value) for name, value in ratios.items()},
-        "shares": shares,
-        "targets": held,
-        "disturbed": found.disturbed,
-    }  # fmt: skip
-    suffix = ("-quick" if arguments.quick else "") + ("-cpu-time" if arguments.cpu_time else "")
-    text = json.dumps(report, indent=1)
-    write_whole(RESULTS / f"step{suffix}.json", lambda file: file.write_text(text))
-    return int(arguments.strict and not all(held.values()))
+    settings = {"batch": batch_size, "width": width}
+    return conclude(
+        "step", options, found, ratios, targets, settings=settings, further={"shares": shares}
+    )
 
 
 if __name__ == "__main__":
