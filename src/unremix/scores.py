@@ -22,6 +22,7 @@ from unremix.pairs import Block, Pairs
 Gradient = Literal["pseudo-label", "nt-xent"]
 
 NUMPY = find_spec("numpy") is not None  # torch does without
+KEPT = 16 * 2**20  # bytes of similarities kept from the first pass, δ, to the second, the loss
 SMALLEST_NORM = 1e-12  # an embedding at most this long has no direction: its unit vector is 0
 
 
@@ -481,7 +482,8 @@ def make_context(
         )
 
     similarity = None
-    if own is None and (tile is None or tile >= pairs.num_anchors):  # one block: multiply once
+    size = pairs.num_anchors * pairs.num_candidates * anchors.units.element_size()
+    if own is None and (tile is None or size <= KEPT):  # multiply once for both passes
         similarity = inner_products(anchors.units, candidates.units, None)
     anchor_residuals = made(anchors, candidates, pairs, similarity, own_units)
     if anchors is candidates:

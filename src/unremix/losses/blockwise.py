@@ -299,9 +299,12 @@ def _products(
     at_hand: Tensor | None = None,
 ) -> Tensor:
     """Inner products of a block's anchors with their candidates, shape (B, M)."""
-    if at_hand is not None:
-        return at_hand
     anchors, candidates, own = vectors
+    if at_hand is not None:
+        if block.whole:
+            return at_hand
+        out = scratch.take(name, (block.anchors.numel(), candidates.shape[0]), at_hand)
+        return torch.index_select(at_hand, 0, block.anchors, out=out)
     part = block.take(anchors)
     own = None if own is None else block.take(own)
     width = candidates.shape[0] + (0 if own is None else own.shape[1])
