@@ -18,6 +18,7 @@ import reference
 import torch
 import torch.distributed as dist
 from conftest import assert_close
+from crashing import crash_at
 from hypothesis import given
 from hypothesis import strategies as st
 from test_gather import Report, processes
@@ -39,7 +40,6 @@ from unremix.pairs import Pairs
 from unremix.recipes import InfoGraphOptions, LossOptions
 from unremix.run import Run
 from unremix.scores import Rows, Views, make_context
-from unremix.training import Training
 from unremix.weights import weigh
 
 LOG2 = math.log(2)
@@ -407,22 +407,9 @@ def test_evaluate_embed_and_report(
     assert "infograph-unremix" in (run / "report.html").read_text()
 
 
-def test_a_crash_changes_nothing(
-    trained: Run, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = replace(trained.config, runs=str(tmp_path), progress=False)
-    stepping = Training.training_step
-    steps = iter(range(5))
-
-    def crash(self: Training, batch: Any, number: int) -> None:
-        if next(steps, None) is None:
-            raise RuntimeError("crash")
-        stepping(self, batch, number)
-
-    monkeypatch.setattr(Training, "training_step", crash)
-    with pytest.raises(RuntimeError, match="crash"):
-        unremix.train(config)
-    monkeypatch.undo()
+def test_a_crash_changes_nothing(trained: Run, lines: Path, tmp_path: Path) -> None:
+    with crash_at(5):
+        unremix.train(replace(trained.config, runs=str(tmp_path), progress=False))
     assert main(["train", "--resume", str(tmp_path / "run"), "--progress", "false"]) == 0
     resumed = unremix.load(tmp_path / "run")
     one, other = trained.load_checkpoint(), resumed.load_checkpoint()

@@ -18,6 +18,7 @@ import reference
 import torch
 import torch.distributed as dist
 from conftest import assert_close
+from crashing import crash_at
 from hypothesis import given
 from hypothesis import strategies as st
 from test_gather import Report, processes
@@ -37,7 +38,6 @@ from unremix.losses.two_views import TwoViewLoss
 from unremix.pairs import Pairs
 from unremix.recipes import LossOptions, QuickThoughtOptions
 from unremix.run import Run
-from unremix.training import Training
 
 WORDS, SIZE = 30, 5
 # Two documents of several sentences around one of a single sentence; sentences 1 and 5 are of the
@@ -463,22 +463,10 @@ def test_embed_takes_sentences_only(trained: Run) -> None:
 
 
 @pytest.mark.parametrize("steps", [3, 9])
-def test_a_crash_changes_nothing(
-    steps: int, trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_changes_nothing(steps: int, trained: Run, tmp_path: Path) -> None:
     config = replace(trained.config, runs=str(tmp_path), checkpoint_every=3, progress=False)
-    stepping = Training.training_step
-    left = iter(range(steps))
-
-    def crash(self: Training, batch: Any, number: int) -> None:
-        if next(left, None) is None:
-            raise RuntimeError("crash")
-        stepping(self, batch, number)
-
-    monkeypatch.setattr(Training, "training_step", crash)
-    with pytest.raises(RuntimeError, match="crash"):
+    with crash_at(steps):
         unremix.train(config)
-    monkeypatch.undo()
     assert main(["train", "--resume", str(tmp_path / "run"), "--progress", "false"]) == 0
     resumed = unremix.load(tmp_path / "run")
     one, other = trained.load_checkpoint(), resumed.load_checkpoint()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from crashing import crash_at
 
 import unremix
 from unremix import training
@@ -260,24 +261,13 @@ def test_time_ends_the_training_at_an_epochs_end(tmp_path: Path, clock: list[flo
 
 
 @pytest.mark.parametrize("at", [STEPS, STEPS + 2])
-def test_time_is_kept_over_a_crash(
-    tmp_path: Path, clock: list[float], at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_is_kept_over_a_crash(tmp_path: Path, clock: list[float], at: int) -> None:
     """Also that of the steps before a checkpoint in mid-epoch."""
-    step = Training.training_step
-
-    def crashing(self: Training, batch: Any, number: int) -> None:
-        if self.step == at:
-            raise KeyError
-        step(self, batch, number)
-
-    monkeypatch.setattr(Training, "training_step", crashing)
     config = without_batch_norm(
         tmp_path, "simclr", epochs=9, max_minutes=70 / 60, checkpoint_every=1
     )
-    with pytest.raises(KeyError):
+    with crash_at(at):
         trained(config)
-    monkeypatch.setattr(Training, "training_step", step)
     clock[0] += 10_000  # the time between does not count
     resumed = trained(TrainConfig(resume=str(tmp_path / "run"), progress=False))
     assert state_of(resumed)["step"] == 2 * STEPS

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from crashing import crash_at
 
 import unremix
 from unremix.config import TrainConfig
 from unremix.recipes import LossOptions
 from unremix.run import Run, config_from_yaml, config_to_yaml
 from unremix.sampling import permuted
-from unremix.training import Training
 
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.xdist_group("training")  # one worker makes the shared run
@@ -84,26 +84,10 @@ def test_a_run_repeats_exactly_and_leaves_everything(tmp_path: Path, whole: Run)
     assert not re.search(r"(src|href)=.?http|url\(.?http|@import", page)  # it loads nothing
 
 
-class Crash(Exception):
-    pass
-
-
 @pytest.mark.parametrize("at", [0, 2, 3, 4, 7])
-def test_a_crash_at_any_step_changes_nothing(
-    tmp_path: Path, whole: Run, at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = Training.training_step
-
-    def crashing(self: Training, batch: Any, number: int) -> None:
-        if self.step == at:
-            raise Crash
-        step(self, batch, number)
-
-    monkeypatch.setattr(Training, "training_step", crashing)
-    config = small(tmp_path / "broken")
-    with pytest.raises(Crash):
-        unremix.train(config)
-    monkeypatch.setattr(Training, "training_step", step)
+def test_a_crash_at_any_step_changes_nothing(tmp_path: Path, whole: Run, at: int) -> None:
+    with crash_at(at):
+        unremix.train(small(tmp_path / "broken"))
     folder = tmp_path / "broken" / "run"
     if at < 2:  # before the first checkpoint
         with pytest.raises(FileNotFoundError, match="before its first one"):

@@ -1,10 +1,13 @@
-"""Reading evaluation cards: a measure is whatever a card gives in the form ``{"value": …}``."""
+"""Evaluation cards: a measure is whatever a card gives in the form ``{"value": …}``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unremix.run import Run
 
 FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
 LABELS = {
@@ -16,6 +19,34 @@ LABELS = {
     "linear_svm": "linear SVM",
     "logistic": "logistic regression",
 }
+
+
+def begin_card(
+    run: Run, data: str, facts: Mapping[str, Any], *, layer: str, health: Sequence[str]
+) -> dict[str, Any]:
+    """A card without results yet.
+
+    Args:
+        run: The run that is measured.
+        data: What it is measured on.
+        facts: About data and model.
+        layer: Which output is measured.
+        health: The figures to take over from the last row of metrics.
+    """
+    rows = run.metrics()
+    last = rows[-1] if rows else {}
+    return {
+        "data": data,
+        **facts,
+        "layer": layer,
+        "recipe": run.config.composed_name,
+        "seed": run.config.seed,
+        "epoch": int(last.get("epoch", 0)),
+        "step": int(last.get("step", 0)),
+        "protocol": None,
+        "health": {name: last[name] for name in health if name in last},
+        "results": None,
+    }
 
 
 def label_of(path: str) -> str:

@@ -13,6 +13,7 @@ from unremix.config import TrainConfig
 from unremix.data.graph import GraphData
 from unremix.data.graph_store import GraphStore
 from unremix.domains.graph import graph_features
+from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
@@ -121,25 +122,20 @@ def evaluate_run(run: Run, data: GraphData, *, own: bool = True) -> dict[str, An
         The evaluation card.
     """
     config = run.config
-    rows = run.metrics()
     labels = data.train.labels
-    card: dict[str, Any] = {
-        "data": data.name,
+    facts = {
         "train_graphs": len(data.train),
         "classes": len(data.train.classes) if data.train.classes else None,
         "skipped_files": len(data.skipped),
         "node_features": f"{data.feature_kind}, {data.features}",
-        "layer": "the encoder's graph embedding, before any head; eval mode; graphs not augmented",
-        "recipe": config.composed_name,
-        "seed": config.seed,
-        "epoch": int(rows[-1]["epoch"]) if rows else 0,
-        "step": int(rows[-1]["step"]) if rows else 0,
-        "protocol": None,
-        "health": {
-            name: rows[-1][name] for name in ("effective_rank",) if rows and name in rows[-1]
-        },
-        "results": None,
     }
+    card = begin_card(
+        run,
+        data.name,
+        facts,
+        layer="the encoder's graph embedding, before any head; eval mode; graphs not augmented",
+        health=("effective_rank",),
+    )
     plan = plan_evaluation(data, config)
     if labels is None or plan is None:
         card["note"] = "no labels: accuracy cannot be measured"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from unremix.config import TrainConfig
 from unremix.data.image import ImageData, ImageSet
 from unremix.domains.image import ImageShape
+from unremix.evaluation.card import begin_card
 from unremix.evaluation.knn import Accuracy, knn_accuracy, leave_one_out_knn
 from unremix.evaluation.linear import linear_probe
 from unremix.run import Run
@@ -124,28 +125,22 @@ def evaluate_run(run: Run, data: ImageData, *, own: bool = True) -> dict[str, An
         The evaluation card: what was measured, on what layer, after which epoch, with which seed.
     """
     config, shape = run.config, run.shape
-    rows = run.metrics()
-    card: dict[str, Any] = {
-        "data": data.name,
+    facts = {
         "train_images": len(data.train),
         "test_images": len(data.test) if data.test is not None else None,
         "classes": len(data.train.classes) if data.train.classes else None,
         "skipped_files": len(data.skipped),
-        "layer": "backbone output, before the projection head; eval mode; images not augmented",
-        "recipe": config.composed_name,
         "backbone": config.backbone,
         "image_size": shape.image_size,
-        "seed": config.seed,
-        "epoch": int(rows[-1]["epoch"]) if rows else 0,
-        "step": int(rows[-1]["step"]) if rows else 0,
-        "protocol": None,
-        "health": {
-            name: rows[-1][name]
-            for name in ("spread", "effective_rank", "alignment", "uniformity")
-            if own and rows and name in rows[-1]  # measured in training, on the run's own data
-        },
-        "results": None,
     }
+    card = begin_card(
+        run,
+        data.name,
+        facts,
+        layer="backbone output, before the projection head; eval mode; images not augmented",
+        # Measured in training, on the run's own data.
+        health=("spread", "effective_rank", "alignment", "uniformity") if own else (),
+    )
     if data.train.labels is None or len(set(data.train.labels.tolist())) < 2:
         card["note"] = "no labels: accuracy cannot be measured"
         return card

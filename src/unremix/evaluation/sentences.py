@@ -17,6 +17,7 @@ from unremix.config import TrainConfig
 from unremix.data.sentence import EncodedCorpus, Vocabulary
 from unremix.domains.sentence import encode_texts
 from unremix.evaluation import senteval
+from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.senteval_files import find_folder
@@ -163,24 +164,19 @@ def evaluate_run(run: Run, data: EncodedCorpus) -> dict[str, Any]:
         The evaluation card.
     """
     config = run.config
-    rows = run.metrics()
     folder = senteval_folder(config)
-    card: dict[str, Any] = {
-        "data": data.name,
+    facts = {
         "train_sentences": len(data),
         "documents": data.documents,
         "unknown_words": f"{data.unknown_share:.2%} of the text",
-        "layer": "both encoders' outputs side by side; eval mode",
-        "recipe": config.composed_name,
-        "seed": config.seed,
-        "epoch": int(rows[-1]["epoch"]) if rows else 0,
-        "step": int(rows[-1]["step"]) if rows else 0,
-        "protocol": None,
-        "health": {
-            name: rows[-1][name] for name in ("effective_rank",) if rows and name in rows[-1]
-        },
-        "results": None,
     }
+    card = begin_card(
+        run,
+        data.name,
+        facts,
+        layer="both encoders' outputs side by side; eval mode",
+        health=("effective_rank",),
+    )
     if folder is None and data.topics is None:
         card["note"] = (
             "no topics and no SentEval tasks: nothing to measure; name their folder with "
