@@ -19,7 +19,13 @@ from unremix.data.sentence_tokens import Vocabulary
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.recurrence import final_state
 from unremix.encoders.text import BagOfWords, SentenceEncoder, TransformerEncoder
-from unremix.encoders.word_vectors import expand_vocabulary, load_word_vectors, set_word_vectors
+from unremix.encoders.word_vectors import (
+    check_expansion,
+    expand_encoder,
+    expand_vocabulary,
+    load_word_vectors,
+    set_word_vectors,
+)
 
 V = 12
 KINDS = {
@@ -409,3 +415,36 @@ def test_expansion_refuses_what_it_cannot_do() -> None:
         expand_vocabulary(table, ["<pad>", "<unk>", "a"], big, ["a", "b", "c"])
     with pytest.raises(ValueError, match="more than 2 words in both tables, received 2"):
         expand_vocabulary(table, ["<pad>", "<unk>", "a", "b"], big, ["a", "b", "c"])
+
+
+def test_an_enlarged_encoder(tmp_path: Path) -> None:
+    """Both tables are mapped; capitals, phrases and what no sentence can hold are left out."""
+    generator = torch.Generator().manual_seed(0)
+    names = ["cat", "dog", "bird", "fish", "cow"]
+    numbers = torch.randn(5, 2, generator=generator).double()
+    rows = [
+        " ".join([name, *map(str, row.tolist())]) for name, row in zip(names, numbers, strict=True)
+    ]
+    path = tmp_path / "v.txt"
+    path.write_text("\n".join(["Cow 9 9", "of course 1 1", "New_York! 1 1", *rows]))
+    vocabulary = Vocabulary([*names[:3], "mine"], [4, 3, 2, 1], unknown=7)
+    first, second = BagOfWords(6, words=3), BagOfWords(6, words=4)
+    encoder = nn.ModuleList([first, second])
+    larger, words = expand_encoder(encoder, vocabulary, path)
+    assert words.words == ("<pad>", "<unk>", "cat", "dog", "bird", "mine", "cow", "fish")
+    assert words.counts == (0, 7, 4, 3, 2, 1, 0, 0)
+    assert len(first.words.weight) == 6  # as it was
+    for old, new in zip((first, second), larger, strict=True):
+        table = old.words.weight.detach()
+        fitted = LinearRegression().fit(numbers[:3].numpy(), table[2:5].numpy())
+        expected = torch.from_numpy(fitted.predict(numbers[[4, 3]].numpy())).float()
+        assert_close(new.words.weight, torch.cat([table, expected]), 1e-5)
+        known, lengths = vocabulary.encode(["cat mine", "dog bird"])
+        again, _ = words.encode(["cat mine", "dog bird"])
+        assert_close(new(again, lengths), old(known, lengths), 1e-6)
+    check_expansion(path, vocabulary)
+    with pytest.raises(ValueError, match="more than 2 words in both tables, received 1"):
+        check_expansion(path, Vocabulary(["cat", "mine"]))
+    path.write_text("of course 1 1")
+    with pytest.raises(ValueError, match="found none"):
+        expand_encoder(encoder, vocabulary, path)

@@ -563,7 +563,34 @@ def test_word_vectors(text: Path, tmp_path: Path) -> None:
         assert torch.equal(first[known.index("dogs")], other[known.index("dogs")])
 
 
+def test_further_words(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A word that training never saw is told from other unknown words, if a file has it."""
+    vectors = tmp_path / "vectors.txt"
+    known = ["cats", "the", "dogs", "zeppelin"]
+    vectors.write_text(
+        "".join(f"{word} {number} {number**2}\n" for number, word in enumerate(known))
+    )
+    arguments = ["train", "--domain", "sentence", "--data", str(text), "--runs", str(tmp_path)]
+    further = ["--epochs", "0", "--sentence.senteval", "none", *COMMON]
+    assert main([*arguments, "--name", "with", "--sentence.expand", str(vectors), *further]) == 0
+    assert main([*arguments, "--name", "without", *further]) == 0
+    wide, narrow = (unremix.load(tmp_path / name) for name in ("with", "without"))
+    sentences = ["the cats", "the zeppelin", "the quux"]
+    assert_close(wide.embed(sentences)[[0, 2]], narrow.embed(sentences)[[0, 2]], 1e-5)
+    assert torch.equal(narrow.embed(sentences)[1], narrow.embed(sentences)[2])
+    assert not torch.allclose(wide.embed(sentences)[1], wide.embed(sentences)[2])
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(sentences))
+    assert main(["embed", str(tmp_path / "with"), "--data", str(other)]) == 0
+    with np.load(tmp_path / "with" / "embeddings.npz") as arrays:
+        assert_close(torch.from_numpy(arrays["embeddings"]), wide.embed(sentences), 1e-5)
+    vectors.write_text("cats 1 2\n")
+    assert main([*arguments, "--name", "few", "--sentence.expand", str(vectors), *further]) == 1
+    assert "words in both tables, received 1" in capsys.readouterr().err
+
+
 BAD: list[tuple[list[str], str]] = [
+    (["--sentence.expand", "no-such-file"], "no-such-file"),
     (["--data", "no-such-text"], "no-such-text"),
     (["--recipe", "simclr", "--domain", "sentence"], "sentence data"),
     (["--chunk", "4"], "chunk"),

@@ -68,6 +68,8 @@ class SentenceOptions:
         bidirectional: Whether half of the units read backwards.
         output: Size of a linear map after each encoder; none by default.
         word_vectors: A file of word vectors to start from.
+        expand: A file of word vectors, of any size: words of it that training did not know are
+            known when embedding and measuring, by a linear map fitted on those that it did.
         senteval: Folder of SentEval's tasks to measure at the end, auto to look below the folder
             that UNREMIX_DATA names, or none.
         tasks: Which of them.
@@ -82,6 +84,7 @@ class SentenceOptions:
     bidirectional: bool = False
     output: int | None = None
     word_vectors: str | None = None
+    expand: str | None = None
     senteval: str = "auto"
     tasks: tuple[str, ...] = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC", "SICK")
 

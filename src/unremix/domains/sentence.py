@@ -25,7 +25,12 @@ from unremix.data.sentence import (
 from unremix.domains.base import Features, Observer
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.text import BagOfWords, TransformerEncoder
-from unremix.encoders.word_vectors import load_word_vectors, set_word_vectors
+from unremix.encoders.word_vectors import (
+    check_expansion,
+    expand_encoder,
+    load_word_vectors,
+    set_word_vectors,
+)
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.quickthought import TwinEncoder
 from unremix.sampling import scramble
@@ -110,6 +115,13 @@ def encode_texts(
     return torch.cat(parts)[back]
 
 
+def reader(run: Run, *, trained: bool = True) -> tuple[nn.Module, Vocabulary]:
+    """A run's encoder and the words it knows, further ones included where they were asked for."""
+    encoder, vocabulary = run.encoder(trained=trained), run.shape.vocabulary
+    expand = run.config.sentence.expand
+    return (encoder, vocabulary) if expand is None else expand_encoder(encoder, vocabulary, expand)
+
+
 class SentenceDomain:
     """See :class:`unremix.domains.base.Domain`; the data are a :class:`SentenceCorpus`."""
 
@@ -124,6 +136,12 @@ class SentenceDomain:
         senteval_folder(config)
         for task in config.sentence.tasks:
             canonical_name(task)
+        for option in ("word_vectors", "expand"):
+            path = getattr(config.sentence, option)
+            if path is not None and not Path(path).is_file():
+                raise FileNotFoundError(
+                    f"expected a file of word vectors for --sentence.{option}, found none at {path}"
+                )
         if config.chunk is not None:
             raise ValueError(
                 f"expected no --chunk for sentences, received {config.chunk}; use a smaller "
@@ -146,7 +164,7 @@ class SentenceDomain:
         config = run.config
         source = config.data if data is None else data
         limit = config.limit if data is None else None
-        return self._encoded(config, source, limit, run.shape.vocabulary)
+        return self._encoded(config, source, limit, reader(run)[1])
 
     @staticmethod
     def _encoded(
@@ -284,6 +302,8 @@ class SentenceDomain:
         """The dimensions in use, and kNN where documents have topics."""
         from unremix.evaluation.sentences import SentenceObserver
 
+        if config.sentence.expand is not None:  # before, not after hours of training
+            check_expansion(config.sentence.expand, shape.vocabulary)
         return SentenceObserver(data, config, say)
 
     def evaluate(self, run: Run, data: SentenceCorpus, *, own: bool = True) -> dict[str, Any]:
@@ -296,9 +316,8 @@ class SentenceDomain:
         """Embeddings of sentences, shape (n, F)."""
         if isinstance(items, str) or not all(isinstance(item, str) for item in items):
             raise ValueError("expected a list of sentences, received something else")
-        return encode_texts(
-            run.encoder(), items, run.shape.vocabulary, max_length=run.config.sentence.max_length
-        )
+        encoder, vocabulary = reader(run)
+        return encode_texts(encoder, items, vocabulary, max_length=run.config.sentence.max_length)
 
     def features(self, run: Run, data: SentenceCorpus) -> Features:
         """Embeddings of a whole text in reading order; names are the sentences, labels the topics.
@@ -307,6 +326,6 @@ class SentenceDomain:
         """
         from unremix.evaluation.sentences import corpus_features
 
-        found, documents = corpus_features(run.encoder(), data)
+        found, documents = corpus_features(reader(run)[0], data)
         labels = documents if data.topics is not None else None
         return Features(found, data.names(), labels, data.topics)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gzip
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unremix.data.sentence_tokens import Vocabulary
+from unremix.data.sentence_tokens import Vocabulary, tokenise
+
+MOST_WORDS = 400_000  # of a file that enlarges a vocabulary; files begin with frequent words
 
 
 def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
@@ -33,10 +37,26 @@ def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor,
     Raises:
         ValueError: If the file holds no vectors, or none of a word of the vocabulary.
     """
-    path = Path(path)
     number = {word: row for row, word in enumerate(vocabulary.words) if row >= 2}
-    found: dict[int, np.ndarray] = {}
-    exact: set[int] = set()
+    found = _read(Path(path), lambda word: word in number)
+    if not found:
+        raise ValueError(
+            f"expected vectors of words of the vocabulary in {path}, found none; a line is a word "
+            "and its numbers, separated by spaces"
+        )
+    vectors = np.stack(list(found.values()))
+    table = torch.zeros(len(vocabulary), vectors.shape[1])
+    rows = torch.tensor([number[word] for word in found])
+    table[rows] = torch.from_numpy(vectors)
+    mask = torch.zeros(len(vocabulary), dtype=torch.bool)
+    mask[rows] = True
+    return table, mask
+
+
+def _read(path: Path, wanted: Callable[[str], bool], most: int | None = None) -> dict[str, Any]:
+    """Vectors by word; see :func:`load_word_vectors`. At most so many words, the first."""
+    found: dict[str, np.ndarray] = {}
+    exact: set[str] = set()
     size, broken = None, 0
     with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
         for line_number, line in enumerate(file):
@@ -46,10 +66,12 @@ def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor,
             if size is None:
                 size = _size_of(text, path)
             parts = text.rsplit(" ", size)
-            word = parts[0]
-            row = number.get(word, number.get(word.lower(), -1))
-            if row < 0 or row in exact or (row in found and word not in number):
+            same = wanted(parts[0])
+            word = parts[0] if same else parts[0].lower()
+            if not (same or wanted(word)) or word in exact or (word in found and not same):
                 continue
+            if word not in found and most is not None and len(found) >= most:
+                break
             try:
                 vector = np.array(parts[1:], dtype=np.float32)
             except ValueError:
@@ -57,24 +79,14 @@ def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor,
             if vector.shape != (size,) or not np.isfinite(vector).all():
                 broken += 1
                 continue
-            found[row] = vector
-            if word in number:
-                exact.add(row)
-    if size is None or not found:
-        raise ValueError(
-            f"expected vectors of words of the vocabulary in {path}, found none; a line is a word "
-            "and its numbers, separated by spaces"
-        )
+            found[word] = vector
+            if same:
+                exact.add(word)
     if broken:
         warnings.warn(
-            f"left out {broken} lines of {path} that hold no {size} numbers", stacklevel=2
+            f"left out {broken} lines of {path} that hold no {size} numbers", stacklevel=3
         )
-    table = torch.zeros(len(vocabulary), size)
-    rows = torch.tensor(list(found))
-    table[rows] = torch.from_numpy(np.stack(list(found.values())))
-    mask = torch.zeros(len(vocabulary), dtype=torch.bool)
-    mask[rows] = True
-    return table, mask
+    return found
 
 
 def _is_header(line: str) -> bool:
@@ -161,11 +173,7 @@ def expand_vocabulary(
     for row, word in enumerate(big_words):
         big.setdefault(word, row)
     shared = [word for word in own if word in big]
-    if len(shared) <= big_vectors.shape[1]:
-        raise ValueError(
-            f"expected more than {big_vectors.shape[1]} words in both tables, received "
-            f"{len(shared)}; train with a larger vocabulary, or take smaller vectors"
-        )
+    _check_shared(len(shared), big_vectors.shape[1])
     known = _with_one(big_vectors[[big[word] for word in shared]].double())
     wanted = table[[own[word] for word in shared]].double()
     mapping = torch.linalg.lstsq(known.cpu(), wanted.cpu(), driver="gelsd").solution  # (D + 1, d)
@@ -175,5 +183,57 @@ def expand_vocabulary(
     return torch.cat([table, added.to(table)]), [*own_words, *new]
 
 
+def check_expansion(path: str | Path, vocabulary: Vocabulary) -> None:
+    """Raise ValueError if a file of word vectors could not enlarge a vocabulary."""
+    vectors, found = load_word_vectors(path, vocabulary)
+    _check_shared(int(found.sum()), vectors.shape[1])
+
+
+def _check_shared(shared: int, size: int) -> None:
+    if shared <= size:
+        raise ValueError(
+            f"expected more than {size} words in both tables, received {shared}; train with a "
+            "larger vocabulary, or take smaller vectors"
+        )
+
+
 def _with_one(vectors: Tensor) -> Tensor:
     return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], 1)
+
+
+def expand_encoder(
+    encoder: nn.Module, vocabulary: Vocabulary, path: str | Path
+) -> tuple[nn.Module, Vocabulary]:
+    """An encoder that knows the words of a file of word vectors as well.
+
+    Every table of words in it is enlarged by :func:`expand_vocabulary`; the vectors of the file may
+    have any size. Of a long file the first 400,000 words count, those that a sentence can have.
+
+    Args:
+        encoder: Encoders in it have their table under ``words``; it is left as it is.
+        vocabulary: The words of these tables.
+        path: As for :func:`load_word_vectors`.
+
+    Returns:
+        The enlarged encoder and its vocabulary, which begins with the words it had.
+
+    Raises:
+        ValueError: If the file shares too few words with the vocabulary.
+    """
+    big = _read(Path(path), lambda word: tokenise(word) == [word], MOST_WORDS)
+    if not big:
+        raise ValueError(
+            f"expected vectors of words in {path}, found none; a line is a word and its numbers, "
+            "separated by spaces"
+        )
+    vectors, larger = torch.from_numpy(np.stack(list(big.values()))), deepcopy(encoder)
+    words: list[str] = list(vocabulary.words)
+    for module in larger.modules():
+        table = getattr(module, "words", None)
+        if isinstance(table, nn.Embedding):
+            rows, words = expand_vocabulary(
+                table.weight.detach(), vocabulary.words, vectors, list(big)
+            )
+            module.words = nn.Embedding.from_pretrained(rows, padding_idx=table.padding_idx)
+    counts = [*vocabulary.counts[2:], *[0] * (len(words) - len(vocabulary))]
+    return larger, Vocabulary(words[2:], counts, unknown=vocabulary.counts[1])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import unremix
 from unremix.config import TrainConfig
 from unremix.data.sentence import EncodedCorpus, Vocabulary
-from unremix.domains.sentence import encode_texts
+from unremix.domains.sentence import encode_texts, reader
 from unremix.evaluation import senteval
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import effective_rank
@@ -183,11 +183,10 @@ def evaluate_run(run: Run, data: EncodedCorpus) -> dict[str, Any]:
             "--sentence.senteval, or set UNREMIX_DATA"
         )
         return card
-    vocabulary = run.shape.vocabulary
     results = {}
     protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}
     for kind, measure in (("trained", _measure), ("untrained", _measure_untrained)):
-        encoder = run.encoder(trained=kind == "trained")
+        encoder, vocabulary = reader(run, trained=kind == "trained")
         results[kind], tasks = measure(encoder, data, vocabulary, config, folder)
         if tasks is not None:
             protocol |= tasks
