@@ -22,6 +22,7 @@ from unremix.pairs import Block, Pairs
 Gradient = Literal["pseudo-label", "nt-xent"]
 
 NUMPY = find_spec("numpy") is not None  # torch does without
+STAGGER = 272  # numbers between arrays, or all would fall onto the same lines of the cache
 KEPT = 16 * 2**20  # bytes of similarities kept from the first pass, δ, to the second, the loss
 SMALLEST_NORM = 1e-12  # an embedding at most this long has no direction: its unit vector is 0
 
@@ -125,26 +126,29 @@ class Scratch:
         """
         place = self._places.setdefault(name, len(self._places))
         if not self._pieces:
-            self._pieces = like.new_empty(self._slots, *shape).unbind()
+            size = math.prod(shape)
+            whole = like.new_empty(self._slots, size + STAGGER)
+            self._pieces = tuple(piece[:size].view(shape) for piece in whole)
         if place >= self._slots:
             return like.new_empty(shape)
         piece = self._pieces[place]
         return piece if piece.shape[0] == shape[0] else piece[: shape[0]]
 
 
-def upper_strips(count: int, number: int = 4) -> Iterator[tuple[slice, slice]]:
-    """Cut the upper triangle of a (count, count) array into strips: their rows and their columns.
+def lower_strips(count: int, number: int = 4) -> Iterator[tuple[slice, slice]]:
+    """Cut the lower triangle of a (count, count) array into strips: their rows and their columns.
 
     Four strips spare 3/8 of the work on what is symmetric; see :func:`mirror`.
     """
     step = -(-count // number)
     for first in range(0, count, step):
-        yield slice(first, first + step), slice(first, count)
+        yield slice(first, count), slice(first, min(first + step, count))
 
 
-def mirror(values: Tensor, rows: slice) -> None:
-    """Copy what lies right of the diagonal in a strip of rows below it; shape (N, N), in place."""
-    values[rows.stop :, rows] = values[rows, rows.stop :].T
+def mirror(values: Tensor, rows: slice, columns: slice, out: Tensor) -> None:
+    """Write a strip of a symmetric array, shape (R, C), and what lies opposite to it."""
+    out[rows, columns] = values
+    out[columns, columns.stop :] = values[columns.stop - columns.start :].T
 
 
 def inner_products(
@@ -559,12 +563,11 @@ def uncertainty(rows: Rows, context: Context) -> Tensor:
     block, out = rows.block, rows.empty("uncertainty")
     residuals, inputs = block.take(context.anchor_residuals), context.anchor_inputs
     if residuals is context.candidate_residuals and context.own_residuals is None:
-        for strip, rest in upper_strips(residuals.shape[0]):  # u is symmetric
-            part = torch.mm(residuals[strip], residuals[rest].T, out=out[strip, rest])
+        for part, strip in lower_strips(residuals.shape[0]):  # u is symmetric
+            values = residuals[part] @ residuals[strip].T
             if inputs is not None:
-                features = torch.mm(inputs[strip], inputs[rest].T)
-                part.mul_(features.add_(1) if context.bias else features)
-            mirror(out, strip)
+                _times_features(values, inputs[part] @ inputs[strip].T, bias=context.bias)
+            mirror(values, part, strip, out)
         return out
     own = None if context.own_residuals is None else block.take(context.own_residuals)
     inner_products(residuals, context.candidate_residuals, own, out=out)
@@ -574,7 +577,12 @@ def uncertainty(rows: Rows, context: Context) -> Tensor:
     features = inner_products(
         block.take(inputs), context.candidate_inputs, own, out=rows.empty("temporary")
     )
-    return out.addcmul_(out, features) if context.bias else out.mul_(features)
+    return _times_features(out, features, bias=context.bias)
+
+
+def _times_features(products: Tensor, features: Tensor, *, bias: bool) -> Tensor:
+    """(δ·δ)(h·h + 1), or (δ·δ)(h·h) without a bias; in place."""
+    return products.addcmul_(products, features) if bias else products.mul_(features)
 
 
 def representativeness(rows: Rows, context: Context) -> Tensor:

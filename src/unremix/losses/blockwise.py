@@ -153,7 +153,7 @@ class Flow:
         """Add a block's part, from the gradient to its products, shape (B, M)."""
         count, block = self.candidates.shape[0], rows.block
         if self.shared and gradient.shape == (count, count):  # all in one block: multiply once
-            both = rows.empty("temporary").copy_(gradient.T).add_(gradient)
+            both = torch.add(gradient, gradient.T, out=rows.empty("temporary"))
             torch.mm(both, self.anchors, out=self.to_anchors)
             return
         if self.to_candidates is None:
@@ -229,7 +229,9 @@ class Contrast(torch.autograd.Function):
             positives = products.view(-1)[block.positive].mul_(inverse_temperature)
             rows = Rows(block, block.fill(similarity), scratch)
             weights = weigh(rows, score_rows(rows, context, weighting), mix, weighting)
-            logits = torch.mul(block.fill(products), inverse_temperature, out=rows.empty("logits"))
+            if products is not similarity:
+                block.fill(products)
+            logits = torch.mul(products, inverse_temperature, out=rows.empty("logits"))
             scaled_own = problem.own is not None and problem.own.logit_factor != 1
             if scaled_own and problem.own is not None:
                 logits[:, -pairs.own :] *= problem.own.logit_factor
