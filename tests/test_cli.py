@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import unremix
 from unremix.cli import main
 from unremix.encoders import load_torchvision, make_encoder
+from unremix.recipes import RECIPES
 
 SMALL = [
     "--limit", "64", "--batch_size", "32", "--epochs", "1", "--probe_epochs", "1",
@@ -280,3 +281,37 @@ def test_real_pictures(tmp_path: Path) -> None:
     results = run.evaluation["results"]
     difference = results["trained"]["knn"]["value"] - results["untrained"]["knn"]["value"]
     assert difference > 2 * results["trained"]["knn"]["standard_error"]
+
+
+METHOD = """
+from unremix.recipes import RECIPES, Recipe
+
+RECIPES["plain-moco"] = Recipe("plain-moco", "MoCo again", "moco")
+"""
+
+
+def test_recipes_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a file that is imported first; a run finds it again from anywhere."""
+    (tmp_path / "method.py").write_text(METHOD)
+    own = {name: recipe for name, recipe in RECIPES.items() if name != "plain-moco"}
+    small = ["--limit", "64", "--batch_size", "32", "--epochs", "1", "--accelerator", "cpu",
+             "--probe_epochs", "1", "--progress", "false"]  # fmt: skip
+    extension = ["--imports", f"[{tmp_path / 'method.py'}]"]
+    arguments = ["--recipe", "plain-moco", "--runs", str(tmp_path), "--name", "run", *small]
+    try:
+        assert main(["train", *arguments]) == 1
+        assert "plain-moco" in capsys.readouterr().err
+        assert main(["train", *arguments, *extension]) == 0
+        # In processes of their own, which have not seen the file.
+        for words in (["embed", str(tmp_path / "run")],
+                      ["compare", "--recipes", "plain-moco", "--seeds", "1", "--output",
+                       str(tmp_path / "c"), *small, *extension]):  # fmt: skip
+            command = [sys.executable, "-m", "unremix", *words]
+            subprocess.run(command, check=True, cwd="/", capture_output=True)
+        assert "plain-moco" in (tmp_path / "c" / "table.md").read_text()
+    finally:
+        RECIPES.clear()
+        RECIPES.update(own)
+    for name, message in (("no-such.py", "found none at"), ("no_such_module", "a file ends in")):
+        assert main(["train", *arguments, "--imports", f"[{name}]"]) == 1
+        assert message in capsys.readouterr().err

@@ -78,6 +78,9 @@ def test_statistics_equal_numpy_and_scipy(pairs: list[tuple[float, float]]) -> N
     d = np.subtract(x, y)
     half = stats.sem(d) * stats.t.ppf(0.975, len(d) - 1)
     assert difference.mean == pytest.approx(d.mean(), abs=1e-9)
+    if difference.low is None:  # no spread to be told
+        assert half <= 1e-9
+        return
     assert difference.low == pytest.approx(d.mean() - half, abs=1e-7)
     assert difference.high == pytest.approx(d.mean() + half, abs=1e-7)
 
@@ -98,6 +101,10 @@ def test_one_seed_has_no_spread() -> None:
     assert summarise([0.5]).deviation is None
     alone = paired_difference([0.5], [0.25])
     assert (alone.mean, alone.low, alone.high) == (0.25, None, None)
+    # One image more each time: an interval of no width would say that they differ for certain.
+    equal = paired_difference([0.7, 0.4, 0.8], [0.6, 0.3, 0.7])
+    assert (equal.low, equal.high) == (None, None)
+    assert equal.mean == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -460,7 +467,9 @@ def test_a_comparison_and_its_files(
 
 def test_recipes_and_seeds_can_be_added(tmp_path: Path, fake: Callable[..., None]) -> None:
     run_compare(tmp_path / "c")
-    found = run_compare(tmp_path / "c", "debiased", seeds=1)
+    printed = io.StringIO()
+    found = run_compare(tmp_path / "c", "debiased", Console(file=printed), seeds=1)
+    assert "belong to it: simclr, hcl, debiased, 2 seeds each" in printed.getvalue()
     assert [row.name for row in found.rows[:3]] == ["simclr", "hcl", "debiased"]
     assert [row.runs for row in found.rows] == [2, 2, 2, 2]
     found = run_compare(tmp_path / "c", "simclr", seeds=3, reference="hcl")
@@ -476,7 +485,8 @@ def test_recipes_and_seeds_can_be_added(tmp_path: Path, fake: Callable[..., None
 
 def test_other_options_need_another_folder(tmp_path: Path, fake: Callable[..., None]) -> None:
     run_compare(tmp_path / "c")
-    with pytest.raises(ValueError, match=r"lr 0\.001 there, 0\.1 here.*another --output"):
+    message = r"comparison in .*/c was begun with.*lr 0\.001 there, 0\.1 here.*another --output"
+    with pytest.raises(ValueError, match=message):
         run_compare(tmp_path / "c", lr=0.1)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("years of work")
@@ -612,6 +622,10 @@ def test_stopped_and_started_again(
     watcher.join()
     assert signal.getsignal(number) is handler
     assert "stopped with 1 of 4 runs done; go on with: unremix compare" in printed.getvalue()
+    assert "--jobs 2" in printed.getvalue()
+    unfinished = (folder / "table.md").read_text()
+    assert "3 of 4 runs to come" in unfinished
+    assert "| simclr | 1 |" in unfinished
     locks = [folder / ".locks" / name for name in ("comparison", "hcl-0", "simclr-1")]
     assert all(is_free(lock) for lock in locks)  # nobody is left
     fake()

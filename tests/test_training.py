@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +297,12 @@ def test_the_card_says_what_was_measured(tmp_path: Path) -> None:
         assert len(result["linear"]["curve"]) == 2
     again = unremix.evaluate(run.path)
     assert json.loads(json.dumps(again))["results"] == card["results"]
+
+
+def test_sections_may_be_dictionaries(tmp_path: Path) -> None:
+    given = small(tmp_path, recipe="hcl", epochs=0)
+    options = {field.name: getattr(given, field.name) for field in fields(given)}
+    run = unremix.train(**options | {"loss": {"hardness": 2.0}})
+    assert run.config == replace(given, loss=LossOptions(hardness=2.0))
+    with pytest.raises(ValueError, match="received hardnes"):
+        unremix.train(loss={"hardnes": 2.0})

@@ -16,12 +16,14 @@ from typing import Any, ClassVar, Literal, NoReturn
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, Namespace  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import unremix
 from unremix.config import TrainConfig
 from unremix.evaluation.card import card_table, spread_of
 from unremix.experiments.plan import OWN, CompareConfig, domain_of, make_plan, settle_epochs
 from unremix.experiments.reproduce import EXPERIMENTS
+from unremix.extensions import load_extensions
 from unremix.settings import find_config, shipped
 
 
@@ -162,21 +164,48 @@ def export(
     Console().print(f"Wrote {path}", highlight=False)
 
 
-def recipes() -> None:
-    """List the recipes."""
-    from unremix.recipes import NOTHING, PARTS, RECIPES
+def recipes(recipe: str | None = None) -> None:
+    """List the recipes, or show one in full.
 
-    console = Console()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("recipe", no_wrap=True)
-    table.add_column("what it is")
-    table.add_column("framework × mixing × negatives × weighting, temperature")
-    for recipe in RECIPES.values():
-        parts = [name for name in recipe.parts.values() if name != NOTHING]
-        made_of = f"{' × '.join(parts)}, τ {recipe.temperature:g}"
-        table.add_row(recipe.name, recipe.summary, made_of)
-    console.print(table)
-    console.print("\nAny part can be exchanged: --recipe moco --weighting unremix --mixing unmix")
+    Args:
+        recipe: Which; by default all.
+    """
+    from unremix.recipes import FRAMEWORKS, NOTHING, PARTS, RECIPES, find_recipe, options_of
+
+    console = Console(highlight=False, markup=False)
+    if recipe is not None:
+        chosen = find_recipe(recipe)
+        console.print(f"{chosen.name}: {chosen.summary}\n")
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_row("domain", chosen.domain)
+        table.add_row("in the paper", chosen.paper or "no row of its own")
+        table.add_row("--temperature", f"{chosen.temperature:g}")
+        for kind, name in chosen.parts.items():
+            summary = NOTHING if name == NOTHING else f"{name} ({PARTS[kind][name].summary})"
+            table.add_row(f"--{kind}", summary)
+        console.print(table)
+        table = Table(box=None, pad_edge=False)
+        for heading in ("option", "value", "of", ""):
+            table.add_column(heading)
+        for one in options_of(chosen):
+            set_here = "set by the recipe" if one.changed else ""
+            table.add_row(one.option, Text(one.value), one.kind, set_here)
+        console.print()
+        console.print(table)
+        return
+    for domain in FRAMEWORKS:
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        for heading in (f"{domain} recipes", "framework", "mixing", "negatives", "weighting", "τ"):
+            table.add_column(heading, no_wrap=True)
+        table.add_column("what it is, and what it sets")
+        for one in (one for one in RECIPES.values() if one.domain == domain):
+            sets = [f"{o.option} {o.value}" for o in options_of(one) if o.changed]
+            text = Text("\n".join([one.summary, *sets]))
+            table.add_row(one.name, *one.parts.values(), f"{one.temperature:g}", text)
+        console.print(table)
+        console.print()
+    console.print("One in full, with every option and its place in the paper: unremix recipes hcl")
+    console.print("Any part can be exchanged: --recipe moco --weighting unremix --mixing unmix")
     for kind, known in PARTS.items():
         table = Table(box=None, pad_edge=False)
         table.add_column(f"--{kind}", no_wrap=True)
@@ -258,6 +287,8 @@ def make_parser() -> Parser:
         if "output" in signature(function).parameters:
             inner.add_argument("-o", "--output", type=str | None, help="The file to write.")
             inner.add_function_arguments(function, as_positional=True, skip={"output"})
+        elif function is recipes:
+            inner.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
         else:
             inner.add_function_arguments(function, as_positional=True)
         subcommands.add_subcommand(name, inner, help=summary)
@@ -286,6 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen.pop("config", None)
             values = vars(Parser.commands["compare"].instantiate(chosen))
             own = {field.name: values.pop(field.name) for field in fields(CompareConfig)}
+            load_extensions(values["imports"])
             values["domain"] = values["domain"] or domain_of(own["recipes"])
             values["epochs"] = settle_epochs(
                 own["budget"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from unremix.extensions import load_extensions
 from unremix.optimisers import OptimiserName, ScheduleName
 from unremix.recipes import (
     RECIPES,
@@ -185,6 +186,7 @@ class TrainConfig:
         log_every: Steps between rows of metrics.csv within an epoch, besides that at its end; a
             row's loss is the mean since the row before. 50 for sentences, else none.
         loggers: Further loggers, besides metrics.csv.
+        imports: Python files or modules to import first, which add parts and recipes of your own.
         name: Name of the run's folder; made of data, recipe and seed by default.
         runs: Folder of all runs.
         resume: Folder of a run to go on with; its own options hold.
@@ -243,12 +245,14 @@ class TrainConfig:
     checkpoint_every: int | None = None
     log_every: int | None = None
     loggers: tuple[Logger, ...] = ()
+    imports: tuple[str, ...] = ()
     name: str | None = None
     runs: str = "runs"
     resume: str | None = None
     progress: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "imports", load_extensions(self.imports))
         missing = {name for name in DEFAULTS["image"] if getattr(self, name) is None}
         if self.domain not in DEFAULTS:
             known = None if "recipe" in missing else RECIPES.get(self.recipe)

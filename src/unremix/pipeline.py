@@ -13,18 +13,19 @@ from unremix.data.found import name_some
 from unremix.files import write_whole
 from unremix.progress import Progress
 from unremix.report import write_report
-from unremix.run import Run
+from unremix.run import Run, make_config
 from unremix.training import fit, prepare
 
 NAMED = 50  # files left out that are named in warnings.txt
 
 
 def train(config: TrainConfig | None = None, **options: Any) -> Run:
-    """Train an encoder on unlabelled images; the same as ``unremix train``.
+    """Train an encoder on unlabelled data; the same as ``unremix train``.
 
     Args:
         config: All options in one; or
-        options: Those of :class:`unremix.config.TrainConfig`, by name.
+        options: Those of :class:`unremix.config.TrainConfig`, by name; a section such as ``loss``
+            may be a dictionary.
 
     Returns:
         The run: its folder, configuration, metrics, encoder and evaluation.
@@ -43,7 +44,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                 near = get_close_matches(name, names, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"expected options of TrainConfig, received {name!r}{hint}")
-        config = TrainConfig(**options)
+        config = make_config(options)
     elif options:
         raise TypeError("expected either a config or options by name, received both")
     prepared = prepare(config)

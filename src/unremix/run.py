@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -40,15 +41,29 @@ def config_from_yaml(text: str) -> TrainConfig:
     Raises:
         ValueError: For an option that does not exist.
     """
-    options = yaml.safe_load(text) or {}
+    return make_config(yaml.safe_load(text) or {})
+
+
+def make_config(options: Mapping[str, Any]) -> TrainConfig:
+    """A configuration from options by name; those of a section may be a mapping.
+
+    Raises:
+        ValueError: For an option that does not exist.
+
+    Example:
+        >>> make_config({"recipe": "hcl", "loss": {"hardness": 2.0}}).loss.hardness
+        2.0
+    """
+    made = dict(options)
     for name, kind in get_type_hints(TrainConfig).items():
-        if is_dataclass(kind):
+        section = made.get(name) or {}
+        if is_dataclass(kind) and isinstance(section, Mapping):
             assert isinstance(kind, type)
-            options[name] = kind(**_tuples(kind, options.get(name) or {}))
-    return TrainConfig(**_tuples(TrainConfig, options))
+            made[name] = kind(**_tuples(kind, section))
+    return TrainConfig(**_tuples(TrainConfig, made))
 
 
-def _tuples(kind: type, options: dict[str, Any]) -> dict[str, Any]:
+def _tuples(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     unknown = [name for name in options if name not in names]
     if unknown:

@@ -174,7 +174,8 @@ def _curves(
 def _write_results(
     plan: Plan, folder: Folder, failures: Mapping[Job, str], command: str, console: Console
 ) -> Comparison:
-    ordered = [Job(recipe, seed) for recipe in plan.recipes for seed in range(plan.seeds)]
+    planned = [Job(recipe, seed) for recipe in plan.recipes for seed in range(plan.seeds)]
+    ordered = [job for job in planned if job in failures or folder.is_done(job)]
     outcomes = [folder.outcome(job, failures.get(job)) for job in ordered]
     cards = [
         run.evaluation or {}
@@ -185,6 +186,8 @@ def _write_results(
     rows = tables.table_rows(outcomes, reference=plan.reference)
     grids = tables.grids(rows, measures, reference=plan.reference, epochs=plan.minutes is not None)
     notes, protocol = _notes(plan, outcomes, measures), _protocol(cards, measures)
+    if len(ordered) < len(planned):
+        notes.append(f"Unfinished: {len(planned) - len(ordered)} of {len(planned)} runs to come.")
     names = [str(card["data"]) for card in cards if "data" in card] or [plan.train.data]
     title = f"Comparison on {names[0]}"
     record = {
@@ -249,12 +252,19 @@ def compare(
         )
     try:
         earlier = folder.earlier()
-        plan = make_plan(config, train, earlier)
+        plan = make_plan(config, train, earlier, str(folder.path))
         share = share_for(plan, config.jobs)
         if earlier is not None and plan.minutes is not None:
             _check_threads(earlier["threads"], share)
-        if command is None or (plan.recipes, plan.seeds) != (asked, config.seeds):
-            command = command_of(plan, config.output)
+        more = (plan.recipes, plan.seeds) != (asked, config.seeds)
+        if command is None or more:
+            command = command_of(plan, config.output, config.jobs)
+        if more:
+            console.print(
+                f"{folder.path} was begun with further recipes or seeds, which belong to it: "
+                f"{', '.join(plan.recipes)}, {plan.seeds} seeds each",
+                highlight=False, markup=False, soft_wrap=True,
+            )  # fmt: skip
         record = {
             "recipes": list(plan.recipes),
             "seeds": plan.seeds,
@@ -267,6 +277,8 @@ def compare(
         try:
             runner()
         except KeyboardInterrupt:
+            if runner.done:
+                _write_results(plan, folder, runner.failures, command, Console(quiet=True))
             console.print(
                 f"stopped with {len(runner.done)} of {len(plan.jobs)} runs done; go on with: "
                 f"{command}",

@@ -207,7 +207,10 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def make_plan(
-    config: CompareConfig, train: TrainConfig, earlier: Mapping[str, Any] | None = None
+    config: CompareConfig,
+    train: TrainConfig,
+    earlier: Mapping[str, Any] | None = None,
+    folder: str = "the folder",
 ) -> Plan:
     """What is to be run: what was asked for, and what the folder already holds.
 
@@ -215,6 +218,7 @@ def make_plan(
         config: The options of the comparison.
         train: Those of the training.
         earlier: What comparison.yaml says, if there is one.
+        folder: Where it is.
 
     Raises:
         ValueError: For options that cannot be, or that differ from the earlier ones.
@@ -223,7 +227,7 @@ def make_plan(
     recipes, seeds = chosen_recipes(config.recipes, train.domain), config.seeds
     reference = config.reference
     if earlier is not None:
-        _check_same(earlier["train"], shared_options(train))
+        _check_same(earlier["train"], shared_options(train), folder)
         recipes = tuple(dict.fromkeys([*earlier["recipes"], *recipes]))
         seeds = max(seeds, earlier["seeds"])
         reference = reference or earlier["reference"]
@@ -237,7 +241,7 @@ def make_plan(
     return Plan(recipes, seeds, reference, train)
 
 
-def _check_same(earlier: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def _check_same(earlier: Mapping[str, Any], asked: Mapping[str, Any], folder: str) -> None:
     defaults = shared_options(TrainConfig())  # for options that are newer than the folder
     changed = [
         f"{name} {earlier.get(name, defaults.get(name))!r} there, {value!r} here"
@@ -246,13 +250,13 @@ def _check_same(earlier: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     ]
     if changed:
         raise ValueError(
-            "expected the options that the comparison was begun with, received others "
+            f"expected the options that the comparison in {folder} was begun with, received others "
             f"({'; '.join(changed)}); only recipes and seeds can be added: use the same options, "
             "or another --output"
         )
 
 
-def command_of(plan: Plan, output: str | None = None) -> str:
+def command_of(plan: Plan, output: str | None = None, jobs: int | None = None) -> str:
     """The command that makes a whole comparison.
 
     Example:
@@ -266,4 +270,5 @@ def command_of(plan: Plan, output: str | None = None) -> str:
     for name, value in shared_options(plan.train).items():
         if value != defaults.get(name):
             words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    words += [] if jobs is None else ["--jobs", str(jobs)]
     return shlex.join(words + ([] if output is None else ["--output", output]))

@@ -84,7 +84,8 @@ def paired_difference(
         confidence: How often such intervals cover the true mean, if differences are normal.
 
     Returns:
-        The mean difference and its interval, which a single pair does not have.
+        The mean difference and its interval. A single pair has none, nor have pairs that all differ
+        by the same, such as by one image: how much they vary cannot be told from them.
 
     Raises:
         ValueError: If there are no pairs, their numbers differ, a value is not finite, or the
@@ -107,7 +108,8 @@ def paired_difference(
         raise ValueError(f"expected a confidence between 0 and 1, received {confidence}")
     differences = [x - y for x, y in zip(_checked(values), _checked(reference), strict=True)]
     found = summarise(differences)
-    if found.deviation is None:
+    size = max(abs(value) for value in (*values, *reference))
+    if found.deviation is None or found.deviation <= 1e-12 * size:
         return Difference(found.count, found.mean, None, None)
     from scipy.stats import t  # type: ignore[import-untyped]
 
