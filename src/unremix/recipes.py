@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any, Literal
 
 from torch import nn
@@ -17,6 +18,7 @@ from unremix.frameworks.quickthought import QuickThought
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.swav import SwAV
 from unremix.losses.modules import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.losses.options import PRESETS
 from unremix.losses.two_views import TwoViewLoss
 from unremix.views.mixing import IMix, UnMix
 
@@ -250,6 +252,7 @@ class Recipe:
         temperature: τ, unless told otherwise.
         preset: Options it sets, by section, unless told otherwise.
         domain: What kind of data it is for.
+        paper: Where the paper has it; empty where it has not.
     """
 
     name: str
@@ -261,6 +264,7 @@ class Recipe:
     temperature: float = 0.5
     preset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     domain: str = "image"
+    paper: str = ""
 
     @property
     def parts(self) -> dict[Kind, str]:
@@ -277,49 +281,56 @@ def _only(component: str) -> dict[str, dict[str, Any]]:
     return {"loss": {"components": (component,)}}
 
 
+GRAPHS = "the figure on graphs"
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe("simclr", "SimCLR, all negatives alike"),
         Recipe("debiased", "SimCLR, debiased", preset={"loss": {"class_prior": 0.1}}),
-        Recipe("hcl", "HCL: SimCLR, negatives weighted by similarity", weighting="hcl"),
-        Recipe("moco", "MoCo-v2", "moco", temperature=0.1),
+        Recipe("hcl", "HCL: SimCLR, weighted by similarity", weighting="hcl",
+               paper="Tables 1, 2 and 6"),
+        Recipe("moco", "MoCo-v2", "moco", temperature=0.1, paper="Tables 1 and 6"),
         Recipe("mochi", "MoCHi: MoCo with mixed hard negatives", "moco", "uniform", NOTHING,
-               "mochi", temperature=0.1),
-        Recipe("swav", "SwAV", "swav", temperature=0.1),
+               "mochi", temperature=0.1, paper="Table 1"),
+        Recipe("swav", "SwAV", "swav", temperature=0.1, paper="Table 1"),
         Recipe("imix", "i-Mix on MoCo", "moco", "uniform", "imix", temperature=0.2,
-               preset={"moco": {"momentum": 0.999}}),
+               preset={"moco": {"momentum": 0.999}}, paper="Table 1"),
         Recipe("patch", "MoCo with patch-based negatives", "moco", "uniform", NOTHING, "patch",
-               temperature=0.2, preset={"moco": {"queue": 16384}}),
-        Recipe("unmix", "Un-Mix on SimCLR", "simclr", "uniform", "unmix"),
-        Recipe("unremix", "UnReMix on Un-Mix: the paper's Table 1", "simclr", "unremix", "unmix"),
-        Recipe("unremix-simclr", "UnReMix on SimCLR: Tables 2, 3 and 5", "simclr", "unremix"),
-        Recipe("unremix-moco", "UnReMix on MoCo: Table 6", "moco", "unremix", temperature=0.1),
-        Recipe("unremix-u", "uncertainty only: Table 2", "simclr", "unremix",
-               preset=_only("uncertainty")),
+               temperature=0.2, preset={"moco": {"queue": 16384}}, paper="Table 1"),
+        Recipe("unmix", "Un-Mix on SimCLR", "simclr", "uniform", "unmix", paper="Table 1"),
+        Recipe("unremix", "UnReMix on Un-Mix", "simclr", "unremix", "unmix", paper="Table 1"),
+        Recipe("unremix-simclr", "UnReMix on SimCLR", "simclr", "unremix",
+               paper="Tables 2, 3 and 5"),
+        Recipe("unremix-moco", "UnReMix on MoCo", "moco", "unremix", temperature=0.1,
+               paper="Table 6"),
+        Recipe("unremix-u", "uncertainty only", "simclr", "unremix",
+               preset=_only("uncertainty"), paper="Table 2"),
         Recipe("unremix-s", "similarity only, scaled as UnReMix", "simclr", "unremix",
                preset=_only("similarity")),
-        Recipe("unremix-r", "representativeness only: Table 2", "simclr", "unremix",
-               preset=_only("representativeness")),
-        Recipe("unremix-fixed", "equal mix: Table 3", "simclr", "unremix",
-               preset={"loss": {"mix": "fixed"}}),
-        Recipe("unremix-nt-xent", "gradient of NT-Xent: Table 5", "simclr", "unremix",
-               preset={"loss": {"gradient": "nt-xent"}}),
-        Recipe("infograph", "InfoGraph", "infograph", temperature=1.0, domain="graph"),
+        Recipe("unremix-r", "representativeness only", "simclr", "unremix",
+               preset=_only("representativeness"), paper="Table 2"),
+        Recipe("unremix-fixed", "equal mix", "simclr", "unremix",
+               preset={"loss": {"mix": "fixed"}}, paper="Table 3"),
+        Recipe("unremix-nt-xent", "gradient of NT-Xent", "simclr", "unremix",
+               preset={"loss": {"gradient": "nt-xent"}}, paper="Table 5"),
+        Recipe("infograph", "InfoGraph", "infograph", temperature=1.0, domain="graph",
+               paper=GRAPHS),
         Recipe("infograph-hcl", "InfoGraph with HCL's hard negatives", "infograph", "hcl",
-               temperature=1.0, domain="graph"),
+               temperature=1.0, domain="graph", paper=GRAPHS),
         Recipe("infograph-unremix", "UnReMix on InfoGraph", "infograph", "unremix",
-               temperature=1.0, domain="graph"),
+               temperature=1.0, domain="graph", paper=GRAPHS),
         Recipe("graphcl", "GraphCL: two views of each graph", temperature=0.2, domain="graph"),
         Recipe("graphcl-hcl", "GraphCL with HCL's weights", "simclr", "hcl", temperature=0.2,
                domain="graph"),
         Recipe("graphcl-unremix", "UnReMix on GraphCL", "simclr", "unremix", temperature=0.2,
                domain="graph"),
-        Recipe("quickthought", "Quick-Thought", "quickthought", temperature=1.0, domain="sentence"),
+        Recipe("quickthought", "Quick-Thought", "quickthought", temperature=1.0, domain="sentence",
+               paper="Table 4"),
         Recipe("quickthought-hcl", "Quick-Thought with HCL's weights", "quickthought", "hcl",
-               temperature=1.0, preset={"loss": {"class_prior": 0.0}}, domain="sentence"),
+               temperature=1.0, preset={"loss": {"class_prior": 0.0}}, domain="sentence",
+               paper="Table 4"),
         Recipe("quickthought-unremix", "UnReMix on Quick-Thought", "quickthought", "unremix",
-               temperature=1.0, domain="sentence"),
+               temperature=1.0, domain="sentence", paper="Table 4"),
     )
 }  # fmt: skip
 
@@ -340,6 +351,71 @@ def find_recipe(name: str) -> Recipe:
     """
     recipe: Recipe = _find("recipe", name, RECIPES)
     return recipe
+
+
+@dataclass(frozen=True)
+class OptionValue:
+    """An option of a recipe, as ``unremix recipes`` shows it.
+
+    Args:
+        kind: The kind of the part that takes it.
+        option: Its name on the command line.
+        value: Its value, written as there; in words where it depends on something else.
+        changed: Whether the recipe sets it otherwise than the part does by itself.
+    """
+
+    kind: Kind
+    option: str
+    value: str
+    changed: bool
+
+
+# What parts make of an option that is not given, where their signature does not say so.
+UNSET: dict[tuple[str, str], str] = {
+    ("hcl", "similarity_gradient"): "true",
+    ("unremix", "hardness"): "1, with --loss.scaling zscore-exp only",
+    ("unremix", "sketch"): "none: not projected",
+    ("mochi", "warmup_epochs"): "a twentieth of the epochs",
+    ("patch", "smallest"): "a sixteenth of the image's side",
+    ("patch", "largest"): "a third of the image's side",
+}
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def options_of(recipe: Recipe) -> list[OptionValue]:
+    """Every option of a recipe's parts and its value.
+
+    Example:
+        >>> [(one.option, one.value) for one in options_of(RECIPES["unremix-u"]) if one.changed]
+        [('--loss.components', '[uncertainty]')]
+        >>> [(one.option, one.value) for one in options_of(RECIPES["debiased"])]
+        [('--loss.layout', 'both'), ('--loss.class_prior', '0.1')]
+    """
+    found = []
+    for kind, name in recipe.parts.items():
+        if name == NOTHING:
+            continue
+        part = PARTS[kind][name]
+        preset = recipe.preset.get(part.section, {})
+        # The layout is SimCLR's to offer, but the loss's to know.
+        maker = PARTS["weighting"][recipe.weighting].make if part.section == "loss" else part.make
+        known = signature(maker).parameters
+        fidelity = recipe.preset.get("loss", {}).get("fidelity", "sound")
+        for option in part.options:
+            default = known[option].default if option in known else None
+            if default is None and part.section == "loss":
+                default = getattr(PRESETS[fidelity], option, None)
+            usual = UNSET.get((name, option), _written(default))
+            value = _written(preset[option]) if option in preset else usual
+            found.append(OptionValue(kind, f"--{part.section}.{option}", value, value != usual))
+    return found
 
 
 @dataclass(frozen=True)

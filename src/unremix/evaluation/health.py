@@ -40,7 +40,7 @@ class Health:
         uniformity: log mean exp(-2 |f_i - f_j|²) over pairs of different samples, mean of both
             views: 0 at worst, towards -4 for many dimensions at best.
         effective_negatives: Equally weighted negatives that would average as much as the weighted
-            ones do, if known.
+            ones do, if known. It depends on how many samples are compared: give that of a batch.
     """
 
     spread: float
@@ -210,8 +210,7 @@ def warnings_of(
         )
     if health.effective_negatives is not None and health.effective_negatives < FEW_NEGATIVES:
         found.append(
-            f"An anchor learns from {health.effective_negatives:.1f} negatives only: the weights "
-            "leave the others out, and the few may be of its own class. Lower the hardness or "
-            "train with larger batches."
+            f"An anchor learns from {health.effective_negatives:.1f} negatives only, and so few may "
+            "all be of its own class. Lower the hardness or train with larger batches."
         )
     return found

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from unremix.config import TrainConfig
 from unremix.data.image import ImageData, ImageSet
 from unremix.domains.image import ImageShape
+from unremix.encoders import ResNet, SmallCNN
+from unremix.encoders.resnet import DEPTHS
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.knn import Accuracy, knn_accuracy, leave_one_out_knn
 from unremix.evaluation.linear import linear_probe
@@ -113,6 +115,22 @@ def _measure(
     return result
 
 
+def backbone_of(encoder: nn.Module, asked: str) -> str:
+    """The name of an encoder; of one that is not ours, the name it was asked for by.
+
+    Example:
+        >>> backbone_of(ResNet(34, width=4), "auto")
+        'resnet34'
+    """
+    if isinstance(encoder, SmallCNN):
+        return "small"
+    if isinstance(encoder, ResNet):
+        stages = (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
+        built = (type(encoder.layer1[0]), tuple(len(stage) for stage in stages))
+        return next(f"resnet{depth}" for depth, known in DEPTHS.items() if known == built)
+    return asked
+
+
 def evaluate_run(run: Run, data: ImageData, *, own: bool = True) -> dict[str, Any]:
     """Measure a run's encoder, the same encoder untrained, and raw pixels.
 
@@ -125,12 +143,13 @@ def evaluate_run(run: Run, data: ImageData, *, own: bool = True) -> dict[str, An
         The evaluation card: what was measured, on what layer, after which epoch, with which seed.
     """
     config, shape = run.config, run.shape
+    untrained = run.encoder(trained=False)
     facts = {
         "train_images": len(data.train),
         "test_images": len(data.test) if data.test is not None else None,
         "classes": len(data.train.classes) if data.train.classes else None,
         "skipped_files": len(data.skipped),
-        "backbone": config.backbone,
+        "backbone": backbone_of(untrained, config.backbone),
         "image_size": shape.image_size,
     }
     card = begin_card(
@@ -156,7 +175,7 @@ def evaluate_run(run: Run, data: ImageData, *, own: bool = True) -> dict[str, An
     }
     card["results"] = {
         "trained": _measure(run.encoder(), data, shape, config),
-        "untrained": _measure(run.encoder(trained=False), data, shape, config),
+        "untrained": _measure(untrained, data, shape, config),
     }
     if len(data.train) * shape.channels * shape.image_size**2 <= MOST_PIXELS:
         card["results"]["pixels"] = _measure(None, data, shape, config)

@@ -66,7 +66,11 @@ class EpochObserver:
         was_training = model.training
         model.eval()
         first, second = embed(0), embed(1)
-        negatives = model.effective_negatives(first, second)
+        # As many images as a batch has at most: how many negatives count depends on how many are.
+        batch = slice(self.config.batch_size)
+        negatives = model.effective_negatives(
+            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch])
+        )
         model.train(was_training)
         z0, z1 = first[0], second[0]
         found = health(z0.float(), z1.float(), effective_negatives=negatives)
