@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import unremix
-from unremix.cli import main
+from unremix.cli import main, make_parser
 from unremix.encoders import load_torchvision, make_encoder
 from unremix.recipes import RECIPES
 
@@ -196,6 +197,57 @@ def test_evaluate_report_recipes_doctor(digits: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert torch.__version__ in shown
     assert "GiB free" in shown
+
+
+def test_no_two_recipes_are_listed_alike(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    blocks: dict[str, str] = {}  # what stands beside each name, without what it is in words
+    name, domain = "", ""
+    for line in lines[: next(n for n, line in enumerate(lines) if line.startswith("One in full"))]:
+        first, _, rest = line.partition(" ")
+        if rest.startswith("recipes "):
+            domain = first
+        elif first:
+            name = first
+            framework, mixing, negatives, weighting, temperature, *_ = rest.split()
+            parts = (domain, framework, mixing, negatives, weighting, temperature)
+            blocks[name] = " ".join(parts)
+        elif line.strip():
+            blocks[name] += " " + line.strip()
+    assert list(blocks) == list(RECIPES)
+    assert len(set(blocks.values())) == len(blocks)
+    assert blocks["imix"] == "image moco imix none uniform 0.2 --moco.momentum 0.999"
+    assert blocks["patch"] == "image moco none patch uniform 0.2 --moco.queue 16384"
+    assert blocks["debiased"].endswith("uniform 0.5 --loss.class_prior 0.1")
+    assert blocks["quickthought-hcl"].startswith("sentence quickthought none none hcl 1")
+
+
+def test_what_the_list_says_can_be_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["recipes"]) == 0
+    typed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    typed = [line for line in typed if re.match(r"--\w+\.\w+ \S+$", line)]
+    assert len(typed) == sum(len(recipe.preset) for recipe in RECIPES.values())
+    for words in typed:
+        make_parser().parse_args(["train", *shlex.split(words)])
+
+
+def test_one_recipe_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "unremix-u"]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["in", "the", "paper", "Table", "2"] in shown
+    assert ["--negatives", "none"] in shown
+    assert ["--loss.components", '"[uncertainty]"', "weighting", "recipe"] in shown
+    assert ["--loss.scaling", "minmax", "weighting", "default"] in shown
+    assert main(["recipes", "unremix_u"]) == 1
+    assert "did you mean 'unremix-u'?" in capsys.readouterr().err
 
 
 def test_light_commands_do_not_import_what_training_needs() -> None:

@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
+from unremix.encoders import make_encoder
 from unremix.evaluation import (
     Accuracy,
     Health,
@@ -25,8 +26,26 @@ from unremix.evaluation import (
     linear_probe,
     warnings_of,
 )
+from unremix.evaluation.images import backbone_of
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "name"),
+    [
+        ("auto", 16, "small"),
+        ("auto", 17, "resnet18"),
+        ("small", 32, "small"),
+        ("resnet18", 8, "resnet18"),
+        ("resnet34", 64, "resnet34"),
+        ("resnet50", 32, "resnet50"),
+        ("tiny:encoder", 8, "tiny:encoder"),
+    ],
+)
+def test_an_encoder_is_named(asked: str, size: int, name: str) -> None:
+    encoder = make_encoder(asked, channels=1, image_size=size, width=4)
+    assert backbone_of(encoder, asked) == name
 
 
 @pytest.fixture(scope="module")

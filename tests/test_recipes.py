@@ -22,7 +22,7 @@ from unremix.config import TrainConfig
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.moco import MoCo
 from unremix.progress import Progress
-from unremix.recipes import RECIPES, MoCHiOptions, MoCoOptions
+from unremix.recipes import PARTS, RECIPES, MoCHiOptions, MoCoOptions, compose, options_of
 from unremix.training import Prepared, Training, fit, prepare
 
 TESTS = Path(__file__).parent
@@ -189,6 +189,38 @@ def test_chunks_give_the_gradient_of_the_whole_batch(recipe: str, tmp_path: Path
     assert parts.run.metrics()[-1]["loss"] == pytest.approx(
         whole.run.metrics()[-1]["loss"], rel=1e-9
     )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_options_shown_are_those_of_the_parts_made(name: str) -> None:
+    recipe = RECIPES[name]
+    composition = compose(recipe)
+    shown = {one.option: one.value for one in options_of(recipe)}
+    assert len(shown) == sum(
+        len(PARTS[kind][part].options) for kind, part in recipe.parts.items() if part != "none"
+    )
+    loss: Any = composition.make_loss()
+    if loss is not None:
+        assert float(shown["--loss.class_prior"]) == loss.class_prior
+        assert shown.get("--loss.layout", loss.layout) == loss.layout
+    if recipe.weighting == "hcl":
+        assert float(shown["--loss.hardness"]) == loss.hardness
+    if recipe.weighting == "unremix":
+        assert shown["--loss.components"] == f'"[{", ".join(loss.component_names)}]"'
+        assert shown["--loss.mix"] == loss.mix_kind
+        assert shown["--loss.gradient"] == loss.gradient
+        assert shown["--loss.scaling"] == loss.weighting.scaling
+        assert shown["--loss.mass"] == loss.weighting.mass
+        assert float(shown["--loss.posterior_temperature"]) == loss.posterior_temperature
+    if "--loss.similarity_gradient" in shown:
+        through = loss.weighting.similarity_gradient
+        assert shown["--loss.similarity_gradient"] == str(through).lower()
+    if recipe.framework == "moco":
+        head = torch.nn.Sequential(torch.nn.Linear(4, 4))
+        model: Any = composition.make_framework(torch.nn.Linear(4, 4), head)
+        assert float(shown["--moco.momentum"]) == model.momentum
+        assert int(shown["--moco.queue"]) == model.memory.size
+        assert int(shown["--moco.group"]) == model.group
 
 
 @pytest.mark.parametrize("recipe", ["swav", "unremix-moco"])

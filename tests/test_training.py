@@ -286,12 +286,21 @@ def test_the_configuration_survives_yaml() -> None:
         config_from_yaml("epohcs: 3")
 
 
+@pytest.mark.parametrize("batch_size", [32, 96])
+def test_effective_negatives_are_those_of_a_batch(batch_size: int, tmp_path: Path) -> None:
+    """With equal weights an anchor has both views of every other image of its batch."""
+    run = unremix.train(small(tmp_path, recipe="simclr", epochs=1, batch_size=batch_size))
+    assert run.metrics()[-1]["effective_negatives"] == pytest.approx(2 * (batch_size - 1))
+
+
 def test_the_card_says_what_was_measured(tmp_path: Path) -> None:
     run = unremix.train(small(tmp_path, epochs=1, probe_epochs=2))
     card = json.loads((run.path / "evaluation.json").read_text())
     assert card["epoch"] == 1
     assert card["seed"] == 0
     assert "backbone" in card["layer"]
+    assert run.config.backbone == "auto"
+    assert card["backbone"] == "small"  # what it came to for images of 8 pixels
     for result in card["results"].values():
         assert 0 <= result["knn"]["value"] <= 1
         assert len(result["linear"]["curve"]) == 2

@@ -175,8 +175,9 @@ def recipes(recipe: str | None = None) -> None:
     console = Console(highlight=False, markup=False)
     if recipe is not None:
         chosen = find_recipe(recipe)
-        console.print(f"{chosen.name}: {chosen.summary}\n")
         table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_row("--recipe", chosen.name)
+        table.add_row("what it is", chosen.summary)
         table.add_row("domain", chosen.domain)
         table.add_row("in the paper", chosen.paper or "no row of its own")
         table.add_row("--temperature", f"{chosen.temperature:g}")
@@ -185,11 +186,11 @@ def recipes(recipe: str | None = None) -> None:
             table.add_row(f"--{kind}", summary)
         console.print(table)
         table = Table(box=None, pad_edge=False)
-        for heading in ("option", "value", "of", ""):
+        for heading in ("option", "value", "of the", "set by"):
             table.add_column(heading)
-        for one in options_of(chosen):
-            set_here = "set by the recipe" if one.changed else ""
-            table.add_row(one.option, Text(one.value), one.kind, set_here)
+        for option in options_of(chosen):
+            set_by = "recipe" if option.changed else "default"
+            table.add_row(option.option, Text(option.value), option.kind, set_by)
         console.print()
         console.print(table)
         return

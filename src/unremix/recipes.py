@@ -373,7 +373,7 @@ class OptionValue:
 # What parts make of an option that is not given, where their signature does not say so.
 UNSET: dict[tuple[str, str], str] = {
     ("hcl", "similarity_gradient"): "true",
-    ("unremix", "hardness"): "1, with --loss.scaling zscore-exp only",
+    ("unremix", "hardness"): "1, of zscore-exp only",
     ("unremix", "sketch"): "none: not projected",
     ("mochi", "warmup_epochs"): "a twentieth of the epochs",
     ("patch", "smallest"): "a sixteenth of the image's side",
@@ -383,7 +383,7 @@ UNSET: dict[tuple[str, str], str] = {
 
 def _written(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_written, value))}]"
+        return f'"[{", ".join(map(_written, value))}]"'
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -394,7 +394,7 @@ def options_of(recipe: Recipe) -> list[OptionValue]:
 
     Example:
         >>> [(one.option, one.value) for one in options_of(RECIPES["unremix-u"]) if one.changed]
-        [('--loss.components', '[uncertainty]')]
+        [('--loss.components', '"[uncertainty]"')]
         >>> [(one.option, one.value) for one in options_of(RECIPES["debiased"])]
         [('--loss.layout', 'both'), ('--loss.class_prior', '0.1')]
     """

@@ -24,6 +24,7 @@ Gradient = Literal["pseudo-label", "nt-xent"]
 NUMPY = find_spec("numpy") is not None  # torch does without
 STAGGER = 272  # numbers between arrays, or all would fall onto the same lines of the cache
 KEPT = 16 * 2**20  # bytes of similarities kept from the first pass, δ, to the second, the loss
+LOG2_E = math.log2(math.e)  # e^x = 2^(x log₂ e), which takes half the time
 SMALLEST_NORM = 1e-12  # an embedding at most this long has no direction: its unit vector is 0
 
 
@@ -236,7 +237,7 @@ def residuals(
                 of_own = (most_confident - count).clamp(min=0)[:, None, None]
                 nearest = own.gather(1, of_own.expand(-1, 1, own.shape[2]))[:, 0]
                 label = torch.where((most_confident >= count)[:, None], nearest, label)
-        posterior.sub_(highest[:, None]).mul_(math.log2(math.e) / temperature).exp2_()
+        posterior.sub_(highest[:, None]).mul_(LOG2_E / temperature).exp2_()
         expected = posterior[:, :count] @ class_units
         if own is not None:
             expected += torch.einsum("bs,bsd->bd", posterior[:, count:], own)

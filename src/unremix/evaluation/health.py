@@ -210,7 +210,7 @@ def warnings_of(
         )
     if health.effective_negatives is not None and health.effective_negatives < FEW_NEGATIVES:
         found.append(
-            f"An anchor learns from {health.effective_negatives:.1f} negatives only, and so few may "
-            "all be of its own class. Lower the hardness or train with larger batches."
+            f"An anchor learns from {health.effective_negatives:.1f} negatives only, and so few "
+            "may all be of its own class. Lower the hardness or train with larger batches."
         )
     return found

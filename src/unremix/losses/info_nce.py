@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from unremix.losses.blockwise import Outcome, Products, Tile, contrast
 from unremix.pairs import Block, Pairs
-from unremix.scores import Gradient, Own, Rows, Views
+from unremix.scores import LOG2_E, Gradient, Own, Rows, Views
 from unremix.weights import Weighting, Weights
 
 
@@ -53,7 +53,7 @@ class InfoNCE:
             lowest = torch.finfo(logits.dtype).min
             highest = torch.where(weights.values > 0, logits, lowest).amax(1, keepdim=True)
             logits.clamp_(max=highest)
-        exponentials = block.blank(logits.sub_(highest).exp_())  # (B, M)
+        exponentials = block.blank(logits.sub_(highest).mul_(LOG2_E).exp2_())  # (B, M)
         products = exponentials
         if weights.values is not None:
             products = torch.mul(exponentials, weights.values, out=rows.empty("weighted"))
