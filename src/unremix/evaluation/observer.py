@@ -14,6 +14,7 @@ from unremix.domains.image import ImageShape
 from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.images import measure_knn
 from unremix.frameworks.base import Embedded, Framework, Projecting
+from unremix.sampling import permuted
 from unremix.views.image import augment
 from unremix.views.randomness import keys
 
@@ -55,7 +56,8 @@ class EpochObserver:
     @torch.no_grad()
     def _health(self, model: Projecting) -> Health:
         parameter = next(model.parameters())
-        indices = torch.arange(min(WATCHED, len(self.data.train)))
+        count = len(self.data.train)  # which may be sorted by class
+        indices = permuted(count, min(WATCHED, count), seed=0, step=0)
         images = self.data.train.images.batch(indices).to(parameter.device)
 
         def embed(view: int) -> Embedded:
