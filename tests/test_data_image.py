@@ -836,7 +836,7 @@ def test_relative_paths_are_looked_up_in_the_data_root(
     monkeypatch.setenv("UNREMIX_DATA", str(tmp_path))
     assert len(load_images("animals").train) == 6
     assert len(load_images(Path("animals.zip")).train) == 6
-    with pytest.raises(FileNotFoundError, match=r"expected other or .*other to exist"):
+    with pytest.raises(FileNotFoundError, match=r"expected data at .other. or .*other., found"):
         load_images("other")
     save(tmp_path / "cwd" / "animals" / "near.png")
     assert load_images("animals").train.names == ["near.png"]

@@ -132,7 +132,8 @@ class TrainConfig:
         domain: What the data are: image, graph or sentence; by default what the recipe is for.
         recipe: Which composition; ``unremix recipes`` lists them. By default unremix-simclr for
             images, infograph-unremix for graphs, quickthought-unremix for sentences.
-        framework: Another framework than the recipe's: simclr, moco or swav.
+        framework: Another framework than the recipe's: simclr, moco or swav for images, infograph
+            or simclr for graphs, quickthought for sentences.
         weighting: Another weighting of the negatives: uniform, hcl or unremix.
         mixing: Another mixing of the views: imix, unmix or none.
         negatives: Other further negatives: mochi, patch or none.

@@ -525,7 +525,8 @@ def compose(
             if value is None:
                 continue
             if name not in used[section]:
-                takes = ", ".join(used[section]) or f"none of --{section}"
+                takes = ", ".join(f"--{section}.{one}" for one in used[section])
+                takes = takes or f"none of --{section}"
                 raise ValueError(
                     f"expected options that recipe {recipe.name!r} uses ({takes}), received "
                     f"--{section}.{name}, which would do nothing; leave it out or choose another "

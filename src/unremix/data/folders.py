@@ -12,7 +12,8 @@ from stat import S_ISREG
 
 from unremix.data.arrays import CIFAR_FILES, IDX_NAME, read_cifar, read_idx
 from unremix.data.decoding import FileSource, reason_for, suffixes
-from unremix.data.found import Found, labelled, locate
+from unremix.data.found import IMAGES, Found, labelled
+from unremix.data.locate import locate
 from unremix.data.shards import (
     Skipped,
     Span,
@@ -203,7 +204,7 @@ def _class_folders(names: list[str], depth: int, fewest: int) -> list[str] | Non
 
 def read_pattern(pattern: str) -> Found:
     """Shards named by a pattern with braces; all must exist."""
-    shards = [(Path(name).name, locate(name)) for name in expand_braces(pattern)]
+    shards = [(Path(name).name, locate(name, IMAGES)) for name in expand_braces(pattern)]
     name = Path(pattern).name.split("{")[0].rstrip("-_.") or "shards"
     return read_tars(name, shards)
 

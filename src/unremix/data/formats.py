@@ -6,7 +6,8 @@ from pathlib import Path
 
 from unremix.data.arrays import read_cifar, read_digits, read_npz, tar_pickles
 from unremix.data.folders import read_folder, read_pattern, read_tars, read_tree, zip_files
-from unremix.data.found import ACCEPTED, Found, locate, name_and_suffix
+from unremix.data.found import ACCEPTED, IMAGES, Found, name_and_suffix
+from unremix.data.locate import locate
 
 
 def find_images(data: str | Path) -> Found:
@@ -15,7 +16,7 @@ def find_images(data: str | Path) -> Found:
         return read_digits()
     if "{" in str(data) and not Path(data).exists():
         return read_pattern(str(data))
-    path = locate(data)
+    path = locate(data, IMAGES)
     if path.is_dir():
         return read_folder(path)
     name, suffix = name_and_suffix(path)

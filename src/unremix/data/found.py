@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,10 @@ ACCEPTED = (
     "or x_train, y_train, x_test, y_test; WebDataset shards, as a .tar, a folder of .tar files or "
     "a pattern like 'shards-{000..099}.tar'. A relative path is also looked up in the folder that "
     "the environment variable UNREMIX_DATA names"
+)
+
+IMAGES = (
+    "accepted are digits, a folder or zip of images, CIFAR or idx files, .npz and WebDataset shards"
 )
 
 
@@ -67,23 +70,6 @@ class Found:
     name: str
     splits: list[Split]
     skipped: Sequence[Skipped] = ()
-
-
-def locate(data: str | Path) -> Path:
-    """The path, or the one of that name below UNREMIX_DATA."""
-    candidates = [Path(data).expanduser()]
-    root = os.environ.get("UNREMIX_DATA")
-    if root and not candidates[0].is_absolute():
-        candidates.append(Path(root).expanduser() / data)
-    for path in candidates:
-        if path.exists():
-            return path
-    looked = " or ".join(str(path) for path in candidates)
-    raise FileNotFoundError(
-        f"expected {looked} to exist, received a path to nothing"
-        f"{'' if root else ' (UNREMIX_DATA is not set)'}; accepted are digits, a folder or zip of "
-        "images, CIFAR or idx files, .npz and WebDataset shards"
-    )
 
 
 def name_and_suffix(path: Path) -> tuple[str, str]:

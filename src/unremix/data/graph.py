@@ -25,6 +25,7 @@ from unremix.data.graph_json import SUFFIXES, is_json_lines, read_json_lines
 from unremix.data.graph_store import GraphBatch, GraphSet, GraphStore
 from unremix.data.graph_syntax import read_syntax_trees
 from unremix.data.graph_tu import read_tu, tu_files_of_folder, tu_files_of_zip
+from unremix.data.locate import locate
 from unremix.data.shards import Skipped
 
 if TYPE_CHECKING:
@@ -213,7 +214,9 @@ def _find(source: str) -> FoundGraphs:
     if source.startswith("pyg:"):
         folder = _download(source.removeprefix("pyg:"))
         return read_tu(tu_files_of_folder(folder), folder)
-    path = _locate(source)
+    path = locate(
+        source, f"accepted are {ACCEPTED}", folders=("", "tu"), suffixes=("", ".zip", ".jsonl")
+    )
     if path.is_dir():
         files = tu_files_of_folder(path)
         if files:
@@ -236,23 +239,6 @@ def _find(source: str) -> FoundGraphs:
             "unpack the zip and look what it holds"
         )
     raise ValueError(f"expected one of: {ACCEPTED}; received the file {path}")
-
-
-def _locate(source: str) -> Path:
-    """The path, or what has that name below UNREMIX_DATA."""
-    candidates = [Path(source).expanduser()]
-    root = os.environ.get("UNREMIX_DATA")
-    if root and not candidates[0].is_absolute():
-        for folder in (Path(root).expanduser(), Path(root).expanduser() / "tu"):
-            candidates += [folder / f"{source}{suffix}" for suffix in ("", ".zip", ".jsonl")]
-    for path in candidates:
-        if path.exists():
-            return path
-    looked = " or ".join(str(path) for path in candidates)
-    raise FileNotFoundError(
-        f"expected {looked} to exist, received a path to nothing"
-        f"{'' if root else ' (UNREMIX_DATA is not set)'}; accepted are {ACCEPTED}"
-    )
 
 
 def _download(name: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal
+
+from unremix.data.locate import locate
 
 Format = Literal["auto", "lines", "prose"]
 FORMATS = ("auto", "lines", "prose")
@@ -71,7 +72,7 @@ def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]
             raise ValueError(f"expected at least one file, received an empty list; {_accepted()}")
         found = [find_files(item) for item in data]
         return found[0][0], [file for _, files in found for file in files]
-    path = _locate(data)
+    path = locate(data, _accepted())
     if not path.is_dir():
         if not _is_text(path):
             raise ValueError(f"expected a text file, received {path}; {_accepted()}")
@@ -100,20 +101,6 @@ def _is_text(path: Path) -> bool:
 
 def _stem(path: Path) -> str:
     return re.sub(r"(\.txt)?(\.gz)?$", "", path.name, flags=re.IGNORECASE)
-
-
-def _locate(data: str | Path) -> Path:
-    candidates = [Path(data).expanduser()]
-    root = os.environ.get("UNREMIX_DATA")
-    if root and not candidates[0].is_absolute():
-        candidates.append(Path(root).expanduser() / data)
-    for path in candidates:
-        if path.exists():
-            return path
-    raise FileNotFoundError(
-        f"expected {' or '.join(map(str, candidates))} to exist, received a path to nothing"
-        f"{'' if root else ' (UNREMIX_DATA is not set)'}; {_accepted()}"
-    )
 
 
 def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Iterator[str]:
