@@ -388,7 +388,9 @@ def test_broken_zips(tmp_path: Path) -> None:
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("UNREMIX_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match=r"expected data at .TINY., found.*UNREMIX_DATA is not set"):
+    with pytest.raises(
+        FileNotFoundError, match=r"expected data at .TINY., found.*UNREMIX_DATA is not set"
+    ):
         load("TINY")
     root = tmp_path / "root"
     monkeypatch.setenv("UNREMIX_DATA", str(root))
