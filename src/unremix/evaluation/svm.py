@@ -62,14 +62,12 @@ class FoldPlan:
 
     Args:
         kept: Which samples are evaluated, bool, shape (n,).
-        classes: How many classes they are of.
         outer: Outer folds; 0 where fewer than two classes are left.
         inner: Inner folds, likewise.
         notes: What differs from what was asked for, a sentence each.
     """
 
     kept: Tensor
-    classes: int
     outer: int
     inner: int
     notes: tuple[str, ...]
@@ -112,7 +110,7 @@ def plan_folds(labels: Tensor, *, folds: int = 10, inner_folds: int = 5) -> Fold
         notes.append(
             f"fewer than two classes have {least} samples or more: accuracy cannot be measured"
         )
-        return FoldPlan(kept, len(large), 0, 0, tuple(notes))
+        return FoldPlan(kept, 0, 0, tuple(notes))
     rare = int(large[sizes[large].argmin()])
     size = int(sizes[rare])
     outer, inner = min(folds, size), min(inner_folds, _trained_on(size, folds))
@@ -123,7 +121,7 @@ def plan_folds(labels: Tensor, *, folds: int = 10, inner_folds: int = 5) -> Fold
             f"{enough} samples (class {rare} has {size}): {outer} outer and {inner} inner folds "
             f"are used instead of {folds} and {inner_folds}"
         )
-    return FoldPlan(kept, len(large), outer, inner, tuple(notes))
+    return FoldPlan(kept, outer, inner, tuple(notes))
 
 
 def _trained_on(size: int, folds: int) -> int:
