@@ -431,6 +431,8 @@ class Pairs:
         Args:
             tile: Rows per block; None for all rows at once.
         """
+        if tile is not None and tile >= self.num_anchors:
+            tile = None
         if tile not in self._cut:
             with torch.inference_mode(False):  # or they could not be used for training later
                 self._cut[tile] = tuple(self._blocks(tile))

@@ -25,6 +25,7 @@ NUMPY = find_spec("numpy") is not None  # torch does without
 STAGGER = 272  # numbers between arrays, or all would fall onto the same lines of the cache
 KEPT = 16 * 2**20  # bytes of similarities kept from the first pass, δ, to the second, the loss
 LOG2_E = math.log2(math.e)  # e^x = 2^(x log₂ e), which takes half the time
+COLD = 0.125  # e^{s/t} is safe without a maximum taken off down to this t, since |s| ≤ 1
 SMALLEST_NORM = 1e-12  # an embedding at most this long has no direction: its unit vector is 0
 
 
@@ -86,7 +87,7 @@ def row_argmax(values: Tensor, chunk: int | None = None) -> tuple[Tensor, Tensor
         Maxima and columns, both of shape (B,).
     """
     if chunk is None and NUMPY and values.device.type == "cpu":
-        column = torch.from_numpy(values.detach().numpy().argmax(1))
+        column = torch.from_numpy(values.detach().contiguous().numpy().argmax(1))
         return values.gather(1, column[:, None])[:, 0], column
     chunk = chunk or 64
     whole = values.shape[1] // chunk * chunk
@@ -182,6 +183,7 @@ def residuals(
     gradient: Gradient = "pseudo-label",
     tile: int | None = None,
     similarity: Tensor | None = None,
+    exponentials: Tensor | None = None,
     own_units: Tensor | None = None,
 ) -> Tensor:
     """δ: gradient at z of the cross-entropy of a view's pseudo-posterior against its label.
@@ -202,6 +204,7 @@ def residuals(
         gradient: Which cross-entropy.
         tile: Rows at a time.
         similarity: f·f_k, shape (N, M), where it is at hand.
+        exponentials: e^{f·f_k / t}, 0 where there is no class, shape (N, M), where at hand.
         own_units: f of the classes of one view alone, shape (N, S, D), where ``pairs`` has any.
 
     Returns:
@@ -216,32 +219,34 @@ def residuals(
         share = labels.share.to(units.dtype)[:, None] * class_units[labels.positives.candidate]
         label_units = torch.zeros_like(units).index_add_(0, labels.positives.anchor, share)
     count = class_units.shape[0]
-    never = torch.finfo(units.dtype).min
     result = torch.empty_like(units)
     scratch = Scratch()
     for block in pairs.blocks(tile):
         f = block.take(units)
         own = None if own_units is None else block.take(own_units)
-        posterior = scratch.take("posterior", (f.shape[0], pairs.num_candidates), f)
-        if similarity is None:
-            inner_products(f, class_units, own, out=posterior)  # (B, M)
+        if exponentials is None:
+            posterior = scratch.take("posterior", (f.shape[0], pairs.num_candidates), f)
+            if similarity is None:
+                products = inner_products(f, class_units, own, out=posterior)
+            else:
+                products = block.take(similarity)
+            exponentiate(products, block, temperature, out=posterior)
         else:
-            posterior.copy_(block.take(similarity))
-        block.blank(posterior, never)
+            posterior = block.take(exponentials)  # (B, M), up to a factor per row
         if gradient == "nt-xent":
-            highest, label = posterior.amax(1), block.take(label_units)
+            label = block.take(label_units)
         else:
-            highest, most_confident = row_argmax(posterior)
+            _, most_confident = row_argmax(posterior)
             label = class_units.index_select(0, most_confident.clamp(max=count - 1))
             if own is not None:
                 of_own = (most_confident - count).clamp(min=0)[:, None, None]
                 nearest = own.gather(1, of_own.expand(-1, 1, own.shape[2]))[:, 0]
                 label = torch.where((most_confident >= count)[:, None], nearest, label)
-        posterior.sub_(highest[:, None]).mul_(LOG2_E / temperature).exp2_()
         expected = posterior[:, :count] @ class_units
         if own is not None:
             expected += torch.einsum("bs,bsd->bd", posterior[:, count:], own)
-        d = expected.div_(posterior.sum(1, keepdim=True)).sub_(label)
+        total = posterior.sum(1, keepdim=True).clamp_(min=torch.finfo(units.dtype).tiny)
+        d = expected.div_(total).sub_(label)
         delta = d.addcmul((d * f).sum(1, keepdim=True), f, value=-1)
         length = block.take(lengths)[:, None]
         nothing = (
@@ -254,6 +259,23 @@ def residuals(
             return delta
         result[block.anchors] = delta
     return result
+
+
+def exponentiate(similarity: Tensor, block: Block, temperature: float, *, out: Tensor) -> Tensor:
+    """e^{s/t} up to a factor per row, 0 where there is no negative.
+
+    Where t is small the row maximum is taken off first; else |s| ≤ 1 keeps it in bounds.
+
+    Args:
+        similarity: s, cosines, shape (B, M).
+        block: The rows.
+        temperature: t.
+        out: Shape (B, M), to write into; may be ``similarity`` itself.
+    """
+    exponent = torch.mul(similarity, LOG2_E / temperature, out=out)
+    if temperature < COLD:
+        exponent.sub_(block.fill(exponent).amax(1, keepdim=True))
+    return block.blank(exponent.exp2_())
 
 
 @dataclass(frozen=True)
@@ -464,7 +486,13 @@ def make_context(
         )
 
     def made(
-        views: Views, classes: Views, pairs: Pairs, similarity: Tensor | None, own: Tensor | None
+        views: Views,
+        classes: Views,
+        pairs: Pairs,
+        *,
+        similarity: Tensor | None = None,
+        exponentials: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
         if views.residuals is not None:
             return views.residuals.detach()
@@ -483,23 +511,31 @@ def make_context(
             gradient=gradient,
             tile=tile,
             similarity=similarity,
+            exponentials=exponentials,
             own_units=own,
         )
 
-    similarity = None
+    similarity = exponentials = None
     size = pairs.num_anchors * pairs.num_candidates * anchors.units.element_size()
     if own is None and (tile is None or size <= KEPT):  # multiply once for both passes
         similarity = inner_products(anchors.units, candidates.units, None)
-    anchor_residuals = made(anchors, candidates, pairs, similarity, own_units)
-    if anchors is candidates:
+    shared = anchors is candidates
+    if similarity is not None and not shared and gradient == "pseudo-label":
+        if posterior_temperature >= COLD:  # the same for both sides
+            (whole,) = pairs.blocks(None)
+            out = torch.empty_like(similarity)
+            exponentials = exponentiate(similarity, whole, posterior_temperature, out=out)
+    at_hand = {"similarity": similarity, "exponentials": exponentials}
+    anchor_residuals = made(anchors, candidates, pairs, **at_hand, own=own_units)
+    if shared:
         candidate_residuals = anchor_residuals
     else:
-        across = None if similarity is None else similarity.T
-        candidate_residuals = made(candidates, anchors, pairs.transposed(), across, None)
+        across = {name: None if one is None else one.T for name, one in at_hand.items()}
+        candidate_residuals = made(candidates, anchors, pairs.transposed(), **across)
     own_residuals = None
     if own is not None:
         flat, everyone = own.against_all(pairs.num_anchors)
-        own_residuals = made(flat, anchors, everyone, None, None).view_as(own.embeddings)
+        own_residuals = made(flat, anchors, everyone).view_as(own.embeddings)
     anchor_inputs = None if anchors.inputs is None else anchors.inputs.detach()
     candidate_inputs = anchor_inputs
     if anchors is not candidates and candidates.inputs is not None:
