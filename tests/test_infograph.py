@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from test_gather import Report, processes
 from test_losses import reference_weights
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
@@ -74,6 +75,17 @@ def make_model(loss: TwoViewLoss, **options: Any) -> InfoGraph:
     for parameter in loss.parameters():  # unequal shares, so that each matters
         parameter.data += torch.tensor([0.3, -0.2, 0.1])
     return model
+
+
+class Bare(torch.nn.Module):
+    """In place of an encoder: embeddings that are given."""
+
+    def __init__(self, nodes: Tensor, graphs: Tensor) -> None:
+        super().__init__()
+        self.given, self.features = (nodes, graphs), nodes.shape[1]
+
+    def nodes_and_graphs(self, graphs: GraphBatch) -> tuple[Tensor, Tensor]:
+        return self.given
 
 
 def as_batch(graphs: GraphBatch) -> Batch:
@@ -290,6 +302,41 @@ def test_the_order_of_the_graphs_does_not_matter(name: str) -> None:
     shuffled = model(as_batch(make_graphs([3, 0, 4, 1, 2])))
     assert_close(shuffled, in_order)
     assert_same_gradients(gradients_of(shuffled, model), gradients_of(in_order, model))
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations, and remembers the largest piece of memory that one gave back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.largest = 0, 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.count += 1
+        for one in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(one, Tensor):
+                self.largest = max(self.largest, one.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_is_nodes_times_graphs_and_no_node_is_visited_alone(name: str) -> None:
+    graphs, width = 16, 64
+    found = []
+    for nodes in (1000, 2000):
+        anchors, candidates = draw(nodes, width), draw(graphs, width, seed=1)
+        model = InfoGraph(Bare(anchors, candidates), MODELS[name]()).double()
+        owner = torch.arange(nodes) % graphs
+        batch = as_batch(GraphBatch(anchors, torch.zeros(2, 0).long(), owner, graphs))
+        with Operations() as operations:
+            model(batch).backward()
+        found.append(operations.count)
+        # Seven arrays of scores in one piece; one of (nodes, graphs, width) would be 9 times as large.
+        assert operations.largest <= 8 * 7.2 * nodes * graphs
+    assert found[0] == found[1]
 
 
 def test_what_infograph_refuses() -> None:
