@@ -334,7 +334,7 @@ def test_memory_is_nodes_times_graphs_and_no_node_is_visited_alone(name: str) ->
         with Operations() as operations:
             model(batch).backward()
         found.append(operations.count)
-        # Seven arrays of scores in one piece; one of (nodes, graphs, width) would be 9 times as large.
+        # Seven arrays of scores in one piece; (nodes, graphs, width) would be 9 times that.
         assert operations.largest <= 8 * 7.2 * nodes * graphs
     assert found[0] == found[1]
 

@@ -520,11 +520,11 @@ def make_context(
     if own is None and (tile is None or size <= KEPT):  # multiply once for both passes
         similarity = inner_products(anchors.units, candidates.units, None)
     shared = anchors is candidates
-    if similarity is not None and not shared and gradient == "pseudo-label":
-        if posterior_temperature >= COLD:  # the same for both sides
-            (whole,) = pairs.blocks(None)
-            out = torch.empty_like(similarity)
-            exponentials = exponentiate(similarity, whole, posterior_temperature, out=out)
+    alike = not shared and gradient == "pseudo-label" and posterior_temperature >= COLD
+    if similarity is not None and alike:  # both sides have the same exponentials
+        (whole,) = pairs.blocks(None)
+        out = torch.empty_like(similarity)
+        exponentials = exponentiate(similarity, whole, posterior_temperature, out=out)
     at_hand = {"similarity": similarity, "exponentials": exponentials}
     anchor_residuals = made(anchors, candidates, pairs, **at_hand, own=own_units)
     if shared:

@@ -231,12 +231,11 @@ class Contrast(torch.autograd.Function):
             weights = weigh(rows, score_rows(rows, context, weighting), mix, weighting)
             if products is not similarity:
                 block.fill(products)
+            logits = products
             if products is similarity and weighting.components:  # a score, which is needed later
                 logits = torch.mul(products, inverse_temperature, out=rows.empty("logits"))
-            else:
-                logits = (
-                    products if problem.temperature == 1 else products.mul_(inverse_temperature)
-                )
+            elif problem.temperature != 1:
+                logits = products.mul_(inverse_temperature)
             scaled_own = problem.own is not None and problem.own.logit_factor != 1
             if scaled_own and problem.own is not None:
                 logits[:, -pairs.own :] *= problem.own.logit_factor
