@@ -171,8 +171,10 @@ def test_an_experiment_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "reproduce", "sentences", "--data", "pydocs", "--limit", "900", "--size", "8", "--seeds",
         "1", "--recipes", "[quickthought,quickthought-unremix]", "--senteval", str(tasks.parent),
         "--output", str(out), "--jobs", "1", "--threads", "1", "--progress", "false",
+        "--lr", "0.002",
     ]  # fmt: skip
     assert main(arguments) == 0
+    assert Run(out / "gru" / "runs" / "quickthought-0").config.lr == 0.002
     record = json.loads((out / "results.json").read_text())
     names = [run["name"] for run in record["runs"]]
     assert names == [

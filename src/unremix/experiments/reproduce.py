@@ -51,6 +51,7 @@ class SentencesConfig:
         seeds: Runs of each recipe, with seeds from 0 on.
         limit: Sentences to train on.
         epochs: Passes over them.
+        lr: Learning rate; the paper's 5e-4 is too small for so few steps.
         size: Of a word's vector and of the GRU's state.
         bag_of_words: Whether to train bags of words as well, as a floor.
         threads: Of each process; the cores are shared out by default.
@@ -66,6 +67,7 @@ class SentencesConfig:
     seeds: int = 3
     limit: int = 300_000
     epochs: int = 1
+    lr: float = 5e-3
     size: int = 300
     bag_of_words: bool = True
     threads: int | None = None

@@ -234,6 +234,7 @@ def train_config(config: SentencesConfig, encoder: str) -> TrainConfig:
         recipe=config.recipes[0],
         limit=config.limit,
         epochs=config.epochs,
+        lr=config.lr,
         accelerator="cpu",
         threads=config.threads,
         sentence=SentenceOptions(
