@@ -110,14 +110,18 @@ def test_unlabelled_pictures(pictures: Path, tmp_path: Path) -> None:
     assert "no labels" in (run.path / "report.html").read_text()
 
 
-def test_embed_writes_npz_and_parquet(digits: Path, tmp_path: Path) -> None:
+def test_embed_writes_npz_and_parquet(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["embed", str(digits), "-o", str(tmp_path / "e.npz")]) == 0
+    assert "limited to 128; --data digits embeds everything" in capsys.readouterr().out
     with np.load(tmp_path / "e.npz", allow_pickle=False) as arrays:
         embeddings, names, labels = (arrays[key] for key in ("embeddings", "names", "labels"))
         classes = arrays["class_names"]
     assert classes.tolist() == [str(label) for label in labels]  # digits are called so
     assert embeddings.shape[0] == len(names) == len(labels) == 128
     assert main(["embed", str(digits), "--data", "digits", "-o", str(tmp_path / "e.parquet")]) == 0
+    assert "limited" not in capsys.readouterr().out
     parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(tmp_path / "e.parquet")
     assert table.num_rows == 1797

@@ -140,10 +140,18 @@ def embed(run: str, data: str | None = None, output: str | None = None) -> None:
             embeddings, names and, where known, labels and class_names.
     """
     from unremix.embedding import embed_to_file
+    from unremix.run import Run
 
     path = Path(run) / "embeddings.npz" if output is None else Path(output)
     count, width = embed_to_file(run, data, path)
-    Console().print(f"Wrote {count} embeddings of size {width} to {path}", highlight=False)
+    console = Console()
+    console.print(f"Wrote {count} embeddings of size {width} to {path}", highlight=False)
+    config = Run(run).config
+    if data is None and config.limit is not None:
+        console.print(
+            f"The run was limited to {config.limit}; --data {config.data} embeds everything",
+            highlight=False,
+        )
 
 
 def export(

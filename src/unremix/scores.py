@@ -25,7 +25,7 @@ NUMPY = find_spec("numpy") is not None  # torch does without
 STAGGER = 272  # numbers between arrays, or all would fall onto the same lines of the cache
 KEPT = 16 * 2**20  # bytes of similarities kept from the first pass, δ, to the second, the loss
 LOG2_E = math.log2(math.e)  # e^x = 2^(x log₂ e), which takes half the time
-COLD = 0.125  # e^{s/t} is safe without a maximum taken off down to this t, since |s| ≤ 1
+COLD = 0.05  # e^{s/t} is safe without a maximum taken off down to this t, since |s| ≤ 1
 SMALLEST_NORM = 1e-12  # an embedding at most this long has no direction: its unit vector is 0
 
 
