@@ -114,7 +114,7 @@ def test_embed_writes_npz_and_parquet(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["embed", str(digits), "-o", str(tmp_path / "e.npz")]) == 0
-    assert "limited to 128; --data digits embeds everything" in capsys.readouterr().out
+    assert "limited by --limit 64; --data digits embeds everything" in capsys.readouterr().out
     with np.load(tmp_path / "e.npz", allow_pickle=False) as arrays:
         embeddings, names, labels = (arrays[key] for key in ("embeddings", "names", "labels"))
         classes = arrays["class_names"]
