@@ -687,7 +687,7 @@ def test_options_reach_the_model() -> None:
 def test_defaults_of_sentences() -> None:
     config = TrainConfig(recipe="quickthought")
     assert (config.domain, config.clip, config.lr, config.batch_size, config.log_every) == (
-        "sentence", 5.0, 5e-4, 400, 50,
+        "sentence", 5.0, 5e-3, 400, 50,
     )  # fmt: skip
     assert (config.optimizer, config.data, config.epochs) == ("adam", "pydocs", 30)
     assert TrainConfig(recipe="quickthought", data="books", clip=1.0).epochs == 1

@@ -113,7 +113,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "recipe": "quickthought-unremix",
         "epochs": 1,
         "batch_size": 400,
-        "lr": 5e-4,
+        "lr": 5e-3,
         "weight_decay": 0.0,
     },
 }
