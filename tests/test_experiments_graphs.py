@@ -170,9 +170,10 @@ def test_an_experiment_in_small(tmp_path: Path) -> None:
     arguments = [
         "reproduce", "graphs", "--data", f"[{file},no-such-set]", "--seeds", "1", "--epochs", "1",
         "--recipes", "[infograph,infograph-unremix]", "--batch_size", "16", "--jobs", "1",
-        "--output", str(out), "--progress", "false",
+        "--output", str(out), "--progress", "false", "--threads", "1",
     ]  # fmt: skip
     assert main(arguments) == 0
+    assert "threads: 1\n" in (out / "shapes" / "comparison.yaml").read_text()
     record = json.loads((out / "results.json").read_text())
     assert [run["recipe"] for run in record["runs"]] == ["infograph", "infograph-unremix"]
     assert all(len(run["folds"]) == 10 for run in record["runs"])

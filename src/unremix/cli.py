@@ -149,7 +149,8 @@ def embed(run: str, data: str | None = None, output: str | None = None) -> None:
     config = Run(run).config
     if data is None and config.limit is not None:
         console.print(
-            f"The run was limited by --limit {config.limit}; --data {config.data} embeds everything",
+            f"The run was limited by --limit {config.limit}; "
+            f"--data {config.data} embeds everything",
             highlight=False,
         )
 

@@ -255,6 +255,7 @@ def _train_config(config: GraphsConfig, data: str) -> TrainConfig:
         lr=config.lr,
         weight_decay=config.weight_decay,
         accelerator="cpu",
+        threads=config.threads,
     )
 
 

@@ -19,6 +19,7 @@ class GraphsConfig:
         batch_size: Graphs per step.
         lr: Learning rate of Adam.
         weight_decay: Its weight decay.
+        threads: Of each process; the cores are shared out by default.
         jobs: Runs at a time; by default one per core.
         output: Folder; the same folder again goes on where it was.
         train: Whether to train what is missing; if not, what there is is put into tables.
@@ -34,6 +35,7 @@ class GraphsConfig:
     batch_size: int = 128
     lr: float = 1e-3
     weight_decay: float = 1e-6
+    threads: int | None = None
     jobs: int | None = None
     output: str = "reproductions/graphs"
     train: bool = True
