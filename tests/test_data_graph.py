@@ -530,7 +530,7 @@ def test_json_graphs_without_nodes_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"expected a JSON object in a\.jsonl, line 2, received something else"),
+        ("{", r"a JSON object in a\.jsonl, line 2, received something else \(Expect[^:]*\);"),
         ([1, 2], r"with the key 'edges' in a\.jsonl, line 2, received \[1, 2\]"),
         ({"nodes": 3}, r"with the key 'edges' in a\.jsonl, line 2"),
         ({**PATH, "edges": [[0, 1], [1]]}, r"'edges' as pairs of integers in a\.jsonl, line 2"),

@@ -457,9 +457,44 @@ def test_embed_another_text(trained: Run, tmp_path: Path) -> None:
 
 
 def test_embed_takes_sentences_only(trained: Run) -> None:
-    for items in ("one sentence", [1, 2]):
-        with pytest.raises(ValueError, match="list of sentences"):
-            trained.embed(items)
+    with pytest.raises(
+        ValueError, match=r"list of sentences, received one string; embed\(\['one'\]"
+    ):
+        trained.embed("one")
+    with pytest.raises(ValueError, match="expected sentences, received 1"):
+        trained.embed([1, 2])
+    assert trained.embed([]).shape == (0, 12)
+    assert repr(trained) == f"Run({str(trained.path)!r})"
+
+
+def test_another_text_is_measured_by_itself(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained.path, run)
+    other = tmp_path / "other.txt"
+    other.write_text("The cats were seen.\nSo were the ships.\n")
+    assert main(["evaluate", str(run), "--data", str(other)]) == 0
+    card = json.loads((run / "evaluation-other.json").read_text())
+    assert card["results"] is None  # SentEval's sentences are not of this text
+    assert 1 <= card["health"]["effective_rank"] <= 2  # of two sentences
+    shown = capsys.readouterr().out.replace("\n", "")
+    assert "SentEval's tasks do not depend on it" in shown
+    assert "evaluation-other.json" in shown
+    assert "report.html" not in shown
+
+
+def test_lines_in_a_log(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = replace(trained.config, runs=str(tmp_path), checkpoint_every=3, progress=True)
+    with crash_at(3):
+        unremix.train(config)
+    shown = capsys.readouterr().out
+    assert "step 2/12 · loss" in shown
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "goes on at step 3 of 12" in shown.replace("\n", "")
+    assert "step 2/12" not in shown
+    assert "step 8/12 · loss" in shown
 
 
 @pytest.mark.parametrize("steps", [3, 9])
@@ -510,7 +545,7 @@ def test_neither_topics_nor_tasks(
     run = unremix.load(tmp_path / "run")
     assert run.evaluation is not None
     assert run.evaluation["results"] is None
-    assert "--sentence.senteval" in run.evaluation["note"]
+    assert "left out, as asked" in run.evaluation["note"]
     assert "effective_rank" in capsys.readouterr().out
 
 
@@ -545,7 +580,7 @@ def test_two_processes_train_as_one(text: Path, tmp_path: Path) -> None:
     assert two.metrics()[-1]["loss"] == pytest.approx(one.metrics()[-1]["loss"])
 
 
-def test_word_vectors(text: Path, tmp_path: Path) -> None:
+def test_word_vectors(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vectors = tmp_path / "vectors.txt"
     rows = [f"{word} " + " ".join([str(value)] * 8) for word, value in (("cats", 3), ("the", -2))]
     vectors.write_text("\n".join(rows))
@@ -553,6 +588,9 @@ def test_word_vectors(text: Path, tmp_path: Path) -> None:
     further = ["--epochs", "0", "--sentence.senteval", "none", *COMMON]
     words = ["--sentence.word_vectors", str(vectors)]
     assert main([*arguments, *words, "--name", "with", *further]) == 0
+    assert "has 2 of the 46 words" in (tmp_path / "with" / "warnings.txt").read_text()
+    assert main([*arguments, *words, *further, "--sentence.words", "4"]) == 1
+    assert "received 8; add --sentence.words 8" in capsys.readouterr().err
     assert main([*arguments, "--name", "without", *further]) == 0
     given_, drawn = (unremix.load(tmp_path / name) for name in ("with", "without"))
     known = given_.shape.vocabulary.words

@@ -174,6 +174,8 @@ def test_names_of_tasks() -> None:
 
 
 def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a list of tasks, received a string; write \['TREC'\]"):
+        evaluate(Bag(), tmp_path, "TREC")
     with pytest.raises(FileNotFoundError, match="get_transfer_data"):
         evaluate(Bag(), tmp_path)
     write(tmp_path / "CR" / "custrev.pos", ["a good one"])

@@ -65,8 +65,8 @@ CONFIG = "A YAML file of options, or the name of a setting that ships with the p
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
 
-def show_results(card: dict[str, Any], path: Path) -> None:
-    """The table at the end of a run."""
+def show_results(card: dict[str, Any], where: str) -> None:
+    """The table at the end of a run, and where everything is."""
     console = Console()
     if card["results"] is None:
         figures = ", ".join(f"{name} {value:.2f}" for name, value in card["health"].items())
@@ -75,7 +75,8 @@ def show_results(card: dict[str, Any], path: Path) -> None:
     else:
         headings, rows = card_table(card)
         table = Table(
-            title=f"{card['recipe']} on {card['data']}, {card['epoch']} epochs, seed {card['seed']}"
+            title=f"{card['recipe']} on {card['data']}, {card['epoch']} "
+            f"epoch{'s' * (card['epoch'] != 1)}, seed {card['seed']}"
         )
         for number, heading in enumerate(headings):
             table.add_column(heading, justify="right" if number else "left")
@@ -83,7 +84,7 @@ def show_results(card: dict[str, Any], path: Path) -> None:
             table.add_row(*row)
         console.print(table)
         console.print(f"± is {spread_of(card)}.", highlight=False)
-    console.print(f"Everything is in {path}/ (open report.html first)", highlight=False)
+    console.print(where, highlight=False)
 
 
 def train(config: TrainConfig, *, dry: bool = False) -> None:
@@ -97,7 +98,7 @@ def train(config: TrainConfig, *, dry: bool = False) -> None:
 
     run = pipeline.train(config)
     if run.evaluation is not None:
-        show_results(run.evaluation, run.path)
+        show_results(run.evaluation, f"Everything is in {run.path}/ (open report.html first)")
 
 
 def compare(
@@ -125,9 +126,10 @@ def evaluate_run(run: str, data: str | None = None) -> None:
     from unremix import pipeline
 
     card = pipeline.evaluate(run, data)
-    show_results(card, Path(run))
+    where = f"Everything is in {Path(run)}/ (open report.html first)"
     if data is not None:
-        Console().print(f"The card is in evaluation-{card['data']}.json", highlight=False)
+        where = f"The card is in {Path(run)}/evaluation-{card['data']}.json"
+    show_results(card, where)
 
 
 def embed(run: str, data: str | None = None, output: str | None = None) -> None:
@@ -196,7 +198,7 @@ def recipes(recipe: str | None = None) -> None:
         console.print(table)
         table = Table(box=None, pad_edge=False)
         for heading in ("option", "value", "of the", "set by"):
-            table.add_column(heading)
+            table.add_column(heading, no_wrap=heading == "option")
         for option in options_of(chosen):
             set_by = "recipe" if option.changed else "default"
             table.add_row(option.option, Text(option.value), option.kind, set_by)
@@ -207,7 +209,7 @@ def recipes(recipe: str | None = None) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for heading in (f"{domain} recipes", "framework", "mixing", "negatives", "weighting", "τ"):
             table.add_column(heading, no_wrap=True)
-        table.add_column("what it is, and what it sets")
+        table.add_column("what it is, and what it sets", overflow="fold")
         for one in (one for one in RECIPES.values() if one.domain == domain):
             sets = [f"{o.option} {o.value}" for o in options_of(one) if o.changed]
             text = Text("\n".join([one.summary, *sets]))

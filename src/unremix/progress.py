@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Bars on a terminal, a line per epoch elsewhere, nothing if not wanted.
+    """Bars on a terminal, a line per row of metrics elsewhere, nothing if not wanted.
 
     Args:
         config: The run's options.
@@ -35,6 +35,7 @@ class Progress:
         self.wanted = config.progress
         self.epochs = config.epochs
         self.batch_size = config.batch_size
+        self.every = config.log_every
         self.unit = find_domain(config.domain).unit
         self.console = Console(quiet=not config.progress)
         self.bars = Bars(
@@ -87,8 +88,8 @@ class Progress:
         self.last = now
         if not self.wanted or not training.trainer.is_global_zero:
             return
+        total = training.config.epochs * training.steps_per_epoch
         if self.task is None:
-            total = training.config.epochs * training.steps_per_epoch
             self.task = self.bars.add_task(
                 "training", total=total, completed=training.step, numbers=""
             )
@@ -100,6 +101,9 @@ class Progress:
             completed=training.step,
             numbers=self._numbers(loss, mix),
         )
+        within = training.step % training.steps_per_epoch
+        if not self.console.is_terminal and self.every and within and within % self.every == 0:
+            self.say(f"step {training.step}/{total} · {self._numbers(loss, mix)}")
 
     def epoch_ended(self, training: Training, row: dict[str, float]) -> None:
         """After every epoch."""

@@ -100,6 +100,9 @@ class Run:
         shape = json.loads((self.path / "shape.json").read_text())
         self.shape: Any = self.domain.shape_from(shape)
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
     @property
     def domain(self) -> Domain:
         """What kind of data it is about."""

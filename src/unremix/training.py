@@ -458,6 +458,9 @@ def fit(prepared: Prepared, observe: Observer, progress: Progress) -> bool:
         training.step = config.epochs * training.steps_per_epoch
     left = config.epochs - training.step // max(1, training.steps_per_epoch)
     if left > 0:
+        if training.step and trainer.is_global_zero:
+            total = config.epochs * training.steps_per_epoch
+            progress.say(f"{run.path} goes on at step {training.step} of {total}")
         trainer.fit_loop.max_epochs = left
         with progress, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # The batches come from memory, by our own hand; and Lightning warns about itself.

@@ -161,8 +161,9 @@ def _parse(text: str, where: str, name: str, ignored: Counter[str]) -> Line:
     try:
         graph = json.loads(text)
     except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", error)  # without a line number of its own
         raise ValueError(
-            f"expected a JSON object in {where}, received something else ({error}); write one "
+            f"expected a JSON object in {where}, received something else ({reason}); write one "
             "object per line"
         ) from error
     if not isinstance(graph, dict) or "edges" not in graph:

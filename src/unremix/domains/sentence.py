@@ -103,6 +103,8 @@ def encode_texts(
     device = next(encoder.parameters()).device
     was_training = encoder.training
     encoder.eval()
+    if not texts:
+        return torch.empty(0, int(encoder.features))  # type: ignore[arg-type]
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     parts = []
     for first in range(0, len(order), ENCODED_AT_ONCE):
@@ -210,6 +212,12 @@ class SentenceDomain:
             model = config.composition().make_framework(encoder, nn.Sequential(), gather=gather)
         if options.word_vectors is not None:
             table, found = load_word_vectors(options.word_vectors, vocabulary)
+            if table.shape[1] != options.words:
+                raise ValueError(
+                    f"expected vectors of --sentence.words {options.words} numbers in "
+                    f"{options.word_vectors}, received {table.shape[1]}; add --sentence.words "
+                    f"{table.shape[1]}"
+                )
             for one in encoders:
                 words = one.words
                 assert isinstance(words, nn.Embedding)
@@ -302,20 +310,30 @@ class SentenceDomain:
         """The dimensions in use, and kNN where documents have topics."""
         from unremix.evaluation.sentences import SentenceObserver
 
-        if config.sentence.expand is not None:  # before, not after hours of training
-            check_expansion(config.sentence.expand, shape.vocabulary)
+        given, expand = config.sentence.word_vectors, config.sentence.expand
+        if given is not None:
+            count = int(load_word_vectors(given, shape.vocabulary)[1].sum())
+            say(f"{given} has {count:,} of the {len(shape.words):,} words; others start at random.")
+        if expand is not None:  # before, not after hours of training
+            shared = check_expansion(expand, shape.vocabulary)
+            say(f"Further words will be known by a map fitted on the {shared:,} words of {expand}.")
         return SentenceObserver(data, config, say)
 
     def evaluate(self, run: Run, data: SentenceCorpus, *, own: bool = True) -> dict[str, Any]:
         """The evaluation card: topics and SentEval's tasks."""
         from unremix.evaluation.sentences import evaluate_run
 
-        return evaluate_run(run, data)
+        return evaluate_run(run, data, own=own)
 
     def embed(self, run: Run, items: Any) -> Tensor:
         """Embeddings of sentences, shape (n, F)."""
-        if isinstance(items, str) or not all(isinstance(item, str) for item in items):
-            raise ValueError("expected a list of sentences, received something else")
+        if isinstance(items, str):
+            raise ValueError(
+                f"expected a list of sentences, received one string; embed([{items!r}])"
+            )
+        wrong = [item for item in items if not isinstance(item, str)]
+        if wrong:
+            raise ValueError(f"expected sentences, received {wrong[0]!r}; each is a string")
         encoder, vocabulary = reader(run)
         return encode_texts(encoder, items, vocabulary, max_length=run.config.sentence.max_length)
 

@@ -183,10 +183,16 @@ def expand_vocabulary(
     return torch.cat([table, added.to(table)]), [*own_words, *new]
 
 
-def check_expansion(path: str | Path, vocabulary: Vocabulary) -> None:
-    """Raise ValueError if a file of word vectors could not enlarge a vocabulary."""
+def check_expansion(path: str | Path, vocabulary: Vocabulary) -> int:
+    """How many words a file shares with a vocabulary, if that is enough to enlarge it.
+
+    Raises:
+        ValueError: If it is not.
+    """
     vectors, found = load_word_vectors(path, vocabulary)
-    _check_shared(int(found.sum()), vectors.shape[1])
+    shared = int(found.sum())
+    _check_shared(shared, vectors.shape[1])
+    return shared
 
 
 def _check_shared(shared: int, size: int) -> None:

@@ -134,7 +134,7 @@ def evaluate_run(run: Run, data: GraphData, *, own: bool = True) -> dict[str, An
         data.name,
         facts,
         layer="the encoder's graph embedding, before any head; eval mode; graphs not augmented",
-        health=("effective_rank",),
+        health=("effective_rank",) if own else (),  # measured in training, on the run's own data
     )
     plan = plan_evaluation(data, config)
     if labels is None or plan is None:

@@ -83,8 +83,10 @@ class SentenceObserver:
         if row["effective_rank"] < 2 and not self.said:
             self.said = True
             self.say(
-                "The embeddings have collapsed: all sentences lie close to a line. Lower the "
-                "learning rate."
+                f"The embeddings use hardly more than one dimension (effective rank "
+                f"{row['effective_rank']:.1f}). Early in training that is usual: train on more "
+                "text or for more --epochs. If the loss has long stopped falling, they have "
+                "collapsed: lower --lr."
             )
         if self.data.topics is not None and len(documents.unique()) > 1:
             row["knn"] = _topic_knn(features, documents, self.config)["value"]
@@ -153,18 +155,20 @@ def _measure_untrained(
     return result, protocol
 
 
-def evaluate_run(run: Run, data: EncodedCorpus) -> dict[str, Any]:
+def evaluate_run(run: Run, data: EncodedCorpus, *, own: bool = True) -> dict[str, Any]:
     """Measure a run's encoders, and the same untrained.
 
     Args:
         run: The run.
         data: Text to measure topics on, where it has any.
+        own: Whether it is the text of the run. With another, SentEval's tasks, which do not look
+            at it, are left out.
 
     Returns:
         The evaluation card.
     """
     config = run.config
-    folder = senteval_folder(config)
+    folder = senteval_folder(config) if own else None
     facts = {
         "train_sentences": len(data),
         "documents": data.documents,
@@ -174,14 +178,20 @@ def evaluate_run(run: Run, data: EncodedCorpus) -> dict[str, Any]:
         run,
         data.name,
         facts,
-        layer="both encoders' outputs side by side; eval mode",
-        health=("effective_rank",),
+        layer="outputs of both encoders side by side; eval mode",
+        health=("effective_rank",) if own else (),  # measured in training, on the run's own text
     )
+    if not own and len(data) > 1:
+        features, _ = corpus_features(reader(run)[0], data, WATCHED)
+        card["health"]["effective_rank"] = effective_rank(features)
     if folder is None and data.topics is None:
-        card["note"] = (
-            "no topics and no SentEval tasks: nothing to measure; name their folder with "
-            "--sentence.senteval, or set UNREMIX_DATA"
-        )
+        if not own:
+            why = "SentEval's tasks do not depend on it and are in evaluation.json"
+        elif config.sentence.senteval == "none":
+            why = "SentEval's tasks were left out, as asked"
+        else:
+            why = "for SentEval's tasks name their folder with --sentence.senteval or UNREMIX_DATA"
+        card["note"] = f"the text has no topics to tell apart; {why}"
         return card
     results = {}
     protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}

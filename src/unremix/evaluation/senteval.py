@@ -105,6 +105,8 @@ def evaluate(
         ValueError: If a task is unknown, a file is broken, an option is out of range, or
             ``encode`` does not return one finite vector per sentence.
     """
+    if isinstance(tasks, str):
+        raise ValueError(f"expected a list of tasks, received a string; write [{tasks!r}]")
     names = [canonical_name(task) for task in tasks]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"expected some tasks, each once, received {list(tasks)}")

@@ -91,7 +91,10 @@ def _notes(plan: Plan, outcomes: Sequence[Outcome], measures: Sequence[Measure])
     """What a reader of the table has to know."""
     notes = []
     if not measures:
-        notes.append("Nothing was measured: the data have no labels, or no run ended well.")
+        ended = any(outcome.failure is None for outcome in outcomes)
+        lacking = "labels" if plan.train.domain != "sentence" else "topics and no SentEval tasks"
+        why = f"the data have no {lacking}" if ended else "no run ended well"
+        notes.append(f"Nothing was measured: {why}.")
     elif plan.seeds == 1:
         notes.append(f"One seed, so no spread is known. Differences are to {plan.reference}.")
     else:
@@ -129,8 +132,9 @@ def _markdown(
     command: str,
 ) -> str:  # fmt: skip
     made = versions()
-    parts = [f"# {title}", *(tables.to_markdown(grid).rstrip() for grid in grids), *notes, CAUTION]
+    parts = [f"# {title}", *(tables.to_markdown(grid).rstrip() for grid in grids), *notes]
     if protocol:
+        parts.append(CAUTION)
         parts.append("\n".join(f"- {label_of(kind)}: {text}" for kind, text in protocol.items()))
     parts.append(
         f"Made by\n\n```bash\n{command}\n```\n\nwith unremix {made['unremix']}, torch "
