@@ -315,3 +315,21 @@ def test_sections_may_be_dictionaries(tmp_path: Path) -> None:
     assert run.config == replace(given, loss=LossOptions(hardness=2.0))
     with pytest.raises(ValueError, match="received hardnes"):
         unremix.train(loss={"hardnes": 2.0})
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_one_sweep_over_all_parameters_steps_as_torch_does(name: OptimiserName) -> None:
+    models = [torch.nn.Linear(4, 3).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours = make_optimiser(models[0], [], name=name, lr=0.1, weight_decay=0.01)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
+    momentum = {"momentum": 0.9} if name == "sgd" else {}
+    theirs = kind(models[1].parameters(), lr=0.1, weight_decay=0.01, foreach=False, **momentum)
+    for step in range(3):
+        for model, optimiser in zip(models, (ours, theirs), strict=True):
+            optimiser.zero_grad()
+            model(torch.arange(8.0).view(2, 4).double() + step).pow(2).sum().backward()
+            optimiser.step()
+    assert ours.param_groups[0]["fused"]
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
