@@ -18,6 +18,7 @@ from crashing import crash_at
 
 import unremix
 from unremix.config import TrainConfig
+from unremix.optimisers import OptimiserName, make_optimiser
 from unremix.recipes import LossOptions
 from unremix.run import Run, config_from_yaml, config_to_yaml
 from unremix.sampling import permuted
