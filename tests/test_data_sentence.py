@@ -239,6 +239,12 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(tmp_path: Path) -> Non
     assert texts(data) == found  # warned once
 
 
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", bytes(range(256)) * 9)
+    with pytest.raises(ValueError, match=r"received .*a\.txt with zero bytes"):
+        texts(load_sentences(path, format="lines"))
+
+
 def test_very_long_lines_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentence_files, "BLOCK", 64)
     monkeypatch.setattr(sentence_files, "LONGEST", 100)

@@ -114,7 +114,7 @@ def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Itera
         keep_all: What becomes of very long lines: divided at a space, or else cut.
 
     Raises:
-        ValueError: If it is UTF-16, or cannot be unpacked.
+        ValueError: If it is UTF-16, no text at all, or cannot be unpacked.
     """
     compressed = path.name.lower().endswith(".gz")
     blank = True
@@ -124,6 +124,11 @@ def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Itera
                 try:
                     text = line.decode("utf-8")
                 except UnicodeDecodeError:
+                    if b"\0" in line:
+                        raise ValueError(
+                            f"expected text in UTF-8, received {path} with zero bytes, as no text "
+                            "has them; leave this file out, or unpack it first"
+                        ) from None
                     text = line.decode("utf-8", errors="replace")
                     trouble.bad_lines += 1
                 text = text.strip()
