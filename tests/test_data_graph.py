@@ -542,7 +542,7 @@ def test_json_graphs_without_nodes_are_left_out(tmp_path: Path) -> None:
         ({**PATH, "edges": [[0, -1]]}, r"counted from 0, .* received \[0, -1\]"),
         ({**PATH, "nodes": "3"}, r"'nodes' as the number of nodes"),
         ({**PATH, "nodes": -1}, r"'nodes' as the number of nodes"),
-        ({**PATH, "node_labels": [1, 2]}, r"between the 2 nodes"),
+        ({**PATH, "node_labels": [1, 2]}, r"between the 2 nodes.*or correct 'node_labels'"),
         ({**PATH, "nodes": 3, "node_labels": [1, 2]}, r"for each of 3 nodes .*received \[2\]"),
         ({**PATH, "node_labels": [1, 2, None]}, r"'node_labels' as a list"),
         ({**PATH, "node_labels": "abc"}, r"'node_labels' as a list"),

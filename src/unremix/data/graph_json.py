@@ -195,7 +195,9 @@ def _parse(text: str, where: str, name: str, ignored: Counter[str]) -> Line:
         refuse(f"a label or feature for each of {nodes} nodes", counts, "give one per node")
     if highest > nodes or edges.min(initial=0) < 0:
         wrong = edges[((edges < 0) | (edges >= nodes)).any(1)][0].tolist()
-        refuse(f"edges between the {nodes} nodes, counted from 0,", wrong, "or correct 'nodes'")
+        keys = ("nodes", "node_labels", "node_features")  # the first of them says how many
+        by = next((key for key in keys if key in graph), "edges")
+        refuse(f"edges between the {nodes} nodes, counted from 0,", wrong, f"or correct {by!r}")
     label = graph.get("label")
     if label is not None and not _is_label(label):
         refuse("'label' as an integer or a string", label, "name the class")
