@@ -89,6 +89,7 @@ def test_tables_of_finished_runs(folder: Path, capsys: pytest.CaptureFixture[str
     assert cells(values, "quickthought")[trec] == f"62.0 ± {100 * deviation:.1f}"
     assert cells(values, "quickthought")[1] == "–"  # CR was not measured
     assert cells(values, "GRU, untrained")[trec] == "41.0 ± 1.0"
+    assert "| quickthought-hcl (2 of 3 seeds) |" in values
     assert cells(values, "quickthought-hcl, paper") == [str(v) for v in PAPER["quickthought-hcl"]]
     interval = stats.ttest_rel(TREC["quickthought-unremix"], TREC["quickthought"])
     low, high = interval.confidence_interval()

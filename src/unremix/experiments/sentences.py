@@ -148,8 +148,14 @@ def to_markdown(results: Sequence[Result], recipes: Sequence[str]) -> str:
     """Values, differences to the first recipe and the paper's, and how to read them."""
     names = row_names(results, recipes)
     found = {name: summaries(results, name) for name in names}
+    seeds = {name: len({one.seed for one in results if one.name == name}) for name in names}
+    most = max(seeds.values(), default=0)
     values = [
-        [name, *(summary_text(found[name].get(column)) for column in COLUMNS)] for name in names
+        [
+            name if seeds[name] == most else f"{name} ({seeds[name]} of {most} seeds)",
+            *(summary_text(found[name].get(column)) for column in COLUMNS),
+        ]
+        for name in names
     ]
     published = [
         [f"{recipe}, paper", *(f"{value:.1f}" for value in PAPER[recipe])]
@@ -161,12 +167,11 @@ def to_markdown(results: Sequence[Result], recipes: Sequence[str]) -> str:
         for name in names
         if name != recipes[0]
     ]
-    count = len({result.seed for result in results if result.name in recipes})
     return (
         f"{_grid([*values, *published])}\n"
         f"Differences to {recipes[0]}:\n\n{_grid(differences)}\n"
         "In percent: Pearson's correlation for SICK, F1 of paraphrases for MSRP F1, else "
-        f"accuracy. Mean ± standard deviation over {count} seeds. Differences pair equal seeds, "
+        f"accuracy. Mean ± standard deviation over {most} seeds. Differences pair equal seeds, "
         "which share initial weights and order of the text: mean [95 % interval by Student's t]; "
         "each interval is for one difference by itself. The paper's rows are from encoders trained "
         "on BookCorpus.\n"
