@@ -6,6 +6,7 @@ A comparison per data set, in a folder of its own; on top of them ``table.md``, 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -206,7 +207,7 @@ def bar_chart(rows: Sequence[DataRow], recipes: Sequence[str]) -> Figure:
             [place - 0.4 + (number + 0.5) * width for place, _ in shown],
             [100 * summary.mean for summary in summaries],
             width,
-            yerr=[100 * (summary.deviation or 0.0) for summary in summaries],
+            yerr=[100 * (summary.deviation or math.nan) for summary in summaries],
             color=COLOURS[number % len(COLOURS)], label=recipe, capsize=2, error_kw={"lw": 1},
         )  # fmt: skip
     for place, row in enumerate(rows):

@@ -8,6 +8,7 @@ the bar chart ``sentences.png`` and ``sentences.svg``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -192,7 +193,7 @@ def bar_chart(results: Sequence[Result], recipes: Sequence[str]) -> Figure:
             at,
             [100 * summary.mean for summary in found.values()],
             width,
-            yerr=[100 * (summary.deviation or 0.0) for summary in found.values()],
+            yerr=[100 * (summary.deviation or math.nan) for summary in found.values()],
             color=COLOURS[number] if name in recipes else ("#bbbbbb", "#888888", "#dddddd")[
                 number - len([one for one in names if one in recipes])
             ],
