@@ -696,11 +696,20 @@ def test_a_run_of_an_earlier_start_is_waited_for(
     left_behind = subprocess.Popen([sys.executable, "-c", code], pass_fds=(lock,))
     os.close(lock)
     printed = io.StringIO()
-    opener = threading.Timer(0.5, gate.touch)
+    waiting = "simclr, seed 0: still under way from an earlier start"
+
+    def open_gate() -> None:
+        end = time.monotonic() + 60
+        while waiting not in printed.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+        gate.touch()
+
+    opener = threading.Thread(target=open_gate)
     opener.start()
     found = run_compare(folder, "simclr", seeds=1, console=Console(file=printed))
+    opener.join()
     assert left_behind.wait() == 0
-    assert "simclr, seed 0: still under way from an earlier start" in printed.getvalue()
+    assert waiting in printed.getvalue()
     assert not found.failed
     assert not place.log(job).exists()  # no process of ours ran it
     assert results_of(folder) == results_of(other)

@@ -748,8 +748,8 @@ def test_gradients_are_clipped(
 
     monkeypatch.setattr(QuickThought, "after_step", watch)
     config = replace(
-        trained.config, runs=str(tmp_path), clip=1e-3, epochs=1, progress=False,
+        trained.config, runs=str(tmp_path), clip=1e-5, epochs=1, progress=False,
         sentence=replace(trained.config.sentence, senteval="none"),
     )  # fmt: skip
     unremix.train(config)
-    assert norms == pytest.approx([1e-3] * 6, rel=1e-3)
+    assert norms == pytest.approx([1e-5] * 6, rel=1e-2)
