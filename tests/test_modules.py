@@ -417,6 +417,33 @@ def test_bad_input_says_what_was_expected(make: type[nn.Module]) -> None:
     refused("finite h0", z, z, broken, z)
 
 
+@pytest.mark.parametrize("name", ["z0", "z1", "h0", "h1"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"scaling": each} for each in ("minmax", "zscore-exp", "none")),
+        *({"fidelity": each} for each in ("paper", "code")),
+        {"mass": "none"},
+        {"layout": "one-way"},
+        {"gradient": "nt-xent"},
+        {"class_prior": 0.1},
+        {"temperature": 0.01},
+        {"posterior_temperature": 0.01},
+        {"components": ("uncertainty",)},
+        {"mix": (0.0, 0.5, 0.5)},
+        {"sketch": 2},
+    ],
+    ids=str,
+)
+def test_whatever_is_not_finite_is_named(options: dict[str, Any], value: float, name: str) -> None:
+    torch.manual_seed(0)
+    views = {each: torch.randn(5, 3) for each in ("z0", "z1", "h0", "h1")}
+    views[name][3, 1] = value
+    with pytest.raises(ValueError, match=f"finite {name}, .* 1 of 5 rows"):
+        UnReMixLoss(**options)(**views)
+
+
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(TypeError, match="temprature"):
         UnReMixLoss(temprature=0.5)  # type: ignore[call-arg]

@@ -41,6 +41,24 @@ class Links:
         links = Links(key.div(num_candidates, rounding_mode="floor"), key % num_candidates)
         return links, position
 
+    def equal_shares(self, num_anchors: int) -> Tensor:
+        """One over the number of links of the same anchor, shape (L,)."""
+        per_anchor = torch.bincount(self.anchor, minlength=num_anchors)
+        return 1.0 / per_anchor[self.anchor].to(torch.float64)
+
+    def starts(self, anchors: list[int]) -> list[int]:
+        """Where the links of each of the given anchors begin."""
+        wanted = torch.tensor(anchors, device=self.anchor.device)
+        places: list[int] = torch.searchsorted(self.anchor, wanted).tolist()
+        return places
+
+    def transposed(self) -> Links:
+        """Anchors and candidates exchanged, sorted anew."""
+        if bool((self.candidate[1:] >= self.candidate[:-1]).all()):  # in order already
+            return Links(self.candidate, self.anchor)
+        candidate, order = torch.sort(self.candidate, stable=True)
+        return Links(candidate, self.anchor[order])
+
 
 @dataclass(frozen=True)
 class Block:
@@ -55,6 +73,7 @@ class Block:
         positive: Flat positions of the positives, shape (P,).
         positive_row: The row of each positive, shape (P,).
         share: The share of each positive in its anchor's loss, shape (P,).
+        first: The first anchor, where they follow one another; None where they do not.
         whole: Whether these are all anchors, in their order.
     """
 
@@ -66,6 +85,7 @@ class Block:
     positive: Tensor
     positive_row: Tensor
     share: Tensor
+    first: int | None = None
     whole: bool = False
 
     @cached_property
@@ -79,8 +99,12 @@ class Block:
         return int(self.count.min())
 
     def take(self, values: Tensor) -> Tensor:
-        """The rows of this block's anchors, shape (B, ...); no copy where they are all rows."""
-        return values if self.whole else values[self.anchors]
+        """The rows of this block's anchors, shape (B, ...); no copy where they follow in order."""
+        if self.whole:
+            return values
+        if self.first is not None:
+            return values.narrow(0, self.first, self.anchors.numel())
+        return values[self.anchors]
 
     def fill(self, values: Tensor) -> Tensor:
         """Overwrite what is not a negative by the value of a negative of the same row, in place.
@@ -150,8 +174,7 @@ class Pairs:
         anchor, candidate = positives
         links, position = Links.sort(anchor, candidate, num_candidates)
         if share is None:
-            per_anchor = torch.bincount(links.anchor, minlength=num_anchors)
-            shares = 1.0 / per_anchor[links.anchor].to(torch.float64)
+            shares = links.equal_shares(num_anchors)
         else:
             shares = torch.zeros(len(links), dtype=torch.float64, device=anchor.device)
             shares.index_add_(0, position, share.to(torch.float64))
@@ -310,8 +333,10 @@ class Pairs:
             groups: The group of each anchor, shape (N,).
             num_groups: M.
         """
-        anchors = torch.arange(groups.numel(), device=groups.device)
-        return Pairs.build(groups.numel(), num_groups, (anchors, groups))
+        n, device = groups.numel(), groups.device
+        own = Links(torch.arange(n, device=device), groups)
+        shares = torch.ones(n, dtype=torch.float64, device=device)
+        return Pairs(n, num_groups, own, own, shares)
 
     @staticmethod
     def from_masks(positives: Tensor, negatives: Tensor) -> Pairs:
@@ -349,13 +374,17 @@ class Pairs:
 
     def transposed(self) -> Pairs:
         """Anchors and shared candidates exchanged; every positive counts equally."""
-        masked = None  # the positives alone
-        if self.masked is not self.positives:
-            masked = (self.masked.candidate, self.masked.anchor)
-        positives = (self.positives.candidate, self.positives.anchor)
         shared = self.num_candidates - self.own
-        pairs = Pairs.build(shared, self.num_anchors, positives, masked)
-        return replace(pairs, twins=self.twins and self.num_anchors == self.num_candidates)
+        positives = self.positives.transposed()
+        masked = positives if self.masked is self.positives else self.masked.transposed()
+        return Pairs(
+            shared,
+            self.num_anchors,
+            masked,
+            positives,
+            positives.equal_shares(shared),
+            twins=self.twins and self.num_anchors == self.num_candidates,
+        )
 
     def among(self, offset: int, total: int) -> Pairs:
         """The same pairs where the candidates are a part, from ``offset`` on, of ``total``."""
@@ -446,11 +475,13 @@ class Pairs:
         parts = 2 if self.twins else 1
         length = self.num_anchors // parts
         step = max(1, length if tile is None else tile // parts)
+        firsts = range(0, length, step)
+        cuts = [part * length + first for part in range(parts) for first in (*firsts, length)]
         masked_starts, positive_starts = (
-            [0, *count.cumsum(0).tolist()]
-            for count in (self.num_candidates - self.negative_count, self.positive_count)
+            dict(zip(cuts, links.starts(cuts), strict=True))
+            for links in (self.masked, self.positives)
         )
-        for first in range(0, length, step):
+        for first in firsts:
             size = min(step, length - first)
             ranges = [(part * length + first, size) for part in range(parts)]
             anchors = torch.cat([self._anchors[a : a + size] for a, size in ranges])
@@ -466,6 +497,7 @@ class Pairs:
                 positive=positive,
                 positive_row=positive_row,
                 share=torch.cat([self.share[part] for part in where]),
+                first=first if parts == 1 else None,
                 whole=size == length,
             )
 
@@ -474,7 +506,7 @@ class Pairs:
         return torch.arange(self.num_anchors, device=self.share.device)
 
     def _flatten(
-        self, links: Links, starts: list[int], ranges: list[tuple[int, int]]
+        self, links: Links, starts: dict[int, int], ranges: list[tuple[int, int]]
     ) -> tuple[Tensor, Tensor, list[slice]]:
         """Flat position and row, in the block made of ``ranges``, of the links that fall in it."""
         where = [slice(starts[first], starts[first + size]) for first, size in ranges]

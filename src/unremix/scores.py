@@ -73,33 +73,41 @@ def normalise_backward(gradient: Tensor, units: Tensor, lengths: Tensor) -> Tens
     return gradient.addcmul_(units, along[:, None], value=-1).mul_(inverse)
 
 
-def row_argmax(values: Tensor, chunk: int | None = None) -> tuple[Tensor, Tensor]:
-    """Maximum of each row and where it stands first; several times faster than ``torch.max``.
+def row_argmax(values: Tensor, chunk: int | None = None) -> Tensor:
+    """Where the maximum of each row stands first; several times faster than ``torch.argmax``.
 
-    NumPy vectorises the search for an index, torch does not. Where NumPy cannot help: the maxima of
-    chunks vectorise, so search among these, then within one chunk.
+    NumPy vectorises the search along rows in memory, torch does not. Where NumPy cannot help: the
+    maxima of chunks vectorise, so search among these, then within one chunk.
 
     Args:
-        values: Shape (B, M).
-        chunk: Columns per chunk; None leaves it to NumPy on the CPU, and is 64 elsewhere.
+        values: Shape (B, M), contiguous or the transpose of such.
+        chunk: Columns per chunk; None leaves it to NumPy where that is faster, and is 64 elsewhere.
 
     Returns:
-        Maxima and columns, both of shape (B,).
+        Columns, shape (B,).
+
+    Example:
+        >>> row_argmax(torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]]))
+        tensor([1, 0])
     """
-    if chunk is None and NUMPY and values.device.type == "cpu":
-        column = torch.from_numpy(values.detach().contiguous().numpy().argmax(1))
-        return values.gather(1, column[:, None])[:, 0], column
+    if values.is_contiguous():
+        if chunk is None and NUMPY and values.device.type == "cpu":
+            return torch.from_numpy(values.detach().numpy().argmax(1))
+        array, along = values, 1
+    else:
+        array, along = values.T, 0
+    length = array.shape[along]
     chunk = chunk or 64
-    whole = values.shape[1] // chunk * chunk
-    maxima = values[:, :whole].unflatten(1, (-1, chunk)).amax(2) if whole else values[:, :0]
-    if whole < values.shape[1]:
-        maxima = torch.cat([maxima, values[:, whole:].amax(1, keepdim=True)], dim=1)
-    highest, best = maxima.max(dim=1)
-    columns = (best[:, None] * chunk + torch.arange(chunk, device=values.device)).clamp_(
-        max=values.shape[1] - 1
-    )
-    within = (values.gather(1, columns) == highest[:, None]).int().argmax(dim=1)
-    return highest, best * chunk + within
+    whole = length // chunk * chunk
+    maxima = array.narrow(along, 0, whole).unflatten(along, (-1, chunk)).amax(along + 1)
+    if whole < length:
+        rest = array.narrow(along, whole, length - whole).amax(along, keepdim=True)
+        maxima = torch.cat([maxima, rest], dim=along)
+    highest, best = maxima.max(dim=along, keepdim=True)
+    steps = torch.arange(chunk, device=values.device)
+    place = (best * chunk + (steps if along else steps[:, None])).clamp_(max=length - 1)
+    within: Tensor = (array.gather(along, place) == highest).int().argmax(dim=along)
+    return within.add_(best.squeeze(along), alpha=chunk)
 
 
 class Scratch:
@@ -115,8 +123,9 @@ class Scratch:
 
     def __init__(self, slots: int = 1) -> None:
         self._slots = slots
-        self._places: dict[str, int] = {}
-        self._pieces: tuple[Tensor, ...] = ()
+        self._size = 0
+        self._whole: Tensor | None = None
+        self._pieces: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
         """An array of arbitrary content, valid until its name is taken again.
@@ -126,14 +135,17 @@ class Scratch:
             shape: (B, M); B must not grow from one block to the next.
             like: Gives dtype and device.
         """
-        place = self._places.setdefault(name, len(self._places))
-        if not self._pieces:
-            size = math.prod(shape)
-            whole = like.new_empty(self._slots, size + STAGGER)
-            self._pieces = tuple(piece[:size].view(shape) for piece in whole)
-        if place >= self._slots:
-            return like.new_empty(shape)
-        piece = self._pieces[place]
+        piece = self._pieces.get(name)
+        if piece is None:
+            place = len(self._pieces)
+            if self._whole is None:
+                self._size = math.prod(shape) + STAGGER
+                self._whole = like.new_empty(self._slots * self._size)
+            if place < self._slots:
+                piece = self._whole.as_strided(shape, (shape[1], 1), place * self._size)
+            else:
+                piece = like.new_empty(shape)
+            self._pieces[name] = piece
         return piece if piece.shape[0] == shape[0] else piece[: shape[0]]
 
 
@@ -147,10 +159,9 @@ def lower_strips(count: int, number: int = 4) -> Iterator[tuple[slice, slice]]:
         yield slice(first, count), slice(first, min(first + step, count))
 
 
-def mirror(values: Tensor, rows: slice, columns: slice, out: Tensor) -> None:
-    """Write a strip of a symmetric array, shape (R, C), and what lies opposite to it."""
-    out[rows, columns] = values
-    out[columns, columns.stop :] = values[columns.stop - columns.start :].T
+def mirror(values: Tensor, columns: slice) -> None:
+    """Write what lies opposite to a strip of a symmetric array, shape (N, N), in place."""
+    values[columns, columns.stop :] = values[columns.stop :, columns].T
 
 
 def inner_products(
@@ -236,7 +247,7 @@ def residuals(
         if gradient == "nt-xent":
             label = block.take(label_units)
         else:
-            _, most_confident = row_argmax(posterior)
+            most_confident = row_argmax(posterior)
             label = class_units.index_select(0, most_confident.clamp(max=count - 1))
             if own is not None:
                 of_own = (most_confident - count).clamp(min=0)[:, None, None]
@@ -249,11 +260,10 @@ def residuals(
         d = expected.div_(total).sub_(label)
         delta = d.addcmul((d * f).sum(1, keepdim=True), f, value=-1)
         length = block.take(lengths)[:, None]
-        nothing = (
-            (torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= noise(delta.dtype))
-            | (length == 0)
-            | (block.count == 0)
-        )
+        nothing = torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= noise(delta.dtype)
+        nothing |= length == 0
+        if block.fewest == 0:
+            nothing |= block.count == 0
         delta.mul_((1 / (temperature * length)).masked_fill_(nothing, 0.0))
         if block.whole:
             return delta
@@ -425,7 +435,7 @@ class Context:
     def apartness(self) -> Tensor:
         """f_j · f_j - f_j · T with T the sum of all candidates' f: -Σ over j' ≠ j, shape (M,)."""
         candidates = self.candidate_units
-        squares: Tensor = torch.linalg.vecdot(candidates, candidates)
+        squares: Tensor = torch.linalg.vector_norm(candidates, dim=1).square_()
         return squares.sub_(candidates @ candidates.sum(0))
 
     @cached_property
@@ -600,11 +610,13 @@ def uncertainty(rows: Rows, context: Context) -> Tensor:
     block, out = rows.block, rows.empty("uncertainty")
     residuals, inputs = block.take(context.anchor_residuals), context.anchor_inputs
     if residuals is context.candidate_residuals and context.own_residuals is None:
+        features = rows.empty("temporary")
         for part, strip in lower_strips(residuals.shape[0]):  # u is symmetric
-            values = residuals[part] @ residuals[strip].T
+            values = torch.mm(residuals[part], residuals[strip].T, out=out[part, strip])
             if inputs is not None:
-                _times_features(values, inputs[part] @ inputs[strip].T, bias=context.bias)
-            mirror(values, part, strip, out)
+                inner = torch.mm(inputs[part], inputs[strip].T, out=features[part, strip])
+                _times_features(values, inner, bias=context.bias)
+            mirror(out, strip)
         return out
     own = None if context.own_residuals is None else block.take(context.own_residuals)
     inner_products(residuals, context.candidate_residuals, own, out=out)

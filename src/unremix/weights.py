@@ -8,6 +8,7 @@ component, the similarity, under an exponential link.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -132,9 +133,8 @@ def scale(
     if scaling == "none":
         return Scaled(scores, torch.ones_like(low), torch.zeros_like(low), low, high)
     size = torch.maximum(high, -low)  # of the absolute values
-    least = [magnitude or 0.0 for magnitude in magnitudes]
-    if any(least):
-        size = torch.maximum(size, low.new_tensor(least))
+    if any(magnitudes):
+        size = torch.maximum(size, _row(magnitudes, low.dtype, low.device))
     span = high - low
     constant = span <= noise(low.dtype) * size
     if scaling == "minmax":
@@ -153,6 +153,12 @@ def scale(
     deviation = (torch.cat(squares, dim=1) / count).clamp_(min=0).sqrt_()
     factor = (1 / deviation).masked_fill(constant | (deviation == 0), 0.0)
     return Scaled(scores, factor, -torch.cat(means, dim=1) * factor, low, high)
+
+
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _row(magnitudes: tuple[float | None, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor([each or 0.0 for each in magnitudes], dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
     magnitudes = tuple(component.magnitude for component in weighting.resolved)
     scaled = scale(tuple(scores), block, weighting.scaling, magnitudes)
     # Σ_k λ_k (factor_k X_k + shift_k), the row-wise factors folded into one sweep per component.
-    first, *others = (mix * scaled.factor).split(1, dim=1)
+    first, *others = (mix * scaled.factor).T[:, :, None].unbind()  # each (B, 1)
     values = torch.mul(scores[0], first, out=rows.empty("values"))
     for score, factor in zip(scores[1:], others, strict=True):
         values.addcmul_(score, factor)

@@ -159,10 +159,13 @@ class Flow:
         if self.to_candidates is None:
             self.to_candidates = torch.zeros_like(self.candidates)
         to_shared = gradient[:, :count]
-        part = to_shared @ self.candidates
+        in_order = block.whole or block.first is not None
+        out = block.take(self.to_anchors) if in_order else None
+        part = torch.mm(to_shared, self.candidates, out=out)
         if self.own is not None:
             part += torch.einsum("bs,bsd->bd", gradient[:, count:], block.take(self.own))
-        self.to_anchors[block.anchors] = part
+        if not in_order:
+            self.to_anchors[block.anchors] = part
         self.to_candidates.addmm_(to_shared.T, block.take(self.anchors))
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
@@ -307,8 +310,8 @@ def _products(
     """Inner products of a block's anchors with their candidates, shape (B, M)."""
     anchors, candidates, own = vectors
     if at_hand is not None:
-        if block.whole:
-            return at_hand
+        if block.whole or block.first is not None:
+            return block.take(at_hand)
         out = scratch.take(name, (block.anchors.numel(), candidates.shape[0]), at_hand)
         return torch.index_select(at_hand, 0, block.anchors, out=out)
     part = block.take(anchors)

@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from unremix.losses.blockwise import Outcome, Products, Tile, contrast
 from unremix.pairs import Block, Pairs
-from unremix.scores import LOG2_E, Gradient, Own, Rows, Views
+from unremix.scores import COLD, LOG2_E, Gradient, Own, Rows, Views
 from unremix.weights import Weighting, Weights
 
 
@@ -43,22 +43,26 @@ class InfoNCE:
         differentiate_weights: bool,
     ) -> Outcome:
         """See :class:`unremix.losses.blockwise.Objective`."""
-        block = rows.block
-        # e^{l - highest}, highest the row maximum over the negatives. Where the logits span more
-        # than exponentials can, a negative without weight must not drown the others: leave it out.
-        tiny = torch.finfo(logits.dtype).tiny
-        highest = logits.amax(1, keepdim=True)
-        span = self.bound * (1 + max(1.0, self.factor))
-        if weights.values is not None and span > -math.log(tiny) / 2:
-            lowest = torch.finfo(logits.dtype).min
-            highest = torch.where(weights.values > 0, logits, lowest).amax(1, keepdim=True)
-            logits.clamp_(max=highest)
-        exponentials = block.blank(logits.sub_(highest).mul_(LOG2_E).exp2_())  # (B, M)
+        block, tiny = rows.block, torch.finfo(logits.dtype).tiny
+        log_factor = weights.log_factor  # (B, 1)
+        largest = self.bound * max(1.0, self.factor)
+        if largest > 1 / COLD:
+            # e^{l - highest}, highest the row maximum over the negatives. Where the logits span
+            # more than exponentials can, a negative without weight must not drown the others:
+            # leave it out.
+            highest = logits.amax(1, keepdim=True)
+            if weights.values is not None and self.bound + largest > -math.log(tiny) / 2:
+                lowest = torch.finfo(logits.dtype).min
+                highest = torch.where(weights.values > 0, logits, lowest).amax(1, keepdim=True)
+                logits.clamp_(max=highest)
+            logits.sub_(highest)
+            log_factor = log_factor + highest
+        exponentials = block.blank(logits.mul_(LOG2_E).exp2_())  # (B, M)
         products = exponentials
         if weights.values is not None:
             products = torch.mul(exponentials, weights.values, out=rows.empty("weighted"))
         total = products.sum(1, keepdim=True)  # (B, 1)
-        log_negatives = (total.log() + highest + weights.log_factor)[:, 0]  # (B,)
+        log_negatives = (total.log() + log_factor)[:, 0]  # (B,)
 
         loss, to_negatives, to_positives = self._per_anchor(log_negatives, positives, block)
         row_scale = to_negatives[:, None] / total.clamp(min=tiny)
@@ -82,7 +86,7 @@ class InfoNCE:
         share, row = block.share.to(positives.dtype), block.positive_row
         if not self.positives_in_denominator:
             log_others, by_negatives, by_positive = self._debias(
-                log_negatives[row], positives, block.count[row, 0]
+                log_negatives[row], positives, block, row
             )
             gap = log_others - positives
             flow = share * gap.sigmoid()  # (P,)
@@ -93,7 +97,7 @@ class InfoNCE:
         log_positives, posterior = _log_sum_exp(positives, row, log_negatives)  # (B,), (P,)
         count = torch.bincount(row, minlength=log_negatives.numel())
         mean = log_positives - count.clamp(min=1).to(log_positives.dtype).log()
-        log_others, by_negatives, by_positive = self._debias(log_negatives, mean, block.count[:, 0])
+        log_others, by_negatives, by_positive = self._debias(log_negatives, mean, block)
         total = torch.zeros_like(log_negatives).index_add_(
             0, row, share
         )  # 1, or 0 without positive
@@ -106,7 +110,7 @@ class InfoNCE:
         return loss, flow if by_negatives is None else flow * by_negatives, to_positives
 
     def _debias(
-        self, log_negatives: Tensor, log_positive: Tensor, count: Tensor
+        self, log_negatives: Tensor, log_positive: Tensor, block: Block, row: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """log max( (Σ_j w_j e^{l_j} - τ⁺ n e^{l_p}) / (1 - τ⁺), n e^{-bound} ) and its derivatives.
 
@@ -115,7 +119,8 @@ class InfoNCE:
         """
         if self.class_prior == 0:
             return log_negatives, None, None
-        count = count.to(log_negatives.dtype)
+        count = block.count[:, 0].to(log_negatives.dtype)  # n
+        count = count if row is None else count[row]
         shift = torch.maximum(log_negatives, log_positive)
         negatives, positive = (log_negatives - shift).exp(), (log_positive - shift).exp()
         false = self.class_prior * count * positive

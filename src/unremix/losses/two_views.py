@@ -106,7 +106,8 @@ class TwoViewLoss(nn.Module):
         with _full_precision(z0.device):
             z0, z1, h0, h1 = self._prepare_together(z0, z1, h0, h1)
             own = None if own is None else self._ready(own)
-            return self._contrast(*self._arrange(z0, z1, h0, h1, own))
+            loss = self._contrast(*self._arrange(z0, z1, h0, h1, own))
+            return _finite(loss, z0, z1, h0, h1)
 
     def towards(
         self,
@@ -141,7 +142,8 @@ class TwoViewLoss(nn.Module):
             z0, z1, h0, h1 = self._prepare_together(z0, z1, h0, h1)
             own = None if own is None else self._ready(own)
             arranged = self._arrange(z0, z1, h0, h1, own, aims=(keys, shares))
-            return self._contrast(*arranged, positives_in_denominator=True)
+            loss = self._contrast(*arranged, positives_in_denominator=True)
+            return _finite(loss, z0, z1, h0, h1)
 
     def against(
         self,
@@ -254,6 +256,7 @@ class TwoViewLoss(nn.Module):
         """
         with _full_precision(z0.device):
             z0, z1, h0, h1 = self._prepare(z0, z1, h0, h1, needs_inputs=True)
+            _check_finite(z0, z1, h0, h1)
             anchors, candidates, pairs, _, _ = self._arrange(z0, z1, h0, h1, alone=True)
             mix = self.lambdas()
             context = make_context(
@@ -293,7 +296,12 @@ class TwoViewLoss(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """As :meth:`_prepare`; if it fails here, the other processes are told."""
         try:
-            return self._prepare(z0, z1, h0, h1)
+            ready = self._prepare(z0, z1, h0, h1)
+            unused = ready[2] is not None and not self.weighting.needs_residuals
+            # The loss would not show it, or show it to all processes, and none know whose.
+            if unused or (self.gather and is_distributed()):
+                _check_finite(*ready)
+            return ready
         except ValueError:
             if self.gather:
                 withdraw(z0.device)
@@ -452,17 +460,26 @@ def _check_views(letter: str, first: Tensor, second: Tensor, rows: int | None = 
             f"expected {names} of one floating-point dtype, received {first.dtype} and "
             f"{second.dtype}; convert one with .to()"
         )
-    for which, view in enumerate((first, second)):
-        # A sum is one sweep; only if it is not finite, as it is also by overflow, look closer.
-        if math.isfinite(view.detach().sum().item()):
+
+
+def _check_finite(z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None) -> None:
+    for name, view in zip(("z0", "z1", "h0", "h1"), (z0, z1, h0, h1), strict=True):
+        if view is None:
             continue
         bad = int((~view.isfinite()).any(dim=1).sum())
         if bad:
             raise ValueError(
-                f"expected finite {letter}{which}, received NaN or infinity in {bad} of "
+                f"expected finite {name}, received NaN or infinity in {bad} of "
                 f"{view.shape[0]} rows; look for a diverged model (lower the learning rate) or "
                 "broken input"
             )
+
+
+def _finite(loss: Tensor, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None) -> Tensor:
+    """The loss; NaN or infinity in what it was made of reaches it, and only then is looked for."""
+    if not math.isfinite(loss.item()):
+        _check_finite(z0, z1, h0, h1)
+    return loss
 
 
 @dataclass(frozen=True)
