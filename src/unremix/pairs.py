@@ -7,9 +7,10 @@ lists of (anchor, candidate) links; the (N, M) mask is never built.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -41,11 +42,6 @@ class Links:
         links = Links(key.div(num_candidates, rounding_mode="floor"), key % num_candidates)
         return links, position
 
-    def equal_shares(self, num_anchors: int) -> Tensor:
-        """One over the number of links of the same anchor, shape (L,)."""
-        per_anchor = torch.bincount(self.anchor, minlength=num_anchors)
-        return 1.0 / per_anchor[self.anchor].to(torch.float64)
-
     def starts(self, anchors: list[int]) -> list[int]:
         """Where the links of each of the given anchors begin."""
         wanted = torch.tensor(anchors, device=self.anchor.device)
@@ -60,50 +56,149 @@ class Links:
         return Links(candidate, self.anchor[order])
 
 
+Value = TypeVar("Value")
+
+
+class kept(Generic[Value]):
+    """A property of a block, made when first asked for and kept by its pairs."""
+
+    def __init__(self, make: Callable[[Block], Value]) -> None:
+        self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
+
+    @overload
+    def __get__(self, block: None, owner: type[Block]) -> kept[Value]: ...
+
+    @overload
+    def __get__(self, block: Block, owner: type[Block]) -> Value: ...
+
+    def __get__(self, block: Block | None, owner: type[Block]) -> kept[Value] | Value:
+        if block is None:
+            return self
+        key = (self.name, block.first, block.size)
+        if key not in block.pairs.kept:
+            block.pairs.kept[key] = self.make(block)
+        value: Value = block.pairs.kept[key]
+        return value
+
+
 @dataclass(frozen=True)
 class Block:
     """Some whole rows of the (N, M) problem: B anchors against all M candidates.
 
+    What is never asked for is never made.
+
     Args:
-        anchors: Which anchors, shape (B,).
-        count: How many negatives each has, shape (B, 1).
-        masked: Flat positions in the (B, M) block that are not negatives, shape (L,).
-        masked_row: The row of each masked position, shape (L,).
-        reference: Flat position of one negative of each row, shape (B,).
-        positive: Flat positions of the positives, shape (P,).
-        positive_row: The row of each positive, shape (P,).
-        share: The share of each positive in its anchor's loss, shape (P,).
-        first: The first anchor, where they follow one another; None where they do not.
-        whole: Whether these are all anchors, in their order.
+        pairs: The whole.
+        first: The first anchor.
+        size: How many follow one another from there; where anchors have twins, these come after.
     """
 
-    anchors: Tensor
-    count: Tensor
-    masked: Tensor
-    masked_row: Tensor
-    reference: Tensor
-    positive: Tensor
-    positive_row: Tensor
-    share: Tensor
-    first: int | None = None
-    whole: bool = False
+    pairs: Pairs
+    first: int
+    size: int
 
-    @cached_property
-    def _filler(self) -> Tensor:
-        """Flat position of the negative that stands in for each masked position, shape (L,)."""
-        return self.reference[self.masked_row]
+    @property
+    def in_order(self) -> bool:
+        """Whether the anchors follow one another."""
+        return self.whole or not self.pairs.twins
 
-    @cached_property
+    @property
+    def whole(self) -> bool:
+        """Whether these are all anchors, in their order."""
+        return self.size * self.pairs.parts == self.pairs.num_anchors
+
+    @kept
+    def anchors(self) -> Tensor:
+        """Which anchors, shape (B,)."""
+        return torch.cat([self.pairs.order[slice(*each)] for each in self._ranges])
+
+    @kept
+    def count(self) -> Tensor:
+        """How many negatives each has, shape (B, 1)."""
+        return self.take(self.pairs.negative_count)[:, None]
+
+    @kept
     def fewest(self) -> int:
         """How many negatives the row with the fewest has."""
         return int(self.count.min())
+
+    @property
+    def masked(self) -> Tensor:
+        """Flat positions in the (B, M) block that are not negatives, shape (L,)."""
+        return self._masked[0]
+
+    @property
+    def masked_row(self) -> Tensor:
+        """The row of each masked position, shape (L,)."""
+        return self._masked[1]
+
+    @kept
+    def reference(self) -> Tensor:
+        """Flat position of one negative of each row, shape (B,)."""
+        negative = self.take(self.pairs.first_negative)
+        return negative.add(self.pairs.order[: len(negative)], alpha=self.pairs.num_candidates)
+
+    @property
+    def positive(self) -> Tensor:
+        """Flat positions of the positives, shape (P,)."""
+        return self._positives[0]
+
+    @property
+    def positive_row(self) -> Tensor:
+        """The row of each positive, shape (P,)."""
+        return self._positives[1]
+
+    @kept
+    def share(self) -> Tensor:
+        """The share of each positive in its anchor's loss, shape (P,)."""
+        if self.whole:
+            return self.pairs.share
+        return torch.cat([self.pairs.share[part] for part in self._where(self.pairs.positives)])
+
+    @property
+    def _ranges(self) -> list[tuple[int, int]]:
+        """First and one past the last anchor of each part."""
+        length = self.pairs.num_anchors // self.pairs.parts
+        starts = [self.first + part * length for part in range(self.pairs.parts)]
+        return [(start, start + self.size) for start in starts]
+
+    def _where(self, links: Links) -> list[slice]:
+        """Which links belong to each part."""
+        places = links.starts([edge for each in self._ranges for edge in each])
+        return [slice(*edges) for edges in zip(places[::2], places[1::2], strict=True)]
+
+    def _flatten(self, links: Links) -> tuple[Tensor, Tensor]:
+        """Flat position and row of the links that fall in this block."""
+        row, candidate = links.anchor, links.candidate
+        if not self.whole:
+            where = self._where(links)
+            shifts = [start - part * self.size for part, (start, _) in enumerate(self._ranges)]
+            parts = zip(where, shifts, strict=True)
+            row = torch.cat([row[part] - shift for part, shift in parts])
+            candidate = torch.cat([candidate[part] for part in where])
+        return candidate.add(row, alpha=self.pairs.num_candidates), row
+
+    @kept
+    def _masked(self) -> tuple[Tensor, Tensor]:
+        return self._flatten(self.pairs.masked)
+
+    @kept
+    def _positives(self) -> tuple[Tensor, Tensor]:
+        if self.pairs.positives is self.pairs.masked:
+            return self._masked
+        return self._flatten(self.pairs.positives)
+
+    @kept
+    def _filler(self) -> Tensor:
+        """Flat position of the negative that stands in for each masked position, shape (L,)."""
+        return self.reference[self.masked_row]
 
     def take(self, values: Tensor) -> Tensor:
         """The rows of this block's anchors, shape (B, ...); no copy where they follow in order."""
         if self.whole:
             return values
-        if self.first is not None:
-            return values.narrow(0, self.first, self.anchors.numel())
+        if self.in_order:
+            return values.narrow(0, self.first, self.size)
         return values[self.anchors]
 
     def fill(self, values: Tensor) -> Tensor:
@@ -136,7 +231,7 @@ class Pairs:
         num_candidates: M.
         masked: All links that are not negatives: positives and the excluded.
         positives: The positives.
-        share: The share of each positive in its anchor's loss, shape (P,); sums to 1 per anchor.
+        told: The share of each positive in its anchor's loss, shape (P,); equal where None.
         twins: Anchors i and N/2 + i are two views of one sample, and the same two candidates, one
             for each, are masked for both.
         own: How many of the candidates, the last ones, are each anchor's own: column M - own + k
@@ -147,7 +242,7 @@ class Pairs:
     num_candidates: int
     masked: Links
     positives: Links
-    share: Tensor
+    told: Tensor | None = None
     twins: bool = False
     own: int = 0
 
@@ -173,9 +268,8 @@ class Pairs:
         """
         anchor, candidate = positives
         links, position = Links.sort(anchor, candidate, num_candidates)
-        if share is None:
-            shares = links.equal_shares(num_anchors)
-        else:
+        shares = None
+        if share is not None:
             shares = torch.zeros(len(links), dtype=torch.float64, device=anchor.device)
             shares.index_add_(0, position, share.to(torch.float64))
         if excluded is None:
@@ -335,8 +429,7 @@ class Pairs:
         """
         n, device = groups.numel(), groups.device
         own = Links(torch.arange(n, device=device), groups)
-        shares = torch.ones(n, dtype=torch.float64, device=device)
-        return Pairs(n, num_groups, own, own, shares)
+        return Pairs(n, num_groups, own, own, torch.ones(n, dtype=torch.float64, device=device))
 
     @staticmethod
     def from_masks(positives: Tensor, negatives: Tensor) -> Pairs:
@@ -382,7 +475,6 @@ class Pairs:
             self.num_anchors,
             masked,
             positives,
-            positives.equal_shares(shared),
             twins=self.twins and self.num_anchors == self.num_candidates,
         )
 
@@ -404,6 +496,25 @@ class Pairs:
         keep = ~torch.isin(masked_key, positive_key)
         masked = Links(self.masked.anchor[keep], self.masked.candidate[keep])
         return replace(self, masked=masked, twins=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the links are."""
+        return self.masked.anchor.device
+
+    @cached_property
+    def share(self) -> Tensor:
+        """The share of each positive in its anchor's loss, shape (P,); sums to 1 per anchor."""
+        if self.told is not None:
+            return self.told
+        return 1.0 / self.positive_count[self.positives.anchor].to(torch.float64)
+
+    @cached_property
+    def one_masked(self) -> bool:
+        """Whether each anchor has exactly one candidate that is not its negative."""
+        # As many links as anchors, and each anchor has one at least.
+        enough = self.most_negatives < self.num_candidates
+        return len(self.masked) == self.num_anchors and enough
 
     @cached_property
     def negative_count(self) -> Tensor:
@@ -430,6 +541,8 @@ class Pairs:
     def first_negative(self) -> Tensor:
         """The first negative of each anchor, shape (N,); 0 where there is none."""
         anchor, candidate = self.masked.anchor, self.masked.candidate
+        if self.one_masked:
+            return (candidate == 0).long() % max(self.num_candidates, 1)
         masked = self.num_candidates - self.negative_count
         rank = torch.arange(len(self.masked), device=anchor.device)
         rank = rank - (masked.cumsum(0) - masked)[anchor]
@@ -441,7 +554,7 @@ class Pairs:
     def negative_mask(self) -> Tensor:
         """The negatives as a boolean mask, shape (N, M)."""
         mask = torch.ones(
-            self.num_anchors, self.num_candidates, dtype=torch.bool, device=self.share.device
+            self.num_anchors, self.num_candidates, dtype=torch.bool, device=self.device
         )
         mask[self.masked.anchor, self.masked.candidate] = False
         return mask
@@ -449,7 +562,7 @@ class Pairs:
     def positive_mask(self) -> Tensor:
         """The positives as a boolean mask, shape (N, M)."""
         mask = torch.zeros(
-            self.num_anchors, self.num_candidates, dtype=torch.bool, device=self.share.device
+            self.num_anchors, self.num_candidates, dtype=torch.bool, device=self.device
         )
         mask[self.positives.anchor, self.positives.candidate] = True
         return mask
@@ -462,59 +575,23 @@ class Pairs:
         """
         if tile is not None and tile >= self.num_anchors:
             tile = None
-        if tile not in self._cut:
-            with torch.inference_mode(False):  # or they could not be used for training later
-                self._cut[tile] = tuple(self._blocks(tile))
-        return self._cut[tile]
+        length = self.num_anchors // self.parts
+        step = max(1, length if tile is None else tile // self.parts)
+        return tuple(
+            Block(self, first, min(step, length - first)) for first in range(0, length, step)
+        )
 
     @cached_property
-    def _cut(self) -> dict[int | None, tuple[Block, ...]]:
+    def kept(self) -> dict[tuple[str, int, int], Any]:
+        """What blocks have made, by name, first anchor and size."""
         return {}
 
-    def _blocks(self, tile: int | None) -> Iterator[Block]:
-        parts = 2 if self.twins else 1
-        length = self.num_anchors // parts
-        step = max(1, length if tile is None else tile // parts)
-        firsts = range(0, length, step)
-        cuts = [part * length + first for part in range(parts) for first in (*firsts, length)]
-        masked_starts, positive_starts = (
-            dict(zip(cuts, links.starts(cuts), strict=True))
-            for links in (self.masked, self.positives)
-        )
-        for first in firsts:
-            size = min(step, length - first)
-            ranges = [(part * length + first, size) for part in range(parts)]
-            anchors = torch.cat([self._anchors[a : a + size] for a, size in ranges])
-            masked, masked_row, _ = self._flatten(self.masked, masked_starts, ranges)
-            positive, positive_row, where = self._flatten(self.positives, positive_starts, ranges)
-            yield Block(
-                anchors=anchors,
-                count=self.negative_count[anchors][:, None],
-                masked=masked,
-                masked_row=masked_row,
-                reference=self._anchors[: anchors.numel()] * self.num_candidates
-                + self.first_negative[anchors],
-                positive=positive,
-                positive_row=positive_row,
-                share=torch.cat([self.share[part] for part in where]),
-                first=first if parts == 1 else None,
-                whole=size == length,
-            )
+    @property
+    def parts(self) -> int:
+        """2 where anchors have twins, which stay in one block; else 1."""
+        return 2 if self.twins else 1
 
     @cached_property
-    def _anchors(self) -> Tensor:
-        return torch.arange(self.num_anchors, device=self.share.device)
-
-    def _flatten(
-        self, links: Links, starts: dict[int, int], ranges: list[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor, list[slice]]:
-        """Flat position and row, in the block made of ``ranges``, of the links that fall in it."""
-        where = [slice(starts[first], starts[first + size]) for first, size in ranges]
-        row = torch.cat(
-            [
-                links.anchor[part] - (first - number * size)
-                for number, (part, (first, size)) in enumerate(zip(where, ranges, strict=True))
-            ]
-        )
-        candidate = torch.cat([links.candidate[part] for part in where])
-        return row * self.num_candidates + candidate, row, where
+    def order(self) -> Tensor:
+        """All anchors, shape (N,)."""
+        return torch.arange(self.num_anchors, device=self.device)

@@ -51,7 +51,7 @@ def normalise(embeddings: Tensor) -> tuple[Tensor, Tensor]:
     embeddings = embeddings.detach()
     lengths = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
     units = embeddings / lengths
-    if bool((lengths <= SMALLEST_NORM).any()):
+    if lengths.numel() and float(lengths.min()) <= SMALLEST_NORM:
         zero = lengths <= SMALLEST_NORM
         units, lengths = units.masked_fill_(zero, 0.0), lengths.masked_fill_(zero, 0.0)
     return units, lengths[..., 0]
@@ -103,10 +103,10 @@ def row_argmax(values: Tensor, chunk: int | None = None) -> Tensor:
     if whole < length:
         rest = array.narrow(along, whole, length - whole).amax(along, keepdim=True)
         maxima = torch.cat([maxima, rest], dim=along)
-    highest, best = maxima.max(dim=along, keepdim=True)
+    best = maxima.argmax(dim=along, keepdim=True)
     steps = torch.arange(chunk, device=values.device)
     place = (best * chunk + (steps if along else steps[:, None])).clamp_(max=length - 1)
-    within: Tensor = (array.gather(along, place) == highest).int().argmax(dim=along)
+    within: Tensor = array.gather(along, place).argmax(dim=along)
     return within.add_(best.squeeze(along), alpha=chunk)
 
 
@@ -248,23 +248,28 @@ def residuals(
             label = block.take(label_units)
         else:
             most_confident = row_argmax(posterior)
-            label = class_units.index_select(0, most_confident.clamp(max=count - 1))
-            if own is not None:
+            if own is None:
+                label = class_units.index_select(0, most_confident)
+            else:
+                label = class_units.index_select(0, most_confident.clamp(max=count - 1))
                 of_own = (most_confident - count).clamp(min=0)[:, None, None]
                 nearest = own.gather(1, of_own.expand(-1, 1, own.shape[2]))[:, 0]
                 label = torch.where((most_confident >= count)[:, None], nearest, label)
-        expected = posterior[:, :count] @ class_units
-        if own is not None:
+        if own is None:
+            expected = posterior @ class_units
+        else:
+            expected = posterior[:, :count] @ class_units
             expected += torch.einsum("bs,bsd->bd", posterior[:, count:], own)
         total = posterior.sum(1, keepdim=True).clamp_(min=torch.finfo(units.dtype).tiny)
         d = expected.div_(total).sub_(label)
         delta = d.addcmul((d * f).sum(1, keepdim=True), f, value=-1)
-        length = block.take(lengths)[:, None]
         nothing = torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= noise(delta.dtype)
-        nothing |= length == 0
         if block.fewest == 0:
             nothing |= block.count == 0
-        delta.mul_((1 / (temperature * length)).masked_fill_(nothing, 0.0))
+        # 1/(t |z|), and 0 in place of 1/0.
+        scale = torch.div(1 / temperature, block.take(lengths)[:, None])
+        scale.nan_to_num_(nan=math.nan, posinf=0.0).masked_fill_(nothing, 0.0)
+        delta.mul_(scale)
         if block.whole:
             return delta
         result[block.anchors] = delta
@@ -682,7 +687,7 @@ def _alone(rows: Rows, context: Context) -> bool:
     width = context.pairs.num_candidates
     if context.own_units is not None or rows.similarity.shape[0] < width:
         return False
-    return bool((rows.block.count == width - 1).all())
+    return context.pairs.one_masked
 
 
 @dataclass(frozen=True)

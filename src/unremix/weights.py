@@ -220,13 +220,17 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
     total = values.sum(1, keepdim=True)
     if weighting.mass == "none":
         return Weights(values, log_factor, total, scaled, None)
-    weightless = (total <= 0) & (block.count > 0)
-    replaced = weightless if bool(weightless.any()) else None
+    replaced = None
+    if float(total.min()) <= 0:
+        weightless = (total <= 0) & (block.count > 0)
+        replaced = weightless if bool(weightless.any()) else None
     if replaced is not None:
         values.masked_fill_(replaced, 1.0)
         total = block.blank(values).sum(1, keepdim=True)
     log_factor = torch.log(block.count / total.clamp(min=torch.finfo(total.dtype).tiny))
-    return Weights(values, log_factor.masked_fill(block.count == 0, 0.0), total, scaled, replaced)
+    if block.fewest == 0:
+        log_factor.masked_fill_(block.count == 0, 0.0)
+    return Weights(values, log_factor, total, scaled, replaced)
 
 
 def mixed_gradient(gradient: Tensor, weights: Weights, weighting: Weighting) -> Tensor:

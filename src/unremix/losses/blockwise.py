@@ -159,12 +159,11 @@ class Flow:
         if self.to_candidates is None:
             self.to_candidates = torch.zeros_like(self.candidates)
         to_shared = gradient[:, :count]
-        in_order = block.whole or block.first is not None
-        out = block.take(self.to_anchors) if in_order else None
+        out = block.take(self.to_anchors) if block.in_order else None
         part = torch.mm(to_shared, self.candidates, out=out)
         if self.own is not None:
             part += torch.einsum("bs,bsd->bd", gradient[:, count:], block.take(self.own))
-        if not in_order:
+        if not block.in_order:
             self.to_anchors[block.anchors] = part
         self.to_candidates.addmm_(to_shared.T, block.take(self.anchors))
 
@@ -310,7 +309,7 @@ def _products(
     """Inner products of a block's anchors with their candidates, shape (B, M)."""
     anchors, candidates, own = vectors
     if at_hand is not None:
-        if block.whole or block.first is not None:
+        if block.in_order:
             return block.take(at_hand)
         out = scratch.take(name, (block.anchors.numel(), candidates.shape[0]), at_hand)
         return torch.index_select(at_hand, 0, block.anchors, out=out)
