@@ -21,9 +21,10 @@ from unremix import training
 from unremix.config import TrainConfig
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.moco import MoCo
+from unremix.preparation import Prepared, prepare
 from unremix.progress import Progress
 from unremix.recipes import PARTS, RECIPES, MoCHiOptions, MoCoOptions, compose, options_of
-from unremix.training import Prepared, Training, fit, prepare
+from unremix.training import Training, fit
 
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.xdist_group("recipes")  # one worker makes the shared runs

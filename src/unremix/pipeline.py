@@ -11,10 +11,10 @@ from typing import Any
 from unremix.config import TrainConfig
 from unremix.data.found import name_some
 from unremix.files import write_whole
+from unremix.preparation import prepare
 from unremix.progress import Progress
 from unremix.report import write_report
 from unremix.run import Run, make_config
-from unremix.training import fit, prepare
 
 NAMED = 50  # files left out that are named in warnings.txt
 
@@ -48,6 +48,8 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
     elif options:
         raise TypeError("expected either a config or options by name, received both")
     prepared = prepare(config)
+    from unremix.training import fit  # seconds of imports, once all is well
+
     config, data, run = prepared.config, prepared.data, prepared.run
     progress = Progress(config)
     domain = run.domain

@@ -46,9 +46,10 @@ from unremix.experiments.plan import Plan
 from unremix.experiments.processes import share_for
 from unremix.frameworks.base import Framework
 from unremix.frameworks.memory import Memory
+from unremix.preparation import Prepared, check_size
 from unremix.progress import Progress
 from unremix.run import Run
-from unremix.training import Prepared, Training, check_size, fit
+from unremix.training import Training, fit
 
 # Images to train on in the data that the shipped settings name, as published.
 PUBLISHED = {
