@@ -514,8 +514,14 @@ def test_json_without_labels(tmp_path: Path) -> None:
 
 
 def test_unknown_keys_are_said(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [{**PATH, "smiles": "C"}, {**PATH, "lable": 1}, PATH])
-    with pytest.warns(UserWarning, match=r"ignored 'lable' \(1 lines\), 'smiles' \(1 lines\)"):
+    path = write_lines(
+        tmp_path / "a.jsonl",
+        [{**PATH, "smiles": "C"}, {**PATH, "lable": 1}, {**PATH, "smiles": "O"}],
+    )
+    with pytest.warns(
+        UserWarning,
+        match=r"ignored 'lable' \(a\.jsonl, line 2\), 'smiles' \(a\.jsonl, line 1 and 1 more\);",
+    ):
         load(path)
 
 
@@ -538,12 +544,13 @@ def test_json_graphs_without_nodes_are_left_out(tmp_path: Path) -> None:
         ({**PATH, "edges": [["0", "1"]]}, r"'edges' as pairs of integers"),
         ({**PATH, "edges": [0, 1]}, r"'edges' as pairs of integers"),
         ({**PATH, "edges": [[0, 1, 2]]}, r"'edges' as pairs of integers"),
-        ({**PATH, "nodes": 2}, r"between the 2 nodes, .* line 2, received \[1, 2\]"),
-        ({**PATH, "edges": [[0, -1]]}, r"counted from 0, .* received \[0, -1\]"),
+        ({**PATH, "nodes": 2}, r"nodes 0 to 1 .* line 2, received \[1, 2\]; .* or 'nodes'$"),
+        ({**PATH, "edges": [[0, -1]]}, r"nodes 0 to 0 in .* received \[0, -1\]; correct the edge$"),
+        ({**PATH, "edges": [[0, 10**9]]}, r"large gaps in .* line 2, received 1000000000; .*nodes"),
         ({**PATH, "nodes": "3"}, r"'nodes' as the number of nodes"),
         ({**PATH, "nodes": -1}, r"'nodes' as the number of nodes"),
-        ({**PATH, "node_labels": [1, 2]}, r"between the 2 nodes.*or correct 'node_labels'"),
-        ({**PATH, "nodes": 3, "node_labels": [1, 2]}, r"for each of 3 nodes .*received \[2\]"),
+        ({**PATH, "node_labels": [1, 2]}, r"nodes 0 to 1 .*correct the edge, or 'node_labels'"),
+        ({**PATH, "nodes": 3, "node_labels": [1, 2]}, r"for each of 3 nodes .*received 2;"),
         ({**PATH, "node_labels": [1, 2, None]}, r"'node_labels' as a list"),
         ({**PATH, "node_labels": "abc"}, r"'node_labels' as a list"),
         ({**PATH, "node_features": [[1], [2], [3, 4]]}, r"'node_features' as a list"),
@@ -561,7 +568,7 @@ def test_wrong_json_lines_are_named(tmp_path: Path, line: Any, message: str) -> 
 
 
 def test_wrong_json_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="received no line"):
+    with pytest.raises(ValueError, match=r"in a\.jsonl, received no line"):
         load(write_lines(tmp_path / "a.jsonl", []))
     packed = write_lines(tmp_path / "b.jsonl.gz", [PATH] * 100)
     packed.write_bytes(packed.read_bytes()[:-20])

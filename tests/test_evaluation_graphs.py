@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch_geometric.data import Data
 
 import unremix
 from unremix.cli import main
-from unremix.config import GraphOptions
+from unremix.config import GraphOptions, SentenceOptions
+from unremix.export import export_encoder
 from unremix.pipeline import evaluate
 from unremix.training import Training
 
@@ -37,7 +40,7 @@ def write(path: Path, sizes: Sequence[int]) -> Path:
 @pytest.mark.parametrize(
     ("sizes", "messages"),
     [
-        ((12, 12, 4), ["1 of 3 classes have fewer than 10 .* 4 outer and 3 inner"]),
+        ((12, 12, 4), [r"1 of 3 .* \(class 'class 2' has 4\): 4 outer and 3 inner"]),
         ((12, 12, 1), ["1 of 3 classes have fewer than 3 .* 1 of 25 samples left out"]),
         ((12, 4, 2), ["1 of 3 classes have fewer than 3", "1 of 2 classes have fewer than 10"]),
         ((20, 2, 2), ["2 of 3 .* 4 of 24 samples left out", "fewer than two classes have 3"]),
@@ -59,6 +62,62 @@ def test_small_classes_are_told_before_training(
     assert len(told) == len(messages)
     for warning, message in zip(told, messages, strict=True):
         assert re.match(message, str(warning.message))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"graph": GraphOptions(folds=1)}, r"graph\.folds to be at least 2, received 1"),
+        ({"graph": GraphOptions(repeats=0)}, r"graph\.repeats to be at least 1, received 0"),
+        ({"graph": GraphOptions(kinds=("nodes",))}, r"--graph\.kinds only with views of graphs"),
+        ({"graph": GraphOptions(ratio=0.1)}, r"--graph\.ratio only with views of graphs"),
+        ({"backbone": "resnet18"}, "--backbone only for image data, received 'resnet18' for graph"),
+        ({"probe_epochs": 1}, "--probe_epochs only for image data"),
+        ({"sentence": SentenceOptions(units=4)}, r"--sentence\.units only for sentence data"),
+    ],
+)
+def test_options_without_a_use_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    data = write(tmp_path / "rings.jsonl", (4, 4))
+    with pytest.raises(ValueError, match=message):
+        unremix.train(data=str(data), runs=str(tmp_path / "runs"), **{**SMALL, **options})
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_graph_is_too_few(tmp_path: Path) -> None:
+    data = write(tmp_path / "ring.jsonl", (1,))
+    with pytest.raises(ValueError, match=r"at least 2 graphs to train on, .* received 1"):
+        unremix.train(data=str(data), runs=str(tmp_path / "runs"), **SMALL)
+
+
+def test_what_no_graph_run_can_do_is_told(tmp_path: Path) -> None:
+    data = write(tmp_path / "rings.jsonl", (12, 12))
+    run = unremix.train(data=str(data), runs=str(tmp_path), **{**SMALL, "epochs": 0})
+    for kind in ("onnx", "torchvision"):
+        with pytest.raises(ValueError, match=f"on images for the format {kind}, .* on graphs"):
+            export_encoder(str(run.path), kind)  # type: ignore[arg-type]
+    pair = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    wrong = (
+        (pair, "Data"),
+        ("rings.jsonl", "str"),
+        ([{"edges": []}], "dict"),
+        ([], "an empty list"),
+    )
+    for items, received in wrong:
+        with pytest.raises(
+            ValueError, match=rf"list of torch_geometric.data.Data, received {received};"
+        ):
+            run.embed(items)
+    assert run.embed([pair]).shape == (1, 8)
+
+
+def test_graphs_taken_for_images_are_told(tmp_path: Path) -> None:
+    data = write(tmp_path / "rings.jsonl", (4, 4))
+    with pytest.raises(
+        ValueError, match=r"rings\.jsonl, which looks like graph data; add --domain"
+    ):
+        unremix.train(data=str(data), runs=str(tmp_path), progress=False)
 
 
 def test_small_classes_do_not_fail_the_evaluation(tmp_path: Path) -> None:

@@ -273,6 +273,8 @@ def test_bad_options(tmp_path: Path) -> None:
         unremix.train(small(tmp_path, epochs=0))
     with pytest.raises(ValueError, match="--resume alone, received lr"):
         unremix.train(resume=str(tmp_path / "run"), lr=0.5, progress=False)
+    with pytest.raises(ValueError, match="--resume alone, received domain, recipe as well"):
+        unremix.train(resume=str(tmp_path / "run"), recipe="infograph", progress=False)
     with pytest.raises(FileNotFoundError, match=r"run folder with config\.yaml"):
         unremix.train(resume=str(tmp_path / "nothing"))
 

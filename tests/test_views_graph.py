@@ -325,11 +325,11 @@ def test_the_first_pairs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kinds": ()}, "some of nodes, edges, .* got none"),
-        ({"kinds": ("nodes", "drop")}, "some of nodes, edges, .* got drop"),
-        ({"ratio": 1.0}, r"ratio must be in \[0, 1\), got 1.0"),
-        ({"ratio": -0.1}, r"ratio must be in \[0, 1\)"),
-        ({"subgraph": 0.0}, r"subgraph must be in \(0, 1\], got 0.0"),
+        ({"kinds": ()}, "among nodes, edges, .* received none"),
+        ({"kinds": ("nodes", "drop")}, "among nodes, edges, .* received drop"),
+        ({"ratio": 1.0}, r"expected ratio in \[0, 1\), received 1.0"),
+        ({"ratio": -0.1}, r"expected ratio in \[0, 1\)"),
+        ({"subgraph": 0.0}, r"expected subgraph in \(0, 1\], received 0.0"),
     ],
 )
 def test_settings_that_make_no_sense(options: dict[str, object], message: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from unremix.extensions import load_extensions
@@ -116,6 +116,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "lr": 5e-3,
         "weight_decay": 0.0,
     },
+}
+
+
+# Options that only one kind of data has a use for.
+OF_DOMAIN: dict[str, Domains] = {
+    **dict.fromkeys(("backbone", "image_size", "width", "stem", "augmentation"), "image"),
+    **dict.fromkeys(("head_hidden", "head_output", "head_batch_norm", "probe_epochs"), "image"),
+    "graph": "graph",
+    "sentence": "sentence",
 }
 
 
@@ -306,6 +315,7 @@ class TrainConfig:
         Raises:
             ValueError: For parts that do not go together, and for options that would do nothing.
         """
+        self._refuse_foreign()
         recipe = find_recipe(self.recipe)
         if recipe.domain != self.domain:
             raise ValueError(
@@ -324,6 +334,23 @@ class TrainConfig:
             epochs=self.epochs,
             temperature=self.temperature,
         )
+
+    def _refuse_foreign(self) -> None:
+        """Refuse what another kind of data alone has a use for."""
+        for each in fields(self):
+            domain, name = OF_DOMAIN.get(each.name, self.domain), each.name
+            made = each.default_factory
+            default, value = each.default if made is MISSING else made(), getattr(self, name)
+            if domain == self.domain or value == default:
+                continue
+            if name == domain:  # a section: name the option in it
+                inner = (one.name for one in fields(value))
+                changed = next(o for o in inner if getattr(value, o) != getattr(default, o))
+                name, value = f"{name}.{changed}", getattr(value, changed)
+            raise ValueError(
+                f"expected --{name} only for {domain} data, received {value!r} for {self.domain} "
+                "data, which have no use for it; leave it out"
+            )
 
     @property
     def composed_name(self) -> str:

@@ -41,6 +41,11 @@ def export_encoder(run_folder: str, kind: Format, output: str | None = None) -> 
             f"received {output!r}; rename it or choose another --format"
         )
     run = Run(run_folder)
+    if kind != "safetensors" and run.config.domain != "image":
+        raise ValueError(
+            f"expected a run on images for the format {kind}, received one on {run.domain.unit}; "
+            "export as safetensors"
+        )
     encoder = run.encoder()
     path = run.path / f"encoder{SUFFIX[kind]}" if output is None else Path(output)
     if kind == "safetensors":

@@ -43,6 +43,11 @@ def check_size(domain: Domain, data: Any, config: TrainConfig) -> None:
     Raises:
         ValueError: If there are fewer samples than a batch.
     """
+    if domain.size(data) < 2 and config.epochs > 0:
+        raise ValueError(
+            f"expected at least 2 {domain.unit} to train on, since they are each other's "
+            f"negatives, received {domain.size(data)}"
+        )
     if domain.steps(data, config) < 1 and config.epochs > 0:
         raise ValueError(
             f"expected at least batch_size={config.batch_size} {domain.unit} to train on, received "
@@ -53,12 +58,14 @@ def check_size(domain: Domain, data: Any, config: TrainConfig) -> None:
 def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any]]:
     assert config.resume is not None
     run = Run(config.resume)
-    untouched = TrainConfig()
+    # What was not given has the value that the given recipe and domain bring with them.
+    usual = asdict(TrainConfig(recipe=config.recipe, domain=config.domain))
+    usual |= {name: asdict(TrainConfig())[name] for name in ("recipe", "domain")}
     changed = [
         name
         for name, value in asdict(config).items()
         if name not in ("resume", "progress", "runs")
-        and value != asdict(untouched)[name]
+        and value != usual[name]
         and value != asdict(run.config)[name]
     ]
     if changed:

@@ -185,9 +185,11 @@ class Training(lightning.LightningModule):
         self.model.after_step()
         value = self._mean(loss.detach().double())
         if not torch.isfinite(value):
+            mixed = config.precision not in ("32-true", "64-true")
+            further = "use precision 32-true" if mixed else "look for extreme values in the data"
             raise ValueError(
                 f"expected a finite loss, received {float(value)} at step {self.step}; lower the "
-                "learning rate, or use precision 32-true"
+                f"learning rate, or {further}"
             )
         self.losses.append(float(value))
         self.step += 1

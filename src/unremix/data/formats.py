@@ -28,4 +28,11 @@ def find_images(data: str | Path) -> Found:
         return read_cifar(name, tar_pickles(path), path)
     if suffix == ".tar":
         return read_tars(name, [(path.name, path)])
+    others = {"graph": (".jsonl", ".ndjson"), "sentence": (".txt",)}
+    for domain, suffixes in others.items():
+        if any(suffix in suffixes for suffix in path.suffixes):
+            raise ValueError(
+                f"expected images, received the file {path}, which looks like {domain} data; add "
+                f"--domain {domain}"
+            )
     raise ValueError(f"expected one of: {ACCEPTED}; received the file {path}")

@@ -9,7 +9,6 @@ import gzip
 import json
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from unremix.data.graph_found import (
 )
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+GAPS = 100  # nodes without an edge, for each end of an edge, that are taken for no mistake
 KEYS = ("edges", "nodes", "node_labels", "node_features", "label", "name", "directed")
 
 
@@ -68,15 +68,19 @@ def read_json_lines(name: str, paths: Sequence[Path]) -> FoundGraphs:
     Raises:
         ValueError: If a file or line is not as expected, or lines do not fit to each other.
     """
-    ignored: Counter[str] = Counter()
+    ignored: dict[str, tuple[str, int]] = {}
     lines = [line for path in paths for line in _read(path, ignored)]
     if not lines:
+        files = ", ".join(path.name for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
         raise ValueError(
-            f"expected a graph per line in {name}, received no line; give each graph a line like "
+            f"expected a graph per line in {files}, received no line; give each graph a line like "
             '{"edges": [[0, 1], [1, 2]]}'
         )
     if ignored:
-        keys = ", ".join(f"{key!r} ({count} lines)" for key, count in sorted(ignored.items()))
+        keys = ", ".join(
+            f"{key!r} ({where}{f' and {count - 1} more' if count > 1 else ''})"
+            for key, (where, count) in sorted(ignored.items())
+        )
         warnings.warn(f"ignored {keys}; keys with a meaning are {', '.join(KEYS)}", stacklevel=4)
     for key in ("node_labels", "node_features", "label"):
         _check_all_or_none(lines, key)
@@ -136,7 +140,7 @@ def _check_all_or_none(lines: Sequence[Line], key: str) -> None:
         )
 
 
-def _read(path: Path, ignored: Counter[str]) -> Iterator[Line]:
+def _read(path: Path, ignored: dict[str, tuple[str, int]]) -> Iterator[Line]:
     opened = gzip.open if path.name.lower().endswith(".gz") else open
     try:
         with opened(path, "rt", encoding="utf-8-sig") as file:
@@ -152,7 +156,7 @@ def _read(path: Path, ignored: Counter[str]) -> Iterator[Line]:
         ) from error
 
 
-def _parse(text: str, where: str, name: str, ignored: Counter[str]) -> Line:
+def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]) -> Line:
     def refuse(expected: str, received: Any, remedy: str) -> NoReturn:
         shown = json.dumps(received, ensure_ascii=False)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
@@ -168,7 +172,10 @@ def _parse(text: str, where: str, name: str, ignored: Counter[str]) -> Line:
         ) from error
     if not isinstance(graph, dict) or "edges" not in graph:
         refuse("a JSON object with the key 'edges'", graph, 'as in {"edges": [[0, 1], [1, 2]]}')
-    ignored.update(key for key in graph if key not in KEYS)
+    for key in graph:
+        if key not in KEYS:
+            first, count = ignored.get(key, (where, 0))
+            ignored[key] = (first, count + 1)
     edges = _array(graph["edges"], np.int64, 2)
     if edges is None:
         refuse("'edges' as pairs of integers", graph["edges"], 'as in {"edges": [[0, 1], [1, 2]]}')
@@ -186,18 +193,26 @@ def _parse(text: str, where: str, name: str, ignored: Counter[str]) -> Line:
                 graph["node_features"],
                 "repair the line",
             )
-    counts = [len(part) for part in (labels, features) if part is not None]
+    given = {"node_labels": labels, "node_features": features}
+    counts = {key: len(part) for key, part in given.items() if part is not None}
     highest = int(edges.max(initial=-1)) + 1
-    nodes = graph.get("nodes", counts[0] if counts else highest)
+    nodes = graph.get("nodes", next(iter(counts.values()), highest))
+    if not counts and "nodes" not in graph and highest > max(1000, GAPS * edges.size):
+        refuse(
+            "nodes counted from 0 without large gaps",
+            highest - 1,
+            f'correct the edge, or say that there are so many by {{"nodes": {highest}}}',
+        )
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 0:
         refuse("'nodes' as the number of nodes", nodes, "or leave it out")
-    if any(count != nodes for count in counts):
-        refuse(f"a label or feature for each of {nodes} nodes", counts, "give one per node")
+    for key, count in counts.items():
+        if count != nodes:
+            refuse(f"{key!r} for each of {nodes} nodes", count, "give one per node")
     if highest > nodes or edges.min(initial=0) < 0:
         wrong = edges[((edges < 0) | (edges >= nodes)).any(1)][0].tolist()
         keys = ("nodes", "node_labels", "node_features")  # the first of them says how many
-        by = next((key for key in keys if key in graph), "edges")
-        refuse(f"edges between the {nodes} nodes, counted from 0,", wrong, f"or correct {by!r}")
+        by = next((f", or {key!r}" for key in keys if key in graph), "")
+        refuse(f"edges between nodes 0 to {nodes - 1}", wrong, f"correct the edge{by}")
     label = graph.get("label")
     if label is not None and not _is_label(label):
         refuse("'label' as an integer or a string", label, "name the class")

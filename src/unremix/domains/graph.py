@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from unremix.config import TrainConfig
+from unremix.config import GraphOptions, TrainConfig
 from unremix.data.graph import GraphData, load_graphs, store_graphs
 from unremix.data.graph_found import NodeEncoding
 from unremix.data.graph_store import GraphBatch, GraphStore
@@ -24,8 +24,6 @@ from unremix.views.graph import GraphAugmentation, augment
 from unremix.views.randomness import keys
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data  # type: ignore[import-untyped]
-
     from unremix.run import Run
 
 EVALUATION_BATCH = 512
@@ -67,8 +65,21 @@ class GraphDomain:
 
     def check(self, config: TrainConfig) -> None:
         """Refuse what can be refused before the data are read."""
-        config.composition().make_loss()
+        composition = config.composition()
+        composition.make_loss()
         self._views(config)
+        options, usual = config.graph, GraphOptions()
+        for name, least in (("folds", 2), ("repeats", 1), ("hidden", 1), ("layers", 1)):
+            value = getattr(options, name)
+            if value < least:
+                raise ValueError(f"expected graph.{name} to be at least {least}, received {value}")
+        for name in ("kinds", "ratio"):
+            value = getattr(options, name)
+            if composition.parts["framework"] == "infograph" and value != getattr(usual, name):
+                raise ValueError(
+                    f"expected --graph.{name} only with views of graphs, received {value!r} for "
+                    "InfoGraph, which has none; leave it out or choose a graphcl recipe"
+                )
         if config.chunk is not None:
             raise ValueError(
                 f"expected no --chunk for graphs, received {config.chunk}; a graph's nodes cannot "
@@ -189,8 +200,20 @@ class GraphDomain:
 
         return evaluate_run(run, data, own=own)
 
-    def embed(self, run: Run, items: list[Data]) -> Tensor:
+    def embed(self, run: Run, items: Any) -> Tensor:
         """Embeddings of graphs of torch_geometric, shape (n, F)."""
+        from torch_geometric.data import Data  # type: ignore[import-untyped]
+
+        if not isinstance(items, (list, tuple)):
+            received = type(items).__name__
+        else:
+            wrong = (type(one).__name__ for one in items if not isinstance(one, Data))
+            received = next(wrong, "" if items else "an empty list")
+        if received:
+            raise ValueError(
+                f"expected a list of torch_geometric.data.Data, received {received}; files are "
+                "embedded by 'unremix embed'"
+            )
         return graph_features(run.encoder(), store_graphs(items, run.shape.encoding))
 
     def features(self, run: Run, data: GraphData) -> Features:

@@ -37,7 +37,7 @@ def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
     labels = data.train.labels
     if labels is None or len(labels.unique()) < 2:
         return None
-    plan = plan_folds(labels, folds=config.graph.folds)
+    plan = plan_folds(labels, folds=config.graph.folds, classes=data.train.classes)
     for note in plan.notes:
         warnings.warn(note, stacklevel=2)
     return plan
@@ -57,7 +57,8 @@ class GraphObserver:
         self.config = config
         self.say = say
         self.said = False
-        plan_evaluation(data, config)
+        plan = plan_evaluation(data, config)
+        self.labels = data.train.labels if plan is not None and plan.outer else None
 
     def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
         """The measurements after an epoch; those that cost something, about ten times in all."""
@@ -71,8 +72,8 @@ class GraphObserver:
             self.say(
                 "The embeddings have collapsed: all graphs have the same. Lower the learning rate."
             )
-        labels = self.data.train.labels
-        if labels is not None and len(labels.unique()) > 1:
+        labels = self.labels
+        if labels is not None:
             k = min(NEIGHBOURS, max(1, len(labels) // (5 * len(labels.unique()))))
             k = k if self.config.knn_k is None else self.config.knn_k
             temperature = self.config.knn_temperature
@@ -133,7 +134,7 @@ def evaluate_run(run: Run, data: GraphData, *, own: bool = True) -> dict[str, An
         run,
         data.name,
         facts,
-        layer="the encoder's graph embedding, before any head; eval mode; graphs not augmented",
+        layer="encoder's graph embedding, before any head; eval mode; graphs not augmented",
         health=("effective_rank",) if own else (),  # measured in training, on the run's own data
     )
     plan = plan_evaluation(data, config)

@@ -73,7 +73,13 @@ class FoldPlan:
     notes: tuple[str, ...]
 
 
-def plan_folds(labels: Tensor, *, folds: int = 10, inner_folds: int = 5) -> FoldPlan:
+def plan_folds(
+    labels: Tensor,
+    *,
+    folds: int = 10,
+    inner_folds: int = 5,
+    classes: Sequence[str] | None = None,
+) -> FoldPlan:
     """As many folds as asked for, or as the smallest class has samples for.
 
     Every outer fold tests a sample of each class, and every inner fold chooses by one: a class too
@@ -83,6 +89,7 @@ def plan_folds(labels: Tensor, *, folds: int = 10, inner_folds: int = 5) -> Fold
         labels: Integers from 0, shape (n,).
         folds: Outer folds asked for.
         inner_folds: Inner folds asked for.
+        classes: The name of each label, to be told by; its number by default.
 
     Returns:
         The folds, which samples are in them, and what is to be told about both.
@@ -115,10 +122,11 @@ def plan_folds(labels: Tensor, *, folds: int = 10, inner_folds: int = 5) -> Fold
     size = int(sizes[rare])
     outer, inner = min(folds, size), min(inner_folds, _trained_on(size, folds))
     if (outer, inner) != (folds, inner_folds):
+        name = rare if classes is None else repr(classes[rare])
         enough = next(size for size in count(folds) if _trained_on(size, folds) >= inner_folds)
         notes.append(
             f"{int((sizes[large] < enough).sum())} of {len(large)} classes have fewer than "
-            f"{enough} samples (class {rare} has {size}): {outer} outer and {inner} inner folds "
+            f"{enough} samples (class {name} has {size}): {outer} outer and {inner} inner folds "
             f"are used instead of {folds} and {inner_folds}"
         )
     return FoldPlan(kept, outer, inner, tuple(notes))

@@ -82,8 +82,9 @@ def versions() -> dict[str, str]:
 
 
 CAUTION = (
-    "A seed sets initial weights, order of the data and augmentation, alike for all recipes. Each "
-    "interval is for one difference by itself: among many, some exclude 0 by chance."
+    "A seed sets initial weights, order of the data, augmentation and the folds of a "
+    "cross-validation, alike for all recipes. Each interval is for one difference by itself: among "
+    "many, some exclude 0 by chance."
 )
 
 
@@ -127,6 +128,17 @@ def _protocol(cards: Iterable[Mapping[str, Any]], measures: Sequence[Measure]) -
     return found
 
 
+def _sentence(how: Any) -> str:
+    """A protocol in words; a fold's seed is the run's, so it is not told here."""
+    if not isinstance(how, Mapping):
+        return str(how)
+    parts = {name.replace("_", " "): value for name, value in how.items() if name != "seed"}
+    return "; ".join(
+        f"{name}: {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in parts.items()
+    )
+
+
 def _markdown(
     title: str, grids: Sequence[tables.Grid], notes: Sequence[str], protocol: Mapping[str, str],
     command: str,
@@ -135,7 +147,9 @@ def _markdown(
     parts = [f"# {title}", *(tables.to_markdown(grid).rstrip() for grid in grids), *notes]
     if protocol:
         parts.append(CAUTION)
-        parts.append("\n".join(f"- {label_of(kind)}: {text}" for kind, text in protocol.items()))
+        parts.append(
+            "\n".join(f"- {label_of(kind)}: {_sentence(how)}" for kind, how in protocol.items())
+        )
     parts.append(
         f"Made by\n\n```bash\n{command}\n```\n\nwith unremix {made['unremix']}, torch "
         f"{made['torch']}, Python {made['python']}."
@@ -222,6 +236,7 @@ def compare(
     train: TrainConfig,
     *,
     command: str | None = None,
+    again: str | None = None,
     console: Console | None = None,
 ) -> Comparison:
     """Train every recipe with every seed under the same options, and compare them.
@@ -233,6 +248,7 @@ def compare(
         train: The options that all runs share; its recipe, seed, name, runs, resume and progress do
             not count. Its threads, if given, are those of each process.
         command: The command that asked for it, for the table; made of the options by default.
+        again: The command to name, if it is stopped, that goes on with it; that one by default.
         console: Where to show progress.
 
     Returns:
@@ -285,7 +301,7 @@ def compare(
                 _write_results(plan, folder, runner.failures, command, Console(quiet=True))
             console.print(
                 f"stopped with {len(runner.done)} of {len(plan.jobs)} runs done; go on with: "
-                f"{command}",
+                f"{again or command}",
                 highlight=False, markup=False, soft_wrap=True,
             )  # fmt: skip
             raise

@@ -154,9 +154,21 @@ def data_rows(results: Sequence[Result], recipes: Sequence[str]) -> list[DataRow
     return rows
 
 
-def average_ranks(rows: Sequence[DataRow], recipes: Sequence[str]) -> dict[str, float]:
-    """Mean rank of each recipe over the data sets that all of them have."""
-    complete = [row for row in rows if all(recipe in row.summaries for recipe in recipes)]
+def unfinished(rows: Sequence[DataRow], recipes: Sequence[str], seeds: int) -> list[str]:
+    """The data sets that lack a run."""
+    return [
+        row.data
+        for row in rows
+        if any(
+            recipe not in row.summaries or row.summaries[recipe].count < seeds for recipe in recipes
+        )
+    ]
+
+
+def average_ranks(rows: Sequence[DataRow], recipes: Sequence[str], seeds: int) -> dict[str, float]:
+    """Mean rank of each recipe over the data sets that lack no run."""
+    lacking = unfinished(rows, recipes, seeds)
+    complete = [row for row in rows if row.data not in lacking]
     found = [ranks({recipe: row.summaries[recipe].mean for recipe in recipes}) for row in complete]
     return {recipe: statistics.fmean(one[recipe] for one in found) for recipe in recipes if found}
 
@@ -165,8 +177,17 @@ def _summary(summary: Summary | None) -> str:
     return summary_text(summary) + ("" if summary is None else f" ({summary.count})")
 
 
-def to_markdown(rows: Sequence[DataRow], recipes: Sequence[str]) -> str:
-    """The table, and what has to be known to read it."""
+def to_markdown(
+    rows: Sequence[DataRow], recipes: Sequence[str], seeds: int, missing: Sequence[str] = ()
+) -> str:
+    """The table, and what has to be known to read it.
+
+    Args:
+        rows: A row per data set.
+        recipes: The first is the reference.
+        seeds: How many runs of each recipe there are to be.
+        missing: Data sets that are left out.
+    """
     headings = [
         "data set", *recipes, *(f"{recipe} − {recipes[0]}" for recipe in recipes[1:]),
         "untrained", "InfoGraph, published",
@@ -181,11 +202,19 @@ def to_markdown(rows: Sequence[DataRow], recipes: Sequence[str]) -> str:
             _summary(row.summaries.get(UNTRAINED)),
             "–" if published is None else PERCENT.number(published),
         ])  # fmt: skip
-    average = average_ranks(rows, recipes)
+    average = average_ranks(rows, recipes, seeds)
+    lacking = unfinished(rows, recipes, seeds)
     if average:
         shown = [f"{average[recipe]:.2f}" for recipe in recipes]
         lines.append(["average rank", *shown, *[""] * (len(headings) - 1 - len(recipes))])
     table = grid_to_markdown(Grid(headings, lines, 0))
+    if lacking:
+        table += (
+            f"\nUnfinished: {', '.join(lacking)}, where not every recipe has {seeds} runs; they do "
+            "not count in the rank.\n"
+        )
+    if missing:
+        table += f"\nLeft out, for want of data or of runs: {', '.join(missing)}.\n"
     return (
         f"{table}\nAccuracy in percent, mean ± standard deviation over seeds (their number); a "
         "seed's accuracy is the mean over the outer folds. Differences pair equal seeds, which "
@@ -231,14 +260,17 @@ def bar_chart(rows: Sequence[DataRow], recipes: Sequence[str]) -> Figure:
     return figure
 
 
-def _write(config: GraphsConfig, results: Sequence[Result], command: str) -> str:
+def _write(
+    config: GraphsConfig, results: Sequence[Result], missing: Sequence[str], command: str
+) -> str:
     rows = data_rows(results, config.recipes)
-    table = to_markdown(rows, config.recipes)
+    table = to_markdown(rows, config.recipes, config.seeds, missing)
     record = {
         "settings": asdict(replace(config, train=True)),
         "published": PUBLISHED,
         "runs": [asdict(result) for result in results],
-        "average_rank": average_ranks(rows, config.recipes),
+        "average_rank": average_ranks(rows, config.recipes, config.seeds),
+        "left_out": list(missing),
     }
     chart = bar_chart(rows, config.recipes) if rows else None
     folder = Path(config.output)
@@ -258,6 +290,19 @@ def _train_config(config: GraphsConfig, data: str) -> TrainConfig:
         accelerator="cpu",
         threads=config.threads,
     )
+
+
+def _missing(config: GraphsConfig, console: Console) -> list[str]:
+    """The data sets that cannot be read; each is told."""
+    missing = []
+    for data in config.data:
+        try:
+            load_graphs(data, progress=False)
+        except (ValueError, OSError) as error:
+            missing.append(Path(data).stem)
+            told = f"{missing[-1]} is left out: {error}"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
+    return missing
 
 
 def reproduce(
@@ -281,23 +326,32 @@ def reproduce(
     """
     chosen_recipes(",".join(config.recipes), "graph")
     console = console or Console(quiet=not config.progress)
-    results: list[Result] = []
-    failed, missing = 0, []
-    for data in config.data:
+    failed = 0
+    missing = _missing(config, console) if config.train else []
+    folders = {Path(data).stem: Path(config.output) / Path(data).stem for data in config.data}
+
+    def write() -> str:
+        results = [
+            result
+            for name, folder in folders.items()
+            for result in read_results(folder, name, config.recipes, config.seeds)
+        ]
+        found = {result.data for result in results}
+        left_out = [name for name in folders if name not in found]
+        return _write(config, results, left_out, command) if results else ""
+
+    for data in config.data if config.train else ():
         name = Path(data).stem
-        folder = Path(config.output) / name
-        if config.train:
-            try:
-                load_graphs(data, progress=False)
-            except (ValueError, OSError) as error:
-                missing.append(name)
-                console.print(f"{name} is left out: {error}", highlight=False, markup=False)
-                continue
-            train = _train_config(config, data)
-            failed += train_runs(config, config.recipes, train, folder, console)
-        results += read_results(folder, name, config.recipes, config.seeds)
-        table = _write(config, results, command)
-    if not results:
+        if name in missing:
+            continue
+        console.print(f"{name}:", highlight=False, markup=False)
+        train = _train_config(config, data)
+        try:
+            failed += train_runs(config, config.recipes, train, folders[name], console, command)
+        finally:  # what there is, though it be stopped
+            write()
+    table = write()
+    if not table:
         where = ", ".join(missing) or config.output
         raise ValueError(
             f"expected at least one data set with a finished run, found none ({where}); put "

@@ -47,6 +47,7 @@ def train_runs(
     train: TrainConfig,
     folder: Path,
     console: Console,
+    command: str,
 ) -> int:
     """Compare recipes, the first being the reference, and return how many runs failed.
 
@@ -56,6 +57,7 @@ def train_runs(
         train: The options of a run.
         folder: Of the comparison; it goes on where it was.
         console: Where to show progress.
+        command: What goes on with the experiment, if it is stopped.
     """
     comparison = CompareConfig(
         recipes=",".join(recipes),
@@ -65,7 +67,7 @@ def train_runs(
         output=str(folder),
         progress=config.progress,
     )
-    return len(compare(comparison, train, console=console).failed)
+    return len(compare(comparison, train, again=command, console=console).failed)
 
 
 def finished_runs(folder: Path, recipes: Sequence[str], seeds: int) -> Iterator[Finished]:

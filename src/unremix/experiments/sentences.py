@@ -287,7 +287,7 @@ def reproduce(
         folder = Path(config.output) / encoder
         if config.train:
             train = train_config(config, encoder)
-            failed += train_runs(config, recipes, train, folder, console)
+            failed += train_runs(config, recipes, train, folder, console, command)
         results += read_results(folder, recipes, config.seeds, names)
         table = write_results(config, results, command)
     if not results:
