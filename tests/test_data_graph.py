@@ -689,7 +689,9 @@ def test_an_encoding_serves_other_data(tmp_path: Path) -> None:
     again = NodeEncoding(**json.loads(json.dumps(vars(first.encoding))))
     assert again == first.encoding
     labels = ["5", "5", "1", "1", "9", "9", "9"]
-    with pytest.warns(UserWarning, match="2 nodes have node labels that the encoding does not"):
+    with pytest.warns(
+        UserWarning, match=r"2 of \d+ nodes have node labels that the encoding does not"
+    ):
         other = load(write(tmp_path / "b", changed(node_labels=labels)), encoding=again)
     assert other.features == 3
     assert other.train.store.x.sum(1).tolist() == [1, 1, 0, 0, 1, 1, 1]
@@ -699,7 +701,7 @@ def test_an_encoding_serves_other_data(tmp_path: Path) -> None:
     numbers = NodeEncoding("attributes", attributes=2)
     with pytest.raises(ValueError, match="expected 2 attributes per node, received 0 in TINY"):
         load(tmp_path / "a", encoding=numbers)
-    with pytest.warns(UserWarning, match="1 nodes have degrees above 2"):
+    with pytest.warns(UserWarning, match=r"1 of \d+ nodes have degrees above 2"):
         degrees = load(tmp_path / "c", encoding=NodeEncoding("degree", max_degree=2))
     assert degrees.train.store.x.argmax(1).tolist() == [2, 2, 2, 1, 0, 0, 0]
 

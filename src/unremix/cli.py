@@ -74,14 +74,14 @@ def show_results(card: dict[str, Any], where: str) -> None:
         console.print(f"{note[0].upper()}{note[1:]}. {figures}", highlight=False)
     else:
         headings, rows = card_table(card)
-        table = Table(
-            title=f"{card['recipe']} on {card['data']}, {card['epoch']} "
-            f"epoch{'s' * (card['epoch'] != 1)}, seed {card['seed']}"
-        )
+        table = Table()
         for number, heading in enumerate(headings):
             table.add_column(heading, justify="right" if number else "left")
         for row in rows:
             table.add_row(*row)
+        title = f"{card['recipe']} on {card['data']}, {card['epoch']} "
+        title += f"epoch{'s' * (card['epoch'] != 1)}, seed {card['seed']}"
+        console.print(title, highlight=False, markup=False, soft_wrap=True)
         console.print(table)
         console.print(f"± is {spread_of(card)}.", highlight=False)
     console.print(where, highlight=False)

@@ -149,7 +149,7 @@ class NodeEncoding:
             ValueError: If the data lack the labels or attributes that the encoding needs.
         """
         if self.kind == "degree":
-            _warn_of(int((degrees > self.max_degree).sum()), f"degrees above {self.max_degree}")
+            _warn_of(degrees > self.max_degree, f"degrees above {self.max_degree}")
             return _one_hot(np.minimum(degrees, self.max_degree), self.max_degree + 1)
         if self.kind == "normalised-degree":
             return torch.from_numpy((degrees - self.mean) / self.std).float()[:, None]
@@ -174,13 +174,17 @@ class NodeEncoding:
                 f"expected {len(self.labels)} labels per node, received {columns} in {found.name}; "
                 "encode it like the graphs that the encoder was trained on"
             )
-        blocks, unknown = [], 0
+        blocks, unknown = [], np.zeros(len(labels.codes), dtype=bool)
         for known, values, codes in zip(self.labels, labels.values, labels.codes.T, strict=True):
             place = {value: index for index, value in enumerate(known)}
             lookup = np.array([place.get(value, -1) for value in values])
             blocks.append(_one_hot(lookup[codes], len(known)))
-            unknown += int((lookup[codes] < 0).sum())
-        _warn_of(unknown, "node labels that the encoding does not know")
+            unknown |= lookup[codes] < 0
+        _warn_of(
+            unknown,
+            "node labels that the encoding does not know; labels mean what they meant "
+            "where it was made",
+        )
         return blocks
 
 
@@ -242,6 +246,6 @@ def _one_hot(columns: Ints, width: int) -> Tensor:
     return rows
 
 
-def _warn_of(count: int, what: str) -> None:
-    if count:
-        warnings.warn(f"{count} nodes have {what}", stacklevel=5)
+def _warn_of(which: NDArray[np.bool_], what: str) -> None:
+    if which.any():
+        warnings.warn(f"{which.sum()} of {which.size} nodes have {what}", stacklevel=5)

@@ -375,11 +375,13 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     data, real = load_or_imagine(domain, config)
     found = estimate(config, data)
     about = domain.describe(config, domain.shape(data, config))
-    table = Table(title=f"{config.composed_name} on {domain.name(data)}, {about}", box=None)
+    title = f"{config.composed_name} on {domain.name(data)}, {about}"
+    table = Table(box=None, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("")
     for row in rows_of(found, config, domain.unit):
         table.add_row(*row)
+    console.print(title, highlight=False, markup=False, soft_wrap=True)
     console.print(table)
     for line in _said(real, config, [found.measured]):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -8,6 +8,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from unremix.config import OF_DOMAIN
 from unremix.evaluation.card import card_table, spread_of
 from unremix.files import write_whole
 from unremix.report.figures import curve, probe_curve
@@ -73,7 +74,11 @@ def write_report(run_folder: str | Path) -> Path:
     )
     page = environment.get_template("run.html").render(
         name=run.path.name,
-        config=yaml.safe_load(config_to_yaml(run.config)),
+        config={
+            name: value
+            for name, value in yaml.safe_load(config_to_yaml(run.config)).items()
+            if value is not None and OF_DOMAIN.get(name, run.config.domain) == run.config.domain
+        },
         about=run.domain.describe(run.config, run.shape),
         card=card,
         table=card_table(card) if card is not None and card["results"] else None,
