@@ -148,6 +148,11 @@ class Block:
         """The row of each positive, shape (P,)."""
         return self._positives[1]
 
+    @property
+    def one_positive(self) -> bool:
+        """Whether each anchor has exactly one positive."""
+        return self.pairs.one_positive
+
     @kept
     def share(self) -> Tensor:
         """The share of each positive in its anchor's loss, shape (P,)."""
@@ -191,7 +196,7 @@ class Block:
     @kept
     def _filler(self) -> Tensor:
         """Flat position of the negative that stands in for each masked position, shape (L,)."""
-        return self.reference[self.masked_row]
+        return self.reference.index_select(0, self.masked_row)
 
     def take(self, values: Tensor) -> Tensor:
         """The rows of this block's anchors, shape (B, ...); no copy where they follow in order."""
@@ -515,6 +520,11 @@ class Pairs:
         # As many links as anchors, and each anchor has one at least.
         enough = self.most_negatives < self.num_candidates
         return len(self.masked) == self.num_anchors and enough
+
+    @cached_property
+    def one_positive(self) -> bool:
+        """Whether each anchor has exactly one positive."""
+        return len(self.positives) == self.num_anchors == self.answered
 
     @cached_property
     def negative_count(self) -> Tensor:

@@ -198,8 +198,8 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
         weighting: How.
     """
     block, like = rows.block, rows.similarity
-    nothing = torch.zeros_like(like[:, :1])
     if mix is None:
+        nothing = torch.zeros_like(like[:, :1])
         return Weights(None, nothing, block.count.to(like.dtype), None, None)
     magnitudes = tuple(component.magnitude for component in weighting.resolved)
     scaled = scale(tuple(scores), block, weighting.scaling, magnitudes)
@@ -209,9 +209,9 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
     for score, factor in zip(scores[1:], others, strict=True):
         values.addcmul_(score, factor)
     values.add_((scaled.shift @ mix)[:, None])
-    log_factor = nothing
     if weighting.sharpness is None:
         block.blank(values.clamp_(min=0))
+        log_factor = None
     else:
         exponent = values.mul_(weighting.sharpness)
         highest = block.fill(exponent).amax(1, keepdim=True)
@@ -219,6 +219,7 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
         log_factor = highest
     total = values.sum(1, keepdim=True)
     if weighting.mass == "none":
+        log_factor = torch.zeros_like(total) if log_factor is None else log_factor
         return Weights(values, log_factor, total, scaled, None)
     replaced = None
     if float(total.min()) <= 0:

@@ -228,7 +228,7 @@ class Contrast(torch.autograd.Function):
                     products = _dots(similarity, problem, vectors, block, scratch)
             else:  # no score looks at the similarity
                 products = similarity = _products(vectors, block, scratch, "products")
-            positives = products.view(-1)[block.positive].mul_(inverse_temperature)
+            positives = products.view(-1).index_select(0, block.positive).mul_(inverse_temperature)
             rows = Rows(block, block.fill(similarity), scratch)
             weights = weigh(rows, score_rows(rows, context, weighting), mix, weighting)
             if products is not similarity:
@@ -259,7 +259,7 @@ class Contrast(torch.autograd.Function):
             to_products = outcome.to_logits
             if scaled_own and problem.own is not None:
                 to_products[:, -pairs.own :] *= problem.own.logit_factor
-            to_products.view(-1)[block.positive] = outcome.to_positives
+            to_products.view(-1).index_copy_(0, block.positive, outcome.to_positives)
             scaled = weights.scaled
             if outcome.to_weights is not None and scaled is not None and mix is not None:
                 to_mixed = mixed_gradient(outcome.to_weights, weights, weighting)

@@ -85,14 +85,18 @@ class InfoNCE:
         """
         share, row = block.share.to(positives.dtype), block.positive_row
         if not self.positives_in_denominator:
+            alone = block.one_positive  # then P = B, in the same order
+            of_positives = log_negatives if alone else log_negatives.index_select(0, row)
             log_others, by_negatives, by_positive = self._debias(
-                log_negatives[row], positives, block, row
+                of_positives, positives, block, None if alone else row
             )
             gap = log_others - positives
-            flow = share * gap.sigmoid()  # (P,)
-            loss = torch.zeros_like(log_negatives).index_add_(0, row, share * softplus(gap))
+            flow, losses = share * gap.sigmoid(), share * softplus(gap)  # (P,)
             to_positives = -flow if by_positive is None else flow * (by_positive - 1)
             flow = flow if by_negatives is None else flow * by_negatives
+            if alone:
+                return losses, flow, to_positives
+            loss = torch.zeros_like(log_negatives).index_add_(0, row, losses)
             return loss, torch.zeros_like(loss).index_add_(0, row, flow), to_positives
         log_positives, posterior = _log_sum_exp(positives, row, log_negatives)  # (B,), (P,)
         count = torch.bincount(row, minlength=log_negatives.numel())
