@@ -74,13 +74,17 @@ PAIRS = {
 @pytest.mark.parametrize("products", ["cosine", "dot"])
 @pytest.mark.parametrize("positives_in_denominator", [False, True])
 @pytest.mark.parametrize("similarity_gradient", [False, True])
-@pytest.mark.parametrize("scaling", ["minmax", "zscore"])
+# With t = 1: the exponentials of the loss are no power of those of δ, their square, they themselves.
+@pytest.mark.parametrize(
+    ("scaling", "temperature"), [("minmax", 0.4), ("minmax", 0.5), ("zscore", 1.0)]
+)
 def test_info_nce_equals_the_loops(
     name: str,
     products: str,
     positives_in_denominator: bool,
     similarity_gradient: bool,
     scaling: str,
+    temperature: float,
 ) -> None:
     pairs = PAIRS[name]()
     za, zc = draw(pairs.num_anchors, 4).requires_grad_(), draw(pairs.num_candidates, 4, seed=1)
@@ -97,17 +101,17 @@ def test_info_nce_equals_the_loops(
     weights = reference_weights(za, zc, ha, hc, pairs, mix, weighting)
     logits = (
         reference.similarity(za, zc) if products == "cosine" else reference.dots(za, zc)
-    ) / 0.4
+    ) / temperature
     shares = torch.zeros(pairs.num_anchors, pairs.num_candidates).double()
     shares[pairs.positives.anchor, pairs.positives.candidate] = pairs.share
     expected = reference.info_nce(
         logits, pairs.positive_mask(), pairs.negative_mask(), weights, class_prior=class_prior,
-        temperature=0.4, positives_in_denominator=positives_in_denominator, positive_weights=shares,
+        temperature=temperature, positives_in_denominator=positives_in_denominator, positive_weights=shares,
     )  # fmt: skip
     expected_gradients = torch.autograd.grad(expected, (za, zc, mix))
     for tile in (None, 1, 4):
         actual = info_nce(
-            Views(za, ha), Views(zc, hc), pairs, temperature=0.4, weighting=weighting, mix=mix,
+            Views(za, ha), Views(zc, hc), pairs, temperature=temperature, weighting=weighting, mix=mix,
             class_prior=class_prior, positives_in_denominator=positives_in_denominator,
             products=products, tile=tile,
         )  # fmt: skip

@@ -421,6 +421,8 @@ class Context:
         own_residuals: Their δ, shape (N, S, D).
         own_inputs: Their h, shape (N, S, H).
         similarity: f·f of all anchors and candidates, shape (N, M), where it is at hand.
+        exponentials: e^{f·f / t}, 0 where there is no negative, shape (N, M), where at hand.
+        posterior_temperature: t.
     """
 
     pairs: Pairs
@@ -435,6 +437,8 @@ class Context:
     own_residuals: Tensor | None = None
     own_inputs: Tensor | None = None
     similarity: Tensor | None = None
+    exponentials: Tensor | None = None
+    posterior_temperature: float = 1.0
 
     @cached_property
     def apartness(self) -> Tensor:
@@ -535,8 +539,8 @@ def make_context(
     if own is None and (tile is None or size <= KEPT):  # multiply once for both passes
         similarity = inner_products(anchors.units, candidates.units, None)
     shared = anchors is candidates
-    alike = not shared and gradient == "pseudo-label" and posterior_temperature >= COLD
-    if similarity is not None and alike:  # both sides have the same exponentials
+    bounded = gradient == "pseudo-label" and posterior_temperature >= COLD
+    if similarity is not None and bounded:  # the same for both sides, and of use to the loss
         (whole,) = pairs.blocks(None)
         out = torch.empty_like(similarity)
         exponentials = exponentiate(similarity, whole, posterior_temperature, out=out)
@@ -568,6 +572,8 @@ def make_context(
         own_residuals,
         None if own is None or own.inputs is None else own.inputs.detach(),
         similarity,
+        exponentials,
+        posterior_temperature,
     )
 
 
@@ -579,11 +585,14 @@ class Rows:
         block: Which anchors.
         similarity: s, shape (B, M).
         scratch: Memory to write into.
+        exponentials: e^logits, 0 where there is no negative, shape (B, M), where at hand; may be
+            overwritten.
     """
 
     block: Block
     similarity: Tensor
     scratch: Scratch = field(default_factory=Scratch)
+    exponentials: Tensor | None = None
 
     def empty(self, name: str) -> Tensor:
         """An array (B, M) of arbitrary content, valid until its name is taken again."""

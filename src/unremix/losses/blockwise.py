@@ -60,6 +60,11 @@ class Outcome:
 class Objective(Protocol):
     """A loss per anchor of the logits of its positives and its weighted negatives."""
 
+    @property
+    def takes_exponentials(self) -> bool:
+        """Whether it makes do with e^logits of the negatives, where they are at hand."""
+        ...
+
     def __call__(
         self,
         logits: Tensor,
@@ -229,12 +234,15 @@ class Contrast(torch.autograd.Function):
             else:  # no score looks at the similarity
                 products = similarity = _products(vectors, block, scratch, "products")
             positives = products.view(-1).index_select(0, block.positive).mul_(inverse_temperature)
-            rows = Rows(block, block.fill(similarity), scratch)
+            exponentials = _exponentials(problem, block, scratch)
+            rows = Rows(block, block.fill(similarity), scratch, exponentials)
             weights = weigh(rows, score_rows(rows, context, weighting), mix, weighting)
             if products is not similarity:
                 block.fill(products)
             logits = products
-            if products is similarity and weighting.components:  # a score, which is needed later
+            if exponentials is not None:
+                pass  # in place of them
+            elif products is similarity and weighting.components:  # a score, which is needed later
                 logits = torch.mul(products, inverse_temperature, out=rows.empty("logits"))
             elif problem.temperature != 1:
                 logits = products.mul_(inverse_temperature)
@@ -318,6 +326,24 @@ def _products(
     width = candidates.shape[0] + (0 if own is None else own.shape[1])
     out = scratch.take(name, (part.shape[0], width), part)
     return inner_products(part, candidates, own, out=out)
+
+
+def _exponentials(problem: Problem, block: Block, scratch: Scratch) -> Tensor | None:
+    """e^{s/τ} of a block, shape (B, M), as a power of e^{s/t} where that is at hand.
+
+    With the defaults, t = 1 and τ = 0.5, it is the square.
+    """
+    at_hand = problem.context.exponentials
+    power = problem.context.posterior_temperature / problem.temperature
+    if at_hand is None or power not in (1, 2) or problem.products != "cosine":
+        return None
+    if not problem.objective.takes_exponentials:
+        return None
+    part = block.take(at_hand)
+    if power == 1:
+        return part
+    out = scratch.take("logits", (part.shape[0], part.shape[1]), part)
+    return torch.mul(part, part, out=out)
 
 
 def _dots(

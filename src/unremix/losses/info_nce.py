@@ -32,6 +32,11 @@ class InfoNCE:
     positives_in_denominator: bool = False
     factor: float = 1.0
 
+    @property
+    def takes_exponentials(self) -> bool:
+        """Whether no maximum has to be taken off first."""
+        return self.bound * max(1.0, self.factor) <= 1 / COLD
+
     def __call__(
         self,
         logits: Tensor,
@@ -45,19 +50,23 @@ class InfoNCE:
         """See :class:`unremix.losses.blockwise.Objective`."""
         block, tiny = rows.block, torch.finfo(logits.dtype).tiny
         log_factor = weights.log_factor  # (B, 1)
-        largest = self.bound * max(1.0, self.factor)
-        if largest > 1 / COLD:
+        if not self.takes_exponentials:
             # e^{l - highest}, highest the row maximum over the negatives. Where the logits span
             # more than exponentials can, a negative without weight must not drown the others:
             # leave it out.
             highest = logits.amax(1, keepdim=True)
-            if weights.values is not None and self.bound + largest > -math.log(tiny) / 2:
+            if (
+                weights.values is not None
+                and self.bound * (1 + max(1.0, self.factor)) > -math.log(tiny) / 2
+            ):
                 lowest = torch.finfo(logits.dtype).min
                 highest = torch.where(weights.values > 0, logits, lowest).amax(1, keepdim=True)
                 logits.clamp_(max=highest)
             logits.sub_(highest)
             log_factor = log_factor + highest
-        exponentials = block.blank(logits.mul_(LOG2_E).exp2_())  # (B, M)
+        exponentials = rows.exponentials  # (B, M)
+        if exponentials is None:
+            exponentials = block.blank(logits.mul_(LOG2_E).exp2_())
         products = exponentials
         if weights.values is not None:
             products = torch.mul(exponentials, weights.values, out=rows.empty("weighted"))

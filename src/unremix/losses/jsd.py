@@ -23,6 +23,8 @@ class JSD:
     E⁺(x) = log 2 - softplus(-x) and E⁻(x) = softplus(x) - log 2, x the logits.
     """
 
+    takes_exponentials = False
+
     def __call__(
         self,
         logits: Tensor,
