@@ -74,7 +74,7 @@ PAIRS = {
 @pytest.mark.parametrize("products", ["cosine", "dot"])
 @pytest.mark.parametrize("positives_in_denominator", [False, True])
 @pytest.mark.parametrize("similarity_gradient", [False, True])
-# With t = 1: the exponentials of the loss are no power of those of δ, their square, they themselves.
+# With t = 1 the exponentials of the loss are no power of those of δ, their square, or the same.
 @pytest.mark.parametrize(
     ("scaling", "temperature"), [("minmax", 0.4), ("minmax", 0.5), ("zscore", 1.0)]
 )
@@ -106,13 +106,14 @@ def test_info_nce_equals_the_loops(
     shares[pairs.positives.anchor, pairs.positives.candidate] = pairs.share
     expected = reference.info_nce(
         logits, pairs.positive_mask(), pairs.negative_mask(), weights, class_prior=class_prior,
-        temperature=temperature, positives_in_denominator=positives_in_denominator, positive_weights=shares,
+        temperature=temperature, positives_in_denominator=positives_in_denominator,
+        positive_weights=shares,
     )  # fmt: skip
     expected_gradients = torch.autograd.grad(expected, (za, zc, mix))
     for tile in (None, 1, 4):
         actual = info_nce(
-            Views(za, ha), Views(zc, hc), pairs, temperature=temperature, weighting=weighting, mix=mix,
-            class_prior=class_prior, positives_in_denominator=positives_in_denominator,
+            Views(za, ha), Views(zc, hc), pairs, temperature=temperature, weighting=weighting,
+            mix=mix, class_prior=class_prior, positives_in_denominator=positives_in_denominator,
             products=products, tile=tile,
         )  # fmt: skip
         assert_close(actual, expected)
