@@ -317,10 +317,8 @@ RECIPES = {
                paper=GRAPHS),
         Recipe("infograph-hcl", "InfoGraph with HCL's hard negatives", "infograph", "hcl",
                temperature=1.0, domain="graph", paper=GRAPHS),
-        # t = 0.1: see docs/results.md for how it was chosen.
         Recipe("infograph-unremix", "UnReMix on InfoGraph", "infograph", "unremix",
-               temperature=1.0, preset={"loss": {"posterior_temperature": 0.1}}, domain="graph",
-               paper=GRAPHS),
+               temperature=1.0, domain="graph", paper=GRAPHS),
         Recipe("graphcl", "GraphCL: two views of each graph", temperature=0.2, domain="graph"),
         Recipe("graphcl-hcl", "GraphCL with HCL's weights", "simclr", "hcl", temperature=0.2,
                domain="graph"),
