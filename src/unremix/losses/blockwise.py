@@ -240,12 +240,11 @@ class Contrast(torch.autograd.Function):
             if products is not similarity:
                 block.fill(products)
             logits = products
-            if exponentials is not None:
-                pass  # in place of them
-            elif products is similarity and weighting.components:  # a score, which is needed later
-                logits = torch.mul(products, inverse_temperature, out=rows.empty("logits"))
-            elif problem.temperature != 1:
-                logits = products.mul_(inverse_temperature)
+            if exponentials is None:  # else they serve in place of the logits
+                if products is similarity and weighting.components:  # a score, needed later
+                    logits = torch.mul(products, inverse_temperature, out=rows.empty("logits"))
+                elif problem.temperature != 1:
+                    logits = products.mul_(inverse_temperature)
             scaled_own = problem.own is not None and problem.own.logit_factor != 1
             if scaled_own and problem.own is not None:
                 logits[:, -pairs.own :] *= problem.own.logit_factor
