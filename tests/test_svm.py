@@ -167,6 +167,12 @@ def test_the_card_says_everything() -> None:
     assert str(shown) == "50.00 % ± 12.50"
 
 
+@pytest.mark.parametrize("folds", [1, 0])
+def test_one_fold_leaves_nothing_to_train_on(folds: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 2 folds, received {folds}"):
+        plan_folds(torch.tensor([0, 0, 1, 1]), folds=folds)
+
+
 def test_rare_classes_have_fewer_folds() -> None:
     features, labels = draw(count=64)
     labels[:4] = 2

@@ -75,9 +75,9 @@ class kept(Generic[Value]):
         if block is None:
             return self
         key = (self.name, block.first, block.size)
-        if key not in block.pairs.kept:
-            block.pairs.kept[key] = self.make(block)
-        value: Value = block.pairs.kept[key]
+        if key not in block.pairs.made:
+            block.pairs.made[key] = self.make(block)
+        value: Value = block.pairs.made[key]
         return value
 
 
@@ -147,11 +147,6 @@ class Block:
     def positive_row(self) -> Tensor:
         """The row of each positive, shape (P,)."""
         return self._positives[1]
-
-    @property
-    def one_positive(self) -> bool:
-        """Whether each anchor has exactly one positive."""
-        return self.pairs.one_positive
 
     @kept
     def share(self) -> Tensor:
@@ -592,7 +587,7 @@ class Pairs:
         )
 
     @cached_property
-    def kept(self) -> dict[tuple[str, int, int], Any]:
+    def made(self) -> dict[tuple[str, int, int], Any]:
         """What blocks have made, by name, first anchor and size."""
         return {}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from unremix.data.arrays import read_cifar, read_digits, read_npz, tar_pickles
 from unremix.data.folders import read_folder, read_pattern, read_tars, read_tree, zip_files
 from unremix.data.found import ACCEPTED, IMAGES, Found, name_and_suffix
+from unremix.data.graph_json import is_json_lines
 from unremix.data.locate import locate
 
 
@@ -28,11 +29,10 @@ def find_images(data: str | Path) -> Found:
         return read_cifar(name, tar_pickles(path), path)
     if suffix == ".tar":
         return read_tars(name, [(path.name, path)])
-    others = {"graph": (".jsonl", ".ndjson"), "sentence": (".txt",)}
-    for domain, suffixes in others.items():
-        if any(suffix in suffixes for suffix in path.suffixes):
-            raise ValueError(
-                f"expected images, received the file {path}, which looks like {domain} data; add "
-                f"--domain {domain}"
-            )
+    domain = "graph" if is_json_lines(path) else "sentence" if ".txt" in path.suffixes else None
+    if domain is not None:
+        raise ValueError(
+            f"expected images, received the file {path}, which looks like {domain} data; add "
+            f"--domain {domain}"
+        )
     raise ValueError(f"expected one of: {ACCEPTED}; received the file {path}")

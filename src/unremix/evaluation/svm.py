@@ -94,6 +94,9 @@ def plan_folds(
     Returns:
         The folds, which samples are in them, and what is to be told about both.
 
+    Raises:
+        ValueError: For fewer than two outer folds.
+
     Example:
         >>> plan = plan_folds(torch.tensor([0] * 12 + [1] * 4 + [2]))
         >>> plan.outer, plan.inner, int(plan.kept.sum())
@@ -101,6 +104,8 @@ def plan_folds(
         >>> print(plan.notes[0])
         1 of 3 classes have fewer than 3 samples: 1 of 17 samples left out of the evaluation
     """
+    if folds < 2:
+        raise ValueError(f"expected at least 2 folds, received {folds}")
     sizes = labels.bincount()
     present = int((sizes > 0).sum())
     least = next(size for size in count(1) if _trained_on(size, folds) >= 2)

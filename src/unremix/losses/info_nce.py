@@ -94,7 +94,7 @@ class InfoNCE:
         """
         share, row = block.share.to(positives.dtype), block.positive_row
         if not self.positives_in_denominator:
-            alone = block.one_positive  # then P = B, in the same order
+            alone = block.pairs.one_positive  # then P = B, in the same order
             of_positives = log_negatives if alone else log_negatives.index_select(0, row)
             log_others, by_negatives, by_positive = self._debias(
                 of_positives, positives, block, None if alone else row
