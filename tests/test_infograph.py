@@ -35,6 +35,7 @@ from unremix.domains.graph import GraphDomain
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch
 from unremix.frameworks.infograph import InfoGraph
+from unremix.losses.blockwise import score_rows
 from unremix.losses.jsd import hard_jsd, jsd
 from unremix.losses.two_views import TwoViewLoss
 from unremix.pairs import Pairs
@@ -275,10 +276,7 @@ def test_weights_average_one_and_spare_the_own_graph(options: dict[str, Any]) ->
     context = make_context(anchors, candidates, pairs)
     (block,) = pairs.blocks(None)
     rows = Rows(block, block.fill(anchors.units @ candidates.units.T))
-    components = loss_fn.weighting.resolved
-    scores = [
-        block.fill(component.score(rows, context).clone().contiguous()) for component in components
-    ]
+    scores = score_rows(rows, context, loss_fn.weighting)
     shares = loss_fn.weighting.shares(loss_fn.lambdas(), za)
     weights = weigh(rows, scores, shares, loss_fn.weighting).dense(block, rows.similarity)
     own = torch.nn.functional.one_hot(graphs.graph, graphs.num_graphs).bool()

@@ -35,7 +35,7 @@ def all_scores(anchors: Views, candidates: Views, pairs: Pairs, tile: int | None
         similarity = context.anchor_units[block.anchors] @ context.candidate_units.T
         rows = Rows(block, block.fill(similarity.detach()))
         for name, score in zip(COMPONENTS, score_rows(rows, context, everything), strict=True):
-            result[name][block.anchors] = block.blank(score.clone())
+            result[name][block.anchors] = block.blank(score.values.clone())
     return result
 
 

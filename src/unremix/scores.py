@@ -244,30 +244,26 @@ def residuals(
             exponentiate(products, block, temperature, out=posterior)
         else:
             posterior = block.take(exponentials)  # (B, M), up to a factor per row
-        if gradient == "nt-xent":
-            label = block.take(label_units)
-        else:
-            most_confident = row_argmax(posterior)
-            if own is None:
-                label = class_units.index_select(0, most_confident)
-            else:
-                label = class_units.index_select(0, most_confident.clamp(max=count - 1))
-                of_own = (most_confident - count).clamp(min=0)[:, None, None]
-                nearest = own.gather(1, of_own.expand(-1, 1, own.shape[2]))[:, 0]
-                label = torch.where((most_confident >= count)[:, None], nearest, label)
-        if own is None:
-            expected = posterior @ class_units
-        else:
-            expected = posterior[:, :count] @ class_units
-            expected += torch.einsum("bs,bsd->bd", posterior[:, count:], own)
         total = posterior.sum(1, keepdim=True).clamp_(min=torch.finfo(units.dtype).tiny)
-        d = expected.div_(total).sub_(label)
-        delta = d.addcmul((d * f).sum(1, keepdim=True), f, value=-1)
-        nothing = torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= noise(delta.dtype)
+        if gradient == "pseudo-label":  # p_y - 1 in place of p_y: then one product gives d
+            most_confident = pairs.order[: f.shape[0]], row_argmax(posterior)
+            largest = posterior[most_confident]
+            posterior[most_confident] = largest - total[:, 0]
+        if own is None:
+            d = posterior @ class_units  # all of this times Σ posterior, until the end
+        else:
+            d = posterior[:, :count] @ class_units
+            d += torch.einsum("bs,bsd->bd", posterior[:, count:], own)
+        if gradient == "nt-xent":
+            d.addcmul_(total, block.take(label_units), value=-1)
+        elif exponentials is not None:
+            posterior[most_confident] = largest
+        delta = d.addcmul_((d * f).sum(1, keepdim=True), f, value=-1)
+        nothing = torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= noise(delta.dtype) * total
         if block.fewest == 0:
             nothing |= block.count == 0
         # 1/(t |z|), and 0 in place of 1/0.
-        scale = torch.div(1 / temperature, block.take(lengths)[:, None])
+        scale = torch.div(1 / temperature, block.take(lengths)[:, None] * total)
         scale.nan_to_num_(nan=math.nan, posinf=0.0).masked_fill_(nothing, 0.0)
         delta.mul_(scale)
         if block.whole:
@@ -449,10 +445,14 @@ class Context:
 
     @cached_property
     def without(self) -> Tensor:
-        """r of each candidate j where k alone is masked, at [k, j], shape (M, M)."""
-        candidates = self.candidate_units
-        others = max(self.pairs.num_candidates - 2, 1)
-        return (candidates @ candidates.T).add_(self.apartness).div_(others).add_(1)
+        """r of each candidate j where k alone is masked, at [k, j], filled, shape (M, M)."""
+        candidates, count = self.candidate_units, self.pairs.num_candidates
+        if count <= 2:
+            return candidates.new_zeros(count, count)
+        table = (candidates @ candidates.T).add_(self.apartness).div_(count - 2).add_(1)
+        table.diagonal()[1:] = table[1:, 0]
+        table[0, 0] = table[0, 1]
+        return table
 
     @cached_property
     def twins_are_candidates(self) -> bool:
@@ -600,7 +600,30 @@ class Rows:
         return self.scratch.take(name, (rows, columns), self.similarity)
 
 
-Score = Callable[[Rows, Context], Tensor]
+@dataclass(frozen=True)
+class Scored:
+    """A score of a block with the extremes of its rows, found when first asked for.
+
+    Args:
+        values: Shape (B, M), filled.
+        bounds: Least and largest value of each row, each (B, 1), where they came cheaper.
+    """
+
+    values: Tensor
+    bounds: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def low(self) -> Tensor:
+        """Least value of each row, shape (B, 1)."""
+        return self.values.amin(1, keepdim=True) if self.bounds is None else self.bounds[0]
+
+    @cached_property
+    def high(self) -> Tensor:
+        """Largest value of each row, shape (B, 1)."""
+        return self.values.amax(1, keepdim=True) if self.bounds is None else self.bounds[1]
+
+
+Score = Callable[[Rows, Context], Tensor | Scored]
 
 
 def similarity(rows: Rows, context: Context) -> Tensor:
@@ -648,7 +671,7 @@ def _times_features(products: Tensor, features: Tensor, *, bias: bool) -> Tensor
     return products.addcmul_(products, features) if bias else products.mul_(features)
 
 
-def representativeness(rows: Rows, context: Context) -> Tensor:
+def representativeness(rows: Rows, context: Context) -> Tensor | Scored:
     """r_ij = mean over j' in Neg(i), j' ≠ j, of (1 - f_j · f_j'), shape (B, M); 0 for one negative.
 
     Without a loop: with T = Σ_j' f_j' over all candidates, the sum over the other negatives is
@@ -664,9 +687,10 @@ def representativeness(rows: Rows, context: Context) -> Tensor:
         torch.add(column * scale + 1, second, alpha=scale, out=first)
         second.copy_(first)
     elif _alone(rows, context):
-        width = context.pairs.num_candidates
-        which = block.masked - block.masked_row * width
-        distance = torch.index_select(context.without, 0, which, out=rows.empty("distance"))
+        table = Scored(context.without)
+        which = block.masked - block.masked_row * context.pairs.num_candidates
+        distance = torch.index_select(table.values, 0, which, out=rows.empty("distance"))
+        return Scored(distance, (table.low[which], table.high[which]))
     else:
         width = context.pairs.num_candidates
         excluded = block.masked_row, block.masked - block.masked_row * width

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unremix.pairs import Block
-from unremix.scores import COMPONENTS, Component, Rows, Score, noise
+from unremix.scores import COMPONENTS, Component, Rows, Score, Scored, noise
 
 Scaling = Literal["minmax", "zscore", "none"]
 Mass = Literal["mean", "none"]
@@ -98,22 +98,18 @@ class Scaled:
     """K scores and the affine maps, row by row, that scale them: C^k = factor_k × X^k + shift_k.
 
     Args:
-        scores: X, each (B, M); positions that are not negatives hold the value of a negative.
+        scores: X; positions that are not negatives hold the value of a negative.
         factor: Shape (B, K).
         shift: Shape (B, K).
-        low: Least of each row, shape (B, K).
-        high: Largest of each row, shape (B, K).
     """
 
-    scores: tuple[Tensor, ...]
+    scores: tuple[Scored, ...]
     factor: Tensor
     shift: Tensor
-    low: Tensor
-    high: Tensor
 
 
 def scale(
-    scores: tuple[Tensor, ...],
+    scores: tuple[Scored, ...],
     block: Block,
     scaling: Scaling,
     magnitudes: tuple[float | None, ...],
@@ -123,15 +119,16 @@ def scale(
     A score that is constant over Neg(i), up to rounding, becomes 1 (minmax) or 0 (zscore).
 
     Args:
-        scores: X of K components, each (B, M), filled.
+        scores: X of K components.
         block: The rows.
         scaling: How.
         magnitudes: See :class:`unremix.scores.Component`.
     """
-    low = torch.cat([score.amin(1, keepdim=True) for score in scores], dim=1)
-    high = torch.cat([score.amax(1, keepdim=True) for score in scores], dim=1)
     if scaling == "none":
-        return Scaled(scores, torch.ones_like(low), torch.zeros_like(low), low, high)
+        ones = scores[0].values.new_ones(block.count.shape[0], len(scores))
+        return Scaled(scores, ones, torch.zeros_like(ones))
+    low = torch.cat([score.low for score in scores], dim=1)  # (B, K)
+    high = torch.cat([score.high for score in scores], dim=1)
     size = torch.maximum(high, -low)  # of the absolute values
     if any(magnitudes):
         size = torch.maximum(size, _row(magnitudes, low.dtype, low.device))
@@ -139,10 +136,10 @@ def scale(
     constant = span <= noise(low.dtype) * size
     if scaling == "minmax":
         factor = span.reciprocal_().masked_fill_(constant, 0.0)
-        return Scaled(scores, factor, (-low * factor).masked_fill_(constant, 1.0), low, high)
+        return Scaled(scores, factor, (-low * factor).masked_fill_(constant, 1.0))
     count = block.count.clamp(min=1)
     means, squares = [], []
-    for score in scores:
+    for score in (each.values for each in scores):
         extra = score.shape[1] - block.count  # masked positions, with the reference's value
         reference = score.view(-1)[block.reference][:, None]
         mean = (score.sum(1, keepdim=True) - extra * reference) / count
@@ -152,7 +149,7 @@ def scale(
         squares.append(square)
     deviation = (torch.cat(squares, dim=1) / count).clamp_(min=0).sqrt_()
     factor = (1 / deviation).masked_fill(constant | (deviation == 0), 0.0)
-    return Scaled(scores, factor, -torch.cat(means, dim=1) * factor, low, high)
+    return Scaled(scores, factor, -torch.cat(means, dim=1) * factor)
 
 
 @lru_cache(maxsize=8)
@@ -188,12 +185,12 @@ class Weights:
         return self.values * self.log_factor.exp()
 
 
-def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weighting) -> Weights:
+def weigh(rows: Rows, scores: list[Scored], mix: Tensor | None, weighting: Weighting) -> Weights:
     """Weights of a block of anchors.
 
     Args:
         rows: The block.
-        scores: Raw scores, each (B, M), filled; one per component.
+        scores: Raw scores, one per component.
         mix: λ, shape (K,), from :meth:`Weighting.shares`.
         weighting: How.
     """
@@ -205,9 +202,9 @@ def weigh(rows: Rows, scores: list[Tensor], mix: Tensor | None, weighting: Weigh
     scaled = scale(tuple(scores), block, weighting.scaling, magnitudes)
     # Σ_k λ_k (factor_k X_k + shift_k), the row-wise factors folded into one sweep per component.
     first, *others = (mix * scaled.factor).T[:, :, None].unbind()  # each (B, 1)
-    values = torch.mul(scores[0], first, out=rows.empty("values"))
+    values = torch.mul(scores[0].values, first, out=rows.empty("values"))
     for score, factor in zip(scores[1:], others, strict=True):
-        values.addcmul_(score, factor)
+        values.addcmul_(score.values, factor)
     values.add_((scaled.shift @ mix)[:, None])
     if weighting.sharpness is None:
         block.blank(values.clamp_(min=0))
@@ -250,14 +247,42 @@ def mixed_gradient(gradient: Tensor, weights: Weights, weighting: Weighting) -> 
     return gradient if weights.replaced is None else gradient.masked_fill_(weights.replaced, 0.0)
 
 
-def share_gradient(gradient: Tensor, scaled: Scaled, rows: Rows) -> Tensor:
-    """Gradient with respect to λ, shape (K,), from that with respect to the mix, shape (B, M)."""
+def implied_share(mix: Tensor, weighting: Weighting) -> int | None:
+    """The component whose gradient follows from the others', if any.
+
+    Where the mix is the weight and the mass is normalised, λ and c λ give the same loss, so
+    Σ_k λ_k ∂L/∂λ_k = 0. The largest λ divides best.
+    """
+    if weighting.sharpness is not None or weighting.mass != "mean":
+        return None
+    largest = int(mix.detach().abs().argmax())
+    return largest if float(mix[largest]) != 0 else None
+
+
+def share_gradient(
+    gradient: Tensor, scaled: Scaled, rows: Rows, implied: int | None = None
+) -> Tensor:
+    """Gradient with respect to λ, shape (K,), from that with respect to the mix.
+
+    Args:
+        gradient: Shape (B, M).
+        scaled: The scaled scores.
+        rows: The block.
+        implied: A component to leave out, with 0 in its place.
+    """
     product = rows.empty("temporary")
+    total = gradient.sum(1, keepdim=True)
     along = [
-        torch.mul(gradient, score, out=product).sum(1, keepdim=True) for score in scaled.scores
+        total  # anything will do
+        if index == implied
+        else torch.mul(gradient, score.values, out=product).sum(1, keepdim=True)
+        for index, score in enumerate(scaled.scores)
     ]
-    flat = gradient.sum(1, keepdim=True) * scaled.shift
-    return torch.cat(along, dim=1).mul_(scaled.factor).add_(flat).sum(0)
+    flat = total * scaled.shift
+    result = torch.cat(along, dim=1).mul_(scaled.factor).add_(flat).sum(0)
+    if implied is not None:
+        result[implied] = 0
+    return result
 
 
 def score_gradient(
@@ -274,9 +299,9 @@ def score_gradient(
     """
     if scaling == "none":
         return gradient
-    score = scaled.scores[index]
-    of_rows = (scaled.factor, scaled.shift, scaled.low, scaled.high)
-    factor, shift, low, high = (values[:, index : index + 1] for values in of_rows)
+    scored = scaled.scores[index]
+    score, low, high = scored.values, scored.low, scored.high
+    factor, shift = (of_rows[:, index : index + 1] for of_rows in (scaled.factor, scaled.shift))
     values = torch.addcmul(shift, score, factor)
     if scaling == "minmax":
         # C = (x - low)/(high - low): the extremes move every value; ties share the gradient.

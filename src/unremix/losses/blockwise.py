@@ -21,6 +21,7 @@ from unremix.scores import (
     Gradient,
     Own,
     Rows,
+    Scored,
     Scratch,
     Views,
     inner_products,
@@ -30,6 +31,7 @@ from unremix.scores import (
 from unremix.weights import (
     Weighting,
     Weights,
+    implied_share,
     mixed_gradient,
     score_gradient,
     share_gradient,
@@ -127,12 +129,15 @@ def cache_tile(num_candidates: int, element_size: int, budget: int = 4 * 2**20) 
     return max(256, budget // max(1, num_candidates * element_size))
 
 
-def score_rows(rows: Rows, context: Context, weighting: Weighting) -> list[Tensor]:
-    """Raw scores of a block, each (B, M), filled."""
+def score_rows(rows: Rows, context: Context, weighting: Weighting) -> list[Scored]:
+    """Raw scores of a block."""
     scores = []
     for component in weighting.resolved:
         score = component.score(rows, context)
-        scores.append(score if score is rows.similarity else rows.block.fill(score.contiguous()))
+        if not isinstance(score, Scored):
+            filled = score is rows.similarity
+            score = Scored(score if filled else rows.block.fill(score.contiguous()))
+        scores.append(score)
     return scores
 
 
@@ -220,7 +225,9 @@ class Contrast(torch.autograd.Function):
         through_units = flow
         if not cosine and similarity_index is not None and problem.needs_gradient:
             through_units = Flow(*units, 1 / problem.normaliser)
-        to_mix = torch.zeros_like(mix) if mix is not None and learn_mix else None
+        to_mix = implied = None
+        if mix is not None and learn_mix:
+            to_mix, implied = torch.zeros_like(mix), implied_share(mix, weighting)
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
 
@@ -271,7 +278,7 @@ class Contrast(torch.autograd.Function):
             if outcome.to_weights is not None and scaled is not None and mix is not None:
                 to_mixed = mixed_gradient(outcome.to_weights, weights, weighting)
                 if to_mix is not None:
-                    to_mix += share_gradient(to_mixed, scaled, rows)
+                    to_mix += share_gradient(to_mixed, scaled, rows, implied)
                 if similarity_index is not None:
                     to_similarity = score_gradient(
                         to_mixed.mul_(mix[similarity_index]),
@@ -289,8 +296,10 @@ class Contrast(torch.autograd.Function):
         if flow is None or through_units is None:
             return (loss / problem.normaliser).to(anchors.dtype), weightless
         gradients = _to_embeddings(problem, flow, through_units)
-        if to_mix is not None:
+        if to_mix is not None and mix is not None:
             to_mix.div_(problem.normaliser)
+            if implied is not None:  # still 0, and Σ_k λ_k ∂L/∂λ_k is 0
+                to_mix[implied] = -torch.dot(mix, to_mix) / mix[implied]
         ctx.save_for_backward(*gradients, to_mix)
         ctx.mark_non_differentiable(weightless)
         return (loss / problem.normaliser).to(anchors.dtype), weightless

@@ -38,23 +38,23 @@ class JSD:
         """See :class:`unremix.losses.blockwise.Objective`."""
         block, values = rows.block, weights.values
         factor = weights.log_factor.exp() / block.count.clamp(min=1)  # (B, 1): w_ij/n_i per value
-        expectation = softplus(logits).sub_(math.log(2))  # E⁻, (B, M)
+        rise = softplus(logits)  # E⁻ + log 2, (B, M)
         if values is None:
-            mean = block.blank(expectation).sum(1, keepdim=True) * factor  # (B, 1)
+            weighted = block.blank(rise)
         else:
-            weight = torch.mul(values, factor, out=rows.empty("weight"))
-            product = torch.mul(weight, expectation, out=rows.empty("temporary"))
-            mean = product.sum(1, keepdim=True)
+            weighted = torch.mul(values, rise, out=rows.empty("temporary"))
+        mean = weighted.sum(1, keepdim=True).sub_(math.log(2) * weights.total).mul_(factor)
         share = block.share.to(logits.dtype)
         of_positives = share * (math.log(2) - softplus(-positives))
         loss = mean[:, 0].index_add(0, block.positive_row, of_positives, alpha=-1)
         to_weights = None
         if differentiate_weights and values is not None:
             # Where the mass is normalised, raising one weight lowers the others.
-            to_weights = expectation.sub_(mean) if mass else expectation
+            to_weights = rise.sub_(mean + math.log(2) if mass else math.log(2))
             block.blank(to_weights.mul_(factor))
         slope = logits.sigmoid_()
-        to_logits = block.blank(slope).mul_(factor) if values is None else slope.mul_(weight)
+        slope = block.blank(slope) if values is None else slope.mul_(values)
+        to_logits = slope.mul_(factor)
         return Outcome(loss, to_logits, -share * torch.sigmoid(-positives), to_weights)
 
 

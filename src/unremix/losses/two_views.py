@@ -281,7 +281,7 @@ class TwoViewLoss(nn.Module):
             )
             dense = weights.dense(block, rows.similarity)[place]
             named = {
-                name: block.blank(score.clone())[place]
+                name: block.blank(score.values.clone())[place]
                 for name, score in zip(COMPONENTS, scores, strict=False)
             }
             return Importance(
