@@ -69,7 +69,7 @@ def normalise_backward(gradient: Tensor, units: Tensor, lengths: Tensor) -> Tens
         Shape (N, D).
     """
     along = torch.linalg.vecdot(gradient, units)
-    inverse = torch.where(lengths > 0, 1 / lengths, 0.0)[:, None]
+    inverse = lengths.reciprocal().nan_to_num_(nan=math.nan, posinf=0.0)[:, None]
     return gradient.addcmul_(units, along[:, None], value=-1).mul_(inverse)
 
 
@@ -246,9 +246,9 @@ def residuals(
             posterior = block.take(exponentials)  # (B, M), up to a factor per row
         total = posterior.sum(1, keepdim=True).clamp_(min=torch.finfo(units.dtype).tiny)
         if gradient == "pseudo-label":  # p_y - 1 in place of p_y: then one product gives d
-            most_confident = pairs.order[: f.shape[0]], row_argmax(posterior)
-            largest = posterior[most_confident]
-            posterior[most_confident] = largest - total[:, 0]
+            most_confident = row_argmax(posterior)[:, None]
+            largest = posterior.gather(1, most_confident)
+            posterior.scatter_(1, most_confident, largest - total)
         if own is None:
             d = posterior @ class_units  # all of this times Σ posterior, until the end
         else:
@@ -257,7 +257,7 @@ def residuals(
         if gradient == "nt-xent":
             d.addcmul_(total, block.take(label_units), value=-1)
         elif exponentials is not None:
-            posterior[most_confident] = largest
+            posterior.scatter_(1, most_confident, largest)
         delta = d.addcmul_((d * f).sum(1, keepdim=True), f, value=-1)
         nothing = torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= noise(delta.dtype) * total
         if block.fewest == 0:

@@ -7,6 +7,7 @@ component, the similarity, under an exponential link.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -99,8 +100,8 @@ class Scaled:
 
     Args:
         scores: X; positions that are not negatives hold the value of a negative.
-        factor: Shape (B, K).
-        shift: Shape (B, K).
+        factor: Shape (K, B).
+        shift: Shape (K, B).
     """
 
     scores: tuple[Scored, ...]
@@ -125,13 +126,13 @@ def scale(
         magnitudes: See :class:`unremix.scores.Component`.
     """
     if scaling == "none":
-        ones = scores[0].values.new_ones(block.count.shape[0], len(scores))
+        ones = scores[0].values.new_ones(len(scores), block.count.shape[0])
         return Scaled(scores, ones, torch.zeros_like(ones))
-    low = torch.cat([score.low for score in scores], dim=1)  # (B, K)
-    high = torch.cat([score.high for score in scores], dim=1)
+    low = _lines(score.low for score in scores)  # (K, B)
+    high = _lines(score.high for score in scores)
     size = torch.maximum(high, -low)  # of the absolute values
     if any(magnitudes):
-        size = torch.maximum(size, _row(magnitudes, low.dtype, low.device))
+        size = torch.maximum(size, _column(magnitudes, low.dtype, low.device))
     span = high - low
     constant = span <= noise(low.dtype) * size
     if scaling == "minmax":
@@ -147,15 +148,22 @@ def scale(
         square = centred.mul_(centred).sum(1, keepdim=True) - extra * (reference - mean) ** 2
         means.append(mean)
         squares.append(square)
-    deviation = (torch.cat(squares, dim=1) / count).clamp_(min=0).sqrt_()
+    deviation = (_lines(squares) / count.T).clamp_(min=0).sqrt_()
     factor = (1 / deviation).masked_fill(constant | (deviation == 0), 0.0)
-    return Scaled(scores, factor, -torch.cat(means, dim=1) * factor)
+    return Scaled(scores, factor, -_lines(means) * factor)
+
+
+def _lines(columns: Iterable[Tensor]) -> Tensor:
+    """Columns, each (B, 1), as the lines of an array, shape (K, B)."""
+    return torch.cat([column.view(1, -1) for column in columns])
 
 
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)
-def _row(magnitudes: tuple[float | None, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor([each or 0.0 for each in magnitudes], dtype=dtype, device=device)
+def _column(
+    magnitudes: tuple[float | None, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return torch.tensor([[each or 0.0] for each in magnitudes], dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -201,11 +209,11 @@ def weigh(rows: Rows, scores: list[Scored], mix: Tensor | None, weighting: Weigh
     magnitudes = tuple(component.magnitude for component in weighting.resolved)
     scaled = scale(tuple(scores), block, weighting.scaling, magnitudes)
     # Σ_k λ_k (factor_k X_k + shift_k), the row-wise factors folded into one sweep per component.
-    first, *others = (mix * scaled.factor).T[:, :, None].unbind()  # each (B, 1)
+    first, *others = (mix[:, None] * scaled.factor)[:, :, None].unbind()  # each (B, 1)
     values = torch.mul(scores[0].values, first, out=rows.empty("values"))
     for score, factor in zip(scores[1:], others, strict=True):
         values.addcmul_(score.values, factor)
-    values.add_((scaled.shift @ mix)[:, None])
+    values.add_((mix @ scaled.shift)[:, None])
     if weighting.sharpness is None:
         block.blank(values.clamp_(min=0))
         log_factor = None
@@ -255,8 +263,8 @@ def implied_share(mix: Tensor, weighting: Weighting) -> int | None:
     """
     if weighting.sharpness is not None or weighting.mass != "mean":
         return None
-    largest = int(mix.detach().abs().argmax())
-    return largest if float(mix[largest]) != 0 else None
+    sizes = [abs(share) for share in mix.tolist()]
+    return sizes.index(max(sizes)) if max(sizes) > 0 else None
 
 
 def share_gradient(
@@ -271,15 +279,14 @@ def share_gradient(
         implied: A component to leave out, with 0 in its place.
     """
     product = rows.empty("temporary")
-    total = gradient.sum(1, keepdim=True)
+    total = gradient.sum(1)
     along = [
         total  # anything will do
         if index == implied
-        else torch.mul(gradient, score.values, out=product).sum(1, keepdim=True)
+        else torch.mul(gradient, score.values, out=product).sum(1)
         for index, score in enumerate(scaled.scores)
     ]
-    flat = total * scaled.shift
-    result = torch.cat(along, dim=1).mul_(scaled.factor).add_(flat).sum(0)
+    result = torch.stack(along).mul_(scaled.factor).addcmul_(total, scaled.shift).sum(1)
     if implied is not None:
         result[implied] = 0
     return result
@@ -301,7 +308,7 @@ def score_gradient(
         return gradient
     scored = scaled.scores[index]
     score, low, high = scored.values, scored.low, scored.high
-    factor, shift = (of_rows[:, index : index + 1] for of_rows in (scaled.factor, scaled.shift))
+    factor, shift = scaled.factor[index][:, None], scaled.shift[index][:, None]
     values = torch.addcmul(shift, score, factor)
     if scaling == "minmax":
         # C = (x - low)/(high - low): the extremes move every value; ties share the gradient.

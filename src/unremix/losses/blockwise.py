@@ -299,7 +299,7 @@ class Contrast(torch.autograd.Function):
         if to_mix is not None and mix is not None:
             to_mix.div_(problem.normaliser)
             if implied is not None:  # still 0, and Σ_k λ_k ∂L/∂λ_k is 0
-                to_mix[implied] = -torch.dot(mix, to_mix) / mix[implied]
+                to_mix[implied] = torch.dot(to_mix, mix) / -mix[implied]
         ctx.save_for_backward(*gradients, to_mix)
         ctx.mark_non_differentiable(weightless)
         return (loss / problem.normaliser).to(anchors.dtype), weightless
