@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
+from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -43,7 +44,18 @@ from rivals import (
     per_sample_uncertainty,
     published_hcl,
 )
-from timing import Call, Clock, Race, Seconds, growth_exponent, measure_call, race, ratio, time_call
+from timing import (
+    Call,
+    Clock,
+    Race,
+    Seconds,
+    growth_exponent,
+    measure_call,
+    pool,
+    race,
+    ratio,
+    time_call,
+)
 from torch import Tensor, nn
 
 from unremix.losses.blockwise import Tile, rows_per_block
@@ -73,6 +85,8 @@ class Settings:
         growth_sizes: N over which the growth of time is fitted; memory is taken at the largest.
         tiles: Rows per block to choose from.
         rounds: Turns at the largest N; small ones take up to four times as many.
+        small_processes: Fresh processes that race the per-sample gradients, one after the other: a
+            call of a few milliseconds depends on where in memory a process happens to work.
         slow_rounds: Turns of pytorch-metric-learning, which takes seconds.
         tile_rounds: Turns of the tile table.
         growth_rounds: Turns of the growth table, of all but its largest N, which is called once.
@@ -97,6 +111,7 @@ class Settings:
     growth_sizes: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
     tiles: tuple[int | None, ...] = (32, 64, 128, 256, 512, None)
     rounds: int = 5
+    small_processes: int = 7
     slow_rounds: int = 2
     tile_rounds: int = 3
     growth_rounds: int = 3
@@ -133,6 +148,7 @@ QUICK = Settings(
     growth_sizes=(128, 256, 512, 1024),
     tiles=(32, 128, None),
     rounds=2,
+    small_processes=1,
     slow_rounds=1,
     tile_rounds=2,
     growth_rounds=2,
@@ -150,6 +166,7 @@ class Report:
     settings: dict[str, object]
     agreement: dict[str, float] = field(default_factory=dict)
     times: list[dict[str, object]] = field(default_factory=list)
+    speedups_by_process: list[dict[str, float]] = field(default_factory=list)
     tiles: list[dict[str, object]] = field(default_factory=list)
     growth: dict[str, object] = field(default_factory=dict)
     sketch: list[dict[str, object]] = field(default_factory=list)
@@ -327,6 +344,14 @@ class Growth:
         return median(self.seconds[size]) / size**2
 
 
+def measure_small(settings: Settings) -> Race:
+    """Race UnReMix against per-sample gradients."""
+    torch.set_num_threads(settings.threads)
+    batch = settings.batch(settings.small_size)
+    contenders = small_contenders(batch, settings)
+    return settings.race(contenders, settings.rounds_at(settings.small_size))
+
+
 def measure_growth(settings: Settings) -> Growth:
     """Run in a fresh process, where nothing else has taken memory."""
     torch.set_num_threads(settings.threads)
@@ -349,10 +374,13 @@ def measure_growth(settings: Settings) -> Growth:
     return Growth(seconds, largest, exponent, found.disturbed + disturbed)
 
 
-def in_fresh_process(settings: Settings) -> Growth:
-    """:func:`measure_growth` in a process of its own."""
+Found = TypeVar("Found")
+
+
+def in_fresh_process(measure: Callable[[Settings], Found], settings: Settings) -> Found:
+    """A measurement in a process of its own."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as executor:
-        return executor.submit(measure_growth, settings).result()
+        return executor.submit(measure, settings).result()
 
 
 @dataclass(frozen=True)
@@ -658,10 +686,12 @@ def main() -> None:
         console.print(f"{name} differ by {value:.1e} (value and gradients, relative)")
 
     table, size = ratio_table(), settings.small_size
-    batch = settings.batch(size)
-    small = settings.race(small_contenders(batch, settings), settings.rounds_at(size))
+    races = [in_fresh_process(measure_small, settings) for _ in range(settings.small_processes)]
+    speedups = [ratio(each.seconds[PER_SAMPLE], each.seconds[UNREMIX]) for each in races]
+    report.speedups_by_process = [asdict(each) for each in speedups]
+    small = pool(races)
     add_ratios(table, report, size, small)
-    slow = slow_contenders(batch, settings)
+    slow = slow_contenders(settings.batch(size), settings)
     if slow:
         add_ratios(table, report, size, settings.race(slow, settings.slow_rounds))
     else:
@@ -670,14 +700,14 @@ def main() -> None:
     times: dict[int, Seconds] = {}
     for size in settings.sizes:
         contenders = main_contenders(settings.batch(size), settings)
-        found = settings.race(contenders, settings.rounds_at(size))
-        add_ratios(table, report, size, found)
-        times[size] = found.seconds
+        main_race = settings.race(contenders, settings.rounds_at(size))
+        add_ratios(table, report, size, main_race)
+        times[size] = main_race.seconds
     console.print(table)
 
     tiles = {size: measure_tiles(size, settings) for size in settings.sizes}
     console.print(tile_table(report, tiles, settings))
-    growth = in_fresh_process(settings)
+    growth = in_fresh_process(measure_growth, settings)
     console.print(growth_table(report, growth))
     errors = [measure_sketch(size, settings) for size in settings.sketch_sizes]
     report.sketch = [asdict(error) for error in errors]
@@ -686,6 +716,8 @@ def main() -> None:
     targets = judge(times, small.seconds, growth, settings.small_size)
     for target in targets:
         console.print(target.line())
+    found = ", ".join(f"{each.medians:.0f} ({each.minima:.0f})" for each in speedups)
+    console.print(f"Over per-sample gradients, by process, medians (minima): {found}")
     if settings.clock == "wall":
         console.print(f"{report.disturbed} timed calls were disturbed by other processes.")
     else:

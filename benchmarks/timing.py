@@ -27,6 +27,15 @@ class Race:
     disturbed: int
 
 
+def pool(races: Sequence[Race]) -> Race:
+    """Races of the same contenders, taken together."""
+    seconds = {
+        name: [second for each in races for second in each.seconds[name]]
+        for name in races[0].seconds
+    }
+    return Race(seconds, sum(each.disturbed for each in races))
+
+
 def race(
     contenders: Mapping[str, Callable[[], object]],
     rounds: int,
@@ -37,7 +46,9 @@ def race(
     """Time each contender once per round, in turns, after one call of each that does not count.
 
     A turn of a contender that is done in less than a tenth of a second is as many calls as fill
-    one, after one that does not count, and its time is that of a call: as in a loop of its own.
+    one, after one that does not count, as in a loop of its own. Its time is the median of these
+    calls, as the time of a contender is the median of its turns: a short call and a long one are
+    then compared by the same measure, and a call that the machine held up counts as one call.
 
     Each round has an order of its own, since a call may profit or suffer from the one before it:
     from what that left in cache, and from the memory it gave back. What slows the machine down for
@@ -69,18 +80,21 @@ def race(
 
 
 def time_turn(run: Callable[[], object], clock: Clock = "wall") -> tuple[float, bool]:
-    """Seconds of a call, over as many as fill a turn, and whether nothing disturbed them."""
+    """Seconds of a call, the median of as many as fill a turn; whether nothing disturbed them."""
     elapsed, quiet = time_call(run, clock)
     if elapsed >= TURN:
         return elapsed, quiet
-    count = math.ceil(TURN / max(elapsed, 1e-6))
+    now = time.process_time if clock == "cpu" else time.perf_counter
+    calls = []
 
     def repeat() -> None:
-        for _ in range(count):
+        for _ in range(math.ceil(TURN / max(elapsed, 1e-6))):
+            start = now()
             run()
+            calls.append(now() - start)
 
-    elapsed, quiet = time_call(repeat, clock)
-    return elapsed / count, quiet
+    _, quiet = time_call(repeat, clock)
+    return median(calls), quiet
 
 
 def time_call(run: Callable[[], object], clock: Clock = "wall") -> tuple[float, bool]:
