@@ -48,6 +48,7 @@ from timing import (
     Call,
     Clock,
     Race,
+    Ratio,
     Seconds,
     growth_exponent,
     measure_call,
@@ -86,7 +87,8 @@ class Settings:
         tiles: Rows per block to choose from.
         rounds: Turns at the largest N; small ones take up to four times as many.
         small_processes: Fresh processes that race the per-sample gradients, one after the other: a
-            call of a few milliseconds depends on where in memory a process happens to work.
+            call of a few milliseconds depends on where in memory a process happens to work. The
+            target is judged by the median of their ratios, each of one time and one process.
         slow_rounds: Turns of pytorch-metric-learning, which takes seconds.
         tile_rounds: Turns of the tile table.
         growth_rounds: Turns of the growth table, of all but its largest N, which is called once.
@@ -492,20 +494,22 @@ class Target:
         return f"{mark} {self.name}: {found} (target {sign} {self.bound:g})"
 
 
-def judge(times: dict[int, Seconds], small: Seconds, growth: Growth, size: int) -> list[Target]:
+def judge(
+    times: dict[int, Seconds], speedups: Sequence[Ratio], growth: Growth, size: int
+) -> list[Target]:
     """All targets.
 
     Args:
         times: Of the main contenders by N.
-        small: Of the slow contenders.
+        speedups: Over per-sample gradients, in each process.
         growth: By batch size.
-        size: N of the slow contenders.
+        size: N of the race against per-sample gradients.
     """
 
     def slowdown(n: int, other: str) -> float | None:
         return ratio(times[n][UNREMIX], times[n][other]).medians if n in times else None
 
-    speedup = ratio(small[PER_SAMPLE], small[UNREMIX]).medians if size == 256 else None
+    speedup = median(each.medians for each in speedups) if size == 256 else None
     at_scale = {4096, 16384} <= growth.seconds.keys()
     memory = growth.largest.extra_bytes / 2**30 if at_scale else None
     steadiness = growth.per_pair(16384) / growth.per_pair(4096) if at_scale else None
@@ -689,8 +693,7 @@ def main() -> None:
     races = [in_fresh_process(measure_small, settings) for _ in range(settings.small_processes)]
     speedups = [ratio(each.seconds[PER_SAMPLE], each.seconds[UNREMIX]) for each in races]
     report.speedups_by_process = [asdict(each) for each in speedups]
-    small = pool(races)
-    add_ratios(table, report, size, small)
+    add_ratios(table, report, size, pool(races))
     slow = slow_contenders(settings.batch(size), settings)
     if slow:
         add_ratios(table, report, size, settings.race(slow, settings.slow_rounds))
@@ -713,7 +716,7 @@ def main() -> None:
     report.sketch = [asdict(error) for error in errors]
     console.print(sketch_table(errors, settings))
 
-    targets = judge(times, small.seconds, growth, settings.small_size)
+    targets = judge(times, speedups, growth, settings.small_size)
     for target in targets:
         console.print(target.line())
     found = ", ".join(f"{each.medians:.0f} ({each.minima:.0f})" for each in speedups)

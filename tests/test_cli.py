@@ -284,6 +284,8 @@ def test_mistakes_name_the_nearest_option(
 ) -> None:
     assert "did you mean 'epochs'?" in refused(["train", "--epohcs", "3"], capsys)
     assert "did you mean 'loss.mix'?" in refused(["train", "--loss.mxi", "fixed"], capsys)
+    assert "did you mean 'seeds'?" in refused(["reproduce", "graphs", "--sedes", "1"], capsys)
+    assert "did you mean" not in refused(["train", "--out", "here"], capsys)  # another command's
     file = tmp_path / "options.yaml"
     file.write_text("bach_size: 3\n")
     assert "did you mean 'batch_size'?" in refused(["train", "--config", str(file)], capsys)

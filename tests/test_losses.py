@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any, Literal
 
 import pytest
 import reference
@@ -340,3 +341,27 @@ def test_gradcheck() -> None:
 
     inputs = (za.requires_grad_(), zc.requires_grad_(), mix)
     assert torch.autograd.gradcheck(complete, inputs)
+
+
+@pytest.mark.parametrize(
+    "shares", [(0.2, 0.5, 0.3), (3.0, 0.01, 1e-3), (0.4, -0.6, 0.9), (0, 0, 0)]
+)
+@pytest.mark.parametrize("scaling", ["minmax", "none"])
+def test_the_share_left_out_has_the_gradient_of_differences(
+    shares: tuple[float, ...], scaling: Literal["minmax", "none"]
+) -> None:
+    za, zc = draw(7, 4), draw(3, 4, seed=1)
+    groups = torch.tensor([0, 0, 1, 1, 2, 2, 2])
+    weighting = Weighting(NAMES, scaling=scaling)
+    for objective in (info_nce, jsd):
+
+        def loss(mix: Tensor, objective: Any = objective) -> Tensor:
+            pairs = Pairs.membership(groups, 3)
+            return objective(Views(za), Views(zc), pairs, weighting=weighting, mix=mix, tile=5)
+
+        mix = torch.tensor(shares).double().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(mix), mix)
+        assert gradient.isfinite().all()
+        if any(shares):  # at 0 every row is uniform, and any step away from it is a jump
+            assert torch.autograd.gradcheck(loss, mix)
+            assert gradient.abs().max() > 1e-4

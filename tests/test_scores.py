@@ -195,3 +195,30 @@ def test_sketch_is_unbiased_seeded_and_exact_at_full_size() -> None:
     assert sketch(h, 10).shape == (6, 10)
     assert torch.equal(sketch(h, 40), h)
     assert torch.equal(sketch(h, 64), h)
+
+
+def test_extremes_that_a_score_brings_are_those_of_its_rows() -> None:
+    torch.manual_seed(0)
+    groups = torch.tensor([0, 0, 1, 2, 2, 3, 3, 3])
+    anchors, candidates = Views(torch.randn(8, 5).double()), Views(torch.randn(4, 5).double())
+    pairs = Pairs.membership(groups, 4)
+    context = make_context(anchors, candidates, pairs)
+    (block,) = pairs.blocks(None)
+    rows = Rows(block, block.fill(anchors.units @ candidates.units.T))
+    brought = 0
+    for score in score_rows(rows, context, Weighting(components=tuple(COMPONENTS))):
+        brought += score.bounds is not None
+        assert torch.equal(score.values, block.fill(score.values.clone()))
+        assert torch.equal(score.low, score.values.amin(1, keepdim=True))
+        assert torch.equal(score.high, score.values.amax(1, keepdim=True))
+    assert brought == 1  # the representativeness: one table for all nodes of a graph
+
+
+def test_residuals_leave_the_exponentials_as_they_were() -> None:
+    torch.manual_seed(0)
+    views = Views(torch.randn(8, 5))
+    pairs = Pairs.both_views(4)
+    context = make_context(views, views, pairs)
+    expected = (views.units @ views.units.T).exp() * pairs.negative_mask()
+    assert context.exponentials is not None
+    torch.testing.assert_close(context.exponentials, expected)

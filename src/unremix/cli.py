@@ -32,9 +32,11 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what is wrong, and what was probably meant."""
+        line = " ".join(self.typed)
+        asked = [parser for name, parser in self.commands.items() if line.startswith(f"{name} ")]
         known = {
             option.lstrip("-")
-            for parser in (self, *self.commands.values())
+            for parser in (self, *asked)
             for action in parser._actions
             for option in action.option_strings
         }
@@ -47,6 +49,7 @@ class Parser(ArgumentParser):
         sys.exit(2)
 
     commands: ClassVar[dict[str, Parser]] = {}
+    typed: ClassVar[Sequence[str]] = ()
 
 
 class ConfigAction(ActionConfigFile):
@@ -313,12 +316,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # One line a warning, without the place in our source that raised it.
     warnings.formatwarning = lambda message, *_, **__: f"unremix: {message}\n"
     parser = make_parser()
+    typed = sys.argv[1:] if arguments is None else arguments
+    Parser.typed = typed
     options = parser.parse_args(arguments)
     command = options.subcommand
     chosen: Namespace = options[command]
     dry = bool(chosen.pop("dry_run", False))
     console = Console(stderr=True, soft_wrap=True)
-    typed = sys.argv[1:] if arguments is None else arguments
     words = shlex.join(["unremix", *typed])
     try:
         if command == "train":
