@@ -91,7 +91,8 @@ class Settings:
             target is judged by the median of their ratios, each of one time and one process.
         slow_rounds: Turns of pytorch-metric-learning, which takes seconds.
         tile_rounds: Turns of the tile table.
-        growth_rounds: Turns of the growth table, of all but its largest N, which is called once.
+        growth_rounds: Turns of the growth table, of all but its largest N, which is called before
+            them, when the process holds no memory yet, and after them.
         threads: Threads of torch.
         patience: Seconds per table to wait for other processes to be quiet.
         clock: What counts as time: ``wall``, or ``cpu``, this process's own on one thread.
@@ -361,16 +362,12 @@ def measure_growth(settings: Settings) -> Growth:
     unremix_contender(settings.batch(64), settings)()  # so that code and threads are loaded
     largest_contender = unremix_contender(settings.batch(largest_size), settings)
     largest = measure_call(largest_contender, settings.clock)
-    times_of_largest = [largest.seconds]
-    disturbed = not largest.quiet
-    if disturbed:  # once more for the time; the memory stands
-        again, quiet = time_call(largest_contender, settings.clock)
-        times_of_largest = [min(again, largest.seconds)]
-        disturbed = not quiet
     contenders = {str(size): unremix_contender(settings.batch(size), settings) for size in sizes}
     found = settings.race(contenders, settings.growth_rounds)
     seconds = {int(size): values for size, values in found.seconds.items()}
-    seconds[largest_size] = times_of_largest
+    again, quiet = time_call(largest_contender, settings.clock)  # on the other side of the race
+    seconds[largest_size] = [largest.seconds, again]
+    disturbed = (not largest.quiet) + (not quiet)
     medians = [median(values) for values in seconds.values()]
     exponent = growth_exponent(list(seconds), medians)
     return Growth(seconds, largest, exponent, found.disturbed + disturbed)
