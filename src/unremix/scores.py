@@ -3,6 +3,8 @@
 A component is one function ``score(rows, context) -> (B, M)``: it scores all M candidates for a
 block of B anchors. To add one, write the function and add a line to :data:`COMPONENTS`, or hand the
 function to ``components=`` directly. What it says of candidates that are not negatives is ignored.
+Where the extremes of its rows come cheaper than by a search, it may return them too, as
+:class:`Scored`.
 """
 
 from __future__ import annotations
