@@ -7,8 +7,10 @@ contenders of a table take turns, so that what else the machine does hits all of
 ratios between them mean something elsewhere. "UnReMix takes × 0.5" says that UnReMix needs half the
 time of the contender on that line: below 1 it is faster, above 1 slower. The ratio is that of the
 medians over the rounds; that of the minima stands beside it, and where the two differ much the
-machine was busy. A call during which other processes used the machine is timed again, for a minute
-per table; for a machine that is never quiet, --cpu-time compares CPU times on one thread instead.
+machine was busy. Per-sample gradients are raced in fresh processes, pooled in the table and judged
+by the median of the processes' ratios. A call during which other processes used the machine is
+timed again, for a minute per table; for a machine that is never quiet, --cpu-time compares CPU
+times on one thread instead.
 
 "Bare products" is the limit: the matrix products that UnReMix cannot do without and nothing else.
 The lines with ✓ and ✗ at the end say which targets hold; a target is judged only at the batch size
