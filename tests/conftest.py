@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.nn.functional import linear
+
+from unremix import native
 
 # A shared machine may be slow at any moment, and a check must not fail by chance.
 settings.register_profile(
@@ -43,6 +46,18 @@ def make_batch(
     h0, h1 = draw(n, inputs), draw(n, inputs)
     z0, z1 = (linear(h, weight, offset).requires_grad_() for h in (h0, h1))
     return Batch(z0, z1, h0, h1, weight, offset)
+
+
+@pytest.fixture(scope="module", params=["compiled", "torch"])
+def lane(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways through the sweeps: in compiled code where it can be built, and in torch."""
+    reason = native.missing()
+    if request.param == "compiled" and reason is not None:
+        pytest.skip(f"there is no compiled code: {reason}")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(native, "missing", lambda dtype=None: "turned off by a test")
+        yield request.param
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unremix
-from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix import HCLLoss, InfoNCELoss, UnReMixLoss, scores
 from unremix.cli import main
 from unremix.config import TrainConfig
 from unremix.data.graph_store import GraphBatch
@@ -324,6 +324,7 @@ class Operations(TorchDispatchMode):
 def test_memory_is_nodes_times_graphs_and_no_node_is_visited_alone(name: str) -> None:
     graphs, width = 16, 64
     found = []
+    scores._between_batches.__dict__.clear()  # else memory of an earlier test would do
     for nodes in (1000, 2000):
         anchors, candidates = draw(nodes, width), draw(graphs, width, seed=1)
         model = InfoGraph(Bare(anchors, candidates), MODELS[name]()).double()
@@ -332,8 +333,9 @@ def test_memory_is_nodes_times_graphs_and_no_node_is_visited_alone(name: str) ->
         with Operations() as operations:
             model(batch).backward()
         found.append(operations.count)
-        # Seven arrays of scores in one piece; (nodes, graphs, width) would be 9 times that.
-        assert operations.largest <= 8 * 7.2 * nodes * graphs
+        # Seven arrays of scores in one piece, and an eighth for batches that are a little larger;
+        # (nodes, graphs, width) would be 8 times that.
+        assert operations.largest <= 8 * 8.1 * nodes * graphs
     assert found[0] == found[1]
 
 

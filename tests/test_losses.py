@@ -23,6 +23,9 @@ from unremix.weights import Weighting, hardness
 NAMES = tuple(COMPONENTS)
 
 
+pytestmark = pytest.mark.usefixtures("lane")
+
+
 def draw(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -24,6 +24,8 @@ from unremix.scores import (
 )
 from unremix.weights import Weighting
 
+pytestmark = pytest.mark.usefixtures("lane")
+
 
 def all_scores(anchors: Views, candidates: Views, pairs: Pairs, tile: int | None = None, **options):
     context = make_context(anchors, candidates, pairs, tile=tile, **options)
@@ -207,7 +209,7 @@ def test_extremes_that_a_score_brings_are_those_of_its_rows() -> None:
     rows = Rows(block, block.fill(anchors.units @ candidates.units.T))
     brought = 0
     for score in score_rows(rows, context, Weighting(components=tuple(COMPONENTS))):
-        brought += score.bounds is not None
+        brought += score.lines is not None
         assert torch.equal(score.values, block.fill(score.values.clone()))
         assert torch.equal(score.low, score.values.amin(1, keepdim=True))
         assert torch.equal(score.high, score.values.amax(1, keepdim=True))

@@ -3,13 +3,13 @@
 A component is one function ``score(rows, context) -> (B, M)``: it scores all M candidates for a
 block of B anchors. To add one, write the function and add a line to :data:`COMPONENTS`, or hand the
 function to ``components=`` directly. What it says of candidates that are not negatives is ignored.
-Where the extremes of its rows come cheaper than by a search, it may return them too, as
-:class:`Scored`.
+Where its rows are lines of a smaller table, it may return that, as :class:`Scored`.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from unremix import native
 from unremix.pairs import Block, Pairs
 
 Gradient = Literal["pseudo-label", "nt-xent"]
@@ -26,6 +27,7 @@ Gradient = Literal["pseudo-label", "nt-xent"]
 NUMPY = find_spec("numpy") is not None  # torch does without
 STAGGER = 272  # numbers between arrays, or all would fall onto the same lines of the cache
 KEPT = 16 * 2**20  # bytes of similarities kept from the first pass, δ, to the second, the loss
+KEPT_BETWEEN = 64 * 2**20  # bytes of memory kept from one batch to the next, at most
 LOG2_E = math.log2(math.e)  # e^x = 2^(x log₂ e), which takes half the time
 COLD = 0.05  # e^{s/t} is safe without a maximum taken off down to this t, since |s| ≤ 1
 SMALLEST_NORM = 1e-12  # an embedding at most this long has no direction: its unit vector is 0
@@ -112,22 +114,50 @@ def row_argmax(values: Tensor, chunk: int | None = None) -> Tensor:
     return within.add_(best.squeeze(along), alpha=chunk)
 
 
+_between_batches = threading.local()  # memory that this thread keeps, by name
+
+
 class Scratch:
     """Arrays (B, M) that one block after the other writes into, by their names.
 
     Fresh memory costs more than a sweep over memory in cache, so a block takes over the arrays of
-    the block before it. All lie in one piece: an allocator keeps one large piece for the next call
-    where it would give many small ones back.
+    the block before it, and on the CPU one batch those of the batch before. All lie in one piece.
 
     Args:
         slots: How many names to expect.
+        keep: Under which name this thread keeps the memory for the next; None: it does not.
     """
 
-    def __init__(self, slots: int = 1) -> None:
+    def __init__(self, slots: int = 1, *, keep: str | None = None) -> None:
         self._slots = slots
+        self._keep = keep
         self._size = 0
         self._whole: Tensor | None = None
         self._pieces: dict[str, Tensor] = {}
+
+    def _memory(self, size: int, like: Tensor) -> Tensor:
+        """A piece of at least ``size`` numbers."""
+        kept: Tensor | None = _between_batches.__dict__.pop(self._keep or "", None)
+        if (
+            kept is not None
+            and kept.numel() >= size
+            and (kept.dtype, kept.device) == (like.dtype, like.device)
+        ):
+            return kept
+        return like.new_empty(size + (size >> 3))  # batches of graphs differ a little in size
+
+    def release(self) -> None:
+        """Keep the memory for the next batch; no array taken from here is valid from now on."""
+        whole, self._whole, self._pieces = self._whole, None, {}
+        if (
+            self._keep is not None
+            and whole is not None
+            and whole.device.type == "cpu"
+            and whole.nbytes <= KEPT_BETWEEN
+            and not whole.is_inference()
+            and not torch.compiler.is_compiling()
+        ):
+            _between_batches.__dict__[self._keep] = whole
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
         """An array of arbitrary content, valid until its name is taken again.
@@ -142,7 +172,7 @@ class Scratch:
             place = len(self._pieces)
             if self._whole is None:
                 self._size = math.prod(shape) + STAGGER
-                self._whole = like.new_empty(self._slots * self._size)
+                self._whole = self._memory(self._slots * self._size, like)
             if place < self._slots:
                 piece = self._whole.as_strided(shape, (shape[1], 1), place * self._size)
             else:
@@ -196,7 +226,7 @@ def residuals(
     gradient: Gradient = "pseudo-label",
     tile: int | None = None,
     similarity: Tensor | None = None,
-    exponentials: Tensor | None = None,
+    posterior: Posterior | None = None,
     own_units: Tensor | None = None,
 ) -> Tensor:
     """δ: gradient at z of the cross-entropy of a view's pseudo-posterior against its label.
@@ -217,7 +247,7 @@ def residuals(
         gradient: Which cross-entropy.
         tile: Rows at a time.
         similarity: f·f_k, shape (N, M), where it is at hand.
-        exponentials: e^{f·f_k / t}, 0 where there is no class, shape (N, M), where at hand.
+        posterior: p of the views, where at hand.
         own_units: f of the classes of one view alone, shape (N, S, D), where ``pairs`` has any.
 
     Returns:
@@ -237,41 +267,130 @@ def residuals(
     for block in pairs.blocks(tile):
         f = block.take(units)
         own = None if own_units is None else block.take(own_units)
-        if exponentials is None:
-            posterior = scratch.take("posterior", (f.shape[0], pairs.num_candidates), f)
+        if posterior is None:
+            room = scratch.take("posterior", (f.shape[0], pairs.num_candidates), f)
             if similarity is None:
-                products = inner_products(f, class_units, own, out=posterior)
+                products = inner_products(f, class_units, own, out=room)
             else:
                 products = block.take(similarity)
-            exponentiate(products, block, temperature, out=posterior)
+            p = make_posterior(products, block, temperature, out=room)
         else:
-            posterior = block.take(exponentials)  # (B, M), up to a factor per row
-        total = posterior.sum(1, keepdim=True).clamp_(min=torch.finfo(units.dtype).tiny)
+            p = posterior.of(block)
+        values, length = p.values, block.take(lengths)  # (B, M), up to a factor per row, and (B,)
+        if own is None and gradient == "pseudo-label" and native.serves(f, length, class_units):
+            delta = native.residual(
+                values @ class_units,
+                f,
+                length,
+                class_units,
+                p.total,
+                p.label,
+                temperature=temperature,
+                noise=noise(f.dtype),
+            )
+            if block.whole:
+                return delta
+            result[block.anchors] = delta
+            continue
+        total = p.total[:, None].clamp(min=torch.finfo(units.dtype).tiny)
         if gradient == "pseudo-label":  # p_y - 1 in place of p_y: then one product gives d
-            most_confident = row_argmax(posterior)[:, None]
-            largest = posterior.gather(1, most_confident)
-            posterior.scatter_(1, most_confident, largest - total)
+            most_confident = p.label[:, None]
+            largest = values.gather(1, most_confident)
+            values.scatter_(1, most_confident, largest - total)
         if own is None:
-            d = posterior @ class_units  # all of this times Σ posterior, until the end
+            d = values @ class_units  # all of this times Σ posterior, until the end
         else:
-            d = posterior[:, :count] @ class_units
-            d += torch.einsum("bs,bsd->bd", posterior[:, count:], own)
+            d = values[:, :count] @ class_units
+            d += torch.einsum("bs,bsd->bd", values[:, count:], own)
         if gradient == "nt-xent":
             d.addcmul_(total, block.take(label_units), value=-1)
-        elif exponentials is not None:
-            posterior.scatter_(1, most_confident, largest)
+        elif posterior is not None:
+            values.scatter_(1, most_confident, largest)
         delta = d.addcmul_((d * f).sum(1, keepdim=True), f, value=-1)
         nothing = torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= noise(delta.dtype) * total
         if block.fewest == 0:
             nothing |= block.count == 0
         # 1/(t |z|), and 0 in place of 1/0.
-        scale = torch.div(1 / temperature, block.take(lengths)[:, None] * total)
+        scale = torch.div(1 / temperature, length[:, None] * total)
         scale.nan_to_num_(nan=math.nan, posinf=0.0).masked_fill_(nothing, 0.0)
         delta.mul_(scale)
         if block.whole:
             return delta
         result[block.anchors] = delta
     return result
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Pseudo-posteriors of some views over their classes, each up to a factor.
+
+    Args:
+        values: e^{s/t}, 0 where there is no class, shape (N, M).
+        known: Sum and first place of the maximum of each row, shapes (N,), where they came along.
+    """
+
+    values: Tensor
+    known: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Σ_k e^{s_k/t}, shape (N,)."""
+        return self.values.sum(1) if self.known is None else self.known[0]
+
+    @cached_property
+    def label(self) -> Tensor:
+        """y, the most probable class, shape (N,)."""
+        return row_argmax(self.values) if self.known is None else self.known[1]
+
+    def of(self, block: Block) -> Posterior:
+        """The rows of a block."""
+        if block.whole:
+            return self
+        known = self.known and (block.take(self.known[0]), block.take(self.known[1]))
+        return Posterior(block.take(self.values), known)
+
+
+def make_posterior(
+    similarity: Tensor, block: Block, temperature: float, *, out: Tensor
+) -> Posterior:
+    """The pseudo-posteriors of a block.
+
+    Args:
+        similarity: s, cosines, shape (B, M).
+        block: The rows.
+        temperature: t.
+        out: Shape (B, M), to write into; may be ``similarity`` itself.
+    """
+    if native.serves(similarity, out):
+        total, label, _, _ = native.posterior(
+            similarity, block.masked, temperature, bounded=temperature >= COLD, out=out
+        )
+        return Posterior(out, (total, label))
+    return Posterior(exponentiate(similarity, block, temperature, out=out))
+
+
+def make_posteriors(
+    similarity: Tensor, pairs: Pairs, temperature: float, *, shared: bool, out: Tensor
+) -> tuple[Posterior, Posterior]:
+    """The pseudo-posteriors of anchors and of candidates, of the same exponentials.
+
+    Args:
+        similarity: s, cosines, shape (N, M).
+        pairs: Who is whose class.
+        temperature: t, not below :data:`COLD`.
+        shared: Whether anchors and candidates are the same.
+        out: Shape (N, M), to write into.
+    """
+    (whole,) = pairs.blocks(None)
+    if shared or not native.serves(similarity):
+        one = make_posterior(similarity, whole, temperature, out=out)
+        return one, one if shared else Posterior(out.T)
+    total, label, column_total, column_label = native.posterior(
+        similarity, whole.masked, temperature, bounded=True, out=out, columns=True
+    )
+    assert column_total is not None
+    assert column_label is not None
+    return Posterior(out, (total, label)), Posterior(out.T, (column_total, column_label))
 
 
 def exponentiate(similarity: Tensor, block: Block, temperature: float, *, out: Tensor) -> Tensor:
@@ -408,35 +527,59 @@ class Context:
 
     Args:
         pairs: Positives and negatives.
-        anchor_units: f of the anchors, shape (N, D).
-        candidate_units: f of the candidates, shape (M, D).
+        anchors: N views.
+        candidates: M views.
+        own: Each anchor's own candidates, if there are any.
         anchor_residuals: δ of the anchors, shape (N, D), where a component needs it.
         candidate_residuals: δ of the candidates, shape (M, D).
-        anchor_inputs: h of the anchors, shape (N, H), where a last layer is known.
-        candidate_inputs: h of the candidates, shape (M, H).
-        bias: Whether that layer has a bias.
-        own_units: f of each anchor's own candidates, shape (N, S, D), if there are any.
-        own_residuals: Their δ, shape (N, S, D).
-        own_inputs: Their h, shape (N, S, H).
+        own_residuals: δ of own candidates, shape (N, S, D).
+        bias: Whether the last layer has a bias.
         similarity: f·f of all anchors and candidates, shape (N, M), where it is at hand.
         exponentials: e^{f·f / t}, 0 where there is no negative, shape (N, M), where at hand.
         posterior_temperature: t.
     """
 
     pairs: Pairs
-    anchor_units: Tensor
-    candidate_units: Tensor
+    anchors: Views
+    candidates: Views
+    own: Own | None = None
     anchor_residuals: Tensor | None = None
     candidate_residuals: Tensor | None = None
-    anchor_inputs: Tensor | None = None
-    candidate_inputs: Tensor | None = None
-    bias: bool = True
-    own_units: Tensor | None = None
     own_residuals: Tensor | None = None
-    own_inputs: Tensor | None = None
+    bias: bool = True
     similarity: Tensor | None = None
     exponentials: Tensor | None = None
     posterior_temperature: float = 1.0
+
+    @property
+    def anchor_units(self) -> Tensor:
+        """F of the anchors, shape (N, D)."""
+        return self.anchors.units
+
+    @property
+    def candidate_units(self) -> Tensor:
+        """F of the candidates, shape (M, D)."""
+        return self.candidates.units
+
+    @property
+    def own_units(self) -> Tensor | None:
+        """F of each anchor's own candidates, shape (N, S, D), if there are any."""
+        return None if self.own is None else self.own.units
+
+    @cached_property
+    def anchor_inputs(self) -> Tensor | None:
+        """H of the anchors, shape (N, H), where a last layer is known."""
+        return None if self.anchors.inputs is None else self.anchors.inputs.detach()
+
+    @cached_property
+    def candidate_inputs(self) -> Tensor | None:
+        """H of the candidates, shape (M, H), where a last layer is known."""
+        return None if self.candidates.inputs is None else self.candidates.inputs.detach()
+
+    @cached_property
+    def own_inputs(self) -> Tensor | None:
+        """H of own candidates, shape (N, S, H), where a last layer is known."""
+        return None if self.own is None or self.own.inputs is None else self.own.inputs.detach()
 
     @cached_property
     def apartness(self) -> Tensor:
@@ -479,6 +622,7 @@ def make_context(
     gradient: Gradient = "pseudo-label",
     bias: bool = True,
     tile: int | None = None,
+    scratch: Scratch | None = None,
 ) -> Context:
     """Gather what the scores need; δ is computed where the views do not bring it.
 
@@ -492,13 +636,14 @@ def make_context(
         gradient: ``pseudo-label`` or ``nt-xent``.
         bias: Whether the last layer has a bias.
         tile: Rows at a time.
+        scratch: Memory for what is at hand for all anchors, while the context is in use.
 
     Raises:
         ValueError: For ``nt-xent`` where a view has no positive.
     """
-    own_units = None if own is None else own.units
     if not needs_residuals:
-        return Context(pairs, anchors.units, candidates.units, own_units=own_units)
+        return Context(pairs, anchors, candidates, own)
+    own_units = None if own is None else own.units
     known = [views.inputs is not None for views in (anchors, candidates, own) if views is not None]
     if len(set(known)) > 1:
         raise ValueError(
@@ -512,7 +657,7 @@ def make_context(
         pairs: Pairs,
         *,
         similarity: Tensor | None = None,
-        exponentials: Tensor | None = None,
+        posterior: Posterior | None = None,
         own: Tensor | None = None,
     ) -> Tensor:
         if views.residuals is not None:
@@ -532,49 +677,48 @@ def make_context(
             gradient=gradient,
             tile=tile,
             similarity=similarity,
-            exponentials=exponentials,
+            posterior=posterior,
             own_units=own,
         )
 
-    similarity = exponentials = None
+    similarity = posterior = back = None
+    scratch = scratch or Scratch(slots=2)
     size = pairs.num_anchors * pairs.num_candidates * anchors.units.element_size()
     if own is None and (tile is None or size <= KEPT):  # multiply once for both passes
-        similarity = inner_products(anchors.units, candidates.units, None)
+        shape = (pairs.num_anchors, pairs.num_candidates)
+        room = scratch.take("similarity", shape, anchors.units)
+        similarity = inner_products(anchors.units, candidates.units, None, out=room)
     shared = anchors is candidates
     bounded = gradient == "pseudo-label" and posterior_temperature >= COLD
     if similarity is not None and bounded:  # the same for both sides, and of use to the loss
-        (whole,) = pairs.blocks(None)
-        out = torch.empty_like(similarity)
-        exponentials = exponentiate(similarity, whole, posterior_temperature, out=out)
-    at_hand = {"similarity": similarity, "exponentials": exponentials}
-    anchor_residuals = made(anchors, candidates, pairs, **at_hand, own=own_units)
-    if shared:
-        candidate_residuals = anchor_residuals
-    else:
-        across = {name: None if one is None else one.T for name, one in at_hand.items()}
-        candidate_residuals = made(candidates, anchors, pairs.transposed(), **across)
+        room = scratch.take("posterior", shape, similarity)
+        posterior, back = make_posteriors(
+            similarity, pairs, posterior_temperature, shared=shared, out=room
+        )
+    anchor_residuals = made(
+        anchors, candidates, pairs, similarity=similarity, posterior=posterior, own=own_units
+    )
+    candidate_residuals = anchor_residuals
+    if not shared:
+        across = None if similarity is None else similarity.T
+        candidate_residuals = made(
+            candidates, anchors, pairs.transposed(), similarity=across, posterior=back
+        )
     own_residuals = None
     if own is not None:
         flat, everyone = own.against_all(pairs.num_anchors)
         own_residuals = made(flat, anchors, everyone).view_as(own.embeddings)
-    anchor_inputs = None if anchors.inputs is None else anchors.inputs.detach()
-    candidate_inputs = anchor_inputs
-    if anchors is not candidates and candidates.inputs is not None:
-        candidate_inputs = candidates.inputs.detach()
     return Context(
         pairs,
-        anchors.units,
-        candidates.units,
+        anchors,
+        candidates,
+        own,
         anchor_residuals,
         candidate_residuals,
-        anchor_inputs,
-        candidate_inputs,
-        bias,
-        own_units,
         own_residuals,
-        None if own is None or own.inputs is None else own.inputs.detach(),
+        bias,
         similarity,
-        exponentials,
+        None if posterior is None else posterior.values,
         posterior_temperature,
     )
 
@@ -604,25 +748,46 @@ class Rows:
 
 @dataclass(frozen=True)
 class Scored:
-    """A score of a block with the extremes of its rows, found when first asked for.
+    """A score of a block and the extremes of its rows: an array, a product, or lines of a table.
+
+    What is never asked for is never made.
 
     Args:
-        values: Shape (B, M), filled.
-        bounds: Least and largest value of each row, each (B, 1), where they came cheaper.
+        table: Shape (B, M); or (T, M), of which row i of the block takes one line. Overwritten.
+        lines: Which line each row takes, shape (B,).
+        room: Where to write the rows if lines are taken, shape (B, M).
+        times: The score is ``table × (times + plus)``, shape (B, M); None: it is the table.
+        plus: See ``times``.
     """
 
-    values: Tensor
-    bounds: tuple[Tensor, Tensor] | None = None
+    table: Tensor
+    lines: Tensor | None = None
+    room: Tensor | None = None
+    times: Tensor | None = None
+    plus: float = 0.0
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The score itself, shape (B, M)."""
+        if self.lines is not None:
+            return torch.index_select(self.table, 0, self.lines, out=self.room)
+        if self.times is None:
+            return self.table
+        return multiply(self.table, self.times, self.plus)
 
     @cached_property
     def low(self) -> Tensor:
         """Least value of each row, shape (B, 1)."""
-        return self.values.amin(1, keepdim=True) if self.bounds is None else self.bounds[0]
+        if self.lines is None:
+            return self.values.amin(1, keepdim=True)
+        return self.table.amin(1, keepdim=True)[self.lines]
 
     @cached_property
     def high(self) -> Tensor:
         """Largest value of each row, shape (B, 1)."""
-        return self.values.amax(1, keepdim=True) if self.bounds is None else self.bounds[1]
+        if self.lines is None:
+            return self.values.amax(1, keepdim=True)
+        return self.table.amax(1, keepdim=True)[self.lines]
 
 
 Score = Callable[[Rows, Context], Tensor | Scored]
@@ -633,7 +798,7 @@ def similarity(rows: Rows, context: Context) -> Tensor:
     return rows.similarity
 
 
-def uncertainty(rows: Rows, context: Context) -> Tensor:
+def uncertainty(rows: Rows, context: Context) -> Scored:
     """u_ij = <g_i, g_j> = (δ_i · δ_j)(h_i · h_j + 1), shape (B, M).
 
     The 1 belongs to the bias; without a known layer u_ij = δ_i · δ_j.
@@ -654,23 +819,25 @@ def uncertainty(rows: Rows, context: Context) -> Tensor:
             values = torch.mm(residuals[part], residuals[strip].T, out=out[part, strip])
             if inputs is not None:
                 inner = torch.mm(inputs[part], inputs[strip].T, out=features[part, strip])
-                _times_features(values, inner, bias=context.bias)
+                multiply(values, inner, float(context.bias))
             mirror(out, strip)
-        return out
+        return Scored(out)
     own = None if context.own_residuals is None else block.take(context.own_residuals)
     inner_products(residuals, context.candidate_residuals, own, out=out)
     if inputs is None or context.candidate_inputs is None:
-        return out
+        return Scored(out)
     own = None if context.own_inputs is None else block.take(context.own_inputs)
     features = inner_products(
         block.take(inputs), context.candidate_inputs, own, out=rows.empty("temporary")
     )
-    return _times_features(out, features, bias=context.bias)
+    return Scored(out, times=features, plus=float(context.bias))
 
 
-def _times_features(products: Tensor, features: Tensor, *, bias: bool) -> Tensor:
-    """(δ·δ)(h·h + 1), or (δ·δ)(h·h) without a bias; in place."""
-    return products.addcmul_(products, features) if bias else products.mul_(features)
+def multiply(values: Tensor, times: Tensor, plus: float) -> Tensor:
+    """``values × (times + plus)``, in place; all of one shape."""
+    if plus == 1:
+        return values.addcmul_(values, times)
+    return values.mul_(times + plus if plus else times)
 
 
 def representativeness(rows: Rows, context: Context) -> Tensor | Scored:
@@ -689,10 +856,8 @@ def representativeness(rows: Rows, context: Context) -> Tensor | Scored:
         torch.add(column * scale + 1, second, alpha=scale, out=first)
         second.copy_(first)
     elif _alone(rows, context):
-        table = Scored(context.without)
         which = block.masked - block.masked_row * context.pairs.num_candidates
-        distance = torch.index_select(table.values, 0, which, out=rows.empty("distance"))
-        return Scored(distance, (table.low[which], table.high[which]))
+        return Scored(context.without, which, rows.empty("distance"))
     else:
         width = context.pairs.num_candidates
         excluded = block.masked_row, block.masked - block.masked_row * width

@@ -158,6 +158,12 @@ def _lines(columns: Iterable[Tensor]) -> Tensor:
     return torch.cat([column.view(1, -1) for column in columns])
 
 
+def magnitudes_of(weighting: Weighting, like: Tensor) -> Tensor:
+    """The magnitude of each component, 0 for none, shape (K,)."""
+    magnitudes = tuple(component.magnitude for component in weighting.resolved)
+    return _column(magnitudes, like.dtype, like.device)[:, 0]
+
+
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)
 def _column(
@@ -178,6 +184,7 @@ class Weights:
         total: Σ_j values, shape (B, 1).
         scaled: The scaled components; none where the weights are uniform.
         replaced: Rows whose weights were all 0 and became uniform, boolean (B, 1); None: no row.
+        clamped: Whether a weight of 0 may stand for a mix below 0, through which no gradient flows.
     """
 
     values: Tensor | None
@@ -185,6 +192,7 @@ class Weights:
     total: Tensor
     scaled: Scaled | None
     replaced: Tensor | None
+    clamped: bool = False
 
     def dense(self, block: Block, like: Tensor) -> Tensor:
         """The weights themselves, shape (B, M)."""
@@ -215,17 +223,19 @@ def weigh(rows: Rows, scores: list[Scored], mix: Tensor | None, weighting: Weigh
         values.addcmul_(score.values, factor)
     values.add_((mix @ scaled.shift)[:, None])
     if weighting.sharpness is None:
-        block.blank(values.clamp_(min=0))
-        log_factor = None
+        floor = weight_floor(mix) if weighting.scaling == "minmax" else 0.0
+        values = values.masked_fill_(values <= floor, 0.0) if floor else values.clamp_(min=0)
+        block.blank(values)
+        log_factor, clamped = None, floor > 0 or weighting.scaling != "minmax"
     else:
         exponent = values.mul_(weighting.sharpness)
         highest = block.fill(exponent).amax(1, keepdim=True)
         block.blank(exponent.sub_(highest).exp_())
-        log_factor = highest
+        log_factor, clamped = highest, False
     total = values.sum(1, keepdim=True)
     if weighting.mass == "none":
         log_factor = torch.zeros_like(total) if log_factor is None else log_factor
-        return Weights(values, log_factor, total, scaled, None)
+        return Weights(values, log_factor, total, scaled, None, clamped)
     replaced = None
     if float(total.min()) <= 0:
         weightless = (total <= 0) & (block.count > 0)
@@ -233,10 +243,33 @@ def weigh(rows: Rows, scores: list[Scored], mix: Tensor | None, weighting: Weigh
     if replaced is not None:
         values.masked_fill_(replaced, 1.0)
         total = block.blank(values).sum(1, keepdim=True)
-    log_factor = torch.log(block.count / total.clamp(min=torch.finfo(total.dtype).tiny))
-    if block.fewest == 0:
-        log_factor.masked_fill_(block.count == 0, 0.0)
-    return Weights(values, log_factor, total, scaled, replaced)
+    log_factor = log_normaliser(total[:, 0], block)[:, None]
+    return Weights(values, log_factor, total, scaled, replaced, clamped)
+
+
+def weight_floor(mix: Tensor) -> float:
+    """What a mix of scores in [0, 1] must exceed to count as a weight.
+
+    Where no share is negative, nothing: no mix is below 0. Else a mix that is 0 but for rounding
+    could be the only weight of its row.
+
+    Args:
+        mix: λ, shape (K,).
+    """
+    shares: list[float] = mix.tolist()
+    return noise(mix.dtype) * sum(map(abs, shares)) if min(shares) < 0 else 0.0
+
+
+def log_normaliser(total: Tensor, block: Block) -> Tensor:
+    """log(n/Σ_j w_j), which makes the mean weight over the n negatives 1, shape (B,); 0 for none.
+
+    Args:
+        total: Σ_j w_j, shape (B,).
+        block: The rows.
+    """
+    count = block.count[:, 0]
+    log_factor = torch.log(count / total.clamp(min=torch.finfo(total.dtype).tiny))
+    return log_factor.masked_fill_(count == 0, 0.0) if block.fewest == 0 else log_factor
 
 
 def mixed_gradient(gradient: Tensor, weights: Weights, weighting: Weighting) -> Tensor:
@@ -250,7 +283,7 @@ def mixed_gradient(gradient: Tensor, weights: Weights, weighting: Weighting) -> 
     assert weights.values is not None
     if weighting.sharpness is not None:
         gradient.mul_(weights.values).mul_(weighting.sharpness)
-    elif weighting.scaling != "minmax":  # the clamp at 0 passes no gradient below
+    elif weights.clamped:
         gradient.mul_(weights.values > 0)
     return gradient if weights.replaced is None else gradient.masked_fill_(weights.replaced, 0.0)
 

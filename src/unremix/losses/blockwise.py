@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from unremix import native
 from unremix.pairs import Block, Pairs
 from unremix.scores import (
     Context,
@@ -26,16 +28,20 @@ from unremix.scores import (
     Views,
     inner_products,
     make_context,
+    noise,
     normalise_backward,
 )
 from unremix.weights import (
     Weighting,
     Weights,
     implied_share,
+    log_normaliser,
+    magnitudes_of,
     mixed_gradient,
     score_gradient,
     share_gradient,
     weigh,
+    weight_floor,
 )
 
 Tile = int | Literal["auto"] | None
@@ -43,49 +49,103 @@ Products = Literal["cosine", "dot"]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What an objective makes of a block.
+class Rise:
+    """φ of the logits x of a block, by which a negative raises the loss.
+
+    Args:
+        values: φ(x), shape (B, M).
+        slope: φ'(x), shape (B, M); the same array where φ is its own derivative.
+        highest: What was taken off the logits first, shape (B,); None: nothing.
+    """
+
+    values: Tensor
+    slope: Tensor
+    highest: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The weighted negatives of each anchor, summed up.
+
+    Args:
+        total: Σ_j w_j, before the weights are normalised, shape (B,).
+        weighted: Σ_j w_j φ_j, likewise, shape (B,).
+        known: Logarithm of what both are still to be multiplied by, shape (B,); None: that which
+            makes the mean weight 1.
+        highest: What was taken off the logits before their exponential, shape (B,).
+    """
+
+    total: Tensor
+    weighted: Tensor
+    known: Tensor | None = None
+    highest: Tensor | None = None
+
+    def log_factor(self, block: Block) -> Tensor:
+        """Logarithm of what Σ_j w_j φ_j is still to be multiplied by, shape (B,)."""
+        log_factor = log_normaliser(self.total, block) if self.known is None else self.known
+        return log_factor if self.highest is None else log_factor + self.highest
+
+    def per_negative(self, block: Block) -> Tensor:
+        """w/n per unit of w as it stands in the sums, shape (B,)."""
+        if self.known is None:
+            return self.total.clamp(min=torch.finfo(self.total.dtype).tiny).reciprocal_()
+        return self.known.exp() / block.count[:, 0].clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What an objective makes of the sums.
 
     Args:
         loss: Per anchor, shape (B,).
-        to_logits: ∂loss/∂logits of the negatives, shape (B, M); 0 elsewhere.
+        scale: ∂loss/∂(Σ_j w_j φ_j), shape (B,).
         to_positives: ∂loss/∂logits of the positives, shape (P,).
-        to_weights: ∂loss/∂values of the weights through their mass, shape (B, M), where asked.
     """
 
     loss: Tensor
-    to_logits: Tensor
+    scale: Tensor
     to_positives: Tensor
-    to_weights: Tensor | None
 
 
 class Objective(Protocol):
-    """A loss per anchor of the logits of its positives and its weighted negatives."""
+    """A loss per anchor of the logits of its positives and of Σ_j w_j φ(x_j) over its negatives."""
+
+    @property
+    def estimate(self) -> native.Estimate:
+        """Which φ."""
+        ...
+
+    @property
+    def least(self) -> float:
+        """The part of φ that counts for nothing: w_j (φ_j - least) is what a negative adds."""
+        ...
 
     @property
     def takes_exponentials(self) -> bool:
         """Whether it makes do with e^logits of the negatives, where they are at hand."""
         ...
 
-    def __call__(
-        self,
-        logits: Tensor,
-        positives: Tensor,
-        weights: Weights,
-        rows: Rows,
-        *,
-        mass: bool,
-        differentiate_weights: bool,
-    ) -> Outcome:
-        """Loss and gradients.
+    def extreme(self, dtype: torch.dtype) -> bool:
+        """Whether the exponentials of a row may span more than numbers can."""
+        ...
+
+    def rise(self, logits: Tensor, weights: Weights, rows: Rows) -> Rise:
+        """φ and φ' of the logits.
 
         Args:
             logits: Shape (B, M), filled; may be overwritten.
-            positives: Logits of the positives, shape (P,).
             weights: Weights of the negatives.
             rows: The block.
-            mass: Whether the weights are normalised to mean 1.
-            differentiate_weights: Whether the gradient to the weights is wanted.
+        """
+        ...
+
+    def settle(self, sums: Sums, positives: Tensor, block: Block) -> Settled:
+        """Loss and gradients from the sums.
+
+        Args:
+            sums: Of the negatives.
+            positives: Logits of the positives, shape (P,).
+            block: The rows.
         """
         ...
 
@@ -120,6 +180,19 @@ class Problem:
     tile: int | None
     needs_gradient: bool
 
+    @cached_property
+    def compiled(self) -> bool:
+        """Whether compiled code serves: for weights that are uniform or a mix, scaled to [0, 1]."""
+        weighting = self.weighting
+        mixed = (
+            weighting.scaling == "minmax"
+            and weighting.sharpness is None
+            and weighting.similarity_index is None
+            and len(weighting.components) <= native.MOST_COMPONENTS
+        )
+        plain = mixed or not weighting.components
+        return plain and self.own is None and native.ready(self.candidates.embeddings)
+
 
 def cache_tile(num_candidates: int, element_size: int, budget: int = 4 * 2**20) -> int:
     """Rows per block for which one (B, M) array takes about ``budget`` bytes.
@@ -129,14 +202,24 @@ def cache_tile(num_candidates: int, element_size: int, budget: int = 4 * 2**20) 
     return max(256, budget // max(1, num_candidates * element_size))
 
 
-def score_rows(rows: Rows, context: Context, weighting: Weighting) -> list[Scored]:
-    """Raw scores of a block."""
+def score_rows(
+    rows: Rows, context: Context, weighting: Weighting, *, filled: bool = True
+) -> list[Scored]:
+    """Raw scores of a block.
+
+    Args:
+        rows: The block.
+        context: What the scores are computed from.
+        weighting: Names the components.
+        filled: Whether candidates that are not negatives take the score of one that is.
+    """
     scores = []
     for component in weighting.resolved:
         score = component.score(rows, context)
         if not isinstance(score, Scored):
-            filled = score is rows.similarity
-            score = Scored(score if filled else rows.block.fill(score.contiguous()))
+            score = Scored(score.contiguous())
+        if filled and score.lines is None and score.table is not rows.similarity:
+            rows.block.fill(score.values)
         scores.append(score)
     return scores
 
@@ -214,11 +297,13 @@ class Contrast(torch.autograd.Function):
         differentiate_weights = problem.needs_gradient and (
             learn_mix or similarity_index is not None
         )
-        units = (context.anchor_units, context.candidate_units, context.own_units)
-        vectors = units
-        if not cosine:
-            other = anchors if candidates is None else candidates
-            vectors = (anchors, other, None if problem.own is None else problem.own.embeddings)
+        scored = cosine or bool(weighting.components)  # else nothing looks at unit vectors
+        own = None if problem.own is None else problem.own.embeddings
+        units = vectors = (anchors, anchors if candidates is None else candidates, own)
+        if scored:
+            units = (context.anchor_units, context.candidate_units, context.own_units)
+        if cosine:
+            vectors = units
         flow = None
         if problem.needs_gradient:
             flow = Flow(*vectors, inverse_temperature / problem.normaliser)
@@ -227,56 +312,51 @@ class Contrast(torch.autograd.Function):
             through_units = Flow(*units, 1 / problem.normaliser)
         to_mix = implied = None
         if mix is not None and learn_mix:
-            to_mix, implied = torch.zeros_like(mix), implied_share(mix, weighting)
+            to_mix = torch.zeros_like(mix)
+            implied = None if problem.compiled else implied_share(mix, weighting)
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
 
-        scratch = Scratch(slots=7)
+        scratch = Scratch(slots=7, keep="blocks")
         for block in pairs.blocks(problem.tile):
-            if cosine or weighting.components:
+            if scored:
                 similarity = _products(units, block, scratch, "similarity", context.similarity)
+            else:
+                similarity = _products(vectors, block, scratch, "products")
+            if problem.compiled:
+                logits = native.Logits(similarity, inverse_temperature)
+                if scored and not cosine:
+                    lengths = (block.take(problem.anchors.lengths), problem.candidates.lengths)
+                    logits = native.Logits(similarity, inverse_temperature, *lengths)
+                positives = native.pick(logits, block.positive)
+                rows = Rows(block, similarity, scratch)
+                swept = _sweep(problem, rows, logits, mix, differentiate=learn_mix)
+            else:
                 products = similarity
-                if not cosine:
+                if scored and not cosine:
                     products = _dots(similarity, problem, vectors, block, scratch)
-            else:  # no score looks at the similarity
-                products = similarity = _products(vectors, block, scratch, "products")
-            positives = products.view(-1).index_select(0, block.positive).mul_(inverse_temperature)
-            exponentials = _exponentials(problem, block, scratch)
-            rows = Rows(block, block.fill(similarity), scratch, exponentials)
-            weights = weigh(rows, score_rows(rows, context, weighting), mix, weighting)
-            if products is not similarity:
-                block.fill(products)
-            logits = products
-            if exponentials is None:  # else they serve in place of the logits
-                if products is similarity and weighting.components:  # a score, needed later
-                    logits = torch.mul(products, inverse_temperature, out=rows.empty("logits"))
-                elif problem.temperature != 1:
-                    logits = products.mul_(inverse_temperature)
-            scaled_own = problem.own is not None and problem.own.logit_factor != 1
-            if scaled_own and problem.own is not None:
-                logits[:, -pairs.own :] *= problem.own.logit_factor
-                block.fill(logits)
+                positives = products.view(-1).index_select(0, block.positive)
+                positives.mul_(inverse_temperature)
+                exponentials = _exponentials(problem, block, scratch)
+                rows = Rows(block, block.fill(similarity), scratch, exponentials)
+                swept = _sweep_in_torch(problem, rows, products, mix)
             if weighting.mass == "none":  # where it is normalised, such rows became uniform
-                weightless += ((weights.total <= 0) & (block.count > 0)).sum()
-            outcome = problem.objective(
-                logits,
-                positives,
-                weights,
-                rows,
-                mass=weighting.mass == "mean",
-                differentiate_weights=differentiate_weights,
-            )
-            loss += outcome.loss.sum(dtype=torch.float64)
+                weightless += ((swept.sums.total <= 0) & (block.count[:, 0] > 0)).sum()
+            settled = problem.objective.settle(swept.sums, positives, block)
+            loss += settled.loss.sum(dtype=torch.float64)
             if flow is None or through_units is None:
                 continue
             # To the products times 1/τ, which are the logits; the flow knows that factor.
-            to_products = outcome.to_logits
-            if scaled_own and problem.own is not None:
+            to_products = swept.slopes.mul_(settled.scale[:, None])
+            if problem.own is not None and problem.own.logit_factor != 1:
                 to_products[:, -pairs.own :] *= problem.own.logit_factor
-            to_products.view(-1).index_copy_(0, block.positive, outcome.to_positives)
-            scaled = weights.scaled
-            if outcome.to_weights is not None and scaled is not None and mix is not None:
-                to_mixed = mixed_gradient(outcome.to_weights, weights, weighting)
+            to_products.view(-1).index_copy_(0, block.positive, settled.to_positives)
+            if swept.along is not None and to_mix is not None:
+                to_mix += swept.along @ settled.scale
+            elif swept.weights is not None and mix is not None and differentiate_weights:
+                to_mixed = _to_mixed(swept, settled, problem, block)
+                scaled = swept.weights.scaled
+                assert scaled is not None
                 if to_mix is not None:
                     to_mix += share_gradient(to_mixed, scaled, rows, implied)
                 if similarity_index is not None:
@@ -293,6 +373,7 @@ class Contrast(torch.autograd.Function):
                         through_units.add(to_similarity, rows)
             flow.add(to_products, rows)
 
+        scratch.release()
         if flow is None or through_units is None:
             return (loss / problem.normaliser).to(anchors.dtype), weightless
         gradients = _to_embeddings(problem, flow, through_units)
@@ -313,6 +394,127 @@ class Contrast(torch.autograd.Function):
                 "in the forward pass and cannot be differentiated again; leave create_graph out"
             )
         return (None, *(None if g is None else g * incoming for g in ctx.saved_tensors))
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep over the negatives of a block makes.
+
+    Args:
+        sums: Per anchor.
+        slopes: w_j φ'_j, shape (B, M); 0 where there is no negative.
+        along: Σ_j (φ_j - c) C^k_j, shape (K, B): the gradient to λ up to the objective's scale.
+        weights: The weights, where the gradient through them is still to be made ...
+        rise: ... and φ, shape (B, M), for it.
+    """
+
+    sums: Sums
+    slopes: Tensor
+    along: Tensor | None = None
+    weights: Weights | None = None
+    rise: Tensor | None = None
+
+
+def _sweep(
+    problem: Problem,
+    rows: Rows,
+    logits: native.Logits,
+    mix: Tensor | None,
+    *,
+    differentiate: bool,
+) -> Swept:
+    """Scores, weights and sums of a block, in compiled code.
+
+    Args:
+        problem: The loss.
+        rows: The block; its similarities are overwritten where there is no negative.
+        logits: How the logits follow from the similarities.
+        mix: λ, shape (K,).
+        differentiate: Whether the gradient to λ is wanted.
+    """
+    block, weighting, objective = rows.block, problem.weighting, problem.objective
+    mixture = None
+    if mix is not None:
+        scores = score_rows(rows, problem.context, weighting, filled=False)
+        tables = [score.table.data_ptr() for score in scores]  # one named twice is multiplied once
+        first = [tables.index(table) == number for number, table in enumerate(tables)]
+        mixture = native.Mixture(
+            tuple(score.table for score in scores),
+            tuple(score.lines for score in scores),
+            tuple(score.times if new else None for score, new in zip(scores, first, strict=True)),
+            tuple(score.plus for score in scores),
+            mix.contiguous(),
+            magnitudes_of(weighting, mix),
+            noise(mix.dtype),
+            weight_floor(mix),
+        )
+    swept = native.sweep(
+        logits,
+        block.masked,
+        mixture,
+        estimate=objective.estimate,
+        bounded=objective.takes_exponentials,
+        extreme=objective.extreme(rows.similarity.dtype),
+        centre=None if weighting.mass == "mean" else objective.least,
+        differentiate=differentiate,
+        out=rows.empty("values"),
+    )
+    known = None if weighting.mass == "mean" else torch.zeros_like(swept.total)
+    highest = None if objective.takes_exponentials else swept.highest
+    sums = Sums(swept.total, swept.weighted, known, highest)
+    return Swept(sums, swept.slopes, swept.along)
+
+
+def _sweep_in_torch(problem: Problem, rows: Rows, products: Tensor, mix: Tensor | None) -> Swept:
+    """The same in torch, for every device, dtype and weighting.
+
+    Args:
+        problem: The loss.
+        rows: The block.
+        products: The logits times τ, shape (B, M); may be the similarities.
+        mix: λ, shape (K,).
+    """
+    block, weighting, own = rows.block, problem.weighting, problem.own
+    weights = weigh(rows, score_rows(rows, problem.context, weighting), mix, weighting)
+    if products is not rows.similarity:
+        block.fill(products)
+    logits = products
+    if rows.exponentials is None:  # else they serve in place of the logits
+        if products is rows.similarity and weighting.components:  # a score, needed later
+            logits = torch.mul(products, 1 / problem.temperature, out=rows.empty("logits"))
+        elif problem.temperature != 1:
+            logits = products.mul_(1 / problem.temperature)
+    if own is not None and own.logit_factor != 1:
+        logits[:, -own.embeddings.shape[1] :] *= own.logit_factor
+        block.fill(logits)
+    rise = problem.objective.rise(logits, weights, rows)
+    slopes = rise.slope
+    if weights.values is None:
+        weighted = block.blank(rise.values)
+        if slopes is not rise.values:
+            block.blank(slopes)
+    else:
+        weighted = torch.mul(weights.values, rise.values, out=rows.empty("weighted"))
+        slopes = weighted if slopes is rise.values else slopes.mul_(weights.values)
+    sums = Sums(weights.total[:, 0], weighted.sum(1), weights.log_factor[:, 0], rise.highest)
+    if weights.scaled is None:
+        return Swept(sums, slopes)
+    return Swept(sums, slopes, None, weights, rise.values)
+
+
+def _to_mixed(swept: Swept, settled: Settled, problem: Problem, block: Block) -> Tensor:
+    """Gradient to the mix Σ_k λ_k C^k, shape (B, M), through the weights; overwrites φ."""
+    assert swept.rise is not None
+    assert swept.weights is not None
+    sums, centre = swept.sums, problem.objective.least
+    rise = swept.rise
+    if problem.weighting.mass == "mean":  # raising one weight lowers the others
+        tiny = torch.finfo(sums.total.dtype).tiny
+        rise = rise.sub_((sums.weighted / sums.total.clamp(min=tiny))[:, None])
+    elif centre:
+        rise = rise.sub_(centre)
+    to_weights = block.blank(rise.mul_(settled.scale[:, None]))
+    return mixed_gradient(to_weights, swept.weights, problem.weighting)
 
 
 def _products(
@@ -433,6 +635,7 @@ def contrast(
             "use a batch of two samples or more, or check the masks"
         )
     rows = rows_per_block(tile, pairs.num_candidates, anchors.embeddings.element_size())
+    scratch = Scratch(slots=2, keep="whole")
     context = make_context(
         anchors,
         candidates,
@@ -443,6 +646,7 @@ def contrast(
         gradient=gradient,
         bias=bias,
         tile=rows,
+        scratch=scratch,
     )
     problem = Problem(
         anchors,
@@ -458,11 +662,12 @@ def contrast(
         torch.is_grad_enabled(),
     )
     loss: Tensor
-    shares = weighting.shares(mix, anchors.units)
+    shares = weighting.shares(mix, anchors.embeddings)
     others = None if candidates is anchors else candidates.embeddings
     loss, weightless = Contrast.apply(  # type: ignore[no-untyped-call]
         problem, anchors.embeddings, others, shares
     )
+    scratch.release()
     if int(weightless):
         warnings.warn(
             f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights and "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from unremix.losses.blockwise import Outcome, Products, Tile, contrast
+from unremix.losses.blockwise import Products, Rise, Settled, Sums, Tile, contrast
+from unremix.native import Estimate
 from unremix.pairs import Block, Pairs
 from unremix.scores import COLD, LOG2_E, Gradient, Own, Rows, Views
 from unremix.weights import Weighting, Weights
@@ -32,57 +34,42 @@ class InfoNCE:
     positives_in_denominator: bool = False
     factor: float = 1.0
 
+    estimate: ClassVar[Estimate] = "exponential"
+    least: ClassVar[float] = 0.0
+
     @property
     def takes_exponentials(self) -> bool:
         """Whether no maximum has to be taken off first."""
         return self.bound * max(1.0, self.factor) <= 1 / COLD
 
-    def __call__(
-        self,
-        logits: Tensor,
-        positives: Tensor,
-        weights: Weights,
-        rows: Rows,
-        *,
-        mass: bool,
-        differentiate_weights: bool,
-    ) -> Outcome:
+    def extreme(self, dtype: torch.dtype) -> bool:
         """See :class:`unremix.losses.blockwise.Objective`."""
-        block, tiny = rows.block, torch.finfo(logits.dtype).tiny
-        log_factor = weights.log_factor  # (B, 1)
+        return self.bound * (1 + max(1.0, self.factor)) > -math.log(torch.finfo(dtype).tiny) / 2
+
+    def rise(self, logits: Tensor, weights: Weights, rows: Rows) -> Rise:
+        """φ = e^x, which is its own derivative."""
+        if rows.exponentials is not None:
+            return Rise(rows.exponentials, rows.exponentials)
+        highest = None
         if not self.takes_exponentials:
             # e^{l - highest}, highest the row maximum over the negatives. Where the logits span
             # more than exponentials can, a negative without weight must not drown the others:
             # leave it out.
             highest = logits.amax(1, keepdim=True)
-            if (
-                weights.values is not None
-                and self.bound * (1 + max(1.0, self.factor)) > -math.log(tiny) / 2
-            ):
+            if weights.values is not None and self.extreme(logits.dtype):
                 lowest = torch.finfo(logits.dtype).min
                 highest = torch.where(weights.values > 0, logits, lowest).amax(1, keepdim=True)
                 logits.clamp_(max=highest)
             logits.sub_(highest)
-            log_factor = log_factor + highest
-        exponentials = rows.exponentials  # (B, M)
-        if exponentials is None:
-            exponentials = block.blank(logits.mul_(LOG2_E).exp2_())
-        products = exponentials
-        if weights.values is not None:
-            products = torch.mul(exponentials, weights.values, out=rows.empty("weighted"))
-        total = products.sum(1, keepdim=True)  # (B, 1)
-        log_negatives = (total.log() + log_factor)[:, 0]  # (B,)
+        exponentials = logits.mul_(LOG2_E).exp2_()  # (B, M)
+        return Rise(exponentials, exponentials, None if highest is None else highest[:, 0])
 
+    def settle(self, sums: Sums, positives: Tensor, block: Block) -> Settled:
+        """See :class:`unremix.losses.blockwise.Objective`."""
+        log_negatives = sums.weighted.log() + sums.log_factor(block)  # (B,)
         loss, to_negatives, to_positives = self._per_anchor(log_negatives, positives, block)
-        row_scale = to_negatives[:, None] / total.clamp(min=tiny)
-        to_weights = None
-        if differentiate_weights and weights.values is not None:
-            # log Σ_j w_j e_j, less log Σ_j w_j where the mass is normalised.
-            to_weights = exponentials.mul_(row_scale)
-            if mass:
-                to_weights.sub_(to_negatives[:, None] / weights.total.clamp(min=tiny))
-            block.blank(to_weights)
-        return Outcome(loss, products.mul_(row_scale), to_positives, to_weights)
+        tiny = torch.finfo(loss.dtype).tiny
+        return Settled(loss, to_negatives / sums.weighted.clamp(min=tiny), to_positives)
 
     def _per_anchor(
         self, log_negatives: Tensor, positives: Tensor, block: Block

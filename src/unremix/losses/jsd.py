@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from unremix.losses.blockwise import Outcome, Products, Tile, contrast
+from unremix.losses.blockwise import Products, Rise, Settled, Sums, Tile, contrast
 from unremix.losses.options import Fidelity
-from unremix.pairs import Pairs
+from unremix.native import Estimate
+from unremix.pairs import Block, Pairs
 from unremix.scores import Gradient, Rows, Views
 from unremix.weights import Weighting, Weights
 
@@ -23,39 +25,26 @@ class JSD:
     E⁺(x) = log 2 - softplus(-x) and E⁻(x) = softplus(x) - log 2, x the logits.
     """
 
-    takes_exponentials = False
+    estimate: ClassVar[Estimate] = "softplus"
+    least: ClassVar[float] = math.log(2)
+    takes_exponentials: ClassVar[bool] = False
 
-    def __call__(
-        self,
-        logits: Tensor,
-        positives: Tensor,
-        weights: Weights,
-        rows: Rows,
-        *,
-        mass: bool,
-        differentiate_weights: bool,
-    ) -> Outcome:
+    def extreme(self, dtype: torch.dtype) -> bool:
         """See :class:`unremix.losses.blockwise.Objective`."""
-        block, values = rows.block, weights.values
-        factor = weights.log_factor.exp() / block.count.clamp(min=1)  # (B, 1): w_ij/n_i per value
-        rise = softplus(logits)  # E⁻ + log 2, (B, M)
-        if values is None:
-            weighted = block.blank(rise)
-        else:
-            weighted = torch.mul(values, rise, out=rows.empty("temporary"))
-        mean = weighted.sum(1, keepdim=True).sub_(math.log(2) * weights.total).mul_(factor)
-        share = block.share.to(logits.dtype)
+        return False
+
+    def rise(self, logits: Tensor, weights: Weights, rows: Rows) -> Rise:
+        """φ = softplus, which is E⁻ + log 2, and its derivative, the logistic function."""
+        return Rise(softplus(logits), logits.sigmoid_())
+
+    def settle(self, sums: Sums, positives: Tensor, block: Block) -> Settled:
+        """See :class:`unremix.losses.blockwise.Objective`."""
+        factor = sums.per_negative(block)
+        mean = (sums.weighted - math.log(2) * sums.total).mul_(factor)
+        share = block.share.to(positives.dtype)
         of_positives = share * (math.log(2) - softplus(-positives))
-        loss = mean[:, 0].index_add(0, block.positive_row, of_positives, alpha=-1)
-        to_weights = None
-        if differentiate_weights and values is not None:
-            # Where the mass is normalised, raising one weight lowers the others.
-            to_weights = rise.sub_(mean + math.log(2) if mass else math.log(2))
-            block.blank(to_weights.mul_(factor))
-        slope = logits.sigmoid_()
-        slope = block.blank(slope) if values is None else slope.mul_(values)
-        to_logits = slope.mul_(factor)
-        return Outcome(loss, to_logits, -share * torch.sigmoid(-positives), to_weights)
+        loss = mean.index_add_(0, block.positive_row, of_positives, alpha=-1)
+        return Settled(loss, factor, -share * torch.sigmoid(-positives))
 
 
 def hard_jsd(

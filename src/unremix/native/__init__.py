@@ -1,0 +1,408 @@
+"""Sweeps over (B, M) arrays in compiled code, for tensors on the CPU.
+
+A sweep in torch reads and writes whole arrays once per operation; here each row is read once and
+everything is made of it while it lies in cache. ``kernels.c`` is built by the system's C compiler
+when first needed, which takes about a second, and kept in the user's cache. Nothing depends on it:
+without a compiler, on other devices and for other dtypes the callers do the same in torch.
+``UNREMIX_NATIVE=0`` in the environment turns it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernels.c")
+MOST_COMPONENTS = 8  # of a mix; as in the source
+# No flag changes what a NaN or an infinity does.
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-trapping-math", "-fno-math-errno")
+INSTRUCTIONS = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}  # by what torch found
+
+Estimate = Literal["exponential", "softplus"]
+Pointers = ctypes.Array[ctypes.c_void_p]
+
+ARGUMENTS = {
+    "posterior": "nnpxbpnppppp",
+    "residual": "nnppppppxx",
+    "pick": "npxpppnp",
+    "sweep": "nnnppppppxxpnpxppbbbbxppppp",
+}
+
+
+class Unavailable(Exception):
+    """Why there is no compiled code."""
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "unremix"
+
+
+def build(*, wide: bool, compiler: str | None = None, folder: Path | None = None) -> Path:
+    """The library for float, or for double, built where it is not there yet.
+
+    Args:
+        wide: Whether for double.
+        compiler: The C compiler; ``$CC`` or ``cc`` by default.
+        folder: Where to keep it; the user's cache by default.
+
+    Raises:
+        Unavailable: If it cannot be built.
+    """
+    compiler = compiler or os.environ.get("CC") or "cc"
+    path = shutil.which(compiler)
+    if not sys.platform.startswith("linux"):
+        raise Unavailable(f"it is built on Linux only, not on {sys.platform}")
+    if path is None:
+        raise Unavailable(f"no C compiler {compiler!r}; install gcc")
+    capability = torch.backends.cpu.get_cpu_capability()
+    flags = (*FLAGS, *INSTRUCTIONS.get(capability, ()), f"-DWIDE={int(wide)}")
+    key = hashlib.sha256(SOURCE.read_bytes() + " ".join((path, *flags)).encode()).hexdigest()
+    folder = folder or cache_folder()
+    library = folder / f"kernels-{key[:16]}.so"
+    if library.exists():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            compiled, linked = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
+            # Linked without OpenMP: its functions are those that torch has loaded, so that there is
+            # one set of threads.
+            for command in (
+                [path, *flags, "-c", str(SOURCE), "-o", str(compiled)],
+                [path, "-shared", str(compiled), "-o", str(linked)],
+            ):
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+            linked.replace(library)
+    except subprocess.CalledProcessError as error:
+        reason = next(iter(error.stderr.strip().splitlines()), "without a word")
+        raise Unavailable(f"{compiler} failed: {reason}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(str(error)) from error
+    return library
+
+
+def load(library: Path, *, wide: bool) -> ctypes.CDLL:
+    """The functions of a library, with their types.
+
+    Raises:
+        Unavailable: If it cannot be loaded.
+    """
+    try:
+        functions = ctypes.CDLL(str(library))
+    except OSError as error:
+        raise Unavailable(str(error)) from error
+    # As in the source: p a pointer, n an integer, x a number, b a flag.
+    kinds = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "b": ctypes.c_int}
+    kinds["x"] = ctypes.c_double if wide else ctypes.c_float
+    for name, arguments in ARGUMENTS.items():
+        getattr(functions, name).argtypes = [kinds[each] for each in arguments]
+    functions.residual.restype = functions.pick.restype = None
+    return functions
+
+
+@lru_cache(maxsize=2)
+def _loaded(wide: bool) -> ctypes.CDLL | str:
+    if os.environ.get("UNREMIX_NATIVE", "1").lower() in ("0", "false", "no", "off"):
+        return "turned off by UNREMIX_NATIVE"
+    try:
+        return load(build(wide=wide), wide=wide)
+    except Unavailable as error:
+        return str(error)
+
+
+def missing(dtype: torch.dtype = torch.float32) -> str | None:
+    """Why there is no compiled code for a dtype; None if there is."""
+    if dtype not in (torch.float32, torch.float64):
+        return f"it is built for float32 and float64, not for {dtype}"
+    loaded = _loaded(dtype == torch.float64)
+    return loaded if isinstance(loaded, str) else None
+
+
+def ready(like: Tensor) -> bool:
+    """Whether there is compiled code for such tensors: on the CPU, and not being traced."""
+    if like.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return missing(like.dtype) is None
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether compiled code can work on these: all contiguous, as the first of them."""
+    return all(tensor.is_contiguous() for tensor in tensors) and ready(tensors[0])
+
+
+def _functions(like: Tensor) -> ctypes.CDLL:
+    loaded = _loaded(like.dtype == torch.float64)
+    assert not isinstance(loaded, str), loaded
+    return loaded
+
+
+def _check(done: int, like: Tensor) -> None:
+    if not done:
+        raise MemoryError(
+            f"expected memory for a few rows of {like.shape[1]} numbers, received none; "
+            "free some, or use a smaller batch"
+        )
+
+
+def posterior(
+    similarity: Tensor,
+    masked: Tensor,
+    temperature: float,
+    *,
+    bounded: bool,
+    out: Tensor,
+    columns: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """e^{s/t} over the classes, its sums and where its maxima stand first.
+
+    Args:
+        similarity: s, shape (B, M).
+        masked: Flat positions that are no class, sorted, shape (L,).
+        temperature: t.
+        bounded: Whether e^{s/t} is safe as it is; else the row maximum is taken off first.
+        out: Where e^{s/t} goes, shape (B, M); may be ``similarity``.
+        columns: Whether sums and places are wanted for the columns too.
+
+    Returns:
+        Sum and place of each row, shapes (B,), and of each column, shapes (M,), where wanted.
+    """
+    rows, width = similarity.shape
+    total, label = similarity.new_empty(rows), masked.new_empty(rows)
+    column_total = similarity.new_empty(width) if columns else None
+    column_label = masked.new_empty(width) if columns else None
+    done = _functions(similarity).posterior(
+        rows,
+        width,
+        similarity.data_ptr(),
+        1 / temperature,
+        bounded,
+        masked.data_ptr(),
+        masked.numel(),
+        out.data_ptr(),
+        total.data_ptr(),
+        label.data_ptr(),
+        _address(column_total),
+        _address(column_label),
+    )
+    _check(done, similarity)
+    return total, label, column_total, column_label
+
+
+def residual(
+    d: Tensor,
+    units: Tensor,
+    lengths: Tensor,
+    class_units: Tensor,
+    total: Tensor,
+    label: Tensor,
+    *,
+    temperature: float,
+    noise: float,
+) -> Tensor:
+    """δ from Σ_k e_k f_k, in place; see :func:`unremix.scores.residuals`.
+
+    Args:
+        d: Σ_k e_k f_k, shape (B, D).
+        units: f of the views, shape (B, D).
+        lengths: |z| of the views, shape (B,).
+        class_units: f of the classes, shape (M, D).
+        total: Σ_k e_k, shape (B,).
+        label: y, shape (B,).
+        temperature: t.
+        noise: A δ that is at most this, before its scaling, is 0.
+    """
+    _functions(d).residual(
+        d.shape[0],
+        d.shape[1],
+        d.data_ptr(),
+        units.data_ptr(),
+        lengths.data_ptr(),
+        class_units.data_ptr(),
+        total.data_ptr(),
+        label.data_ptr(),
+        1 / temperature,
+        noise,
+    )
+    return d
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits of a block as a product.
+
+    Args:
+        similarity: Shape (B, M).
+        factor: Of all.
+        row_factor: Shape (B,).
+        column_factor: Shape (M,).
+    """
+
+    similarity: Tensor
+    factor: float
+    row_factor: Tensor | None = None
+    column_factor: Tensor | None = None
+
+
+def pick(logits: Logits, positions: Tensor) -> Tensor:
+    """Some logits.
+
+    Args:
+        logits: Of a block.
+        positions: Flat, shape (P,).
+
+    Returns:
+        Shape (P,).
+    """
+    similarity = logits.similarity
+    result = similarity.new_empty(positions.numel())
+    _functions(similarity).pick(
+        similarity.shape[1],
+        similarity.data_ptr(),
+        logits.factor,
+        _address(logits.row_factor),
+        _address(logits.column_factor),
+        positions.data_ptr(),
+        positions.numel(),
+        result.data_ptr(),
+    )
+    return result
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Scores scaled to [0, 1] over the negatives, and their shares.
+
+    Args:
+        tables: X of each component, shape (B, M), or a table of which each row takes a line.
+        lines: Which line each row takes, shape (B,); None: its own.
+        times: The score is ``table × (times + plus)``, shape (B, M); None: it is the table.
+        plus: See ``times``.
+        mix: λ, shape (K,).
+        magnitudes: See :class:`unremix.scores.Component`.
+        noise: Relative to the magnitude: what counts as constant.
+        floor: What a mix must exceed to count as a weight; see
+            :func:`unremix.weights.weight_floor`.
+    """
+
+    tables: tuple[Tensor, ...]
+    lines: tuple[Tensor | None, ...]
+    times: tuple[Tensor | None, ...]
+    plus: tuple[float, ...]
+    mix: Tensor
+    magnitudes: Tensor
+    noise: float
+    floor: float
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What :func:`sweep` makes of a block; w = max(Σ_k λ_k C^k, 0).
+
+    Args:
+        total: Σ_j w_j, shape (B,).
+        weighted: Σ_j w_j φ_j, shape (B,).
+        highest: What was taken off the logits before the exponential, shape (B,).
+        slopes: w_j φ'_j, shape (B, M); 0 where there is no negative.
+        along: Σ_j (φ_j - c) C^k_j over the negatives, shape (K, B), where asked.
+    """
+
+    total: Tensor
+    weighted: Tensor
+    highest: Tensor
+    slopes: Tensor
+    along: Tensor | None
+
+
+def sweep(
+    logits: Logits,
+    masked: Tensor,
+    mixture: Mixture | None,
+    *,
+    estimate: Estimate,
+    bounded: bool,
+    extreme: bool,
+    centre: float | None,
+    differentiate: bool,
+    out: Tensor,
+) -> Swept:
+    """Weights, and with them the sums and slopes of φ = e^x or softplus(x) of the logits x.
+
+    Args:
+        logits: x.
+        masked: Flat positions that are not negatives, sorted, shape (L,).
+        mixture: What the weights are made of; None: all are 1. Its tables are overwritten where
+            there is no negative.
+        estimate: Which φ.
+        bounded: Whether e^x is safe as it is; else the row maximum is taken off first.
+        extreme: Whether the exponentials of a row may span more than numbers can: then the maximum
+            is taken where there is weight.
+        centre: c; None: the weighted mean of φ, and rows of weight 0 become uniform.
+        differentiate: Whether ``along`` is wanted.
+        out: Where the slopes go, shape (B, M).
+    """
+    similarity = logits.similarity
+    rows, width = similarity.shape
+    total, weighted, highest = similarity.new_empty(3, rows).unbind()
+    parts = 0 if mixture is None else len(mixture.tables)
+    along = similarity.new_empty(parts, rows) if differentiate and parts else None
+    tables = lines = times = plus = mix = magnitudes = None
+    noise = floor = 0.0
+    if mixture is not None:
+        tables, lines, times = map(_pointers, (mixture.tables, mixture.lines, mixture.times))
+        real = ctypes.c_double if similarity.dtype == torch.float64 else ctypes.c_float
+        plus = (real * parts)(*mixture.plus)
+        mix, magnitudes = mixture.mix.data_ptr(), mixture.magnitudes.data_ptr()
+        noise, floor = mixture.noise, mixture.floor
+    done = _functions(similarity).sweep(
+        rows,
+        width,
+        parts,
+        tables,
+        lines,
+        times,
+        plus,
+        mix,
+        magnitudes,
+        noise,
+        floor,
+        masked.data_ptr(),
+        masked.numel(),
+        similarity.data_ptr(),
+        logits.factor,
+        _address(logits.row_factor),
+        _address(logits.column_factor),
+        int(estimate == "softplus"),
+        bounded,
+        extreme,
+        centre is None,
+        0.0 if centre is None else centre,
+        out.data_ptr(),
+        total.data_ptr(),
+        weighted.data_ptr(),
+        highest.data_ptr(),
+        _address(along),
+    )
+    _check(done, similarity)
+    return Swept(total, weighted, highest, out, along)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _pointers(tensors: tuple[Tensor | None, ...]) -> Pointers:
+    return (ctypes.c_void_p * len(tensors))(*map(_address, tensors))
