@@ -594,7 +594,10 @@ class Context:
         candidates, count = self.candidate_units, self.pairs.num_candidates
         if count <= 2:
             return candidates.new_zeros(count, count)
-        table = (candidates @ candidates.T).add_(self.apartness).div_(count - 2).add_(1)
+        products = candidates @ candidates.T
+        if native.serves(products):
+            return native.without(products)
+        table = products.add_(self.apartness).div_(count - 2).add_(1)
         table.diagonal()[1:] = table[1:, 0]
         table[0, 0] = table[0, 1]
         return table
@@ -846,7 +849,11 @@ def representativeness(rows: Rows, context: Context) -> Tensor | Scored:
     Without a loop: with T = Σ_j' f_j' over all candidates, the sum over the other negatives is
     f_j·T - f_j·f_j - Σ over the masked j' of f_j·f_j'.
     """
-    block, candidates, column = rows.block, context.candidate_units, context.apartness
+    block, candidates = rows.block, context.candidate_units
+    if _alone(rows, context):
+        which = block.masked - block.masked_row * context.pairs.num_candidates
+        return Scored(context.without, which, rows.empty("distance"))
+    column = context.apartness
     if context.twins_are_candidates:
         # The masked candidates of i and i' are these two themselves, whose rows are at hand.
         scale = 1 / max(context.pairs.num_candidates - 3, 1)
@@ -855,9 +862,6 @@ def representativeness(rows: Rows, context: Context) -> Tensor | Scored:
         torch.add(*rows.similarity.chunk(2), out=second)
         torch.add(column * scale + 1, second, alpha=scale, out=first)
         second.copy_(first)
-    elif _alone(rows, context):
-        which = block.masked - block.masked_row * context.pairs.num_candidates
-        return Scored(context.without, which, rows.empty("distance"))
     else:
         width = context.pairs.num_candidates
         excluded = block.masked_row, block.masked - block.masked_row * width

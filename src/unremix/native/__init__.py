@@ -36,6 +36,7 @@ Pointers = ctypes.Array[ctypes.c_void_p]
 ARGUMENTS = {
     "posterior": "nnpxbpnppppp",
     "residual": "nnppppppxx",
+    "without": "np",
     "pick": "npxpppnp",
     "sweep": "nnnppppppxxpnpxppbbbbxppppp",
 }
@@ -238,6 +239,16 @@ def residual(
         noise,
     )
     return d
+
+
+def without(products: Tensor) -> Tensor:
+    """R of each candidate j where k alone is masked, at [k, j], in place.
+
+    Args:
+        products: f_k · f_j, shape (M, M), M > 2.
+    """
+    _check(_functions(products).without(products.shape[0], products.data_ptr()), products)
+    return products
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,17 @@ static ALONE integer find(const real *values, integer columns, real wanted) {
     return place;
 }
 
+/* Σ_j values_j, four at a time, since one addition waits for the one before it. */
+static ALONE real sum_of(const real *values, integer columns) {
+    const integer part = columns / 4;
+    const real *second = values + part, *third = second + part, *fourth = third + part;
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (integer j = 0; j < part; j++) sum += (values[j] + second[j]) + (third[j] + fourth[j]);
+    for (integer j = 4 * part; j < columns; j++) sum += values[j];
+    return sum;
+}
+
 /* Σ_j left_j (right_j - low). */
 static ALONE real dot(const real *left, const real *right, real low, integer columns) {
     real sum = 0;
@@ -211,12 +222,9 @@ int posterior(integer rows, integer columns, const real *similarity, real invers
                 e[j] = exponential((s[j] - highest) * inverse_temperature);
             }
             for (integer each = from; each < link; each++) e[masked[each] - start] = 0;
-            real total = 0, largest = 0;
-#pragma omp simd reduction(+ : total) reduction(max : largest)
-            for (integer j = 0; j < columns; j++) {
-                total += e[j];
-                largest = e[j] > largest ? e[j] : largest;
-            }
+            const real total = sum_of(e, columns);
+            real least = 0, largest = 0;
+            extremes(e, 0, columns, &least, &largest);
             const integer place = find(e, columns, largest);
             row_total[row] = total;
             row_label[row] = place;
@@ -282,6 +290,25 @@ void residual(integer rows, integer columns, real *d, const real *units, const r
     }
 }
 
+/* r of each candidate j where k alone is masked, at [k, j], from all f_k · f_j, in place; where k = j
+ * the value of another candidate. Returns 0 for want of memory. */
+int without(integer count, real *table) {
+    const real inverse = (real)1 / (count - 2);
+    real *apart = malloc(count * sizeof(real));
+    if (!apart) return 0;
+    for (integer j = 0; j < count; j++) { /* the table is symmetric */
+        apart[j] = 1 + (table[j * count + j] - sum_of(table + j * count, count)) * inverse;
+    }
+    for (integer k = 0; k < count; k++) {
+        real *row = table + k * count;
+#pragma omp simd
+        for (integer j = 0; j < count; j++) row[j] = row[j] * inverse + apart[j];
+        row[k] = row[k ? 0 : 1];
+    }
+    free(apart);
+    return 1;
+}
+
 /* The logits at some flat positions. */
 void pick(integer columns, const real *similarity, real factor, const real *row_factor,
           const real *column_factor, const integer *positions, integer count, real *out) {
@@ -339,9 +366,7 @@ static inline __attribute__((always_inline)) void sweep_row(
         value[j] = mixed <= floor ? 0 : mixed; /* a NaN stays */
     }
     for (integer link = 0; link < links; link++) value[masked[link]] = 0;
-    real weight = 0, product = 0, offset = 0;
-#pragma omp simd reduction(+ : weight)
-    for (integer j = 0; j < columns; j++) weight += value[j];
+    real weight = sum_of(value, columns), product = 0, offset = 0;
     const int replaced = parts && in->normalised && weight <= 0 && links < columns;
     if (replaced) { /* all weights are 0: uniform */
         for (integer j = 0; j < columns; j++) value[j] = 1;
@@ -398,7 +423,7 @@ static inline __attribute__((always_inline)) void sweep_row(
     *total = weight;
     *sum = product;
     *highest = offset;
-    if (!along) return;
+    if (!along || !parts) return;
     const real centre = !in->normalised ? in->centre : weight > 0 ? product / weight : 0;
     for (integer link = 0; link < links; link++) rise[masked[link]] = centre;
     real rest = 0;
@@ -409,14 +434,26 @@ static inline __attribute__((always_inline)) void sweep_row(
             if (mixed <= floor) rise[j] = centre;
         }
     }
-#pragma omp simd reduction(+ : rest)
+    /* The first three at once: each addition waits for the one before it. */
+    const int second = parts > 1 ? 1 : 0, third = parts > 2 ? 2 : 0;
+    const real *x = score[0], *y = score[second], *z = score[third];
+    const real low_x = low[0], low_y = low[second], low_z = low[third];
+    real along_x = 0, along_y = 0, along_z = 0;
+#pragma omp simd reduction(+ : rest, along_x, along_y, along_z)
     for (integer j = 0; j < columns; j++) {
-        rise[j] -= centre;
-        rest += rise[j];
+        const real above = rise[j] - centre;
+        rest += above;
+        along_x += above * (x[j] - low_x);
+        along_y += above * (y[j] - low_y);
+        along_z += above * (z[j] - low_z);
+        rise[j] = above;
     }
     for (int k = 0; k < parts; k++) {
-        const real inner = scale[k] ? scale[k] * dot(rise, score[k], low[k], columns) : rest;
-        along[k * stride] = replaced ? 0 : inner;
+        const real inner = k == 0   ? along_x
+                           : k == 1 ? along_y
+                           : k == 2 ? along_z
+                                    : dot(rise, score[k], low[k], columns);
+        along[k * stride] = replaced ? 0 : scale[k] ? scale[k] * inner : rest;
     }
 }
 
