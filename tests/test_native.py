@@ -336,7 +336,7 @@ def test_it_can_be_turned_off() -> None:
             check=True,
         )
         said.append(done.stdout.split("\n"))
-    assert said[0][0] == "turned off by UNREMIX_NATIVE"
+    assert said[0][0] == "it is turned off by UNREMIX_NATIVE"
     assert said[1][0] == str(native.missing())
     assert float(said[0][1]) == pytest.approx(float(said[1][1]), rel=1e-6)
 

@@ -23,6 +23,7 @@ import yaml
 from rich.console import Console
 
 import unremix
+from unremix import native
 from unremix.config import TrainConfig
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
@@ -78,6 +79,7 @@ def versions() -> dict[str, str]:
         "unremix": unremix.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "sweeps": "compiled" if native.missing() is None else "torch",
     }
 
 

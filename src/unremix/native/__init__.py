@@ -118,7 +118,7 @@ def load(library: Path, *, wide: bool) -> ctypes.CDLL:
 @lru_cache(maxsize=2)
 def _loaded(wide: bool) -> ctypes.CDLL | str:
     if os.environ.get("UNREMIX_NATIVE", "1").lower() in ("0", "false", "no", "off"):
-        return "turned off by UNREMIX_NATIVE"
+        return "it is turned off by UNREMIX_NATIVE"
     try:
         return load(build(wide=wide), wide=wide)
     except Unavailable as error:
