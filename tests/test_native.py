@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -20,7 +21,7 @@ from unremix import UnReMixLoss, native
 from unremix.losses.info_nce import info_nce
 from unremix.losses.jsd import jsd
 from unremix.pairs import Pairs
-from unremix.scores import COMPONENTS, Views, residuals
+from unremix.scores import COMPONENTS, Context, Rows, Scored, Views, residuals
 from unremix.weights import Weighting
 
 needed = pytest.mark.skipif(
@@ -347,3 +348,82 @@ def test_other_dtypes_and_devices_go_through_torch() -> None:
     )
     assert not native.ready(torch.zeros(2, device="meta"))
     assert not native.serves(torch.zeros(3, 4).T, torch.zeros(3))
+
+
+def above_half(rows: Rows, context: Context) -> Tensor:
+    """A score of another dtype."""
+    return rows.similarity > 0.1
+
+
+def far_from_the_nearest(rows: Rows, context: Context) -> Tensor:
+    """A score that looks at whole rows, in memory of its own name."""
+    highest = rows.similarity.amax(1, keepdim=True)
+    rows.empty("temporary").fill_(7)
+    return (rows.similarity - highest).square()
+
+
+def as_columns(rows: Rows, context: Context) -> Scored:
+    """Lines of a table that lies in memory column by column, named by small integers."""
+    table = rows.similarity[:2].T.contiguous().T
+    return Scored(table, (torch.arange(rows.similarity.shape[0]) % 2).int())
+
+
+@pytest.mark.parametrize("score", [above_half, far_from_the_nearest, as_columns])
+def test_scores_of_ones_own(score: Any) -> None:
+    z, h = torch.randn(2, 19, 6, generator=torch.Generator().manual_seed(0))
+    pairs = Pairs.membership(torch.arange(14) % 5, 5)
+    weighting = Weighting(("uncertainty", score, "similarity"))
+
+    def run() -> Tensor:
+        return jsd(Views(z[:14], h[:14]), Views(z[14:], h[14:]), pairs, weighting=weighting)
+
+    assert_like(run(), in_torch(run), 1e-5)
+
+
+def test_a_score_of_another_shape_is_refused() -> None:
+    z = torch.randn(19, 6, generator=torch.Generator().manual_seed(0))
+    pairs = Pairs.membership(torch.arange(14) % 5, 5)
+    for weighting in (Weighting((lambda rows, context: rows.similarity[:3],)),):
+        with pytest.raises((ValueError, RuntimeError), match=r"shape|size|match"):
+            jsd(Views(z[:14]), Views(z[14:]), pairs, weighting=weighting)
+
+
+def test_autocast_does_not_reach_the_losses() -> None:
+    z, h = torch.randn(2, 19, 6, generator=torch.Generator().manual_seed(0))
+    pairs = Pairs.membership(torch.arange(14) % 5, 5)
+    weighting = Weighting(tuple(COMPONENTS))
+
+    def run() -> Tensor:
+        return jsd(Views(z[:14], h[:14]), Views(z[14:], h[14:]), pairs, weighting=weighting)
+
+    expected = run()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(run(), expected)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    z = torch.randn(19, 6, generator=torch.Generator().manual_seed(0))
+    pairs = Pairs.membership(torch.arange(14, dtype=torch.int32) % 5, 5)  # small integers will do
+    nodes, graphs, weighting = Views(z[:14]), Views(z[14:]), Weighting(tuple(COMPONENTS))
+    with pytest.raises(ValueError, match=r"one share per component, shape \(3,\), received \(2,\)"):
+        jsd(nodes, graphs, pairs, weighting=weighting, mix=torch.ones(2))
+    for wrong in (torch.tensor([0, 5]), torch.tensor([-1, 0])):
+        with pytest.raises(ValueError, match="groups among 0 … 4"):
+            Pairs.membership(wrong, 5)
+    with pytest.raises(ValueError, match="candidates among 0 … 4"):
+        Pairs.build(2, 5, (torch.tensor([0, 1]), torch.tensor([1, 9])))
+    with pytest.raises(ValueError, match="anchors among 0 … 1"):
+        Pairs.build(2, 5, (torch.tensor([0, 1]),) * 2, (torch.tensor([2]), torch.tensor([0])))
+    temperature: Any = np.float64(0.5)
+    same = jsd(nodes, graphs, pairs, weighting=weighting, temperature=temperature)
+    assert same == jsd(nodes, graphs, pairs, weighting=weighting, temperature=0.5)
+
+
+def test_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lost)
+    with pytest.raises(native.Unavailable, match="home directory"):
+        native.build(wide=False, compiler="sh")

@@ -56,6 +56,17 @@ class Links:
         return Links(candidate, self.anchor[order])
 
 
+def _check_range(name: str, indices: Tensor, count: int) -> None:
+    if indices.numel() == 0:
+        return
+    least, largest = torch.aminmax(indices)
+    if int(least) < 0 or int(largest) >= count:
+        raise ValueError(
+            f"expected {name} among 0 … {count - 1}, received {int(least)} to {int(largest)}; "
+            "number them from 0, and hand over how many there are"
+        )
+
+
 Value = TypeVar("Value")
 
 
@@ -176,7 +187,7 @@ class Block:
             parts = zip(where, shifts, strict=True)
             row = torch.cat([row[part] - shift for part, shift in parts])
             candidate = torch.cat([candidate[part] for part in where])
-        return candidate.add(row, alpha=self.pairs.num_candidates), row
+        return candidate.add(row, alpha=self.pairs.num_candidates).long(), row
 
     @kept
     def _masked(self) -> tuple[Tensor, Tensor]:
@@ -265,7 +276,13 @@ class Pairs:
             excluded: (anchor, candidate) of those that are neither positive nor negative.
             share: Share of each positive, shape (P,); equal shares by default.
             twins: See :class:`Pairs`.
+
+        Raises:
+            ValueError: For a link to an anchor or a candidate that there is not.
         """
+        for anchor, candidate in (positives,) if excluded is None else (positives, excluded):
+            _check_range("anchors", anchor, num_anchors)
+            _check_range("candidates", candidate, num_candidates)
         anchor, candidate = positives
         links, position = Links.sort(anchor, candidate, num_candidates)
         shares = None
@@ -426,9 +443,13 @@ class Pairs:
         Args:
             groups: The group of each anchor, shape (N,).
             num_groups: M.
+
+        Raises:
+            ValueError: For a group that is not among 0 … M - 1.
         """
+        _check_range("groups", groups, num_groups)
         n, device = groups.numel(), groups.device
-        own = Links(torch.arange(n, device=device), groups)
+        own = Links(torch.arange(n, device=device), groups.long())
         return Pairs(n, num_groups, own, own, torch.ones(n, dtype=torch.float64, device=device))
 
     @staticmethod

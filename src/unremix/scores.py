@@ -277,7 +277,8 @@ def residuals(
         else:
             p = posterior.of(block)
         values, length = p.values, block.take(lengths)  # (B, M), up to a factor per row, and (B,)
-        if own is None and gradient == "pseudo-label" and native.serves(f, length, class_units):
+        plain = own is None and gradient == "pseudo-label"
+        if plain and native.serves(f, length, class_units, p.total):
             delta = native.residual(
                 values @ class_units,
                 f,
@@ -831,7 +832,7 @@ def uncertainty(rows: Rows, context: Context) -> Scored:
         return Scored(out)
     own = None if context.own_inputs is None else block.take(context.own_inputs)
     features = inner_products(
-        block.take(inputs), context.candidate_inputs, own, out=rows.empty("temporary")
+        block.take(inputs), context.candidate_inputs, own, out=rows.empty("features")
     )
     return Scored(out, times=features, plus=float(context.bias))
 
@@ -915,3 +916,4 @@ COMPONENTS: dict[str, Component] = {
     "similarity": Component(similarity, magnitude=1.0),
     "representativeness": Component(representativeness, magnitude=1.0),
 }
+OURS = tuple(COMPONENTS.values())  # these look only at negatives, whatever stands elsewhere

@@ -57,6 +57,11 @@ class Weighting:
         count = len(self.components)
         if count == 0:
             return None
+        if mix is not None and mix.shape != (count,):
+            raise ValueError(
+                f"expected one share per component, shape ({count},), received "
+                f"{tuple(mix.shape)}; hand over as many as there are components"
+            )
         return like.new_full((count,), 1 / count) if mix is None else mix.to(like)
 
     @property

@@ -9,6 +9,8 @@ scalar.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -19,6 +21,7 @@ from torch import Tensor
 from unremix import native
 from unremix.pairs import Block, Pairs
 from unremix.scores import (
+    OURS,
     Context,
     Gradient,
     Own,
@@ -317,7 +320,7 @@ class Contrast(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
 
-        scratch = Scratch(slots=7, keep="blocks")
+        scratch = Scratch(slots=8, keep="blocks")
         for block in pairs.blocks(problem.tile):
             if scored:
                 similarity = _products(units, block, scratch, "similarity", context.similarity)
@@ -329,6 +332,8 @@ class Contrast(torch.autograd.Function):
                     lengths = (block.take(problem.anchors.lengths), problem.candidates.lengths)
                     logits = native.Logits(similarity, inverse_temperature, *lengths)
                 positives = native.pick(logits, block.positive)
+                if any(component not in OURS for component in weighting.resolved):
+                    block.fill(similarity)
                 rows = Rows(block, similarity, scratch)
                 swept = _sweep(problem, rows, logits, mix, differentiate=learn_mix)
             else:
@@ -436,12 +441,25 @@ def _sweep(
     mixture = None
     if mix is not None:
         scores = score_rows(rows, problem.context, weighting, filled=False)
-        tables = [score.table.data_ptr() for score in scores]  # one named twice is multiplied once
-        first = [tables.index(table) == number for number, table in enumerate(tables)]
+        tables = [score.table.to(mix.dtype).contiguous() for score in scores]
+        lines = [None if each.lines is None else each.lines.long().contiguous() for each in scores]
+        for table, line in zip(tables, lines, strict=True):
+            length = table.shape[0] if line is None else line.shape[0]
+            if (length, table.shape[1]) != tuple(rows.similarity.shape):
+                raise ValueError(
+                    f"expected a score of shape {tuple(rows.similarity.shape)}, one row per anchor "
+                    f"and one column per candidate, received {(length, table.shape[1])}; check the "
+                    "functions in components="
+                )
+        places = [table.data_ptr() for table in tables]  # one named twice is multiplied once
+        times = tuple(
+            None if score.times is None or place in places[:number] else score.times
+            for number, (score, place) in enumerate(zip(scores, places, strict=True))
+        )
         mixture = native.Mixture(
-            tuple(score.table for score in scores),
-            tuple(score.lines for score in scores),
-            tuple(score.times if new else None for score, new in zip(scores, first, strict=True)),
+            tuple(tables),
+            tuple(lines),
+            times,
             tuple(score.plus for score in scores),
             mix.contiguous(),
             magnitudes_of(weighting, mix),
@@ -596,6 +614,13 @@ def _to_embeddings(
     return to_anchors, to_candidates
 
 
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """The losses compute in the precision of what they are handed, whatever autocast says."""
+    with torch.autocast(device_type=device.type, enabled=False):
+        yield
+
+
 def rows_per_block(tile: Tile, num_candidates: int, element_size: int) -> int | None:
     """The number of rows that ``tile`` stands for; ``auto`` is sized to the cache."""
     return cache_tile(num_candidates, element_size) if tile == "auto" else tile
@@ -634,39 +659,40 @@ def contrast(
             "expected at least one negative, received none for any anchor; "
             "use a batch of two samples or more, or check the masks"
         )
-    rows = rows_per_block(tile, pairs.num_candidates, anchors.embeddings.element_size())
-    scratch = Scratch(slots=2, keep="whole")
-    context = make_context(
-        anchors,
-        candidates,
-        pairs,
-        own,
-        needs_residuals=weighting.needs_residuals,
-        posterior_temperature=posterior_temperature,
-        gradient=gradient,
-        bias=bias,
-        tile=rows,
-        scratch=scratch,
-    )
-    problem = Problem(
-        anchors,
-        candidates,
-        own,
-        context,
-        weighting,
-        objective,
-        temperature,
-        products,
-        pairs.answered if normaliser is None else normaliser,
-        rows,
-        torch.is_grad_enabled(),
-    )
-    loss: Tensor
-    shares = weighting.shares(mix, anchors.embeddings)
-    others = None if candidates is anchors else candidates.embeddings
-    loss, weightless = Contrast.apply(  # type: ignore[no-untyped-call]
-        problem, anchors.embeddings, others, shares
-    )
+    with full_precision(anchors.embeddings.device):
+        rows = rows_per_block(tile, pairs.num_candidates, anchors.embeddings.element_size())
+        scratch = Scratch(slots=2, keep="whole")
+        context = make_context(
+            anchors,
+            candidates,
+            pairs,
+            own,
+            needs_residuals=weighting.needs_residuals,
+            posterior_temperature=posterior_temperature,
+            gradient=gradient,
+            bias=bias,
+            tile=rows,
+            scratch=scratch,
+        )
+        problem = Problem(
+            anchors,
+            candidates,
+            own,
+            context,
+            weighting,
+            objective,
+            temperature,
+            products,
+            pairs.answered if normaliser is None else normaliser,
+            rows,
+            torch.is_grad_enabled(),
+        )
+        loss: Tensor
+        shares = weighting.shares(mix, anchors.embeddings)
+        others = None if candidates is anchors else candidates.embeddings
+        loss, weightless = Contrast.apply(  # type: ignore[no-untyped-call]
+            problem, anchors.embeddings, others, shares
+        )
     scratch.release()
     if int(weightless):
         warnings.warn(

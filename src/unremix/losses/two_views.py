@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -12,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from unremix.gather import Share, gather_rows, is_distributed, mean_gradient, share_of, withdraw
-from unremix.losses.blockwise import Products, Tile, rows_per_block, score_rows
+from unremix.losses.blockwise import (
+    Products,
+    Tile,
+    full_precision,
+    rows_per_block,
+    score_rows,
+)
 from unremix.losses.info_nce import info_nce
 from unremix.losses.jsd import jsd
 from unremix.losses.options import LAYOUTS, Layout, check_tile, choose, number
@@ -22,14 +27,7 @@ from unremix.watch import LastLayer
 from unremix.weights import Weighting, weigh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """The losses compute in float32 or better, whatever autocast says."""
-    with torch.autocast(device_type=device.type, enabled=False):
-        yield
+    pass
 
 
 V = TypeVar("V", Views, Own)
@@ -103,7 +101,7 @@ class TwoViewLoss(nn.Module):
         Raises:
             ValueError: For input no loss can be computed from.
         """
-        with _full_precision(z0.device):
+        with full_precision(z0.device):
             z0, z1, h0, h1 = self._prepare_together(z0, z1, h0, h1)
             own = None if own is None else self._ready(own)
             loss = self._contrast(*self._arrange(z0, z1, h0, h1, own))
@@ -138,7 +136,7 @@ class TwoViewLoss(nn.Module):
         Returns:
             The loss, as :meth:`forward`.
         """
-        with _full_precision(z0.device):
+        with full_precision(z0.device):
             z0, z1, h0, h1 = self._prepare_together(z0, z1, h0, h1)
             own = None if own is None else self._ready(own)
             arranged = self._arrange(z0, z1, h0, h1, own, aims=(keys, shares))
@@ -171,7 +169,7 @@ class TwoViewLoss(nn.Module):
         Returns:
             The loss, as :meth:`forward`.
         """
-        with _full_precision(anchors.embeddings.device):
+        with full_precision(anchors.embeddings.device):
             share = None
             if self.gather and is_distributed():
                 n, width = anchors.embeddings.shape
@@ -254,7 +252,7 @@ class TwoViewLoss(nn.Module):
 
         Takes what :meth:`forward` takes; memory grows with N².
         """
-        with _full_precision(z0.device):
+        with full_precision(z0.device):
             z0, z1, h0, h1 = self._prepare(z0, z1, h0, h1, needs_inputs=True)
             _check_finite(z0, z1, h0, h1)
             anchors, candidates, pairs, _, _ = self._arrange(z0, z1, h0, h1, alone=True)

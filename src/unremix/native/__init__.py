@@ -71,12 +71,13 @@ def build(*, wide: bool, compiler: str | None = None, folder: Path | None = None
         raise Unavailable(f"no C compiler {compiler!r}; install gcc")
     capability = torch.backends.cpu.get_cpu_capability()
     flags = (*FLAGS, *INSTRUCTIONS.get(capability, ()), f"-DWIDE={int(wide)}")
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join((path, *flags)).encode()).hexdigest()
-    folder = folder or cache_folder()
-    library = folder / f"kernels-{key[:16]}.so"
-    if library.exists():
-        return library
     try:
+        source = SOURCE.read_bytes()
+        key = hashlib.sha256(source + " ".join((path, *flags)).encode()).hexdigest()
+        folder = folder or cache_folder()
+        library = folder / f"kernels-{key[:16]}.so"
+        if library.exists():
+            return library
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             compiled, linked = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
@@ -91,7 +92,7 @@ def build(*, wide: bool, compiler: str | None = None, folder: Path | None = None
     except subprocess.CalledProcessError as error:
         reason = next(iter(error.stderr.strip().splitlines()), "without a word")
         raise Unavailable(f"{compiler} failed: {reason}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # or no home folder
         raise Unavailable(str(error)) from error
     return library
 
@@ -141,8 +142,12 @@ def ready(like: Tensor) -> bool:
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether compiled code can work on these: all contiguous, as the first of them."""
-    return all(tensor.is_contiguous() for tensor in tensors) and ready(tensors[0])
+    """Whether compiled code can work on these: all contiguous, of one dtype, on the CPU."""
+    kind = (tensors[0].dtype, tensors[0].device)
+    alike = all(
+        tensor.is_contiguous() and (tensor.dtype, tensor.device) == kind for tensor in tensors
+    )
+    return alike and ready(tensors[0])
 
 
 def _functions(like: Tensor) -> ctypes.CDLL:
@@ -189,8 +194,8 @@ def posterior(
         rows,
         width,
         similarity.data_ptr(),
-        1 / temperature,
-        bounded,
+        float(1 / temperature),
+        bool(bounded),
         masked.data_ptr(),
         masked.numel(),
         out.data_ptr(),
@@ -235,7 +240,7 @@ def residual(
         class_units.data_ptr(),
         total.data_ptr(),
         label.data_ptr(),
-        1 / temperature,
+        float(1 / temperature),
         noise,
     )
     return d
@@ -283,7 +288,7 @@ def pick(logits: Logits, positions: Tensor) -> Tensor:
     _functions(similarity).pick(
         similarity.shape[1],
         similarity.data_ptr(),
-        logits.factor,
+        float(logits.factor),
         _address(logits.row_factor),
         _address(logits.column_factor),
         positions.data_ptr(),
@@ -393,12 +398,12 @@ def sweep(
         masked.data_ptr(),
         masked.numel(),
         similarity.data_ptr(),
-        logits.factor,
+        float(logits.factor),
         _address(logits.row_factor),
         _address(logits.column_factor),
         int(estimate == "softplus"),
-        bounded,
-        extreme,
+        bool(bounded),
+        bool(extreme),
         centre is None,
         0.0 if centre is None else centre,
         out.data_ptr(),

@@ -22,6 +22,7 @@ typedef uint32_t natural;
 
 #define LARGEST (WIDE ? (real)DBL_MAX : (real)FLT_MAX)
 #define MOST_PARTS 8 /* components of a mix */
+#define WORTHWHILE 16384 /* numbers; for fewer, waking a thread costs more than it saves */
 #define UNROLL _Pragma("GCC unroll 8")
 #define ALONE __attribute__((noinline)) /* put in line, its loop would stay scalar */
 
@@ -86,17 +87,15 @@ static inline real logarithm(real x) {
     const real ratio = x / (2 + x), square = ratio * ratio;
     real series = 0;
 #if WIDE
-    {
-        series = (real)(1 / 33.0);
-        series = series * square + (real)(1 / 31.0);
-        series = series * square + (real)(1 / 29.0);
-        series = series * square + (real)(1 / 27.0);
-        series = series * square + (real)(1 / 25.0);
-        series = series * square + (real)(1 / 23.0);
-        series = series * square + (real)(1 / 21.0);
-        series = series * square + (real)(1 / 19.0);
-        series = series * square + (real)(1 / 17.0);
-    }
+    series = 1 / 33.0;
+    series = series * square + 1 / 31.0;
+    series = series * square + 1 / 29.0;
+    series = series * square + 1 / 27.0;
+    series = series * square + 1 / 25.0;
+    series = series * square + 1 / 23.0;
+    series = series * square + 1 / 21.0;
+    series = series * square + 1 / 19.0;
+    series = series * square + 1 / 17.0;
 #endif
     series = series * square + (real)(1 / 15.0);
     series = series * square + (real)(1 / 13.0);
@@ -126,7 +125,6 @@ static void my_rows(integer rows, integer *first, integer *last) {
     *first = rows * thread / threads;
     *last = rows * (thread + 1) / threads;
 }
-
 
 /* Least and largest value over columns [from, to), beside those found already. */
 static ALONE void extremes(const real *values, integer from, integer to, real *low, real *high) {
@@ -196,7 +194,7 @@ int posterior(integer rows, integer columns, const real *similarity, real invers
             return 0;
         }
     }
-#pragma omp parallel
+#pragma omp parallel if (rows * columns >= WORTHWHILE)
     {
         const integer thread = omp_get_thread_num();
         integer first, last;
@@ -266,7 +264,7 @@ int posterior(integer rows, integer columns, const real *similarity, real invers
 void residual(integer rows, integer columns, real *d, const real *units, const real *lengths,
               const real *classes, const real *total, const integer *label,
               real inverse_temperature, real noise) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * columns >= WORTHWHILE)
     for (integer row = 0; row < rows; row++) {
         real *delta = d + row * columns;
         const real *f = units + row * columns, *label_units = classes + label[row] * columns;
@@ -469,10 +467,10 @@ int sweep(integer rows, integer columns, integer parts, real *const *scores,
           int extreme, int normalised, real centre, real *values, real *total, real *sum,
           real *highest, real *along) {
     const integer most = omp_get_max_threads(), width = columns + 64 / sizeof(real);
-    real *buffers = malloc(most * width * (sizeof(real) + sizeof(integer)));
-    if (!buffers) return 0;
-    integer *places = (integer *)(buffers + most * width);
-#pragma omp parallel
+    integer *places = malloc(most * width * (sizeof(real) + sizeof(integer)));
+    if (!places) return 0;
+    real *buffers = (real *)(places + most * width);
+#pragma omp parallel if (rows * columns >= WORTHWHILE)
     {
         real *rise = buffers + omp_get_thread_num() * width;
         integer *here = places + omp_get_thread_num() * width, first, last;
@@ -513,6 +511,6 @@ int sweep(integer rows, integer columns, integer parts, real *const *scores,
 #undef SWEEP
         }
     }
-    free(buffers);
+    free(places);
     return 1;
 }
