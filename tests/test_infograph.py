@@ -325,7 +325,7 @@ def test_memory_is_nodes_times_graphs_and_no_node_is_visited_alone(name: str) ->
     graphs, width = 16, 64
     found = []
     scores._between_batches.__dict__.clear()  # else memory of an earlier test would do
-    for nodes in (1000, 2000):
+    for nodes in (500, 1000, 2000):  # the first makes what is made once
         anchors, candidates = draw(nodes, width), draw(graphs, width, seed=1)
         model = InfoGraph(Bare(anchors, candidates), MODELS[name]()).double()
         owner = torch.arange(nodes) % graphs
@@ -336,7 +336,7 @@ def test_memory_is_nodes_times_graphs_and_no_node_is_visited_alone(name: str) ->
         # Eight arrays of scores in one piece, and an eighth for batches that are a little larger;
         # (nodes, graphs, width) would be 7 times that.
         assert operations.largest <= 8 * 9.2 * nodes * graphs
-    assert found[0] == found[1]
+    assert found[1] == found[2]
 
 
 def test_what_infograph_refuses() -> None:
