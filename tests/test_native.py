@@ -21,7 +21,7 @@ from unremix import UnReMixLoss, native
 from unremix.losses.info_nce import info_nce
 from unremix.losses.jsd import jsd
 from unremix.pairs import Pairs
-from unremix.scores import COMPONENTS, Context, Rows, Scored, Views, residuals
+from unremix.scores import COMPONENTS, Context, Rows, Scored, Views, normalise, residuals
 from unremix.weights import Weighting
 
 needed = pytest.mark.skipif(
@@ -51,6 +51,20 @@ def assert_like(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     actual, expected = actual.detach(), expected.detach()
     size = max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * size)
+
+
+@needed
+@DTYPES
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5, 7), (300, 96), (4, 3, 6)])
+def test_unit_vectors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    z = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    if z.numel() > 20:
+        z[1], z[2] = 0, z[2] * 1e15
+    for one, other in zip(normalise(z), in_torch(normalise, z), strict=True):
+        assert one.shape == other.shape
+        near = 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(one, other, rtol=near, atol=near)
+    assert normalise(torch.full((2, 3), torch.nan, dtype=dtype))[0].isnan().all()
 
 
 @needed

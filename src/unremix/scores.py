@@ -53,6 +53,8 @@ def normalise(embeddings: Tensor) -> tuple[Tensor, Tensor]:
                 [0.0000, 0.0000]]), tensor([5., 0.]))
     """
     embeddings = embeddings.detach()
+    if native.serves(embeddings):
+        return native.normalise(embeddings, SMALLEST_NORM)
     lengths = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
     units = embeddings / lengths
     if lengths.numel() and float(lengths.min()) <= SMALLEST_NORM:

@@ -34,6 +34,7 @@ Estimate = Literal["exponential", "softplus"]
 Pointers = ctypes.Array[ctypes.c_void_p]
 
 ARGUMENTS = {
+    "normalise": "nnpxpp",
     "posterior": "nnpxbpnppppp",
     "residual": "nnppppppxx",
     "without": "np",
@@ -112,7 +113,8 @@ def load(library: Path, *, wide: bool) -> ctypes.CDLL:
     kinds["x"] = ctypes.c_double if wide else ctypes.c_float
     for name, arguments in ARGUMENTS.items():
         getattr(functions, name).argtypes = [kinds[each] for each in arguments]
-    functions.residual.restype = functions.pick.restype = None
+    for name in ("normalise", "residual", "pick"):
+        getattr(functions, name).restype = None
     return functions
 
 
@@ -162,6 +164,28 @@ def _check(done: int, like: Tensor) -> None:
             f"expected memory for a few rows of {like.shape[1]} numbers, received none; "
             "free some, or use a smaller batch"
         )
+
+
+def normalise(embeddings: Tensor, smallest: float) -> tuple[Tensor, Tensor]:
+    """f = z/|z| and |z|, both 0 where |z| is at most ``smallest``.
+
+    Args:
+        embeddings: z, shape (..., D).
+        smallest: See above.
+
+    Returns:
+        Shapes (..., D) and (...).
+    """
+    units, lengths = torch.empty_like(embeddings), embeddings.new_empty(embeddings.shape[:-1])
+    _functions(embeddings).normalise(
+        lengths.numel(),
+        embeddings.shape[-1],
+        embeddings.data_ptr(),
+        smallest,
+        units.data_ptr(),
+        lengths.data_ptr(),
+    )
+    return units, lengths
 
 
 def posterior(

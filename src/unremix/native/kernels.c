@@ -5,6 +5,7 @@
  * OpenMP that torch brought. Sums run in a fixed order: a number of threads always gives the same.
  */
 #include <float.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,6 +173,25 @@ static ALONE real dot(const real *left, const real *right, real low, integer col
 static ALONE void multiply(real *values, const real *times, real plus, integer columns) {
 #pragma omp simd
     for (integer j = 0; j < columns; j++) values[j] *= times[j] + plus;
+}
+
+/* f = z/|z| and |z|; both 0 where |z| is at most `smallest`. */
+void normalise(integer rows, integer columns, const real *embeddings, real smallest, real *units,
+               real *lengths) {
+#pragma omp parallel for schedule(static) if (rows * columns >= WORTHWHILE)
+    for (integer row = 0; row < rows; row++) {
+        const real *z = embeddings + row * columns;
+        real *f = units + row * columns;
+        double square = 0; /* of numbers that float would not hold squared */
+#pragma omp simd reduction(+ : square)
+        for (integer j = 0; j < columns; j++) square += (double)z[j] * z[j];
+        const real length = (real)sqrt(square);
+        const int nothing = length <= smallest;
+        const real inverse = nothing ? 0 : 1 / length;
+        lengths[row] = nothing ? 0 : length;
+#pragma omp simd
+        for (integer j = 0; j < columns; j++) f[j] = z[j] * inverse;
+    }
 }
 
 /* e^{s/t} over the classes, 0 elsewhere; its sum and the first place of its maximum, for each row
