@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from unremix import UnReMixLoss, native
+from unremix import HCLLoss, UnReMixLoss, native
 from unremix.losses.info_nce import info_nce
 from unremix.losses.jsd import jsd
 from unremix.pairs import Pairs
@@ -441,3 +441,20 @@ def test_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", lost)
     with pytest.raises(native.Unavailable, match="home directory"):
         native.build(wide=False, compiler="sh")
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile, about what it does not take
+def test_the_losses_under_torch_compile() -> None:
+    torch.compiler.reset()
+    z0, z1, h0, h1 = torch.randn(4, 12, 6, generator=torch.Generator().manual_seed(0))
+    z0.requires_grad_()
+    for loss_fn in (UnReMixLoss(), HCLLoss()):
+        inputs = (z0, z1, h0, h1) if isinstance(loss_fn, UnReMixLoss) else (z0, z1)
+        expected = loss_fn(*inputs)
+        actual = torch.compile(loss_fn, backend="eager")(*inputs)
+        assert_like(actual, expected, 1e-6)
+        for one, other in zip(
+            *(torch.autograd.grad(x, z0) for x in (actual, expected)), strict=True
+        ):
+            assert_like(one, other, 1e-5)
+    torch.compiler.reset()

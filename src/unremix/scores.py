@@ -139,6 +139,8 @@ class Scratch:
 
     def _memory(self, size: int, like: Tensor) -> Tensor:
         """A piece of at least ``size`` numbers."""
+        if torch.compiler.is_compiling():
+            return like.new_empty(size)
         kept: Tensor | None = _between_batches.__dict__.pop(self._keep or "", None)
         if (
             kept is not None
@@ -151,13 +153,14 @@ class Scratch:
     def release(self) -> None:
         """Keep the memory for the next batch; no array taken from here is valid from now on."""
         whole, self._whole, self._pieces = self._whole, None, {}
+        if torch.compiler.is_compiling():
+            return
         if (
             self._keep is not None
             and whole is not None
             and whole.device.type == "cpu"
             and whole.nbytes <= KEPT_BETWEEN
             and not whole.is_inference()
-            and not torch.compiler.is_compiling()
         ):
             _between_batches.__dict__[self._keep] = whole
 
