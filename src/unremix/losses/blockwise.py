@@ -221,6 +221,8 @@ def score_rows(
         score = component.score(rows, context)
         if not isinstance(score, Scored):
             score = Scored(score.contiguous())
+        if component not in OURS:
+            score = _plain(score, rows)
         if filled and score.lines is None and score.table is not rows.similarity:
             rows.block.fill(score.values)
         scores.append(score)
@@ -441,24 +443,14 @@ def _sweep(
     mixture = None
     if mix is not None:
         scores = score_rows(rows, problem.context, weighting, filled=False)
-        tables = [score.table.to(mix.dtype).contiguous() for score in scores]
-        lines = [None if each.lines is None else each.lines.long().contiguous() for each in scores]
-        for table, line in zip(tables, lines, strict=True):
-            length = table.shape[0] if line is None else line.shape[0]
-            if (length, table.shape[1]) != tuple(rows.similarity.shape):
-                raise ValueError(
-                    f"expected a score of shape {tuple(rows.similarity.shape)}, one row per anchor "
-                    f"and one column per candidate, received {(length, table.shape[1])}; check the "
-                    "functions in components="
-                )
-        places = [table.data_ptr() for table in tables]  # one named twice is multiplied once
+        places = [score.table.data_ptr() for score in scores]  # one named twice is multiplied once
         times = tuple(
-            None if score.times is None or place in places[:number] else score.times
+            None if place in places[:number] else score.times
             for number, (score, place) in enumerate(zip(scores, places, strict=True))
         )
         mixture = native.Mixture(
-            tuple(tables),
-            tuple(lines),
+            tuple(score.table for score in scores),
+            tuple(score.lines for score in scores),
             times,
             tuple(score.plus for score in scores),
             mix.contiguous(),
@@ -481,6 +473,17 @@ def _sweep(
     highest = None if objective.takes_exponentials else swept.highest
     sums = Sums(swept.total, swept.weighted, known, highest)
     return Swept(sums, swept.slopes, swept.along)
+
+
+def _plain(score: Scored, rows: Rows) -> Scored:
+    """A score that is not ours, as an array: checked, and to be filled."""
+    values, shape = score.values, tuple(rows.similarity.shape)
+    if tuple(values.shape) != shape:
+        raise ValueError(
+            f"expected a score of shape {shape}, one row per anchor and one column per candidate, "
+            f"received {tuple(values.shape)}; check the functions in components="
+        )
+    return Scored(values.to(rows.similarity.dtype).contiguous())
 
 
 def _sweep_in_torch(problem: Problem, rows: Rows, products: Tensor, mix: Tensor | None) -> Swept:
