@@ -368,3 +368,22 @@ def test_the_share_left_out_has_the_gradient_of_differences(
         if any(shares):  # at 0 every row is uniform, and any step away from it is a jump
             assert torch.autograd.gradcheck(loss, mix)
             assert gradient.abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("name", ["embeddings", "inputs", "residuals"])
+@pytest.mark.parametrize("change", [(1, 0), (-1, 0), (0, 1), (0, -1)])
+@pytest.mark.parametrize("estimate", [info_nce, jsd])
+def test_vectors_that_do_not_fit_are_refused(
+    part: int, name: str, change: tuple[int, int], estimate: Any
+) -> None:
+    pairs = Pairs.membership(torch.arange(14) % 5, 5)
+    weighting = Weighting(NAMES)
+    views = []
+    for number, count in enumerate((14, 5)):
+        given = {each: draw(count, 6) for each in ("embeddings", "inputs", "residuals")}
+        if number == part:
+            given[name] = draw(count + change[0], 6 + change[1])
+        views.append(Views(**given))
+    with pytest.raises(ValueError, match=r"of the (anchors|candidates) of shape .* received"):
+        estimate(*views, pairs, weighting=weighting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from unremix import HCLLoss, UnReMixLoss, native
 from unremix.losses.info_nce import info_nce
 from unremix.losses.jsd import jsd
 from unremix.pairs import Pairs
-from unremix.scores import COMPONENTS, Context, Rows, Scored, Views, normalise, residuals
+from unremix.scores import COMPONENTS, Context, Rows, Scored, Views, noise, normalise, residuals
 from unremix.weights import Weighting
 
 needed = pytest.mark.skipif(
@@ -241,6 +242,104 @@ def test_residuals(dtype: torch.dtype) -> None:
             assert_like(actual, expected, 10 * TOLERANCE[dtype])
 
 
+SHAPES = [(1, 2, 1), (7, 5, 3), (25, 17, 16), (31, 40, 33), (700, 130, 20), (500, 48, 96)]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@needed
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("threads")
+def test_residuals_of_both_sides(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    count, others, depth = shape
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(count + others, depth, generator=generator).to(dtype)
+    z[-1] = 0  # without direction
+    anchors, candidates = Views(z[:count]), Views(z[count:])
+    pairs = random_pairs(count, others, 0.3, seed=1)
+    if count > 9:
+        negatives = pairs.negative_mask()
+        negatives[7] = negatives[:, 3] = False  # without class
+        pairs = Pairs.from_masks(pairs.positive_mask(), negatives)
+    (block,) = pairs.blocks(None)
+    similarity = torch.empty(count, others, dtype=dtype)
+    for temperature in (1.0, 0.06):
+        both = native.residuals(
+            anchors.units, anchors.lengths, candidates.units, candidates.lengths, block.masked,
+            temperature=temperature, noise=noise(dtype), similarity=similarity,
+        )  # fmt: skip
+        assert_like(similarity, anchors.units @ candidates.units.T, 1e-6)
+        for actual, one, other, each in zip(
+            both,
+            (anchors, candidates),
+            (candidates, anchors),
+            (pairs, pairs.transposed()),
+            strict=True,
+        ):
+            arguments = (one.units, one.lengths, other.units, each)
+            expected = in_torch(residuals, *arguments, temperature=temperature)
+            assert_like(actual, expected, 20 * TOLERANCE[dtype])
+
+
+@needed
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("times", [True, False])
+@pytest.mark.usefixtures("threads")
+def test_scores_as_vectors(
+    dtype: torch.dtype, shape: tuple[int, int, int], times: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inner products that the sweep makes itself against those of torch."""
+    count, others, depth = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    left, right, more = draw(count, depth), draw(others, depth), depth + 3
+    features = (draw(count, more), draw(others, more))
+    similarity, table = draw(count, others), draw(count, others)
+    (block,) = random_pairs(count, others, 0.2, seed=2).blocks(None)
+
+    def run() -> list[Tensor]:
+        rooms = torch.empty(2, count, others, dtype=dtype)
+        inner = native.Inner(left, right, rooms[0])
+        factor = native.Inner(*features, rooms[1]) if times else None
+        parts = (native.Part(table.clone()), native.Part(inner, None, factor, 1.0))
+        mix = torch.tensor([0.3, 0.7, 0.3], dtype=dtype)
+        swept = native.sweep(
+            native.Logits(similarity, 1.0), block.masked,
+            native.Mixture((*parts, parts[1]), mix, torch.zeros_like(mix), 1e-6, 0.0),
+            estimate="softplus", bounded=False, extreme=False, centre=None, differentiate=True,
+            out=torch.empty_like(similarity),
+        )  # fmt: skip
+        assert swept.along is not None
+        return [swept.total, swept.weighted, swept.slopes, swept.along]
+
+    at_once = run()
+    monkeypatch.setattr(native, "FITTING", 0)
+    for one, other in zip(at_once, run(), strict=True):
+        assert_like(one, other, 10 * TOLERANCE[dtype])
+
+
+@needed
+@pytest.mark.parametrize("place", range(4))
+def test_a_nan_reaches_the_loss(place: int) -> None:
+    views = [torch.randn(count, 6) for count in (14, 5, 14, 5)]
+    views[place][3, 2] = torch.nan
+    pairs = Pairs.membership(torch.arange(14) % 5, 5)
+    weighting = Weighting(tuple(COMPONENTS))
+    loss = jsd(Views(views[0], views[2]), Views(views[1], views[3]), pairs, weighting=weighting)
+    assert loss.isnan()
+
+
 @needed
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", range(3))
@@ -249,10 +348,7 @@ def test_what_is_not_finite_stays_so(broken: float, place: int) -> None:
     similarity = torch.rand(4, 9)
     (similarity, *tables)[place][2, 5] = broken
     mixture = native.Mixture(
-        tuple(tables),
-        (None, None),
-        (None, None),
-        (0.0, 0.0),
+        tuple(native.Part(table) for table in tables),
         torch.ones(2),
         torch.zeros(2),
         1e-6,

@@ -620,6 +620,30 @@ class Context:
         return torch.equal(self.candidate_units[masked], torch.stack([first, second], dim=1))
 
 
+def _check_shapes(anchors: Views, candidates: Views, own: Own | None, pairs: Pairs) -> None:
+    """Compiled code takes shapes on trust, and torch resizes what it writes into."""
+    width, inputs = candidates.embeddings.shape[-1:], candidates.inputs
+    count = pairs.num_anchors
+    for name, views, rows in (
+        ("anchors", anchors, (count,)),
+        ("candidates", candidates, (pairs.num_candidates - pairs.own,)),
+        ("own candidates", own, (count, pairs.own)),
+    ):
+        if views is None:
+            continue
+        for what, given, last in (
+            ("embeddings", views.embeddings, width),
+            ("residuals", views.residuals, width),
+            ("inputs", views.inputs, None if inputs is None else inputs.shape[-1:]),
+        ):
+            if given is not None and given.shape != (*rows, *(last or given.shape[-1:])):
+                expected = (*rows, *(last or given.shape[-1:]))
+                raise ValueError(
+                    f"expected {what} of the {name} of shape {expected}, one row per view and of "
+                    f"the candidates' width, received {tuple(given.shape)}; check the pairs"
+                )
+
+
 def make_context(
     anchors: Views,
     candidates: Views,
@@ -648,8 +672,9 @@ def make_context(
         scratch: Memory for what is at hand for all anchors, while the context is in use.
 
     Raises:
-        ValueError: For ``nt-xent`` where a view has no positive.
+        ValueError: For shapes that do not fit, or ``nt-xent`` where a view has no positive.
     """
+    _check_shapes(anchors, candidates, own, pairs)
     if not needs_residuals:
         return Context(pairs, anchors, candidates, own)
     own_units = None if own is None else own.units
@@ -692,13 +717,30 @@ def make_context(
 
     similarity = posterior = back = None
     scratch = scratch or Scratch(slots=2)
-    size = pairs.num_anchors * pairs.num_candidates * anchors.units.element_size()
-    if own is None and (tile is None or size <= KEPT):  # multiply once for both passes
-        shape = (pairs.num_anchors, pairs.num_candidates)
-        room = scratch.take("similarity", shape, anchors.units)
-        similarity = inner_products(anchors.units, candidates.units, None, out=room)
+    shape = (pairs.num_anchors, pairs.num_candidates)
+    size = math.prod(shape) * anchors.units.element_size()
+    kept = own is None and (tile is None or size <= KEPT)  # multiply once for both passes
     shared = anchors is candidates
     bounded = gradient == "pseudo-label" and posterior_temperature >= COLD
+    unknown = anchors.residuals is None and candidates.residuals is None
+    together = native.fit(candidates.units) and native.serves(anchors.units, candidates.units)
+    if kept and bounded and unknown and together and not shared:
+        room = scratch.take("similarity", shape, anchors.units)
+        (whole,) = pairs.blocks(None)
+        both = native.residuals(
+            anchors.units,
+            anchors.lengths,
+            candidates.units,
+            candidates.lengths,
+            whole.masked,
+            temperature=posterior_temperature,
+            noise=noise(room.dtype),
+            similarity=room,
+        )
+        return Context(pairs, anchors, candidates, None, *both, bias=bias, similarity=room)
+    if kept:
+        room = scratch.take("similarity", shape, anchors.units)
+        similarity = inner_products(anchors.units, candidates.units, None, out=room)
     if similarity is not None and bounded:  # the same for both sides, and of use to the loss
         room = scratch.take("posterior", shape, similarity)
         posterior, back = make_posteriors(
@@ -756,7 +798,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Scored:
+class Scored(native.Part):
     """A score of a block and the extremes of its rows: an array, a product, or lines of a table.
 
     What is never asked for is never made.
@@ -764,39 +806,36 @@ class Scored:
     Args:
         table: Shape (B, M); or (T, M), of which row i of the block takes one line. Overwritten.
         lines: Which line each row takes, shape (B,).
-        room: Where to write the rows if lines are taken, shape (B, M).
         times: The score is ``table × (times + plus)``, shape (B, M); None: it is the table.
         plus: See ``times``.
+        room: Where to write the rows if lines are taken, shape (B, M).
     """
 
-    table: Tensor
-    lines: Tensor | None = None
     room: Tensor | None = None
-    times: Tensor | None = None
-    plus: float = 0.0
 
     @cached_property
     def values(self) -> Tensor:
         """The score itself, shape (B, M)."""
+        table = native.array(self.table)
         if self.lines is not None:
-            return torch.index_select(self.table, 0, self.lines, out=self.room)
+            return torch.index_select(table, 0, self.lines, out=self.room)
         if self.times is None:
-            return self.table
-        return multiply(self.table, self.times, self.plus)
+            return table
+        return multiply(table, native.array(self.times), self.plus)
 
     @cached_property
     def low(self) -> Tensor:
         """Least value of each row, shape (B, 1)."""
         if self.lines is None:
             return self.values.amin(1, keepdim=True)
-        return self.table.amin(1, keepdim=True)[self.lines]
+        return native.array(self.table).amin(1, keepdim=True)[self.lines]
 
     @cached_property
     def high(self) -> Tensor:
         """Largest value of each row, shape (B, 1)."""
         if self.lines is None:
             return self.values.amax(1, keepdim=True)
-        return self.table.amax(1, keepdim=True)[self.lines]
+        return native.array(self.table).amax(1, keepdim=True)[self.lines]
 
 
 Score = Callable[[Rows, Context], Tensor | Scored]
@@ -823,23 +862,28 @@ def uncertainty(rows: Rows, context: Context) -> Scored:
     block, out = rows.block, rows.empty("uncertainty")
     residuals, inputs = block.take(context.anchor_residuals), context.anchor_inputs
     if residuals is context.candidate_residuals and context.own_residuals is None:
-        features = rows.empty("temporary")
+        room = rows.empty("temporary")
         for part, strip in lower_strips(residuals.shape[0]):  # u is symmetric
             values = torch.mm(residuals[part], residuals[strip].T, out=out[part, strip])
             if inputs is not None:
-                inner = torch.mm(inputs[part], inputs[strip].T, out=features[part, strip])
+                inner = torch.mm(inputs[part], inputs[strip].T, out=room[part, strip])
                 multiply(values, inner, float(context.bias))
             mirror(out, strip)
         return Scored(out)
-    own = None if context.own_residuals is None else block.take(context.own_residuals)
-    inner_products(residuals, context.candidate_residuals, own, out=out)
-    if inputs is None or context.candidate_inputs is None:
-        return Scored(out)
-    own = None if context.own_inputs is None else block.take(context.own_inputs)
-    features = inner_products(
-        block.take(inputs), context.candidate_inputs, own, out=rows.empty("features")
-    )
-    return Scored(out, times=features, plus=float(context.bias))
+    table: Tensor | native.Inner
+    features: Tensor | native.Inner | None = None
+    if context.own_residuals is None:
+        table = native.Inner(residuals, context.candidate_residuals, out)
+    else:
+        own = block.take(context.own_residuals)
+        table = inner_products(residuals, context.candidate_residuals, own, out=out)
+    if inputs is not None and context.candidate_inputs is not None:
+        room, vectors = rows.empty("features"), (block.take(inputs), context.candidate_inputs)
+        if context.own_inputs is None:
+            features = native.Inner(*vectors, room)
+        else:
+            features = inner_products(*vectors, block.take(context.own_inputs), out=room)
+    return Scored(table, times=features, plus=float(context.bias))
 
 
 def multiply(values: Tensor, times: Tensor, plus: float) -> Tensor:
@@ -858,7 +902,7 @@ def representativeness(rows: Rows, context: Context) -> Tensor | Scored:
     block, candidates = rows.block, context.candidate_units
     if _alone(rows, context):
         which = block.masked - block.masked_row * context.pairs.num_candidates
-        return Scored(context.without, which, rows.empty("distance"))
+        return Scored(context.without, which, room=rows.empty("distance"))
     column = context.apartness
     if context.twins_are_candidates:
         # The masked candidates of i and i' are these two themselves, whose rows are at hand.

@@ -442,17 +442,8 @@ def _sweep(
     block, weighting, objective = rows.block, problem.weighting, problem.objective
     mixture = None
     if mix is not None:
-        scores = score_rows(rows, problem.context, weighting, filled=False)
-        places = [score.table.data_ptr() for score in scores]  # one named twice is multiplied once
-        times = tuple(
-            None if place in places[:number] else score.times
-            for number, (score, place) in enumerate(zip(scores, places, strict=True))
-        )
         mixture = native.Mixture(
-            tuple(score.table for score in scores),
-            tuple(score.lines for score in scores),
-            times,
-            tuple(score.plus for score in scores),
+            tuple(score_rows(rows, problem.context, weighting, filled=False)),
             mix.contiguous(),
             magnitudes_of(weighting, mix),
             noise(mix.dtype),

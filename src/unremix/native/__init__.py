@@ -17,30 +17,42 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("kernels.c")
 MOST_COMPONENTS = 8  # of a mix; as in the source
+FITTING = 2**20  # bytes of vectors that stay in cache while others pass by
 # No flag changes what a NaN or an infinity does.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-trapping-math", "-fno-math-errno")
 INSTRUCTIONS = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}  # by what torch found
 
 Estimate = Literal["exponential", "softplus"]
-Pointers = ctypes.Array[ctypes.c_void_p]
 
 ARGUMENTS = {
     "normalise": "nnpxpp",
     "posterior": "nnpxbpnppppp",
     "residual": "nnppppppxx",
+    "residuals": "nnnppppxxpnppp",
     "without": "np",
     "pick": "npxpppnp",
-    "sweep": "nnnppppppxxpnpxppbbbbxppppp",
+    "sweep": "nnnpppxxpnpxppbbbbxppppp",
 }
+
+
+def _structure(real: type[ctypes.c_float | ctypes.c_double]) -> type[ctypes.Structure]:
+    """A part of a mix as in the source."""
+    pointers = ("table", "lines", "times", "left", "right", "times_left", "times_right")
+    fields: list[tuple[str, Any]] = [(name, ctypes.c_void_p) for name in pointers]
+    fields += [("depth", ctypes.c_int64), ("times_depth", ctypes.c_int64), ("plus", real)]
+    return type("Structure", (ctypes.Structure,), {"_fields_": fields})
+
+
+STRUCTURES = {False: _structure(ctypes.c_float), True: _structure(ctypes.c_double)}  # by width
 
 
 class Unavailable(Exception):
@@ -150,6 +162,11 @@ def serves(*tensors: Tensor) -> bool:
         tensor.is_contiguous() and (tensor.dtype, tensor.device) == kind for tensor in tensors
     )
     return alike and ready(tensors[0])
+
+
+def fit(vectors: Tensor) -> bool:
+    """Whether vectors, shape (M, D), are few enough to multiply others with, a few at a time."""
+    return vectors.nbytes <= FITTING
 
 
 def _functions(like: Tensor) -> ctypes.CDLL:
@@ -270,6 +287,52 @@ def residual(
     return d
 
 
+def residuals(
+    units: Tensor,
+    lengths: Tensor,
+    class_units: Tensor,
+    class_lengths: Tensor,
+    masked: Tensor,
+    *,
+    temperature: float,
+    noise: float,
+    similarity: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """δ of anchors and candidates, each of which has the others as classes, in one pass.
+
+    Args:
+        units: f of the anchors, shape (N, D).
+        lengths: |z| of the anchors, shape (N,).
+        class_units: f of the candidates, shape (M, D); few enough to :func:`fit`.
+        class_lengths: |z| of the candidates, shape (M,).
+        masked: Flat positions where neither is a class of the other, sorted, shape (L,).
+        temperature: t, for which e^{s/t} is safe as it is.
+        noise: See :func:`residual`.
+        similarity: Where f·f goes, shape (N, M).
+
+    Returns:
+        Shapes (N, D) and (M, D).
+    """
+    delta, class_delta = torch.empty_like(units), torch.empty_like(class_units)
+    done = _functions(units).residuals(
+        *similarity.shape,
+        units.shape[1],
+        units.data_ptr(),
+        lengths.data_ptr(),
+        class_units.data_ptr(),
+        class_lengths.data_ptr(),
+        float(1 / temperature),
+        noise,
+        masked.data_ptr(),
+        masked.numel(),
+        similarity.data_ptr(),
+        delta.data_ptr(),
+        class_delta.data_ptr(),
+    )
+    _check(done, units)
+    return delta, class_delta
+
+
 def without(products: Tensor) -> Tensor:
     """R of each candidate j where k alone is masked, at [k, j], in place.
 
@@ -323,14 +386,60 @@ def pick(logits: Logits, positions: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Inner:
+    """Inner products of vectors, an array that is made when first asked for.
+
+    Args:
+        anchors: Shape (B, D).
+        candidates: Shape (M, D).
+        out: Where they go, shape (B, M).
+    """
+
+    anchors: Tensor
+    candidates: Tensor
+    out: Tensor
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The array, shape (B, M)."""
+        return torch.mm(self.anchors, self.candidates.T, out=self.out)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a sweep can make them a few rows at a time, without the array."""
+        (count, depth), (others, other_depth) = self.anchors.shape, self.candidates.shape
+        whole = self.out.shape == (count, others) and depth == other_depth
+        return whole and fit(self.candidates) and serves(self.anchors, self.candidates)
+
+
+def array(values: Tensor | Inner) -> Tensor:
+    """The array, made if need be."""
+    return values.values if isinstance(values, Inner) else values
+
+
+@dataclass(frozen=True)
+class Part:
+    """A score of a block.
+
+    Args:
+        table: Shape (B, M); or (T, M), of which each row takes a line.
+        lines: Which line each row takes, shape (B,); None: its own.
+        times: The score is ``table × (times + plus)``, shape (B, M); None: it is the table.
+        plus: See ``times``.
+    """
+
+    table: Tensor | Inner
+    lines: Tensor | None = None
+    times: Tensor | Inner | None = None
+    plus: float = 0.0
+
+
+@dataclass(frozen=True)
 class Mixture:
     """Scores scaled to [0, 1] over the negatives, and their shares.
 
     Args:
-        tables: X of each component, shape (B, M), or a table of which each row takes a line.
-        lines: Which line each row takes, shape (B,); None: its own.
-        times: The score is ``table × (times + plus)``, shape (B, M); None: it is the table.
-        plus: See ``times``.
+        parts: The scores.
         mix: λ, shape (K,).
         magnitudes: See :class:`unremix.scores.Component`.
         noise: Relative to the magnitude: what counts as constant.
@@ -338,10 +447,7 @@ class Mixture:
             :func:`unremix.weights.weight_floor`.
     """
 
-    tables: tuple[Tensor, ...]
-    lines: tuple[Tensor | None, ...]
-    times: tuple[Tensor | None, ...]
-    plus: tuple[float, ...]
+    parts: tuple[Part, ...]
     mix: Tensor
     magnitudes: Tensor
     noise: float
@@ -384,8 +490,7 @@ def sweep(
     Args:
         logits: x.
         masked: Flat positions that are not negatives, sorted, shape (L,).
-        mixture: What the weights are made of; None: all are 1. Its tables are overwritten where
-            there is no negative.
+        mixture: What the weights are made of; None: all are 1. Its tables are overwritten.
         estimate: Which φ.
         bounded: Whether e^x is safe as it is; else the row maximum is taken off first.
         extreme: Whether the exponentials of a row may span more than numbers can: then the maximum
@@ -397,24 +502,19 @@ def sweep(
     similarity = logits.similarity
     rows, width = similarity.shape
     total, weighted, highest = similarity.new_empty(3, rows).unbind()
-    parts = 0 if mixture is None else len(mixture.tables)
+    parts = 0 if mixture is None else len(mixture.parts)
     along = similarity.new_empty(parts, rows) if differentiate and parts else None
-    tables = lines = times = plus = mix = magnitudes = None
+    scores = mix = magnitudes = None
     noise = floor = 0.0
     if mixture is not None:
-        tables, lines, times = map(_pointers, (mixture.tables, mixture.lines, mixture.times))
-        real = ctypes.c_double if similarity.dtype == torch.float64 else ctypes.c_float
-        plus = (real * parts)(*mixture.plus)
+        scores = _as_structures(mixture.parts, wide=similarity.dtype == torch.float64)
         mix, magnitudes = mixture.mix.data_ptr(), mixture.magnitudes.data_ptr()
         noise, floor = mixture.noise, mixture.floor
     done = _functions(similarity).sweep(
         rows,
         width,
         parts,
-        tables,
-        lines,
-        times,
-        plus,
+        scores,
         mix,
         magnitudes,
         noise,
@@ -444,5 +544,22 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _pointers(tensors: tuple[Tensor | None, ...]) -> Pointers:
-    return (ctypes.c_void_p * len(tensors))(*map(_address, tensors))
+def _as_structures(parts: tuple[Part, ...], *, wide: bool) -> ctypes.Array[Any]:
+    result = (STRUCTURES[wide] * len(parts))()
+    seen: set[int] = set()
+    for part, each in zip(parts, result, strict=True):
+        each.plus = part.plus
+        inner = [factor for factor in (part.table, part.times) if factor is not None]
+        if all(isinstance(factor, Inner) and factor.at_once for factor in inner):
+            for factor, name in zip(inner, ("", "times_"), strict=False):
+                assert isinstance(factor, Inner)
+                setattr(each, f"{name}left", factor.anchors.data_ptr())
+                setattr(each, f"{name}right", factor.candidates.data_ptr())
+                setattr(each, f"{name}depth", factor.anchors.shape[1])
+            continue
+        table = array(part.table)
+        each.table, each.lines = table.data_ptr(), _address(part.lines)
+        if part.times is not None and table.data_ptr() not in seen:  # multiplied once, in place
+            each.times = array(part.times).data_ptr()
+        seen.add(table.data_ptr())
+    return result

@@ -174,6 +174,82 @@ static ALONE void multiply(real *values, const real *times, real plus, integer c
     for (integer j = 0; j < columns; j++) values[j] *= times[j] + plus;
 }
 
+/* Inner products of a few rows at a time with all columns, for columns that stay in the second cache.
+ * A tile of TALL rows and STRIP columns is kept in registers over the whole depth. */
+#define LANES ((integer)(32 / sizeof(real)))
+#define STRIP (2 * LANES)
+#define TALL 6
+#define PANEL 24 /* rows at a time: they, and what is made of them, stay in the first cache */
+typedef real vector __attribute__((vector_size(32)));
+typedef real loose __attribute__((vector_size(32), aligned(sizeof(real)), may_alias));
+
+static integer padded(integer columns) { return (columns + STRIP - 1) / STRIP * STRIP; }
+
+/* out_r (+)= Σ_k left[r × across + k × along] right_k over one strip of columns. */
+static inline __attribute__((always_inline)) void tile(
+    const int rows, integer depth, const real *left, integer across, integer along,
+    const real *right, integer step, real *out, integer stride, int add) {
+    vector sum[TALL][2];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        sum[r][0] = sum[r][1] = (vector){0};
+        if (add) {
+            sum[r][0] = *(const loose *)(out + r * stride);
+            sum[r][1] = *(const loose *)(out + r * stride + LANES);
+        }
+    }
+    for (integer k = 0; k < depth; k++) {
+        const vector low = *(const loose *)(right + k * step);
+        const vector high = *(const loose *)(right + k * step + LANES);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const real each = left[r * across + k * along];
+            sum[r][0] += each * low;
+            sum[r][1] += each * high;
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        *(loose *)(out + r * stride) = sum[r][0];
+        *(loose *)(out + r * stride + LANES) = sum[r][1];
+    }
+}
+
+static inline __attribute__((always_inline)) void tiles(
+    integer rows, integer depth, const real *left, integer across, integer along,
+    const real *right, integer step, real *out, integer stride, int add) {
+#define TILE(count) tile(count, depth, left, across, along, right, step, out, stride, add)
+    for (; rows >= TALL; rows -= TALL, left += TALL * across, out += TALL * stride) TILE(TALL);
+    switch (rows) {
+    case 5: TILE(5); break;
+    case 4: TILE(4); break;
+    case 3: TILE(3); break;
+    case 2: TILE(2); break;
+    case 1: TILE(1); break;
+    }
+#undef TILE
+}
+
+/* out = left right over one strip of columns: left (rows, depth), a row every `across`. */
+static ALONE void inner(integer rows, integer depth, const real *left, integer across,
+                        const real *right, integer step, real *out, integer stride) {
+    tiles(rows, depth, left, across, 1, right, step, out, stride, 0);
+}
+
+/* out += leftᵀ right over one strip of columns: left (depth, rows), a row every `along`. */
+static ALONE void outer(integer rows, integer depth, const real *left, integer along,
+                        const real *right, integer step, real *out, integer stride) {
+    tiles(rows, depth, left, 1, along, right, step, out, stride, 1);
+}
+
+/* One strip of the transpose of vectors (count, depth), 0 beyond the last. */
+static void pack(integer count, integer depth, const real *vectors, integer first, real *out) {
+    for (integer j = 0; j < STRIP; j++) {
+        const real *vector = vectors + (first + j) * depth;
+        for (integer k = 0; k < depth; k++) out[k * STRIP + j] = first + j < count ? vector[k] : 0;
+    }
+}
+
 /* f = z/|z| and |z|; both 0 where |z| is at most `smallest`. */
 void normalise(integer rows, integer columns, const real *embeddings, real smallest, real *units,
                real *lengths) {
@@ -191,6 +267,50 @@ void normalise(integer rows, integer columns, const real *embeddings, real small
 #pragma omp simd
         for (integer j = 0; j < columns; j++) f[j] = z[j] * inverse;
     }
+}
+
+/* e^{s/t} of one row over its classes, 0 elsewhere; its sum and the first place of its maximum. */
+static inline void posterior_row(integer columns, const real *s, real highest,
+                                 real inverse_temperature, const integer *masked, integer links,
+                                 integer start, real *e, real *total, integer *label) {
+#pragma omp simd
+    for (integer j = 0; j < columns; j++) {
+        e[j] = exponential((s[j] - highest) * inverse_temperature);
+    }
+    for (integer link = 0; link < links; link++) e[masked[link] - start] = 0;
+    real least = 0, largest = 0;
+    extremes(e, 0, columns, &least, &largest);
+    *total = sum_of(e, columns);
+    *label = find(e, columns, largest);
+}
+
+/* The same for the columns, of one row more. */
+static inline void posterior_columns(integer columns, const real *e, integer row, real *totals,
+                                     real *maxima, whole *places) {
+    const whole here = (whole)row;
+#pragma omp simd
+    for (integer j = 0; j < columns; j++) {
+        totals[j] += e[j];
+        places[j] = e[j] > maxima[j] ? here : places[j];
+        maxima[j] = e[j] > maxima[j] ? e[j] : maxima[j];
+    }
+}
+
+/* Sum and place of one column, from those of the threads, in the order of their rows. */
+static void posterior_column(integer threads, integer stride, const real *totals,
+                             const real *maxima, const whole *places, real *total,
+                             integer *label) {
+    real sum = 0, largest = 0;
+    integer place = 0;
+    for (integer at = 0; at < threads * stride; at += stride) {
+        sum += totals[at];
+        if (maxima[at] > largest) {
+            largest = maxima[at];
+            place = places[at];
+        }
+    }
+    *total = sum;
+    *label = place;
 }
 
 /* e^{s/t} over the classes, 0 elsewhere; its sum and the first place of its maximum, for each row
@@ -234,43 +354,17 @@ int posterior(integer rows, integer columns, const real *similarity, real invers
                 }
                 extremes(s, column, columns, &lowest, &highest);
             }
-#pragma omp simd
-            for (integer j = 0; j < columns; j++) {
-                e[j] = exponential((s[j] - highest) * inverse_temperature);
-            }
-            for (integer each = from; each < link; each++) e[masked[each] - start] = 0;
-            const real total = sum_of(e, columns);
-            real least = 0, largest = 0;
-            extremes(e, 0, columns, &least, &largest);
-            const integer place = find(e, columns, largest);
-            row_total[row] = total;
-            row_label[row] = place;
+            posterior_row(columns, s, highest, inverse_temperature, masked + from, link - from,
+                          start, e, row_total + row, row_label + row);
             if (!column_total) continue;
-            real *sums = totals + thread * columns, *peaks = maxima + thread * columns;
-            whole *peak_rows = places + thread * columns;
-            const whole here = (whole)row;
-#pragma omp simd
-            for (integer j = 0; j < columns; j++) {
-                sums[j] += e[j];
-                peak_rows[j] = e[j] > peaks[j] ? here : peak_rows[j];
-                peaks[j] = e[j] > peaks[j] ? e[j] : peaks[j];
-            }
+            posterior_columns(columns, e, row, totals + thread * columns,
+                              maxima + thread * columns, places + thread * columns);
         }
     }
     if (!column_total) return 1;
     for (integer j = 0; j < columns; j++) {
-        real total = 0, largest = 0;
-        integer place = 0;
-        for (integer thread = 0; thread < most; thread++) { /* in the order of their rows */
-            const integer at = thread * columns + j;
-            total += totals[at];
-            if (maxima[at] > largest) {
-                largest = maxima[at];
-                place = places[at];
-            }
-        }
-        column_total[j] = total;
-        column_label[j] = place;
+        posterior_column(most, columns, totals + j, maxima + j, places + j, column_total + j,
+                         column_label + j);
     }
     free(totals);
     free(maxima);
@@ -280,31 +374,125 @@ int posterior(integer rows, integer columns, const real *similarity, real invers
 
 /* δ from Σ_k e_k f_k, in place: d = Σ_k e_k f_k - (Σ_k e_k) f_y; δ = (d - (d·f) f)/(t |z| Σ_k e_k).
  * 0 without class, without direction, or where d has none beside f but for rounding. */
+static inline void residual_row(integer depth, real *delta, const real *f, real length,
+                                const real *label_units, real total, real inverse_temperature,
+                                real noise) {
+    real along = 0, square = 0;
+#pragma omp simd reduction(+ : along)
+    for (integer j = 0; j < depth; j++) {
+        delta[j] -= total * label_units[j];
+        along += delta[j] * f[j];
+    }
+#pragma omp simd reduction(+ : square)
+    for (integer j = 0; j < depth; j++) {
+        delta[j] -= along * f[j];
+        square += delta[j] * delta[j];
+    }
+    const real limit = noise * total;
+    const int nothing = square <= limit * limit || length == 0 || total <= 0;
+    const real scale = nothing ? 0 : inverse_temperature / (length * total);
+#pragma omp simd
+    for (integer j = 0; j < depth; j++) delta[j] *= scale;
+}
+
 void residual(integer rows, integer columns, real *d, const real *units, const real *lengths,
               const real *classes, const real *total, const integer *label,
               real inverse_temperature, real noise) {
 #pragma omp parallel for schedule(static) if (rows * columns >= WORTHWHILE)
     for (integer row = 0; row < rows; row++) {
-        real *delta = d + row * columns;
-        const real *f = units + row * columns, *label_units = classes + label[row] * columns;
-        const real sum = total[row];
-        real along = 0, square = 0;
-#pragma omp simd reduction(+ : along)
-        for (integer j = 0; j < columns; j++) {
-            delta[j] -= sum * label_units[j];
-            along += delta[j] * f[j];
-        }
-#pragma omp simd reduction(+ : square)
-        for (integer j = 0; j < columns; j++) {
-            delta[j] -= along * f[j];
-            square += delta[j] * delta[j];
-        }
-        const real limit = noise * sum;
-        const int nothing = square <= limit * limit || lengths[row] == 0 || sum <= 0;
-        const real scale = nothing ? 0 : inverse_temperature / (lengths[row] * sum);
-#pragma omp simd
-        for (integer j = 0; j < columns; j++) delta[j] *= scale;
+        residual_row(columns, d + row * columns, units + row * columns, lengths[row],
+                     classes + label[row] * columns, total[row], inverse_temperature, noise);
     }
+}
+
+/* δ of anchors, whose classes are the candidates, and of candidates, whose classes are the anchors,
+ * with s, all of one pass over the anchors: s = f·f, e = e^{s/t}, Σ_k e_k f_k for both. Returns 0
+ * for want of memory. */
+int residuals(integer rows, integer columns, integer depth, const real *units,
+              const real *lengths, const real *class_units, const real *class_lengths,
+              real inverse_temperature, real noise, const integer *masked, integer links,
+              real *similarity, real *delta, real *class_delta) {
+    const integer most = omp_get_max_threads(), width = padded(columns), deep = padded(depth);
+    const integer packed = width * depth, wide = columns * deep, own = 3 * width;
+    const integer panels = PANEL * (2 * width + STRIP + 2 * deep);
+    const integer apart = wide + own + panels;
+    real *memory = malloc((packed + wide + most * apart) * sizeof(real));
+    if (!memory) return 0;
+    real *transposed = memory, *classes = transposed + packed, *mine = classes + wide;
+#pragma omp parallel if (rows * columns >= WORTHWHILE)
+    {
+        real *sums = mine + omp_get_thread_num() * apart, *totals = sums + wide;
+        real *maxima = totals + width, *s_room = maxima + 2 * width, *e = s_room + PANEL * width;
+        whole *places = (whole *)(maxima + width);
+        const integer lead = width + STRIP; /* or all rows of e would fall onto the same lines */
+        real *d = e + PANEL * lead, *f_room = d + PANEL * deep;
+        for (integer i = 0; i < wide + own; i++) sums[i] = 0;
+#pragma omp for nowait
+        for (integer first = 0; first < columns; first += STRIP) {
+            pack(columns, depth, class_units, first, transposed + first * depth);
+        }
+#pragma omp for
+        for (integer j = 0; j < columns; j++) {
+            for (integer k = 0; k < deep; k++) {
+                classes[j * deep + k] = k < depth ? class_units[j * depth + k] : 0;
+            }
+        }
+        for (integer i = 0; i < PANEL * deep; i++) f_room[i] = 0;
+        integer first, last;
+        my_rows(rows, &first, &last);
+        integer link = first_from(masked, links, first * columns);
+        for (integer base = first; base < last; base += PANEL) {
+            const integer tall = last - base < PANEL ? last - base : PANEL;
+            const real *here = units + base * depth, *f = deep == depth ? here : f_room;
+            real *s = width == columns ? similarity + base * columns : s_room;
+            for (integer j = 0; j < columns; j += STRIP) {
+                inner(tall, depth, here, depth, transposed + j * depth, STRIP, s + j, width);
+            }
+            real total[PANEL];
+            integer label[PANEL];
+            for (integer r = 0; r < tall; r++) {
+                const integer start = (base + r) * columns, from = link;
+                while (link < links && masked[link] < start + columns) link++;
+                posterior_row(columns, s + r * width, 0, inverse_temperature, masked + from,
+                              link - from, start, e + r * lead, total + r, label + r);
+                posterior_columns(columns, e + r * lead, base + r, totals, maxima, places);
+                for (integer j = 0; s == s_room && j < columns; j++) {
+                    similarity[start + j] = s[r * width + j];
+                }
+                for (integer k = 0; f == f_room && k < depth; k++) {
+                    f_room[r * deep + k] = here[r * depth + k];
+                }
+            }
+            for (integer j = 0; j < deep; j += STRIP) {
+                inner(tall, columns, e, lead, classes + j, deep, d + j, deep);
+                outer(columns, tall, e, lead, f + j, deep, sums + j, deep);
+            }
+            for (integer r = 0; r < tall; r++) {
+                real *out = delta + (base + r) * depth;
+                for (integer k = 0; k < depth; k++) out[k] = d[r * deep + k];
+                residual_row(depth, out, here + r * depth, lengths[base + r],
+                             class_units + label[r] * depth, total[r], inverse_temperature, noise);
+            }
+        }
+        const integer threads = omp_get_num_threads();
+#pragma omp barrier
+#pragma omp for
+        for (integer j = 0; j < columns; j++) {
+            real total, *out = class_delta + j * depth;
+            integer label;
+            for (integer k = 0; k < depth; k++) {
+                out[k] = 0;
+                for (integer t = 0; t < threads; t++) out[k] += mine[t * apart + j * deep + k];
+            }
+            const real *at = mine + wide + j;
+            posterior_column(threads, apart, at, at + width, (const whole *)(at + 2 * width),
+                             &total, &label);
+            residual_row(depth, out, class_units + j * depth, class_lengths[j],
+                         units + label * depth, total, inverse_temperature, noise);
+        }
+    }
+    free(memory);
+    return 1;
 }
 
 /* r of each candidate j where k alone is masked, at [k, j], from all f_k · f_j, in place; where k = j
@@ -474,25 +662,73 @@ static inline __attribute__((always_inline)) void sweep_row(
     }
 }
 
+/* A score: an array or lines of a table; times another array plus a constant; or both of them as
+ * the vectors whose inner products they are. As in native/__init__.py. */
+typedef struct {
+    real *table;
+    const integer *lines;
+    const real *times, *left, *right, *times_left, *times_right;
+    integer depth, times_depth;
+    real plus;
+} Part;
+
+/* The scores of some rows from `row` on, of vectors; the candidates' are packed. */
+static void multiply_vectors(const Part *part, integer row, integer rows, integer columns,
+                             const real *right, const real *times_right, real *out, real *spare,
+                             integer stride) {
+    const integer depth = part->depth, times_depth = part->times_depth;
+    for (integer j = 0; j < columns; j += STRIP) {
+        inner(rows, depth, part->left + row * depth, depth, right + j * depth, STRIP, out + j,
+              stride);
+        if (!part->times_left) continue;
+        inner(rows, times_depth, part->times_left + row * times_depth, times_depth,
+              times_right + j * times_depth, STRIP, spare + j, stride);
+    }
+    for (integer r = 0; part->times_left && r < rows; r++) {
+        multiply(out + r * stride, spare + r * stride, part->plus, columns);
+    }
+}
+
 /* Weights w = max(Σ_k λ_k C^k, 0) of each row, C^k the scores to [0, 1] over the negatives, and with
  * φ = e^x or softplus(x) of the logits x: Σ_j w_j, Σ_j w_j φ_j, w_j φ'_j, and Σ_j (φ_j - c) C^k_j,
- * c the weighted mean of φ or a constant. Scores are overwritten where there is no negative, but for
- * those that come as lines of a table. Returns 0 for want of memory. */
-int sweep(integer rows, integer columns, integer parts, real *const *scores,
-          const integer *const *lines, const real *const *times, const real *plus,
-          const real *mix, const real *magnitude, real noise, real floor,
-          const integer *masked, integer links, const real *similarity, real factor,
-          const real *row_factor, const real *column_factor, int estimate, int bounded,
-          int extreme, int normalised, real centre, real *values, real *total, real *sum,
-          real *highest, real *along) {
-    const integer most = omp_get_max_threads(), width = columns + 64 / sizeof(real);
-    integer *places = malloc(most * width * (sizeof(real) + sizeof(integer)));
+ * c the weighted mean of φ or a constant. Scores that come as arrays are overwritten. Returns 0 for
+ * want of memory. */
+int sweep(integer rows, integer columns, integer parts, const Part *scores, const real *mix,
+          const real *magnitude, real noise, real floor, const integer *masked, integer links,
+          const real *similarity, real factor, const real *row_factor, const real *column_factor,
+          int estimate, int bounded, int extreme, int normalised, real centre, real *values,
+          real *total, real *sum, real *highest, real *along) {
+    const integer most = omp_get_max_threads(), width = padded(columns) + STRIP;
+    integer packed = 0, made = 0; /* numbers of packed vectors, and arrays made of them */
+    real *right[MOST_PARTS], *times_right[MOST_PARTS];
+    for (integer k = 0; k < parts; k++) {
+        made += scores[k].left ? 1 : 0;
+        packed += (scores[k].depth + scores[k].times_depth) * padded(columns);
+    }
+    const integer apart = (made ? 1 + PANEL * (made + 1) : 1) * width;
+    integer *places = malloc(most * columns * sizeof(integer) +
+                             (packed + most * apart) * sizeof(real));
     if (!places) return 0;
-    real *buffers = (real *)(places + most * width);
+    real *buffers = (real *)(places + most * columns), *next = buffers + most * apart;
+    for (integer k = 0; k < parts; k++) {
+        right[k] = next;
+        times_right[k] = next + scores[k].depth * padded(columns);
+        next = times_right[k] + scores[k].times_depth * padded(columns);
+    }
 #pragma omp parallel if (rows * columns >= WORTHWHILE)
     {
-        real *rise = buffers + omp_get_thread_num() * width;
-        integer *here = places + omp_get_thread_num() * width, first, last;
+        real *rise = buffers + omp_get_thread_num() * apart, *spare = rise + width;
+        integer *here = places + omp_get_thread_num() * columns, first, last;
+        for (integer k = 0; k < parts; k++) {
+            const Part *part = scores + k;
+            if (!part->left) continue;
+#pragma omp for
+            for (integer j = 0; j < columns; j += STRIP) {
+                pack(columns, part->depth, part->right, j, right[k] + j * part->depth);
+                pack(columns, part->times_depth, part->times_right, j,
+                     times_right[k] + j * part->times_depth);
+            }
+        }
         my_rows(rows, &first, &last);
         integer link = first_from(masked, links, first * columns);
         Row in = {.columns = columns, .noise = noise, .floor = floor, .column_factor = column_factor,
@@ -500,7 +736,7 @@ int sweep(integer rows, integer columns, integer parts, real *const *scores,
                   .normalised = normalised, .centre = centre, .masked = here};
         for (integer k = 0; k < parts; k++) in.mix[k] = mix[k], in.magnitude[k] = magnitude[k];
         for (integer row = first; row < last; row++) {
-            const integer start = row * columns;
+            const integer start = row * columns, turn = (row - first) % PANEL;
             integer reference = 0; /* the first negative */
             in.links = 0;
             for (; link < links && masked[link] < start + columns; link++) {
@@ -509,10 +745,22 @@ int sweep(integer rows, integer columns, integer parts, real *const *scores,
             }
             in.similarity = similarity + start;
             in.factor = row_factor ? factor * row_factor[row] : factor;
+            real *panel = spare;
             for (integer k = 0; k < parts; k++) {
-                real *score = scores[k] + (lines[k] ? lines[k][row] * columns : start);
-                if (times[k]) multiply(score, times[k] + start, plus[k], columns);
-                if (!lines[k] && in.links < columns) {
+                const Part *part = scores + k;
+                real *score;
+                if (part->left) { /* several rows in one go */
+                    panel += PANEL * width;
+                    score = panel + turn * width;
+                    if (!turn) {
+                        multiply_vectors(part, row, last - row < PANEL ? last - row : PANEL,
+                                         columns, right[k], times_right[k], panel, spare, width);
+                    }
+                } else {
+                    score = part->table + (part->lines ? part->lines[row] * columns : start);
+                }
+                if (part->times) multiply(score, part->times + start, part->plus, columns);
+                if (!part->lines && in.links < columns) {
                     for (integer i = 0; i < in.links; i++) score[here[i]] = score[reference];
                 }
                 in.scores[k] = score;
