@@ -331,7 +331,8 @@ def test_graphs_without_nodes_are_left_out(tmp_path: Path) -> None:
         (changed(node_labels=["1"] * 6), r"expected 7 lines in TINY_node_labels\.txt.*received 6"),
         (changed(node_labels=["1"] * 6 + ["1,2"]), r"TINY_node_labels\.txt, line 7"),
         (changed(node_attributes=["0.5"] * 8), r"expected 7 lines in TINY_node_attributes\.txt"),
-        (changed(node_attributes=["0.5"] * 6 + ["nan"]), r"finite numbers .*line 7"),
+        (changed(node_attributes=["0.5"] * 6 + ["nan"]), r"finite in float32 .*line 7"),
+        (changed(node_attributes=["0.5"] * 6 + ["1e39"]), r"finite in float32 .*line 7"),
         (changed(node_attributes=["0.5"] * 3 + ["a" * 99] * 4), r"line 4, received 'a{57}\.\.\.'"),
     ],
 )
@@ -554,7 +555,8 @@ def test_json_graphs_without_nodes_are_left_out(tmp_path: Path) -> None:
         ({**PATH, "node_labels": [1, 2, None]}, r"'node_labels' as a list"),
         ({**PATH, "node_labels": "abc"}, r"'node_labels' as a list"),
         ({**PATH, "node_features": [[1], [2], [3, 4]]}, r"'node_features' as a list"),
-        ({**PATH, "node_features": [[1], [2], [float("nan")]]}, r"finite numbers per node"),
+        ({**PATH, "node_features": [[1], [2], [float("nan")]]}, r"per node, finite in float32"),
+        ({**PATH, "node_features": [[1], [2], [1e39]]}, r"per node, finite in float32"),
         ({**PATH, "label": [1]}, r"'label' as an integer or a string"),
         ({**PATH, "label": True}, r"'label' as an integer or a string"),
         ({**PATH, "directed": 1}, r"'directed' as true or false"),
@@ -696,10 +698,14 @@ def test_an_encoding_serves_other_data(tmp_path: Path) -> None:
     assert other.features == 3
     assert other.train.store.x.sum(1).tolist() == [1, 1, 0, 0, 1, 1, 1]
     assert other.train.store.x[0].tolist() == [0, 1, 0]
-    with pytest.raises(ValueError, match="expected 1 labels per node, received 0 in TINY"):
+    with pytest.raises(
+        ValueError, match="labels, 1 per node as in training, received none in TINY"
+    ):
         load(write(tmp_path / "c", changed(node_labels=None)), encoding=again)
     numbers = NodeEncoding("attributes", attributes=2)
-    with pytest.raises(ValueError, match="expected 2 attributes per node, received 0 in TINY"):
+    with pytest.raises(
+        ValueError, match="features, 2 per node as in training, received none in TINY"
+    ):
         load(tmp_path / "a", encoding=numbers)
     with pytest.warns(UserWarning, match=r"1 of \d+ nodes have degrees above 2"):
         degrees = load(tmp_path / "c", encoding=NodeEncoding("degree", max_degree=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,6 +119,14 @@ def test_graphs_taken_for_images_are_told(tmp_path: Path) -> None:
         ValueError, match=r"rings\.jsonl, which looks like graph data; add --domain"
     ):
         unremix.train(data=str(data), runs=str(tmp_path), progress=False)
+    folder = tmp_path / "RINGS"
+    folder.mkdir()
+    for kind in ("A", "graph_indicator"):
+        (folder / f"RINGS_{kind}.txt").write_text("1\n")
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "RINGS")
+    for path in (str(folder), packed):
+        with pytest.raises(ValueError, match="looks like graph data; add --domain graph"):
+            unremix.train(data=path, runs=str(tmp_path), progress=False)
 
 
 def test_small_classes_do_not_fail_the_evaluation(tmp_path: Path) -> None:

@@ -93,6 +93,14 @@ def test_tables_of_finished_runs(folder: Path, capsys: pytest.CaptureFixture[str
         assert (folder / f"graphs.{suffix}").stat().st_size > 1000
 
 
+def test_without_runs_there_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["reproduce", "graphs", "--train", "false", "--output", str(tmp_path / "none")]
+    assert main(arguments) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "with a finished run, found none" in said
+    assert "leave out --train false" in said
+
+
 def test_differences_pair_the_seeds_that_both_have(folder: Path) -> None:
     results = read_results(folder / "ENZYMES", "ENZYMES", RECIPES, 3)
     (row,) = data_rows(results, RECIPES)

@@ -244,19 +244,34 @@ def test_hcl_is_bounded_below(values: list[float], hardness: float, class_prior:
     assert bool(gradient.isfinite().all())
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fidelity": "foo"}, "fidelity to be one of sound, paper, code, received 'foo'"),
+        ({"class_prior": 1.0}, "class_prior to be a number at least 0, below 1, received 1.0"),
+        ({"hardness": -1.0}, "hardness to be a number at least 0"),
+    ],
+)
+def test_hcl_refuses_what_makes_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        hard_jsd(torch.zeros(3, 2), torch.tensor([0, 0, 1]), **options)
+
+
 def test_hcl_needs_a_second_group() -> None:
     with pytest.raises(ValueError, match="at least one negative"):
         hard_jsd(draw(3, 1), torch.zeros(3, dtype=torch.long))
 
 
 @pytest.mark.parametrize("fidelity", ["sound", "code"])
-def test_hcl_on_infograph(fidelity: Any) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_hcl_on_infograph(fidelity: Any, temperature: float) -> None:
     graphs = make_graphs()
-    loss_fn = HCLLoss(temperature=1.0, hardness=1.5, class_prior=0.2, fidelity=fidelity)
+    loss_fn = HCLLoss(temperature=temperature, hardness=1.5, class_prior=0.2, fidelity=fidelity)
     model = make_model(loss_fn)
     za, _, zc, _ = embed(model, graphs)
     loop = reference.hard_jsd if fidelity == "sound" else reference.hard_jsd_public
-    expected = loop(za @ zc.T, graphs.graph.tolist(), hardness=1.5, class_prior=0.2)
+    logits = za @ zc.T / temperature
+    expected = loop(logits, graphs.graph.tolist(), hardness=1.5, class_prior=0.2)
     actual = model(as_batch(graphs))
     if fidelity == "sound":
         assert_close(actual, expected)

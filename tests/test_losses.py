@@ -387,3 +387,44 @@ def test_vectors_that_do_not_fit_are_refused(
         views.append(Views(**given))
     with pytest.raises(ValueError, match=r"of the (anchors|candidates) of shape .* received"):
         estimate(*views, pairs, weighting=weighting)
+
+
+@pytest.mark.parametrize("estimate", [info_nce, jsd])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"products": "cos"}, "products to be one of cosine, dot, .* did you mean 'cosine'"),
+        ({"gradient": "simclr"}, "gradient to be one of"),
+        ({"temperature": 0}, "temperature to be a number above 0, finite, received 0"),
+        ({"temperature": -1.0}, "temperature to be a number above 0"),
+        ({"posterior_temperature": math.nan}, "posterior_temperature to be a number above 0"),
+        ({"mix": torch.ones(2)}, "expected no mix, .* received 2 shares; name components"),
+        ({"tile": 0}, "tile to be 'auto'"),
+    ],
+)
+def test_options_that_make_no_sense(estimate: Any, options: dict[str, Any], message: str) -> None:
+    views = Views(draw(4, 3))
+    with pytest.raises(ValueError, match=message):
+        estimate(views, views, Pairs.both_views(2), **options)
+
+
+@pytest.mark.parametrize("estimate", [info_nce, jsd])
+def test_views_that_are_none(estimate: Any) -> None:
+    pairs = Pairs.membership(torch.arange(4) % 3, 3)
+    with pytest.raises(ValueError, match=r"expected unremix.scores.Views, received Tensor"):
+        estimate(draw(4, 3), draw(3, 3), pairs)
+    with pytest.raises(ValueError, match=r"one dtype, received torch.float64 and torch.float32"):
+        estimate(Views(draw(4, 3)), Views(draw(3, 3).float()), pairs)
+
+
+def test_weightings_that_are_none() -> None:
+    wrong: Any = "x"
+    with pytest.raises(ValueError, match="scaling among minmax, zscore, none, received 'x'"):
+        Weighting(scaling=wrong)
+    with pytest.raises(ValueError, match="mass among mean, none, received 'x'"):
+        Weighting(mass=wrong)
+    with pytest.raises(ValueError, match=r"components among uncertainty, .*received 'hard'"):
+        jsd(Views(draw(2, 3)), Views(draw(2, 3)), Pairs.membership(torch.arange(2), 2),
+            weighting=Weighting(("hard",)))  # fmt: skip
+    with pytest.raises(ValueError, match=r"expected groups to be integers, received torch.float"):
+        Pairs.membership(torch.rand(3), 3)

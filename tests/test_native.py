@@ -399,6 +399,15 @@ def test_without_a_compiler(tmp_path: Path) -> None:
         native.build(wide=False, compiler="no-such-compiler", folder=tmp_path)
 
 
+@needed
+def test_a_compiler_with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc -DUNUSED")
+    made = native.build(wide=False, folder=tmp_path)
+    assert made != native.build(wide=False, compiler="cc", folder=tmp_path)
+    with pytest.raises(native.Unavailable, match="is not a command: No closing quotation"):
+        native.build(wide=False, compiler="cc 'x", folder=tmp_path)
+
+
 def test_a_compiler_that_fails(tmp_path: Path) -> None:
     compiler = tmp_path / "broken-cc"
     compiler.write_text("#!/bin/sh\necho 'it is broken' >&2\nexit 3\n")

@@ -162,6 +162,7 @@ def test_row_argmax_is_the_first_maximum(
         values = values.T.contiguous().T
     expected = [row.tolist().index(max(row.tolist())) for row in values]
     assert row_argmax(values, chunk).tolist() == expected
+    assert row_argmax(values.bfloat16(), chunk).tolist() == expected  # which NumPy does not know
 
 
 def test_nt_xent_needs_a_positive_for_every_view() -> None:

@@ -57,6 +57,8 @@ class Links:
 
 
 def _check_range(name: str, indices: Tensor, count: int) -> None:
+    if indices.is_floating_point() or indices.is_complex():
+        raise ValueError(f"expected {name} to be integers, received {indices.dtype}; use .long()")
     if indices.numel() == 0:
         return
     least, largest = torch.aminmax(indices)

@@ -97,7 +97,8 @@ def row_argmax(values: Tensor, chunk: int | None = None) -> Tensor:
         tensor([1, 0])
     """
     if values.is_contiguous():
-        if chunk is None and NUMPY and values.device.type == "cpu":
+        known = values.dtype != torch.bfloat16  # to NumPy
+        if chunk is None and NUMPY and known and values.device.type == "cpu":
             return torch.from_numpy(values.detach().numpy().argmax(1))
         array, along = values, 1
     else:
@@ -623,6 +624,12 @@ class Context:
 def _check_shapes(anchors: Views, candidates: Views, own: Own | None, pairs: Pairs) -> None:
     """Compiled code takes shapes on trust, and torch resizes what it writes into."""
     width, inputs = candidates.embeddings.shape[-1:], candidates.inputs
+    dtypes = [views.embeddings.dtype for views in (anchors, candidates, own) if views is not None]
+    if len(set(dtypes)) > 1:
+        raise ValueError(
+            f"expected embeddings of one dtype, received {' and '.join(map(str, dtypes))}; "
+            "convert with .to()"
+        )
     count = pairs.num_anchors
     for name, views, rows in (
         ("anchors", anchors, (count,)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ class Weighting:
         mass: ``mean`` makes the average weight over the negatives 1, ``none`` leaves it.
         similarity_gradient: Whether gradient flows to the embeddings through the similarity
             component.
+
+    Raises:
+        ValueError: For an unknown scaling or mass.
     """
 
     components: tuple[str | Score | Component, ...] = ()
@@ -41,6 +44,14 @@ class Weighting:
     sharpness: float | None = None
     mass: Mass = "mean"
     similarity_gradient: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("scaling", self.scaling, get_args(Scaling)),
+            ("mass", self.mass, get_args(Mass)),
+        ):
+            if value not in choices:
+                raise ValueError(f"expected {name} among {', '.join(choices)}, received {value!r}")
 
     @property
     def resolved(self) -> tuple[Component, ...]:
@@ -77,6 +88,11 @@ def resolve(component: str | Score | Component) -> Component:
     if isinstance(component, Component):
         return component
     if isinstance(component, str):
+        if component not in COMPONENTS:
+            raise ValueError(
+                f"expected components among {', '.join(COMPONENTS)}, or functions, received "
+                f"{component!r}; add one's own to unremix.scores.COMPONENTS"
+            )
         return COMPONENTS[component]
     return Component(component, needs_residuals=True)
 

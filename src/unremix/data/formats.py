@@ -10,6 +10,14 @@ from unremix.data.found import ACCEPTED, IMAGES, Found, name_and_suffix
 from unremix.data.graph_json import is_json_lines
 from unremix.data.locate import locate
 
+TU_FILE = "_graph_indicator.txt"  # every TU data set of graphs has one, and nothing else
+
+
+def _of_domain(path: Path, domain: str) -> ValueError:
+    return ValueError(
+        f"expected images, received {path}, which looks like {domain} data; add --domain {domain}"
+    )
+
 
 def find_images(data: str | Path) -> Found:
     """Recognise the format and find the images."""
@@ -19,10 +27,15 @@ def find_images(data: str | Path) -> Found:
         return read_pattern(str(data))
     path = locate(data, IMAGES)
     if path.is_dir():
+        if any(path.glob(f"*{TU_FILE}")):
+            raise _of_domain(path, "graph")
         return read_folder(path)
     name, suffix = name_and_suffix(path)
     if suffix == ".zip":
-        return read_tree(name, *zip_files(path))
+        files, skipped = zip_files(path)
+        if any(file.endswith(TU_FILE) for file, _ in files):
+            raise _of_domain(path, "graph")
+        return read_tree(name, files, skipped)
     if suffix == ".npz":
         return read_npz(name, path)
     if suffix in (".tar.gz", ".tgz"):
@@ -31,8 +44,5 @@ def find_images(data: str | Path) -> Found:
         return read_tars(name, [(path.name, path)])
     domain = "graph" if is_json_lines(path) else "sentence" if ".txt" in path.suffixes else None
     if domain is not None:
-        raise ValueError(
-            f"expected images, received the file {path}, which looks like {domain} data; add "
-            f"--domain {domain}"
-        )
+        raise _of_domain(path, domain)
     raise ValueError(f"expected one of: {ACCEPTED}; received the file {path}")

@@ -158,8 +158,9 @@ class NodeEncoding:
             columns = 0 if found.attributes is None else found.attributes.shape[1]
             if found.attributes is None or columns != self.attributes:
                 raise ValueError(
-                    f"expected {self.attributes} attributes per node, received {columns} in "
-                    f"{found.name}; encode it like the graphs that the encoder was trained on"
+                    f"expected features, {self.attributes} per node as in training, received "
+                    f"{columns or 'none'} in {found.name}; give every node such features, or train "
+                    "an encoder on graphs like these"
                 )
             blocks.append(torch.from_numpy(found.attributes))
         if self.labels:
@@ -171,8 +172,9 @@ class NodeEncoding:
         columns = 0 if labels is None else len(labels.values)
         if labels is None or columns != len(self.labels):
             raise ValueError(
-                f"expected {len(self.labels)} labels per node, received {columns} in {found.name}; "
-                "encode it like the graphs that the encoder was trained on"
+                f"expected node labels, {len(self.labels)} per node as in training, received "
+                f"{columns or 'none'} in {found.name}; give every node such labels, or train an "
+                "encoder on graphs like these"
             )
         blocks, unknown = [], np.zeros(len(labels.codes), dtype=bool)
         for known, values, codes in zip(self.labels, labels.values, labels.codes.T, strict=True):

@@ -189,7 +189,7 @@ def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]
         features = _array(graph["node_features"], np.float32, None)
         if features is None:
             refuse(
-                "'node_features' as a list of equally many finite numbers per node",
+                "'node_features' as a list of equally many numbers per node, finite in float32",
                 graph["node_features"],
                 "repair the line",
             )
@@ -237,6 +237,8 @@ def _array(value: Any, kind: Any, columns: int | None) -> Any:
         return None
     if array.ndim != 2 or array.dtype.kind not in ("i" if kind == np.int64 else "if"):
         return None
-    if columns not in (None, array.shape[1]) or not array.shape[1] or not np.isfinite(array).all():
+    if columns not in (None, array.shape[1]) or not array.shape[1]:
         return None
-    return array.astype(kind)
+    with np.errstate(over="ignore"):  # too large for the kind: not finite
+        array = array.astype(kind)
+    return array if np.isfinite(array).all() else None

@@ -67,9 +67,10 @@ class Table:
             if not all(_is_whole(number) for number in values.flat):
                 self._complain(columns, integers)
             values = values.astype(np.int64)
-        if not integers and not np.isfinite(values).all():
-            row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
-            self.refuse("finite numbers", row, "remove or replace what is missing")
+        largest = np.finfo(np.float32).max
+        if not integers and not (np.abs(values) <= largest).all():
+            row = int(np.flatnonzero(~(np.abs(values) <= largest).all(1))[0])
+            self.refuse("numbers that are finite in float32", row, "remove or replace them")
         return values
 
     def _complain(self, columns: int | None, integers: bool) -> NoReturn:

@@ -106,7 +106,8 @@ def _notes(plan: Plan, outcomes: Sequence[Outcome], measures: Sequence[Measure])
             f"{plan.reference} with the same seed: mean [95 % interval by Student's t]."
         )
     if plan.minutes is None:
-        notes.append(f"Budget: {plan.train.epochs} epochs for every run.")
+        unit = "epoch" if plan.train.epochs == 1 else "epochs"
+        notes.append(f"Budget: {plan.train.epochs} {unit} for every run.")
     else:
         notes.append(f"Budget: {plan.minutes:g} min of training for every run.")
         early = [o for o in outcomes if o.epochs is not None and o.epochs >= plan.train.epochs]

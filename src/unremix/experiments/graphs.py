@@ -353,9 +353,13 @@ def reproduce(
     table = write()
     if not table:
         where = ", ".join(missing) or config.output
+        advice = (
+            "put NAME.zip into the folder that UNREMIX_DATA names, or name others with --data"
+            if missing or config.train
+            else "leave out --train false, or name the folder of earlier runs with --output"
+        )
         raise ValueError(
-            f"expected at least one data set with a finished run, found none ({where}); put "
-            "NAME.zip into the folder that UNREMIX_DATA names, or name others with --data"
+            f"expected at least one data set with a finished run, found none ({where}); {advice}"
         )
     show_table(table, config.output, console)
     return 1 if failed else 0

@@ -50,9 +50,9 @@ class Discriminator(nn.Module):
 class InfoGraph(Framework):
     """Anchors are nodes, candidates are graphs; a node's positive is its own graph.
 
-    x_ij = z_i · z_j of node i and graph j. The scores behind the weights use z/|z|, and h is the
-    input of the discriminators: the encoder's embedding. Of several processes each holds whole
-    graphs, and its nodes have the negatives that it holds; every node of all counts alike.
+    x_ij = z_i · z_j / τ of node i and graph j. The scores behind the weights use z/|z|, and h is
+    the input of the discriminators: the encoder's embedding. Of several processes each holds
+    whole graphs, and its nodes have the negatives that it holds; every node of all counts alike.
 
     Args:
         encoder: Embeds nodes and graphs.
@@ -104,7 +104,7 @@ class InfoGraph(Framework):
         node_inputs, graph_inputs = self.encoder.nodes_and_graphs(graphs)
         anchors, candidates = self.nodes(node_inputs), self.graphs(graph_inputs)
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
-            logits = anchors @ candidates.T
+            logits = anchors @ candidates.T / self.loss.temperature
             normaliser = None
             if self.loss.gather and is_distributed():
                 share = share_of(anchors.shape[0], anchors.shape[1], anchors.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from unremix.losses.blockwise import Products, Rise, Settled, Sums, Tile, contrast
+from unremix.losses.options import check_call, number
 from unremix.native import Estimate
 from unremix.pairs import Block, Pairs
 from unremix.scores import COLD, LOG2_E, Gradient, Own, Rows, Views
@@ -204,6 +205,18 @@ def info_nce(
     Reference:
         UnReMix, Eq. 1 and Algorithm 1.
     """
+    weighting = weighting or Weighting()
+    check_call(
+        (anchors, candidates),
+        weighting,
+        mix,
+        temperature=temperature,
+        posterior_temperature=posterior_temperature,
+        products=products,
+        gradient=gradient,
+        tile=tile,
+    )
+    number("class_prior", class_prior, least=0, below=1)
     if class_prior and products == "dot":
         raise ValueError(
             f"expected class_prior=0 with products='dot', received {class_prior}; the debiased sum "
@@ -219,7 +232,7 @@ def info_nce(
         objective,
         own=own,
         temperature=temperature,
-        weighting=weighting or Weighting(),
+        weighting=weighting,
         mix=mix,
         products=products,
         posterior_temperature=temperature if gradient == "nt-xent" else posterior_temperature,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from unremix.losses.blockwise import Products, Rise, Settled, Sums, Tile, contrast
-from unremix.losses.options import Fidelity
+from unremix.losses.options import PRESETS, Fidelity, check_call, choose, number
 from unremix.native import Estimate
 from unremix.pairs import Block, Pairs
 from unremix.scores import Gradient, Rows, Views
@@ -93,6 +93,9 @@ def hard_jsd(
     Reference:
         Robinson et al. 2021, Section 5.2 and its public code.
     """
+    choose("fidelity", fidelity, tuple(PRESETS))
+    number("hardness", hardness, least=0)
+    number("class_prior", class_prior, least=0, below=1)
     count = logits.shape[1] - 1
     if count < 1:
         raise ValueError(
@@ -155,6 +158,9 @@ def jsd(
     Returns:
         The loss, a scalar.
 
+    Raises:
+        ValueError: If no anchor has a positive, or none a negative, or an argument makes no sense.
+
     Example:
         >>> nodes, graphs = Views(torch.zeros(3, 2)), Views(torch.zeros(2, 2))
         >>> jsd(nodes, graphs, Pairs.membership(torch.tensor([0, 0, 1]), 2))
@@ -163,13 +169,24 @@ def jsd(
     Reference:
         Sun et al. 2020 (InfoGraph), Eq. 4.
     """
+    weighting = weighting or Weighting()
+    check_call(
+        (anchors, candidates),
+        weighting,
+        mix,
+        temperature=temperature,
+        posterior_temperature=posterior_temperature,
+        products=products,
+        gradient=gradient,
+        tile=tile,
+    )
     return contrast(
         anchors,
         candidates,
         pairs,
         JSD(),
         temperature=temperature,
-        weighting=weighting or Weighting(),
+        weighting=weighting,
         mix=mix,
         products=products,
         posterior_temperature=temperature if gradient == "nt-xent" else posterior_temperature,

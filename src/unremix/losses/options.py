@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import inf
-from typing import Any, Literal
+from numbers import Real
+from typing import Any, Literal, get_args
 
-from unremix.losses.blockwise import Tile
-from unremix.weights import Mass
+from torch import Tensor
+
+from unremix.losses.blockwise import Products, Tile
+from unremix.scores import Views
+from unremix.weights import Mass, Weighting
 
 Layout = Literal["both", "one-way"]
 Fidelity = Literal["sound", "paper", "code"]
@@ -55,13 +59,44 @@ def number(
     name: str, value: float, *, above: float = -inf, least: float = -inf, below: float = inf
 ) -> float:
     """The value as a float, if it is a number in the bounds."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    given: object = value  # NumPy's numbers among them
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
     if is_number and above < value < below and value >= least:
         return float(value)
     bounds = [f"above {above:g}"] if above > -inf else []
     bounds += [f"at least {least:g}"] if least > -inf else []
     bounds += [f"below {below:g}"] if below < inf else ["finite"]
     raise ValueError(f"expected {name} to be a number {', '.join(bounds)}, received {value!r}")
+
+
+def check_call(
+    views: Sequence[Views],
+    weighting: Weighting,
+    mix: Tensor | None,
+    *,
+    temperature: float,
+    posterior_temperature: float,
+    products: str,
+    gradient: str,
+    tile: Tile,
+) -> None:
+    """Whether the arguments of a loss that is a function make sense, one by one."""
+    for each in views:
+        if not isinstance(each, Views):
+            raise ValueError(
+                f"expected unremix.scores.Views, received {type(each).__name__}; hand over "
+                "Views(z), or Views(z, h) with the input h of the last layer"
+            )
+    if mix is not None and mix.numel() and not weighting.components:
+        raise ValueError(
+            "expected no mix, since the weighting has no components and all weights are 1, "
+            f"received {mix.numel()} shares; name components in weighting=Weighting(...)"
+        )
+    number("temperature", temperature, above=0)
+    number("posterior_temperature", posterior_temperature, above=0)
+    choose("products", products, get_args(Products))
+    choose("gradient", gradient, GRADIENTS)
+    check_tile(tile)
 
 
 def check_tile(tile: Tile) -> Tile:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -77,13 +78,17 @@ def build(*, wide: bool, compiler: str | None = None, folder: Path | None = None
         Unavailable: If it cannot be built.
     """
     compiler = compiler or os.environ.get("CC") or "cc"
-    path = shutil.which(compiler)
+    try:
+        name, *extra = shlex.split(compiler) or [compiler]
+    except ValueError as error:  # a quotation that does not end
+        raise Unavailable(f"the C compiler {compiler!r} is not a command: {error}") from error
+    path = shutil.which(name)
     if not sys.platform.startswith("linux"):
         raise Unavailable(f"it is built on Linux only, not on {sys.platform}")
     if path is None:
-        raise Unavailable(f"no C compiler {compiler!r}; install gcc")
+        raise Unavailable(f"no C compiler {name!r}; install gcc")
     capability = torch.backends.cpu.get_cpu_capability()
-    flags = (*FLAGS, *INSTRUCTIONS.get(capability, ()), f"-DWIDE={int(wide)}")
+    flags = (*extra, *FLAGS, *INSTRUCTIONS.get(capability, ()), f"-DWIDE={int(wide)}")
     try:
         source = SOURCE.read_bytes()
         key = hashlib.sha256(source + " ".join((path, *flags)).encode()).hexdigest()
@@ -98,12 +103,12 @@ def build(*, wide: bool, compiler: str | None = None, folder: Path | None = None
             # one set of threads.
             for command in (
                 [path, *flags, "-c", str(SOURCE), "-o", str(compiled)],
-                [path, "-shared", str(compiled), "-o", str(linked)],
+                [path, *extra, "-shared", str(compiled), "-o", str(linked)],
             ):
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
             linked.replace(library)
     except subprocess.CalledProcessError as error:
-        reason = next(iter(error.stderr.strip().splitlines()), "without a word")
+        reason = next(iter(error.stderr.strip().splitlines()), f"exit code {error.returncode}")
         raise Unavailable(f"{compiler} failed: {reason}") from error
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # or no home folder
         raise Unavailable(str(error)) from error

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 matplotlib.rcParams["svg.hashsalt"] = "unremix"  # the same figure gives the same file
 matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
@@ -38,6 +39,7 @@ def curve(
     if not drawn:
         return None
     axes.set(title=title, xlabel="epoch", ylabel="%" if percent else "")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     axes.grid(alpha=0.3)
     if len(names) > 1:
         axes.legend(fontsize=8)
