@@ -2,8 +2,8 @@
 
 A sweep in torch reads and writes whole arrays once per operation; here each row is read once and
 everything is made of it while it lies in cache. ``kernels.c`` is built by the system's C compiler
-when first needed, which takes about a second, and kept in the user's cache. Nothing depends on it:
-without a compiler, on other devices and for other dtypes the callers do the same in torch.
+when first needed, which takes two or three seconds, and kept in the user's cache. Nothing depends
+on it: without a compiler, on other devices and for other dtypes the callers do the same in torch.
 ``UNREMIX_NATIVE=0`` in the environment turns it off.
 """
 

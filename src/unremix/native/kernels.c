@@ -218,16 +218,13 @@ static inline __attribute__((always_inline)) void tile(
 static inline __attribute__((always_inline)) void tiles(
     integer rows, integer depth, const real *left, integer across, integer along,
     const real *right, integer step, real *out, integer stride, int add) {
-#define TILE(count) tile(count, depth, left, across, along, right, step, out, stride, add)
-    for (; rows >= TALL; rows -= TALL, left += TALL * across, out += TALL * stride) TILE(TALL);
-    switch (rows) {
-    case 5: TILE(5); break;
-    case 4: TILE(4); break;
-    case 3: TILE(3); break;
-    case 2: TILE(2); break;
-    case 1: TILE(1); break;
-    }
-#undef TILE
+#define TILES(count) \
+    for (; rows >= count; rows -= count, left += count * across, out += count * stride) \
+        tile(count, depth, left, across, along, right, step, out, stride, add)
+    TILES(TALL);
+    TILES(2);
+    TILES(1);
+#undef TILES
 }
 
 /* out = left right over one strip of columns: left (rows, depth), a row every `across`. */
