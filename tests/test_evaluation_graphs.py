@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 import unremix
 from unremix.cli import main
 from unremix.config import GraphOptions, SentenceOptions
+from unremix.evaluation import graphs
+from unremix.evaluation.svm import SVMResult
 from unremix.export import export_encoder
 from unremix.pipeline import evaluate
+from unremix.progress import Progress
 from unremix.training import Training
 
 SMALL: dict[str, Any] = {
@@ -172,3 +176,47 @@ def test_labels_that_are_all_different_are_as_none(
     assert card["results"] is None
     assert "cannot be measured" in card["note"]
     assert "Everything is in" in capsys.readouterr().out
+
+
+def test_recipes_share_what_is_measured_on_the_untrained_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    real = graphs.svm_accuracy
+
+    def counted(features: Tensor, labels: Tensor, **options: Any) -> SVMResult:
+        measured.append(features)
+        return real(features, labels, **options)
+
+    monkeypatch.setattr(graphs, "svm_accuracy", counted)
+    data = write(tmp_path / "rings.jsonl", (12, 12))
+    cards = []
+    for name, further in {
+        "first": {},
+        "second": {"recipe": "infograph-unremix"},
+        "seed": {"seed": 1},
+        "folds": {"graph": GraphOptions(hidden=4, layers=2, folds=4)},
+    }.items():
+        before = len(measured)
+        options = {**SMALL, "name": name, "data": str(data), "runs": str(tmp_path / "runs")}
+        card = unremix.train(**{**options, **further}).evaluation
+        assert card is not None
+        cards.append(card["results"])
+        assert len(measured) - before == (1 if name == "second" else 3)
+    assert cards[0]["untrained"] == cards[1]["untrained"]
+    assert cards[0]["summed node features"] == cards[1]["summed node features"]
+    # What is kept is what would be measured.
+    labels = torch.tensor([0] * 12 + [1] * 12)
+    assert list(real(measured[1], labels).accuracies) == cards[1]["untrained"]["svm"]["accuracies"]
+
+
+def test_measuring_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(Progress, "measured", lambda _, *what: told.append(what))
+    data = write(tmp_path / "rings.jsonl", (12, 12))
+    run = unremix.train(data=str(data), runs=str(tmp_path / "runs"), **SMALL)
+    kinds = ("trained", "untrained", "summed node features")
+    assert told == [(f"{kind}: SVM", fold, 10) for kind in kinds for fold in range(1, 11)]
+    told.clear()
+    evaluate(run.path)
+    assert told == [("trained: SVM", fold, 10) for fold in range(1, 11)]

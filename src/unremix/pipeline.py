@@ -64,7 +64,9 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         if skipped:
             run.warn(f"left out ({len(skipped)}): {name_some(skipped, NAMED)}")
         progress.say("measuring the encoder, trained and untrained")
-        _write_card(run, domain.evaluate(run, data), "evaluation.json")
+        with progress:
+            card = domain.evaluate(run, data, progress=progress.measured)
+        _write_card(run, card, "evaluation.json")
         write_report(run.path)
     return run
 
@@ -81,7 +83,8 @@ def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
     """
     run = Run(folder)
     found = run.domain.load_for(run, data)
-    card = run.domain.evaluate(run, found, own=data is None)
+    with Progress(run.config) as progress:
+        card = run.domain.evaluate(run, found, own=data is None, progress=progress.measured)
     name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
     _write_card(run, card, name)
     if data is None:

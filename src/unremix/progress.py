@@ -49,6 +49,7 @@ class Progress:
             disable=not (config.progress and self.console.is_terminal),
         )
         self.task: Any = None
+        self.measurements: dict[str, Any] = {}
         self.knn: float | None = None
         self.speed: float | None = None
         self.last = time.perf_counter()
@@ -65,6 +66,10 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self.bars.stop()
+        for task in self.bars.task_ids:  # what the terminal shows stays; the next begin anew
+            self.bars.remove_task(task)
+        self.task = None
+        self.measurements.clear()
 
     def say(self, message: str) -> None:
         """Show a message, above the bars."""
@@ -104,6 +109,12 @@ class Progress:
         within = training.step % training.steps_per_epoch
         if not self.console.is_terminal and self.every and within and within % self.every == 0:
             self.say(f"step {training.step}/{total} · {self._numbers(loss, mix)}")
+
+    def measured(self, what: str, done: int, total: int) -> None:
+        """While an encoder is measured."""
+        if what not in self.measurements:
+            self.measurements[what] = self.bars.add_task(what, total=total, numbers="")
+        self.bars.update(self.measurements[what], completed=done)
 
     def epoch_ended(self, training: Training, row: dict[str, float]) -> None:
         """After every epoch."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Observer = Callable[[Framework, int], dict[str, float]]
 """Measures a model after so many epochs."""
 
+Measuring = Callable[[str, int, int], None]
+"""Told what is being measured, how much of it is done, and how much there is."""
+
 
 class Features(NamedTuple):
     """Whole data, embedded.
@@ -111,7 +114,9 @@ class Domain(Protocol):
         """What is measured at an epoch's end."""
         ...
 
-    def evaluate(self, run: Run, data: Any, *, own: bool = True) -> dict[str, Any]:
+    def evaluate(
+        self, run: Run, data: Any, *, own: bool = True, progress: Measuring | None = None
+    ) -> dict[str, Any]:
         """The evaluation card of a run."""
         ...
 

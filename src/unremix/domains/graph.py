@@ -14,7 +14,7 @@ from unremix.config import GraphOptions, TrainConfig
 from unremix.data.graph import GraphData, load_graphs, store_graphs
 from unremix.data.graph_found import NodeEncoding
 from unremix.data.graph_store import GraphBatch, GraphStore
-from unremix.domains.base import Features, Observer
+from unremix.domains.base import Features, Measuring, Observer
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
@@ -194,11 +194,13 @@ class GraphDomain:
 
         return GraphObserver(data, config, say)
 
-    def evaluate(self, run: Run, data: GraphData, *, own: bool = True) -> dict[str, Any]:
+    def evaluate(
+        self, run: Run, data: GraphData, *, own: bool = True, progress: Measuring | None = None
+    ) -> dict[str, Any]:
         """The evaluation card: cross-validated classifiers."""
         from unremix.evaluation.graphs import evaluate_run
 
-        return evaluate_run(run, data, own=own)
+        return evaluate_run(run, data, own=own, progress=progress)
 
     def embed(self, run: Run, items: Any) -> Tensor:
         """Embeddings of graphs of torch_geometric, shape (n, F)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unremix.config import TrainConfig
 from unremix.data.image import ImageData, ImageSet, decode_image, load_images
-from unremix.domains.base import Features, Observer
+from unremix.domains.base import Features, Measuring, Observer
 from unremix.encoders import make_encoder, projection_head
 from unremix.frameworks.base import Batch, Framework
 from unremix.sampling import permuted, scramble
@@ -191,11 +191,13 @@ class ImageDomain:
 
         return EpochObserver(data, shape, config, say)
 
-    def evaluate(self, run: Run, data: ImageData, *, own: bool = True) -> dict[str, Any]:
+    def evaluate(
+        self, run: Run, data: ImageData, *, own: bool = True, progress: Measuring | None = None
+    ) -> dict[str, Any]:
         """The evaluation card: kNN and linear probe."""
         from unremix.evaluation.images import evaluate_run
 
-        return evaluate_run(run, data, own=own)
+        return evaluate_run(run, data, own=own, progress=progress)
 
     def embed(
         self, run: Run, items: list[str | Path | Image.Image] | Tensor | np.ndarray

@@ -22,7 +22,7 @@ from unremix.data.sentence import (
     load_sentences,
     tokenise,
 )
-from unremix.domains.base import Features, Observer
+from unremix.domains.base import Features, Measuring, Observer
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.text import BagOfWords, TransformerEncoder
 from unremix.encoders.word_vectors import (
@@ -319,11 +319,13 @@ class SentenceDomain:
             say(f"Further words will be known by a map fitted on the {shared:,} words of {expand}.")
         return SentenceObserver(data, config, say)
 
-    def evaluate(self, run: Run, data: SentenceCorpus, *, own: bool = True) -> dict[str, Any]:
+    def evaluate(
+        self, run: Run, data: SentenceCorpus, *, own: bool = True, progress: Measuring | None = None
+    ) -> dict[str, Any]:
         """The evaluation card: topics and SentEval's tasks."""
         from unremix.evaluation.sentences import evaluate_run
 
-        return evaluate_run(run, data, own=own)
+        return evaluate_run(run, data, own=own, progress=progress)
 
     def embed(self, run: Run, items: Any) -> Tensor:
         """Embeddings of sentences, shape (n, F)."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import unremix
 from unremix.config import TrainConfig
 from unremix.data.graph import GraphData
 from unremix.data.graph_store import GraphStore
+from unremix.domains.base import Measuring
 from unremix.domains.graph import graph_features
-from unremix.evaluation.card import begin_card
+from unremix.evaluation.card import begin_card, label_of
 from unremix.evaluation.health import effective_rank
+from unremix.evaluation.kept import kept
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework
@@ -88,10 +95,16 @@ def summed_features(store: GraphStore) -> Tensor:
 
 
 def _measure(
-    features: Tensor, labels: Tensor, config: TrainConfig, plan: FoldPlan
+    kind: str,
+    features: Tensor,
+    labels: Tensor,
+    config: TrainConfig,
+    plan: FoldPlan,
+    progress: Measuring | None,
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"features": features.shape[1]}
     for kernel in config.graph.classifiers:
+        name = {"rbf": "svm", "linear": "linear_svm", "logistic": "logistic"}[kernel]
         found = svm_accuracy(
             features[plan.kept],
             labels[plan.kept],
@@ -100,8 +113,9 @@ def _measure(
             kernel=kernel,
             repeats=config.graph.repeats,
             seed=config.seed,
+            progress=progress and partial(progress, f"{kind}: {label_of(name)}"),
         )
-        result[{"rbf": "svm", "linear": "linear_svm", "logistic": "logistic"}[kernel]] = {
+        result[name] = {
             "value": found.mean,
             "std_over_folds": found.std,
             "accuracies": list(found.accuracies),
@@ -111,13 +125,37 @@ def _measure(
     return result
 
 
-def evaluate_run(run: Run, data: GraphData, *, own: bool = True) -> dict[str, Any]:
+def _measure_floor(
+    runs: Path,
+    kind: str,
+    features: Tensor,
+    labels: Tensor,
+    config: TrainConfig,
+    plan: FoldPlan,
+    progress: Measuring | None,
+) -> dict[str, Any]:
+    """As :func:`_measure`, but what was found is kept beside the runs: recipes share it."""
+    graph = config.graph
+    asked = [unremix.__version__, plan.outer, plan.inner, graph.classifiers, graph.repeats]
+    digest = hashlib.sha256(json.dumps([*asked, config.seed, *features.shape]).encode())
+    for tensor in (features, labels, plan.kept):
+        digest.update(tensor.cpu().numpy().tobytes())
+    result: dict[str, Any] = kept(
+        runs, digest, partial(_measure, kind, features, labels, config, plan, progress)
+    )
+    return result
+
+
+def evaluate_run(
+    run: Run, data: GraphData, *, own: bool = True, progress: Measuring | None = None
+) -> dict[str, Any]:
     """Measure a run's encoder, the same encoder untrained, and the summed node features.
 
     Args:
         run: The run.
         data: Graphs to measure on; labels are needed.
         own: Whether they are the run's own, so that what is left out is kept with its warnings.
+        progress: Told how far it is.
 
     Returns:
         The evaluation card.
@@ -153,9 +191,10 @@ def evaluate_run(run: Run, data: GraphData, *, own: bool = True) -> dict[str, An
         "untrained": graph_features(run.encoder(trained=False), store),
         "summed node features": summed_features(store),
     }
-    card["results"] = {
-        kind: _measure(features, labels, config, plan) for kind, features in found.items()
-    }
+    card["results"] = {}
+    for kind, features in found.items():
+        measure = _measure if kind == "trained" else partial(_measure_floor, run.path.parent)
+        card["results"][kind] = measure(kind, features, labels, config, plan, progress)
     first = card["results"]["trained"]
     card["protocol"] = {
         name: measured.pop("protocol") for name, measured in first.items() if name != "features"

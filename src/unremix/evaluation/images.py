@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unremix.config import TrainConfig
 from unremix.data.image import ImageData, ImageSet
+from unremix.domains.base import Measuring
 from unremix.domains.image import ImageShape
 from unremix.encoders import ResNet, SmallCNN
 from unremix.encoders.resnet import DEPTHS
@@ -85,7 +86,12 @@ def measure_knn(
 
 
 def _measure(
-    encoder: nn.Module | None, data: ImageData, shape: ImageShape, config: TrainConfig
+    kind: str,
+    encoder: nn.Module | None,
+    data: ImageData,
+    shape: ImageShape,
+    config: TrainConfig,
+    progress: Measuring | None,
 ) -> dict[str, Any]:
     train = set_features(encoder, data.train, shape.settings)
     labels = data.train.labels
@@ -97,6 +103,11 @@ def _measure(
         "knn": asdict(_knn(train, test, data, config)),
     }
     if config.probe_epochs:
+
+        def told(epoch: int, _: float) -> None:
+            if progress is not None:
+                progress(f"{kind}: linear probe", epoch, config.probe_epochs)
+
         if test is not None and data.test is not None and data.test.labels is not None:
             parts = (train, labels, test, data.test.labels)
         else:
@@ -110,6 +121,7 @@ def _measure(
                 epochs=config.probe_epochs,
                 batch_size=probe_batch(len(parts[0])),
                 seed=config.seed,
+                progress=told,
             )
         )
     return result
@@ -131,13 +143,16 @@ def backbone_of(encoder: nn.Module, asked: str) -> str:
     return asked
 
 
-def evaluate_run(run: Run, data: ImageData, *, own: bool = True) -> dict[str, Any]:
+def evaluate_run(
+    run: Run, data: ImageData, *, own: bool = True, progress: Measuring | None = None
+) -> dict[str, Any]:
     """Measure a run's encoder, the same encoder untrained, and raw pixels.
 
     Args:
         run: The run.
         data: Images to measure on; labels are needed.
         own: Whether these are the images the run was trained on.
+        progress: Told how far it is.
 
     Returns:
         The evaluation card: what was measured, on what layer, after which epoch, with which seed.
@@ -173,12 +188,13 @@ def evaluate_run(run: Run, data: ImageData, *, own: bool = True) -> dict[str, An
         + ("test images" if split else "a random fifth held out"),
         "standard_error": "binomial, over the images measured; one training run",
     }
-    card["results"] = {
-        "trained": _measure(run.encoder(), data, shape, config),
-        "untrained": _measure(untrained, data, shape, config),
-    }
+    encoders: dict[str, nn.Module | None] = {"trained": run.encoder(), "untrained": untrained}
     if len(data.train) * shape.channels * shape.image_size**2 <= MOST_PIXELS:
-        card["results"]["pixels"] = _measure(None, data, shape, config)
+        encoders["pixels"] = None
     else:
         card["protocol"]["pixels"] = "left out: they would not fit into memory"
+    card["results"] = {
+        kind: _measure(kind, encoder, data, shape, config, progress)
+        for kind, encoder in encoders.items()
+    }
     return card

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 import unremix
 from unremix.config import TrainConfig
 from unremix.data.sentence import EncodedCorpus, Vocabulary
+from unremix.domains.base import Measuring
 from unremix.domains.sentence import encode_texts, reader
 from unremix.evaluation import senteval
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import effective_rank
+from unremix.evaluation.kept import kept
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.senteval_files import find_folder
-from unremix.files import write_whole
 from unremix.frameworks.base import Framework
 from unremix.run import Run
 
@@ -112,6 +114,7 @@ def _measure(
     vocabulary: Vocabulary,
     config: TrainConfig,
     folder: str | None,
+    progress: Measuring | None,
 ) -> tuple[dict[str, Any], Any]:
     result: dict[str, Any] = {}
     protocol = None
@@ -126,6 +129,7 @@ def _measure(
             ),
             folder,
             config.sentence.tasks,
+            progress=progress,
         )
         result["features"] = found["encoder"]["features"]
         result |= found["tasks"]
@@ -139,6 +143,7 @@ def _measure_untrained(
     vocabulary: Vocabulary,
     config: TrainConfig,
     folder: str | None,
+    progress: Measuring | None,
 ) -> tuple[dict[str, Any], Any]:
     """As :func:`_measure`, but what was found is kept beside the runs: recipes share it."""
     digest = hashlib.sha256(json.dumps(vocabulary.words).encode())
@@ -147,15 +152,14 @@ def _measure_untrained(
     text = data.name if data.topics is not None else None  # otherwise it is not looked at
     measured = [text, folder, asdict(config.sentence), config.knn_k, config.knn_temperature]
     digest.update(json.dumps([unremix.__version__, *measured]).encode())
-    kept = Path(config.runs) / ".cache" / f"untrained-{digest.hexdigest()[:16]}.json"
-    if not kept.exists():
-        found = json.dumps(_measure(encoder, data, vocabulary, config, folder))
-        write_whole(kept, lambda file: file.write_text(found))
-    result, protocol = json.loads(kept.read_text())
+    measure = partial(_measure, encoder, data, vocabulary, config, folder, progress)
+    result, protocol = kept(Path(config.runs), digest, measure)
     return result, protocol
 
 
-def evaluate_run(run: Run, data: EncodedCorpus, *, own: bool = True) -> dict[str, Any]:
+def evaluate_run(
+    run: Run, data: EncodedCorpus, *, own: bool = True, progress: Measuring | None = None
+) -> dict[str, Any]:
     """Measure a run's encoders, and the same untrained.
 
     Args:
@@ -163,6 +167,7 @@ def evaluate_run(run: Run, data: EncodedCorpus, *, own: bool = True) -> dict[str
         data: Text to measure topics on, where it has any.
         own: Whether it is the text of the run. With another, SentEval's tasks, which do not look
             at it, are left out.
+        progress: Told how far it is.
 
     Returns:
         The evaluation card.
@@ -197,7 +202,7 @@ def evaluate_run(run: Run, data: EncodedCorpus, *, own: bool = True) -> dict[str
     protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}
     for kind, measure in (("trained", _measure), ("untrained", _measure_untrained)):
         encoder, vocabulary = reader(run, trained=kind == "trained")
-        results[kind], tasks = measure(encoder, data, vocabulary, config, folder)
+        results[kind], tasks = measure(encoder, data, vocabulary, config, folder, progress)
         if tasks is not None:
             protocol |= tasks
     if data.topics is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,6 +171,7 @@ def svm_accuracy(
     repeats: int = 1,
     seed: int = 0,
     jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> SVMResult:
     """Accuracy of a classifier on frozen features, by nested stratified cross-validation.
 
@@ -196,6 +197,7 @@ def svm_accuracy(
         repeats: How often to draw the folds anew.
         seed: Draws the folds; repeat r uses seed + r.
         jobs: Folds at a time, each in a thread of its own; as many as torch has threads if None.
+        progress: Called with how many folds are done, and how many there are.
 
     Returns:
         The accuracies of all folds of all repeats.
@@ -247,13 +249,17 @@ def svm_accuracy(
     # libsvm runs without the interpreter's lock, and a thread needs no second copy of anything. One
     # thread of BLAS per fold: the folds keep the processors busy. scikit-learn's own warnings would
     # come by the hundred; the fits that stopped early are counted instead.
-    with threadpool_limits(limits=1), warnings.catch_warnings():
+    results = []
+    with (
+        threadpool_limits(limits=1),
+        warnings.catch_warnings(),
+        ThreadPoolExecutor(workers) as pool,
+    ):
         warnings.simplefilter("ignore", _convergence_warning())
-        if workers == 1:
-            results = [work(part) for part in parts]
-        else:
-            with ThreadPoolExecutor(workers) as pool:
-                results = list(pool.map(work, parts))
+        for result in map(work, parts) if workers == 1 else pool.map(work, parts):
+            results.append(result)
+            if progress is not None:
+                progress(len(results), len(parts))
     accuracies, chosen, unfinished = zip(*results, strict=True)
     if sum(unfinished):
         warnings.warn(

@@ -1,0 +1,28 @@
+"""Measurements kept beside the runs: recipes share what is measured on an untrained encoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unremix.files import write_whole
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+
+def kept(runs: Path, digest: _Hash, measure: Callable[[], Any]) -> Any:
+    """What was measured before, or is measured now.
+
+    Args:
+        runs: Folder of the runs.
+        digest: Of all that the measurement depends on.
+        measure: Measures; what it returns can be written as JSON.
+    """
+    path = runs / ".cache" / f"untrained-{digest.hexdigest()[:16]}.json"
+    if not path.exists():
+        found = json.dumps(measure())
+        write_whole(path, lambda file: file.write_text(found))
+    return json.loads(path.read_text())
