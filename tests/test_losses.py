@@ -428,3 +428,76 @@ def test_weightings_that_are_none() -> None:
             weighting=Weighting(("hard",)))  # fmt: skip
     with pytest.raises(ValueError, match=r"expected groups to be integers, received torch.float"):
         Pairs.membership(torch.rand(3), 3)
+
+
+@pytest.mark.parametrize("estimate", [info_nce, jsd])
+@pytest.mark.parametrize("wide", ["inputs", "residuals", "embeddings"])
+def test_numbers_of_two_widths_are_refused(estimate: Any, wide: str) -> None:
+    parts = {"embeddings": draw(9, 4).float(), "inputs": draw(9, 3).float()}
+    parts["residuals"] = parts["embeddings"].clone()
+    views = Views(**{**parts, wide: parts[wide].double()})
+    candidates = Views(**{name: part[:3].clone() for name, part in parts.items()})
+    with pytest.raises(ValueError, match=r"of one dtype, received torch\.float\d\d and torch"):
+        estimate(views, candidates, Pairs.membership(torch.arange(9) % 3, 3))
+
+
+@pytest.mark.parametrize("estimate", [info_nce, jsd])
+def test_a_nan_of_any_kind_reaches_the_loss(estimate: Any) -> None:
+    """A NaN carries bits of its own, as R's NA does."""
+    anchors, candidates = draw(10, 6).float(), draw(20, 6).float()
+    candidates.view(torch.int32)[15, 2] = 0x7FC00001
+    pairs = Pairs.queue(torch.arange(10), torch.arange(100, 110))
+    assert estimate(Views(anchors), Views(candidates), pairs).isnan()
+
+
+@pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan, 1e38])
+def test_what_is_no_negative_is_not_looked_at(broken: float) -> None:
+    """Of a candidate that is masked for all, nothing reaches the loss."""
+    anchors, candidates = draw(6, 3).float(), draw(4, 3).float()
+    positives = torch.zeros(6, 4, dtype=torch.bool)
+    positives[:, 0] = True
+    negatives = ~positives
+    negatives[:, 3] = False
+    pairs = Pairs.from_masks(positives, negatives)
+    without = Pairs.from_masks(positives[:, :3], negatives[:, :3])
+    expected = jsd(Views(anchors), Views(candidates[:3]), without)
+    candidates[3] = broken
+    torch.testing.assert_close(jsd(Views(anchors), Views(candidates), pairs), expected)
+
+
+def test_vectors_without_numbers() -> None:
+    """u is 0 where h has no numbers and there is no bias, and so is everything where z has none."""
+    nodes, graphs = draw(14, 6), draw(5, 6)
+    pairs, weighting = Pairs.membership(torch.arange(14) % 5, 5), Weighting(NAMES)
+    nothing = jsd(Views(nodes[:, :0]), Views(graphs[:, :0]), pairs, weighting=weighting)
+    assert abs(float(nothing)) < 1e-12
+    empty = Views(nodes, nodes[:, :0]), Views(graphs, graphs[:, :0])
+    zeros = Views(nodes, torch.zeros(14, 1).double()), Views(graphs, torch.zeros(5, 1).double())
+    found, expected = (
+        jsd(*views, pairs, weighting=weighting, bias=False) for views in (empty, zeros)
+    )
+    assert_close(found, expected)
+
+
+def test_very_long_vectors_have_a_direction() -> None:
+    """Their squares are more than float32 holds."""
+    anchors, candidates = draw(6, 4).float(), draw(6, 4).float()
+    expected = info_nce(Views(anchors), Views(candidates), Pairs.one_way(6))
+    long = info_nce(Views(1e20 * anchors), Views(1e20 * candidates), Pairs.one_way(6))
+    torch.testing.assert_close(long, expected)
+
+
+def test_debiasing_at_its_least_value_passes_no_gradient() -> None:
+    """At a low temperature the float32 of a negative is nothing beside that of the positive."""
+    anchor = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    candidates = torch.tensor([[0.9, 0.43], [0.3, -0.95]])
+    loss = info_nce(
+        Views(anchor),
+        Views(candidates),
+        Pairs.membership(torch.tensor([0]), 2),
+        temperature=0.01,
+        class_prior=0.1,
+    )
+    (gradient,) = torch.autograd.grad(loss, anchor)
+    assert loss.item() < 1e-30
+    assert float(gradient.abs().max()) < 1e-30

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unremix.pairs import Pairs
+from unremix.pairs import Links, Pairs
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -127,3 +127,27 @@ def test_bad_masks() -> None:
         Pairs.from_masks(mask, ~mask[:, :1])
     with pytest.raises(ValueError, match="2 pairs that are both"):
         Pairs.from_masks(mask, mask)
+
+
+def test_links_out_of_order_are_refused() -> None:
+    """Compiled code writes where they point."""
+    order, groups = torch.arange(6), torch.arange(6) % 3
+    for links in (
+        Links(order.flip(0), groups),
+        Links(order, groups + 10),
+        Links(order // 6, groups),
+    ):
+        with pytest.raises(ValueError, match=r"expected links sorted .* Pairs\.build"):
+            _ = Pairs(6, 3, links, links).blocks(None)[0].masked
+    with pytest.raises(ValueError, match=r"shape \(N,\), received \(6, 1\)"):
+        Pairs.membership(groups[:, None], 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_links_of_any_integers(dtype: torch.dtype) -> None:
+    narrow = torch.arange(20, dtype=dtype)
+    assert torch.equal(
+        Pairs.build(20, 20, (narrow, narrow), (narrow, narrow.flip(0))).negative_mask(),
+        Pairs.build(20, 20, (narrow.long(),) * 2, (narrow.long(), narrow.long().flip(0)))
+        .negative_mask(),
+    )  # fmt: skip

@@ -69,6 +69,18 @@ def _check_range(name: str, indices: Tensor, count: int) -> None:
         )
 
 
+def _check_order(flat: Tensor, size: int) -> None:
+    """Compiled code takes on trust that positions are sorted, without repeats, and there."""
+    if flat.device.type != "cpu" or flat.numel() == 0:
+        return
+    sorted_ = bool((flat[1:] > flat[:-1]).all())
+    if not sorted_ or int(flat[0]) < 0 or int(flat[-1]) >= size:
+        raise ValueError(
+            "expected links sorted by anchor, then candidate, each once, received others; "
+            "make the pairs with Pairs.build"
+        )
+
+
 Value = TypeVar("Value")
 
 
@@ -189,7 +201,10 @@ class Block:
             parts = zip(where, shifts, strict=True)
             row = torch.cat([row[part] - shift for part, shift in parts])
             candidate = torch.cat([candidate[part] for part in where])
-        return candidate.add(row, alpha=self.pairs.num_candidates).long(), row
+        flat = candidate.add(row, alpha=self.pairs.num_candidates).long()
+        rows = self.size * self.pairs.parts
+        _check_order(flat, rows * self.pairs.num_candidates)
+        return flat, row
 
     @kept
     def _masked(self) -> tuple[Tensor, Tensor]:
@@ -285,6 +300,9 @@ class Pairs:
         for anchor, candidate in (positives,) if excluded is None else (positives, excluded):
             _check_range("anchors", anchor, num_anchors)
             _check_range("candidates", candidate, num_candidates)
+        positives = positives[0].long(), positives[1].long()
+        if excluded is not None:
+            excluded = excluded[0].long(), excluded[1].long()
         anchor, candidate = positives
         links, position = Links.sort(anchor, candidate, num_candidates)
         shares = None
@@ -447,8 +465,13 @@ class Pairs:
             num_groups: M.
 
         Raises:
-            ValueError: For a group that is not among 0 … M - 1.
+            ValueError: For a group that is not among 0 … M - 1, or groups of another shape.
         """
+        if groups.dim() != 1:
+            raise ValueError(
+                f"expected a group per member, shape (N,), received {tuple(groups.shape)}; "
+                "use .flatten()"
+            )
         _check_range("groups", groups, num_groups)
         n, device = groups.numel(), groups.device
         own = Links(torch.arange(n, device=device), groups.long())

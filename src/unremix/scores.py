@@ -56,6 +56,9 @@ def normalise(embeddings: Tensor) -> tuple[Tensor, Tensor]:
     if native.serves(embeddings):
         return native.normalise(embeddings, SMALLEST_NORM)
     lengths = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
+    if lengths.numel() and not math.isfinite(float(lengths.max())):  # of squares too large
+        largest = embeddings.abs().amax(-1, keepdim=True).clamp(min=SMALLEST_NORM)
+        lengths = torch.linalg.vector_norm(embeddings / largest, dim=-1, keepdim=True) * largest
     units = embeddings / lengths
     if lengths.numel() and float(lengths.min()) <= SMALLEST_NORM:
         zero = lengths <= SMALLEST_NORM
@@ -624,11 +627,18 @@ class Context:
 def _check_shapes(anchors: Views, candidates: Views, own: Own | None, pairs: Pairs) -> None:
     """Compiled code takes shapes on trust, and torch resizes what it writes into."""
     width, inputs = candidates.embeddings.shape[-1:], candidates.inputs
-    dtypes = [views.embeddings.dtype for views in (anchors, candidates, own) if views is not None]
-    if len(set(dtypes)) > 1:
+    everything = [
+        tensor
+        for views in (anchors, candidates, own)
+        if views is not None
+        for tensor in (views.embeddings, views.inputs, views.residuals)
+        if tensor is not None
+    ]
+    dtypes = list(dict.fromkeys(str(tensor.dtype) for tensor in everything))
+    if len(dtypes) > 1:
         raise ValueError(
-            f"expected embeddings of one dtype, received {' and '.join(map(str, dtypes))}; "
-            "convert with .to()"
+            "expected embeddings, inputs and residuals of one dtype, received "
+            f"{' and '.join(dtypes)}; convert with .to()"
         )
     count = pairs.num_anchors
     for name, views, rows in (

@@ -129,10 +129,10 @@ class InfoNCE:
         rest = (negatives - false).clamp(min=tiny)
         log_rest = (rest / (1 - self.class_prior)).clamp(min=tiny).log() + shift
         least = count.log() - self.bound
-        held = log_rest <= least  # at its least value nothing moves it
+        held = (negatives <= false) | (log_rest <= least)  # at its least value nothing moves it
         by_negatives = (negatives / rest).masked_fill(held, 0.0)
         by_positive = (-false / rest).masked_fill(held, 0.0)
-        return torch.maximum(log_rest, least), by_negatives, by_positive
+        return torch.where(held, least, log_rest), by_negatives, by_positive
 
 
 def _log_sum_exp(values: Tensor, row: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -29,7 +30,10 @@ SOURCE = Path(__file__).with_name("kernels.c")
 MOST_COMPONENTS = 8  # of a mix; as in the source
 FITTING = 2**20  # bytes of vectors that stay in cache while others pass by
 # No flag changes what a NaN or an infinity does.
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-trapping-math", "-fno-math-errno")
+FLAGS = (
+    "-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-trapping-math", "-fno-math-errno",
+    "-fno-strict-aliasing",
+)  # fmt: skip
 INSTRUCTIONS = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}  # by what torch found
 
 Estimate = Literal["exponential", "softplus"]
@@ -91,7 +95,8 @@ def build(*, wide: bool, compiler: str | None = None, folder: Path | None = None
     flags = (*extra, *FLAGS, *INSTRUCTIONS.get(capability, ()), f"-DWIDE={int(wide)}")
     try:
         source = SOURCE.read_bytes()
-        key = hashlib.sha256(source + " ".join((path, *flags)).encode()).hexdigest()
+        what = " ".join((platform.machine(), path, *flags))
+        key = hashlib.sha256(source + what.encode()).hexdigest()
         folder = folder or cache_folder()
         library = folder / f"kernels-{key[:16]}.so"
         if library.exists():
@@ -171,7 +176,7 @@ def serves(*tensors: Tensor) -> bool:
 
 def fit(vectors: Tensor) -> bool:
     """Whether vectors, shape (M, D), are few enough to multiply others with, a few at a time."""
-    return vectors.nbytes <= FITTING
+    return 0 < vectors.nbytes <= FITTING
 
 
 def _functions(like: Tensor) -> ctypes.CDLL:
@@ -414,7 +419,7 @@ class Inner:
         """Whether a sweep can make them a few rows at a time, without the array."""
         (count, depth), (others, other_depth) = self.anchors.shape, self.candidates.shape
         whole = self.out.shape == (count, others) and depth == other_depth
-        return whole and fit(self.candidates) and serves(self.anchors, self.candidates)
+        return whole and fit(self.candidates) and serves(self.anchors, self.candidates, self.out)
 
 
 def array(values: Tensor | Inner) -> Tensor:

@@ -41,6 +41,7 @@ static int omp_get_num_threads(void) { return 1; }
 #define LN2_HIGH 6.93147180369123816490e-01
 #define LN2_LOW 1.90821492927058770002e-10
 #define DIGITS 52
+#define BIAS 1023
 #else
 #define LOWEST_POWER (-87.0f)
 #define HIGHEST_POWER 88.0f
@@ -48,6 +49,7 @@ static int omp_get_num_threads(void) { return 1; }
 #define LN2_HIGH 0.693359375f
 #define LN2_LOW (-2.12194440e-4f)
 #define DIGITS 23
+#define BIAS 127
 #endif
 
 /* e^x, to a unit or two in the last place; x is kept to where e^x is a normal number. */
@@ -57,7 +59,7 @@ static inline real exponential(real x) {
     union {
         real value;
         whole bits;
-    } rounded, series;
+    } rounded, scale;
     rounded.value = x * (real)1.4426950408889634 + ROUNDER;
     const real power = rounded.value - ROUNDER;
     const real rest = (x - power * LN2_HIGH) - power * LN2_LOW;
@@ -77,9 +79,9 @@ static inline real exponential(real x) {
     sum = sum * rest + (real)(1 / 6.0);
     sum = sum * rest + (real)0.5;
     sum = sum * rest + 1;
-    series.value = sum * rest + 1;
-    series.bits += (whole)((natural)rounded.bits << DIGITS);
-    return series.value;
+    sum = sum * rest + 1;
+    scale.bits = (whole)(((natural)rounded.bits + BIAS) << DIGITS); /* of a NaN: anything */
+    return sum * scale.value;
 }
 
 /* log(1 + x) for 0 ≤ x ≤ 1: 2 atanh(x/(2 + x)). */
@@ -583,6 +585,7 @@ static inline __attribute__((always_inline)) void sweep_row(
 #pragma omp simd
         for (integer j = 0; j < columns; j++) rise[j] = s[j] * factor;
     }
+    for (integer link = 0; link < links; link++) rise[masked[link]] = 0; /* 0 × ∞ is no 0 */
     if (in->estimate == JENSEN_SHANNON) {
 #pragma omp simd reduction(+ : product)
         for (integer j = 0; j < columns; j++) {
