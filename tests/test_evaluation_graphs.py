@@ -220,3 +220,61 @@ def test_measuring_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     told.clear()
     evaluate(run.path)
     assert told == [("trained: SVM", fold, 10) for fold in range(1, 11)]
+
+
+def test_stopped_while_measuring_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    data = write(tmp_path / "rings.jsonl", (12, 12))
+    arguments = [
+        "train", "--recipe", "infograph", "--data", str(data), "--runs", str(tmp_path / "runs"),
+        "--epochs", "1", "--batch_size", "8", "--graph.hidden", "4", "--accelerator", "cpu",
+        "--threads", "1", "--name", "run", "--progress", "false",
+    ]  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "svm_accuracy", stop)
+        assert main(arguments) == 130
+    said = " ".join(capsys.readouterr().err.split())
+    assert "go on with: unremix train --resume" in said
+    assert main(["train", "--resume", str(tmp_path / "runs" / "run")]) == 0
+    assert unremix.load(tmp_path / "runs" / "run").evaluation is not None
+
+
+def test_one_class_is_not_called_no_labels(tmp_path: Path) -> None:
+    data = write(tmp_path / "rings.jsonl", (12,))
+    run = unremix.train(data=str(data), runs=str(tmp_path), **{**SMALL, "epochs": 0})
+    card = run.evaluation
+    assert card is not None
+    assert card["note"] == "all graphs have the same label: accuracy cannot be measured"
+
+
+@pytest.mark.parametrize(
+    ("further", "which"),
+    [
+        ({"node_labels": ["a", "b", "c"]}, "labels"),
+        ({"node_features": [[1.0], [2.0], [3.0]]}, "features"),
+    ],
+)
+def test_what_an_encoder_of_degrees_does_not_look_at_is_told(
+    further: dict[str, Any], which: str, tmp_path: Path
+) -> None:
+    data = write(tmp_path / "rings.jsonl", (12, 12))
+    run = unremix.train(data=str(data), runs=str(tmp_path), **{**SMALL, "epochs": 0})
+    other = tmp_path / "others.jsonl"
+    other.write_text("\n".join([json.dumps({"edges": [[0, 1], [1, 2]], **further})] * 3))
+    with pytest.warns(UserWarning, match=f"the {which} of nodes in others are not looked at"):
+        run.domain.load_for(run, str(other))
+
+
+def test_a_name_of_graphs_taken_for_images_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tu" / "RINGS"
+    folder.mkdir(parents=True)
+    (folder / "RINGS_graph_indicator.txt").write_text("1\n")
+    monkeypatch.setenv("UNREMIX_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match="looks like graph data; add --domain graph"):
+        unremix.train(data="RINGS", runs=str(tmp_path), progress=False)

@@ -15,6 +15,7 @@ from unremix.cli import main
 from unremix.config import TrainConfig
 from unremix.data.graph_found import NodeEncoding
 from unremix.domains.graph import GraphShape
+from unremix.experiments import graphs
 from unremix.experiments.graphs import average_ranks, data_rows, ranks, read_results
 from unremix.experiments.reproduce import EXPERIMENTS, GraphsConfig
 from unremix.run import Run
@@ -75,6 +76,7 @@ def test_tables_of_finished_runs(folder: Path, capsys: pytest.CaptureFixture[str
     shares = [run["mix"] for run in record["runs"] if run["recipe"] == RECIPES[2]]
     assert all(mix == {"similarity": 0.4} for mix in shares)
     assert record["command"].startswith("unremix reproduce graphs --train false")
+    assert record["settings"]["train"] is False
     assert record["published"]["MUTAG"] == 0.8901
     table = (folder / "table.md").read_text()
     lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
@@ -87,10 +89,41 @@ def test_tables_of_finished_runs(folder: Path, capsys: pytest.CaptureFixture[str
     assert "89.0 |" in lines["MUTAG"]
     assert "54.0 ± 1.4 (2)" in lines["ENZYMES"]
     assert "average rank" in lines
+    assert "After 200 epochs." in table
+    assert "Put together by" in table
     assert "Unfinished: ENZYMES, where not every recipe has 3 runs" in table
     assert "Left out, for want of data or of runs: PTC_MR." in table
     for suffix in ("png", "svg"):
         assert (folder / f"graphs.{suffix}").stat().st_size > 1000
+
+
+def test_tables_anew_keep_what_made_the_runs(folder: Path) -> None:
+    made = {"command": "unremix reproduce graphs --epochs 7", "settings": {"epochs": 7}}
+    (folder / "results.json").write_text(json.dumps(made))
+    arguments = ["--output", str(folder), "--seeds", "2", "--data", "[MUTAG]"]
+    assert main(["reproduce", "graphs", "--train", "false", *arguments]) == 0
+    record = json.loads((folder / "results.json").read_text())
+    assert {key: record[key] for key in made} == made
+    assert len(record["runs"]) == 6
+    assert "Made by\n\n```bash\nunremix reproduce graphs --epochs 7\n" in (
+        (folder / "table.md").read_text()
+    )
+
+
+def test_what_is_refused_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise ValueError("expected the same options as before")
+
+    monkeypatch.setattr(graphs, "train_runs", refuse)
+    (folder / "results.json").write_text("{}")
+    data = folder / "rings.jsonl"
+    data.write_text("\n".join(['{"edges": [[0, 1], [1, 2]]}'] * 4))
+    arguments = ["--data", f"[{data}]", "--output", str(folder), "--epochs", "3"]
+    assert main(["reproduce", "graphs", *arguments]) == 1
+    assert "the same options as before" in " ".join(capsys.readouterr().err.split())
+    assert (folder / "results.json").read_text() == "{}"
 
 
 def test_without_runs_there_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,8 +64,11 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         if skipped:
             run.warn(f"left out ({len(skipped)}): {name_some(skipped, NAMED)}")
         progress.say("measuring the encoder, trained and untrained")
-        with progress:
-            card = domain.evaluate(run, data, progress=progress.measured)
+        try:
+            with progress:
+                card = domain.evaluate(run, data, progress=progress.measured)
+        except KeyboardInterrupt as stopped:
+            raise KeyboardInterrupt(str(run.path)) from stopped
         _write_card(run, card, "evaluation.json")
         write_report(run.path)
     return run

@@ -25,7 +25,7 @@ def find_images(data: str | Path) -> Found:
         return read_digits()
     if "{" in str(data) and not Path(data).exists():
         return read_pattern(str(data))
-    path = locate(data, IMAGES)
+    path = locate(data, IMAGES, folders=("", "tu"), suffixes=("", ".zip"))  # graphs are told apart
     if path.is_dir():
         if any(path.glob(f"*{TU_FILE}")):
             raise _of_domain(path, "graph")

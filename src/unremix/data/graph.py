@@ -197,6 +197,18 @@ def _encode(
     degrees = np.bincount(edges[0], minlength=int(found.sizes.sum()))
     if encoding is None:
         encoding = NodeEncoding.fit(found, degrees, use_attributes)
+    elif encoding.kind in ("degree", "normalised-degree"):
+        given = []
+        if found.node_labels is not None:
+            given.append("labels")
+        if found.attributes is not None and found.use_attributes:
+            given.append("features")
+        if given:
+            warnings.warn(
+                f"the {' and '.join(given)} of nodes in {found.name} are not looked at: the "
+                "encoder knows nodes by their degrees",
+                stacklevel=3,
+            )
     node_starts = np.concatenate([[0], np.cumsum(found.sizes)])
     store = GraphStore(
         x=encoding.encode(found, degrees),

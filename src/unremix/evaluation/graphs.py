@@ -77,7 +77,8 @@ class GraphObserver:
         if not row["effective_rank"] and not self.said:
             self.said = True
             self.say(
-                "The embeddings have collapsed: all graphs have the same. Lower the learning rate."
+                "The embeddings have collapsed: all graphs have the same. Where the graphs differ, "
+                "lower --lr; node features of very different sizes need scaling first."
             )
         labels = self.labels
         if labels is not None:
@@ -177,7 +178,8 @@ def evaluate_run(
     )
     plan = plan_evaluation(data, config)
     if labels is None or plan is None:
-        card["note"] = "no labels: accuracy cannot be measured"
+        why = "no labels" if labels is None else "all graphs have the same label"
+        card["note"] = f"{why}: accuracy cannot be measured"
         return card
     card["left_out_graphs"] = int((~plan.kept).sum())
     for note in plan.notes if own else ():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -178,7 +178,12 @@ def _summary(summary: Summary | None) -> str:
 
 
 def to_markdown(
-    rows: Sequence[DataRow], recipes: Sequence[str], seeds: int, missing: Sequence[str] = ()
+    rows: Sequence[DataRow],
+    recipes: Sequence[str],
+    seeds: int,
+    *,
+    epochs: Sequence[int],
+    missing: Sequence[str] = (),
 ) -> str:
     """The table, and what has to be known to read it.
 
@@ -186,6 +191,7 @@ def to_markdown(
         rows: A row per data set.
         recipes: The first is the reference.
         seeds: How many runs of each recipe there are to be.
+        epochs: How many the runs were trained for, each number once.
         missing: Data sets that are left out.
     """
     headings = [
@@ -216,11 +222,11 @@ def to_markdown(
     if missing:
         table += f"\nLeft out, for want of data or of runs: {', '.join(missing)}.\n"
     return (
-        f"{table}\nAccuracy in percent, mean ± standard deviation over seeds (their number); a "
-        "seed's accuracy is the mean over the outer folds. Differences pair equal seeds, which "
-        "share initial weights, order of the graphs and folds: mean [95 % interval by Student's "
-        "t]. Published figures are those of the best epoch on the test folds; ours are those of "
-        "the last epoch.\n"
+        f"{table}\nAfter {' or '.join(map(str, epochs))} epochs. Accuracy in percent, mean ± "
+        "standard deviation over seeds (their number); a seed's accuracy is the mean over the "
+        "outer folds. Differences pair equal seeds, which share initial weights, order of the "
+        "graphs and folds: mean [95 % interval by Student's t]. Published figures are those of "
+        "the best epoch on the test folds; ours are those of the last epoch.\n"
     )
 
 
@@ -264,9 +270,10 @@ def _write(
     config: GraphsConfig, results: Sequence[Result], missing: Sequence[str], command: str
 ) -> str:
     rows = data_rows(results, config.recipes)
-    table = to_markdown(rows, config.recipes, config.seeds, missing)
+    epochs = sorted({result.epochs for result in results})
+    table = to_markdown(rows, config.recipes, config.seeds, epochs=epochs, missing=missing)
     record = {
-        "settings": asdict(replace(config, train=True)),
+        "settings": asdict(config),
         "published": PUBLISHED,
         "runs": [asdict(result) for result in results],
         "average_rank": average_ranks(rows, config.recipes, config.seeds),
@@ -274,7 +281,10 @@ def _write(
     }
     chart = bar_chart(rows, config.recipes) if rows else None
     folder = Path(config.output)
-    write_record(folder, "graphs", table=table, record=record, command=command, figure=chart)
+    write_record(
+        folder, "graphs", table=table, record=record, command=command, trained=config.train,
+        figure=chart,
+    )  # fmt: skip
     return table
 
 
@@ -348,8 +358,10 @@ def reproduce(
         train = _train_config(config, data)
         try:
             failed += train_runs(config, config.recipes, train, folders[name], console, command)
-        finally:  # what there is, though it be stopped
-            write()
+        except KeyboardInterrupt:
+            write()  # what there is
+            raise
+        write()
     table = write()
     if not table:
         where = ", ".join(missing) or config.output

@@ -109,6 +109,7 @@ def write_record(
     table: str,
     record: Mapping[str, Any],
     command: str,
+    trained: bool,
     figure: Figure | None,
 ) -> None:
     """Write ``table.md``, ``results.json`` and the chart.
@@ -119,16 +120,24 @@ def write_record(
         table: In Markdown.
         record: What goes to ``results.json``, after the command and the versions.
         command: What was asked for.
+        trained: Whether that made the runs. If not, command and settings of the record that stands
+            there, if any, are those of the runs, and stay.
         figure: The chart, if there is anything to show.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made = versions()
+    path, made = folder / "results.json", versions()
+    whole = {"command": command, "versions": made, **record}
+    if not trained and path.exists():
+        earlier = json.loads(path.read_text())
+        whole |= {key: earlier[key] for key in ("command", "settings") if key in earlier}
+        trained = True
     text = (
-        f"# {name.capitalize()}\n\n{table}\nMade by\n\n```bash\n{command}\n```\n\nwith unremix "
+        f"# {name.capitalize()}\n\n{table}\n{'Made' if trained else 'Put together'} by\n\n"
+        f"```bash\n{whole['command']}\n```\n\nwith unremix "
         f"{made['unremix']}, torch {made['torch']}, Python {made['python']}.\n"
     )
-    whole = json.dumps({"command": command, "versions": made, **record}, indent=1) + "\n"
-    write_whole(folder / "results.json", lambda file: file.write_text(whole))
+    content = json.dumps(whole, indent=1) + "\n"
+    write_whole(path, lambda file: file.write_text(content))
     write_whole(folder / "table.md", lambda file: file.write_text(text))
     if figure is not None:
         write_figure(figure, folder / name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -216,14 +216,17 @@ def write_results(config: SentencesConfig, results: Sequence[Result], command: s
     """Write table, record and chart, and return the table."""
     table = to_markdown(results, config.recipes)
     record = {
-        "settings": asdict(replace(config, train=True)),
+        "settings": asdict(config),
         "columns": COLUMNS,
         "paper": {name: dict(zip(COLUMNS, row, strict=True)) for name, row in PAPER.items()},
         "runs": [asdict(result) for result in results],
     }
     chart = bar_chart(results, config.recipes) if results else None
     folder = Path(config.output)
-    write_record(folder, "sentences", table=table, record=record, command=command, figure=chart)
+    write_record(
+        folder, "sentences", table=table, record=record, command=command, trained=config.train,
+        figure=chart,
+    )  # fmt: skip
     return table
 
 
