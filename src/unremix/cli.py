@@ -40,6 +40,9 @@ class Parser(ArgumentParser):
             for action in parser._actions
             for option in action.option_strings
         }
+        listed = re.search(r"Expected a <class 'tuple'>\. Got value: (\S+)", message)
+        if listed:
+            message += f'; write "[{listed[1]}]"'
         for word in re.findall(r"--([\w.]+)|[Oo]ption '([\w.]+)'", message):
             near = get_close_matches(word[0] or word[1], known, n=1)
             if near and near[0] not in word:
