@@ -8,7 +8,7 @@ from unremix.data.arrays import read_cifar, read_digits, read_npz, tar_pickles
 from unremix.data.folders import read_folder, read_pattern, read_tars, read_tree, zip_files
 from unremix.data.found import ACCEPTED, IMAGES, Found, name_and_suffix
 from unremix.data.graph_json import is_json_lines
-from unremix.data.locate import locate
+from unremix.data.locate import candidates, locate
 
 TU_FILE = "_graph_indicator.txt"  # every TU data set of graphs has one, and nothing else
 
@@ -25,7 +25,10 @@ def find_images(data: str | Path) -> Found:
         return read_digits()
     if "{" in str(data) and not Path(data).exists():
         return read_pattern(str(data))
-    path = locate(data, IMAGES, folders=("", "tu"), suffixes=("", ".zip"))  # graphs are told apart
+    for graphs in candidates(data, folders=("tu",), suffixes=("", ".zip"))[1:]:
+        if graphs.exists() and not any(place.exists() for place in candidates(data)):
+            raise _of_domain(graphs, "graph")
+    path = locate(data, IMAGES)
     if path.is_dir():
         if any(path.glob(f"*{TU_FILE}")):
             raise _of_domain(path, "graph")

@@ -7,6 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
+def candidates(
+    data: str | Path, *, folders: Sequence[str] = ("",), suffixes: Sequence[str] = ("",)
+) -> list[Path]:
+    """Where to look: at the path, then below UNREMIX_DATA.
+
+    Args:
+        data: A path or a name.
+        folders: Where to look below UNREMIX_DATA.
+        suffixes: What may be missing at the name's end there.
+    """
+    path, root = Path(data).expanduser(), os.environ.get("UNREMIX_DATA")
+    if not root or path.is_absolute():
+        return [path]
+    base = Path(root).expanduser()
+    return [path, *(base / below / f"{data}{end}" for below in folders for end in suffixes)]
+
+
 def locate(
     data: str | Path,
     accepted: str,
@@ -19,20 +36,17 @@ def locate(
     Args:
         data: A path or a name.
         accepted: What could have been there, for the error.
-        folders: Where to look below UNREMIX_DATA.
-        suffixes: What may be missing at the name's end there.
+        folders: See :func:`candidates`.
+        suffixes: Likewise.
 
     Raises:
         FileNotFoundError: If there is nothing.
     """
-    path, root = Path(data).expanduser(), os.environ.get("UNREMIX_DATA")
-    candidates = [path]
-    if root and not path.is_absolute():
-        base = Path(root).expanduser()
-        candidates += [base / below / f"{data}{end}" for below in folders for end in suffixes]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
-    looked = " or ".join(repr(str(candidate)) for candidate in candidates)
-    where = "" if root else f" in {Path.cwd()} (UNREMIX_DATA is not set)"
+    places = candidates(data, folders=folders, suffixes=suffixes)
+    for place in places:
+        if place.exists():
+            return place
+    looked = " or ".join(repr(str(place)) for place in places)
+    unset = not os.environ.get("UNREMIX_DATA")
+    where = f" in {Path.cwd()} (UNREMIX_DATA is not set)" if unset else ""
     raise FileNotFoundError(f"expected data at {looked}, found nothing{where}; {accepted}")
