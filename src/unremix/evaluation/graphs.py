@@ -7,8 +7,7 @@ import json
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,9 @@ from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework
 from unremix.run import Run
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 # kNN on a handful of graphs per class is noise; a fifth of a class, at most 20, is not.
 NEIGHBOURS = 20
@@ -126,25 +128,14 @@ def _measure(
     return result
 
 
-def _measure_floor(
-    runs: Path,
-    kind: str,
-    features: Tensor,
-    labels: Tensor,
-    config: TrainConfig,
-    plan: FoldPlan,
-    progress: Measuring | None,
-) -> dict[str, Any]:
-    """As :func:`_measure`, but what was found is kept beside the runs: recipes share it."""
+def _digest(features: Tensor, labels: Tensor, config: TrainConfig, plan: FoldPlan) -> _Hash:
+    """Of all that :func:`_measure` depends on."""
     graph = config.graph
     asked = [unremix.__version__, plan.outer, plan.inner, graph.classifiers, graph.repeats]
     digest = hashlib.sha256(json.dumps([*asked, config.seed, *features.shape]).encode())
     for tensor in (features, labels, plan.kept):
         digest.update(tensor.cpu().numpy().tobytes())
-    result: dict[str, Any] = kept(
-        runs, digest, partial(_measure, kind, features, labels, config, plan, progress)
-    )
-    return result
+    return digest
 
 
 def evaluate_run(
@@ -195,8 +186,12 @@ def evaluate_run(
     }
     card["results"] = {}
     for kind, features in found.items():
-        measure = _measure if kind == "trained" else partial(_measure_floor, run.path.parent)
-        card["results"][kind] = measure(kind, features, labels, config, plan, progress)
+        measure = partial(_measure, kind, features, labels, config, plan, progress)
+        if kind == "trained":
+            card["results"][kind] = measure()
+        else:  # recipes share it
+            digest = _digest(features, labels, config, plan)
+            card["results"][kind] = kept(run.path.parent, digest, measure)
     first = card["results"]["trained"]
     card["protocol"] = {
         name: measured.pop("protocol") for name, measured in first.items() if name != "features"
