@@ -98,16 +98,20 @@ def test_tables_of_finished_runs(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_tables_anew_keep_what_made_the_runs(folder: Path) -> None:
-    made = {"command": "unremix reproduce graphs --epochs 7", "settings": {"epochs": 7}}
+    made = {
+        "command": "unremix reproduce graphs --epochs 7",
+        "versions": {"unremix": "0.0.9", "torch": "2.4.0", "python": "3.10.1"},
+        "settings": {"epochs": 7},
+    }
     (folder / "results.json").write_text(json.dumps(made))
     arguments = ["--output", str(folder), "--seeds", "2", "--data", "[MUTAG]"]
     assert main(["reproduce", "graphs", "--train", "false", *arguments]) == 0
     record = json.loads((folder / "results.json").read_text())
     assert {key: record[key] for key in made} == made
     assert len(record["runs"]) == 6
-    assert "Made by\n\n```bash\nunremix reproduce graphs --epochs 7\n" in (
-        (folder / "table.md").read_text()
-    )
+    table = (folder / "table.md").read_text()
+    assert "Made by\n\n```bash\nunremix reproduce graphs --epochs 7\n" in table
+    assert "with unremix 0.0.9, torch 2.4.0, Python 3.10.1" in table
 
 
 def test_what_is_refused_changes_nothing(

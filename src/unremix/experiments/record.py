@@ -120,17 +120,19 @@ def write_record(
         table: In Markdown.
         record: What goes to ``results.json``, after the command and the versions.
         command: What was asked for.
-        trained: Whether that made the runs. If not, command and settings of the record that stands
-            there, if any, are those of the runs, and stay.
+        trained: Whether that made the runs. If not, command, versions and settings of the record
+            that stands there, if any, are those of the runs, and stay.
         figure: The chart, if there is anything to show.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path, made = folder / "results.json", versions()
-    whole = {"command": command, "versions": made, **record}
+    path = folder / "results.json"
+    whole = {"command": command, "versions": versions(), **record}
     if not trained and path.exists():
         earlier = json.loads(path.read_text())
-        whole |= {key: earlier[key] for key in ("command", "settings") if key in earlier}
+        kept = ("command", "versions", "settings")
+        whole |= {key: earlier[key] for key in kept if key in earlier}
         trained = True
+    made = whole["versions"]
     text = (
         f"# {name.capitalize()}\n\n{table}\n{'Made' if trained else 'Put together'} by\n\n"
         f"```bash\n{whole['command']}\n```\n\nwith unremix "
