@@ -24,7 +24,7 @@ from torch import nn
 from training import conclude, read_options, show_race
 
 from unremix.config import TrainConfig
-from unremix.data.graph import GraphData
+from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain
 from unremix.frameworks.infograph import Discriminator
 from unremix.losses.jsd import jsd

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from training import conclude, read_options, show_race, show_shares
 
 from unremix.config import SentenceOptions, TrainConfig
-from unremix.data.sentence import SentenceBatch, load_sentences
+from unremix.data.sentence.dataset import SentenceBatch, load_sentences
 from unremix.domains.sentence import SentenceCorpus, SentenceDomain
 from unremix.frameworks.base import Batch
 from unremix.optimisers import make_optimiser

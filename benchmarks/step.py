@@ -19,7 +19,7 @@ from torch import Tensor
 from training import Options, conclude, read_options, show_race, show_shares
 
 from unremix.config import TrainConfig
-from unremix.data.image import CachedImages
+from unremix.data.image.dataset import CachedImages
 from unremix.domains.image import ImageDomain, ImageShape
 from unremix.frameworks.base import Batch, Embedded
 from unremix.optimisers import make_optimiser

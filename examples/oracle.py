@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unremix import UnReMixLoss
 from unremix.config import TrainConfig
-from unremix.data.graph import GraphData
+from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain, graph_features
 from unremix.evaluation.graphs import plan_evaluation
 from unremix.evaluation.svm import SVMResult, svm_accuracy

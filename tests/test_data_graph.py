@@ -24,8 +24,9 @@ from torch_geometric.io import read_tu_data
 from torch_geometric.transforms import OneHotDegree
 from torch_geometric.utils import degree
 
-from unremix.data import graph_found, graph_syntax
-from unremix.data.graph import (
+from unremix.data.graph import features as node_features
+from unremix.data.graph import syntax as syntax_trees
+from unremix.data.graph.dataset import (
     GraphBatch,
     GraphData,
     GraphSet,
@@ -227,9 +228,9 @@ def test_large_degrees_are_standardised() -> None:
 
 def test_the_threshold_of_degrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "TINY", changed(node_labels=None))
-    monkeypatch.setattr(graph_found, "LARGEST_DEGREE", 3)
+    monkeypatch.setattr(node_features, "LARGEST_DEGREE", 3)
     assert load(folder).feature_kind == "degree"
-    monkeypatch.setattr(graph_found, "LARGEST_DEGREE", 2)
+    monkeypatch.setattr(node_features, "LARGEST_DEGREE", 2)
     data = load(folder)
     assert data.feature_kind == "normalised-degree"
     degrees = np.array([2, 2, 3, 1, 0, 0, 0])
@@ -601,7 +602,7 @@ def test_syntax_trees(syntax: GraphData) -> None:
     assert syntax.name == "stdlib-ast"
     assert syntax.feature_kind == "node-labels"
     assert 2000 < len(train) <= 4000
-    assert train.classes == tuple(sorted(graph_syntax.PACKAGES))
+    assert train.classes == tuple(sorted(syntax_trees.PACKAGES))
     counts = torch.bincount(train.labels)
     assert 100 < int(counts.min()) <= int(counts.max()) <= 400
     sizes = train.store.node_starts.diff()
@@ -643,7 +644,7 @@ def test_a_syntax_tree_is_the_function(syntax: GraphData) -> None:
 
 
 def test_syntax_trees_do_not_depend_on_chance(syntax: GraphData) -> None:
-    graph_syntax.read_syntax_trees.cache_clear()
+    syntax_trees.read_syntax_trees.cache_clear()
     again = load("stdlib-ast")
     assert again.train.names == syntax.train.names
     assert torch.equal(again.train.store.edge_index, syntax.train.store.edge_index)
@@ -651,7 +652,7 @@ def test_syntax_trees_do_not_depend_on_chance(syntax: GraphData) -> None:
 
 
 def test_a_library_without_sources(tmp_path: Path) -> None:
-    read = graph_syntax.read_syntax_trees.__wrapped__
+    read = syntax_trees.read_syntax_trees.__wrapped__
     with pytest.raises(FileNotFoundError, match="expected the sources of the standard library"):
         read(tmp_path)
     body = "\n    ".join(["x = 1"] * 9)

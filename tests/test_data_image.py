@@ -20,10 +20,17 @@ import pytest
 import torch
 from PIL import Image
 
-from unremix.data import decoding, stores
-from unremix.data import image as module
-from unremix.data.image import CachedImages, ImageData, ImageSet, LazyImages, Skipped, load_images
-from unremix.data.shards import Span, Unusable, ZipSpan, expand_braces, tar_members, zip_members
+from unremix.data.archives import Span, Unusable, ZipSpan, expand_braces, tar_members, zip_members
+from unremix.data.image import dataset as module
+from unremix.data.image import decoding, stores
+from unremix.data.image.dataset import (
+    CachedImages,
+    ImageData,
+    ImageSet,
+    LazyImages,
+    Skipped,
+    load_images,
+)
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (12, 10), mode: str = "RGB") -> Image.Image:

@@ -17,9 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unremix.data import sentence as module
-from unremix.data import sentence_files, sentence_pydocs
-from unremix.data.sentence import (
+from unremix.data.sentence import dataset as module
+from unremix.data.sentence import pydocs, text_files
+from unremix.data.sentence.dataset import (
     Counts,
     EncodedCorpus,
     SentenceData,
@@ -30,7 +30,7 @@ from unremix.data.sentence import (
     load_sentences,
     tokenise,
 )
-from unremix.data.sentence_files import Trouble, guess_format, read_lines, split_prose
+from unremix.data.sentence.text_files import Trouble, guess_format, read_lines, split_prose
 
 TEXT = "The cat sat.\nIt purred.\n\nA dog barked!\nThe cat sat.\nWho knows?\n"
 
@@ -246,8 +246,8 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_very_long_lines_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentence_files, "BLOCK", 64)
-    monkeypatch.setattr(sentence_files, "LONGEST", 100)
+    monkeypatch.setattr(text_files, "BLOCK", 64)
+    monkeypatch.setattr(text_files, "LONGEST", 100)
     lines = ["short one.", "x" * 1000, "after it.", "y" * 101, "the end."]
     data = load_sentences(write(tmp_path / "a.txt", "\n".join(lines)))
     with pytest.warns(UserWarning, match="lines cut after 100 bytes"):
@@ -266,7 +266,7 @@ def test_lines_do_not_depend_on_the_block(lines: list[str], end: str, block: int
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sentence_files, "BLOCK", block)
+        patch.setattr(text_files, "BLOCK", block)
         path = write(Path(folder) / "a.txt", end.join(lines))
         expected = [line.strip() for line in end.join(lines).split(end)]
         found = list(read_lines(path, Trouble()))
@@ -367,7 +367,7 @@ def test_prose_is_split_into_sentences(tmp_path: Path, width: int | None) -> Non
 def test_prose_without_paragraphs_is_split_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sentencex", reason="sentencex (the extra 'text') is not installed")
     sentences = [f"Sentence number {i} is not very long." for i in range(200)]
-    monkeypatch.setattr(sentence_files, "PARAGRAPH", 100)
+    monkeypatch.setattr(text_files, "PARAGRAPH", 100)
     assert list(split_prose([" ".join(sentences)])) == sentences
     assert list(split_prose(sentences)) == sentences
     pieces = list(split_prose(["word " * 50] * 20))
@@ -377,9 +377,9 @@ def test_prose_without_paragraphs_is_split_piece_by_piece(monkeypatch: pytest.Mo
 
 def test_prose_in_one_line_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sentencex", reason="sentencex (the extra 'text') is not installed")
-    monkeypatch.setattr(sentence_files, "BLOCK", 64)
-    monkeypatch.setattr(sentence_files, "LONGEST", 100)
-    monkeypatch.setattr(sentence_files, "PARAGRAPH", 300)
+    monkeypatch.setattr(text_files, "BLOCK", 64)
+    monkeypatch.setattr(text_files, "LONGEST", 100)
+    monkeypatch.setattr(text_files, "PARAGRAPH", 300)
     sentences = [f"Sentence numéro {i} is not very long." for i in range(200)]
     data = load_sentences(write(tmp_path / "a.txt", " ".join(sentences)), format="prose")
     assert texts(data) == sentences
@@ -432,7 +432,7 @@ def test_pydocs() -> None:
 
 def test_topics_keep_their_numbers_where_one_has_no_prose(monkeypatch: pytest.MonkeyPatch) -> None:
     topics = {"a": "First topic here.", "b": "x ::= y", "c": "Third topic here."}
-    monkeypatch.setattr(sentence_pydocs, "topics", lambda: topics)
+    monkeypatch.setattr(pydocs, "topics", lambda: topics)
     data = load_sentences("pydocs")
     assert [(s.text, data.topics[s.document]) for s in data] == [
         ("First topic here.", "a"),
@@ -557,7 +557,7 @@ def test_text_is_encoded_once(
 def test_writing_in_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = load_sentences("pydocs", limit=50)
     whole = encode_sentences(data, tmp_path / "a")
-    monkeypatch.setattr("unremix.data.sentence_corpus.FLUSH", 7)
+    monkeypatch.setattr("unremix.data.sentence.corpus.FLUSH", 7)
     pieces = encode_sentences(data, tmp_path / "b")
     for name in ("tokens", "offsets", "documents", "texts"):
         file = f"{name}.bin"
@@ -631,7 +631,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         """
         import sys
         from pathlib import Path
-        from unremix.data.sentence import batches, encode_sentences, load_sentences
+        from unremix.data.sentence.dataset import batches, encode_sentences, load_sentences
         corpus = encode_sentences(load_sentences(sys.argv[1]), sys.argv[2])
         for start in batches(len(corpus), 400, seed=0, epoch=0).tolist():
             corpus.batch(start, 400)

@@ -15,7 +15,7 @@ from sklearn.linear_model import LinearRegression
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from unremix.data.sentence_tokens import Vocabulary
+from unremix.data.sentence.tokens import Vocabulary
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.recurrence import final_state
 from unremix.encoders.text import BagOfWords, SentenceEncoder, TransformerEncoder

@@ -13,7 +13,7 @@ from scipy import stats
 
 from unremix.cli import main
 from unremix.config import TrainConfig
-from unremix.data.graph_found import NodeEncoding
+from unremix.data.graph.features import NodeEncoding
 from unremix.domains.graph import GraphShape
 from unremix.experiments import graphs
 from unremix.experiments.graphs import average_ranks, data_rows, ranks, read_results

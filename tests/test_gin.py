@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.nn import GINConv, global_add_pool
 
-from unremix.data.graph import GraphBatch
+from unremix.data.graph.dataset import GraphBatch
 from unremix.encoders import gin as module
 from unremix.encoders.gin import GIN, Neighbours, sum_neighbours
 

@@ -30,7 +30,7 @@ import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss, scores
 from unremix.cli import main
 from unremix.config import TrainConfig
-from unremix.data.graph_store import GraphBatch
+from unremix.data.graph.store import GraphBatch
 from unremix.domains.graph import GraphDomain
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch

@@ -29,7 +29,7 @@ import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.cli import main
 from unremix.config import SentenceOptions, TrainConfig
-from unremix.data.sentence import SentenceBatch
+from unremix.data.sentence.dataset import SentenceBatch
 from unremix.domains.sentence import NAME_LENGTH, SentenceDomain, SentenceShape
 from unremix.encoders.text import BagOfWords
 from unremix.frameworks.base import Batch

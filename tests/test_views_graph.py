@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unremix.data.graph import GraphBatch
+from unremix.data.graph.dataset import GraphBatch
 from unremix.views.graph import (
     ATTRIBUTES,
     EDGES,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unremix.files import write_whole
+from unremix.data.atomic_files import write_whole
 from unremix.run import Run
 
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from unremix.data.atomic_files import write_whole
 from unremix.encoders import ResNet, to_torchvision
-from unremix.files import write_whole
 from unremix.run import Run
 
 Format = Literal["safetensors", "torchvision", "onnx"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from unremix.config import TrainConfig
-from unremix.data.found import name_some
-from unremix.files import write_whole
+from unremix.data.atomic_files import write_whole
+from unremix.data.splits import name_some
 from unremix.preparation import prepare
 from unremix.progress import Progress
 from unremix.report import write_report

@@ -19,8 +19,8 @@ import yaml
 from torch import Tensor, nn
 
 from unremix.config import TrainConfig
+from unremix.data.atomic_files import write_whole
 from unremix.domains import Domain, find_domain
-from unremix.files import write_whole
 
 
 def _plain(value: Any) -> Any:

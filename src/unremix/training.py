@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unremix.config import TrainConfig
+from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
-from unremix.files import write_whole
 from unremix.frameworks.base import Framework, Projecting
 from unremix.optimisers import make_optimiser, rate_at
 from unremix.preparation import Prepared

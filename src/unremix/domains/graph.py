@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from unremix.config import GraphOptions, TrainConfig
-from unremix.data.graph import GraphData, load_graphs, store_graphs
-from unremix.data.graph_found import NodeEncoding
-from unremix.data.graph_store import GraphBatch, GraphStore
+from unremix.data.graph.dataset import GraphData, load_graphs, store_graphs
+from unremix.data.graph.features import NodeEncoding
+from unremix.data.graph.store import GraphBatch, GraphStore
 from unremix.domains.base import Features, Measuring, Observer
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder

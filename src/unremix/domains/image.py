@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from unremix.config import TrainConfig
-from unremix.data.image import ImageData, ImageSet, decode_image, load_images
+from unremix.data.image.dataset import ImageData, ImageSet, decode_image, load_images
 from unremix.domains.base import Features, Measuring, Observer
 from unremix.encoders import make_encoder, projection_head
 from unremix.frameworks.base import Batch, Framework

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.config import TrainConfig
-from unremix.data.sentence import (
+from unremix.data.sentence.dataset import (
     EncodedCorpus,
     SentenceBatch,
     SentenceData,

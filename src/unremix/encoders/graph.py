@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from unremix.data.graph_store import GraphBatch
+from unremix.data.graph.store import GraphBatch
 from unremix.encoders.gin import GIN
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unremix.data.sentence_tokens import Vocabulary, tokenise
+from unremix.data.sentence.tokens import Vocabulary, tokenise
 
 MOST_WORDS = 400_000  # of a file that enlarges a vocabulary; files begin with frequent words
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import unremix
 from unremix.config import TrainConfig
-from unremix.data.graph import GraphData
-from unremix.data.graph_store import GraphStore
+from unremix.data.graph.dataset import GraphData
+from unremix.data.graph.store import GraphStore
 from unremix.domains.base import Measuring
 from unremix.domains.graph import graph_features
 from unremix.evaluation.card import begin_card, label_of

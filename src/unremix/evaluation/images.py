@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.config import TrainConfig
-from unremix.data.image import ImageData, ImageSet
+from unremix.data.image.dataset import ImageData, ImageSet
 from unremix.domains.base import Measuring
 from unremix.domains.image import ImageShape
 from unremix.encoders import ResNet, SmallCNN

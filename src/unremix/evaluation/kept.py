@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unremix.files import write_whole
+from unremix.data.atomic_files import write_whole
 
 if TYPE_CHECKING:
     from hashlib import _Hash

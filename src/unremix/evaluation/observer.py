@@ -9,7 +9,7 @@ from dataclasses import asdict
 import torch
 
 from unremix.config import TrainConfig
-from unremix.data.image import ImageData
+from unremix.data.image.dataset import ImageData
 from unremix.domains.image import ImageShape
 from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.images import measure_knn

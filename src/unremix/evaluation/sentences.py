@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import unremix
 from unremix.config import TrainConfig
-from unremix.data.sentence import EncodedCorpus, Vocabulary
+from unremix.data.sentence.dataset import EncodedCorpus, Vocabulary
 from unremix.domains.base import Measuring
 from unremix.domains.sentence import encode_texts, reader
 from unremix.evaluation import senteval

@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from unremix.config import TrainConfig
-from unremix.data.image import ImageData, ImageSet
+from unremix.data.image.dataset import ImageData, ImageSet
 from unremix.domains import Domain, find_domain
 from unremix.experiments.compare import FILE_WIDTH
 from unremix.experiments.estimate import (
@@ -279,7 +279,7 @@ def load_or_imagine(domain: Domain, config: TrainConfig) -> tuple[Any, bool]:
 
 @dataclass(frozen=True)
 class RandomImages:
-    """Images of noise: see :class:`unremix.data.image.ImageStore`.
+    """Images of noise: see :class:`unremix.data.image.dataset.ImageStore`.
 
     Args:
         count: How many.

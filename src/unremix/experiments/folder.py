@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
+from unremix.data.atomic_files import write_whole
 from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job
 from unremix.experiments.tables import Outcome
-from unremix.files import write_whole
 from unremix.run import Run
 
 ENDINGS = (".tar", ".gz", ".tgz", ".zip", ".npz", ".jsonl", ".txt")  # of data in one file

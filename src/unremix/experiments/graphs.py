@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from unremix.config import TrainConfig
-from unremix.data.graph import load_graphs
+from unremix.data.graph.dataset import load_graphs
 from unremix.experiments.plan import chosen_recipes
 from unremix.experiments.record import (
     PERCENT,

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
 
+from unremix.data.atomic_files import write_whole
 from unremix.experiments.folder import BEGUN, Folder, try_lock
 from unremix.experiments.live import Display
 from unremix.experiments.plan import Job, Plan
-from unremix.files import write_whole
 from unremix.run import config_to_yaml
 
 TRAIN = (sys.executable, "-m", "unremix", "train")

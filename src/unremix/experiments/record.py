@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from unremix.config import TrainConfig
+from unremix.data.atomic_files import write_whole
 from unremix.experiments.compare import compare, versions
 from unremix.experiments.plan import CompareConfig
 from unremix.experiments.reproduce import GraphsConfig, SentencesConfig
 from unremix.experiments.statistics import Difference, Summary
 from unremix.experiments.tables import Measure
-from unremix.files import write_whole
 from unremix.report.curves import write_figure
 from unremix.run import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unremix.data.sentence_corpus import SentenceBatch
+from unremix.data.sentence.corpus import SentenceBatch
 from unremix.frameworks.base import Batch, Framework
 from unremix.gather import Share, gather_rows, is_distributed, share_of
 from unremix.losses.two_views import TwoViewLoss

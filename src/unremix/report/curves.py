@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from unremix.files import write_whole
+from unremix.data.atomic_files import write_whole
 from unremix.report.figures import Row
 
 # Okabe and Ito's colours, which people with any colour vision tell apart, without their yellow:

@@ -9,8 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from unremix.config import OF_DOMAIN
+from unremix.data.atomic_files import write_whole
 from unremix.evaluation.card import card_table, spread_of
-from unremix.files import write_whole
 from unremix.report.figures import curve, probe_curve
 from unremix.run import Run, config_to_yaml
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unremix.data.graph_store import GraphBatch
+from unremix.data.graph.store import GraphBatch
 from unremix.views.randomness import uniforms
 
 NODES, EDGES, ATTRIBUTES, SUBGRAPH, IDENTITY = KINDS = (

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from unremix.data import sentence_pydocs
-from unremix.data.sentence_corpus import EncodedCorpus, SentenceBatch, batches, write_corpus
-from unremix.data.sentence_files import (
+from unremix.data.sentence import pydocs
+from unremix.data.sentence.corpus import EncodedCorpus, SentenceBatch, batches, write_corpus
+from unremix.data.sentence.text_files import (
     FORMATS,
     Format,
     Trouble,
@@ -28,7 +28,7 @@ from unremix.data.sentence_files import (
     read_lines,
     split_prose,
 )
-from unremix.data.sentence_tokens import TOKENS_VERSION, Vocabulary, tokenise
+from unremix.data.sentence.tokens import TOKENS_VERSION, Vocabulary, tokenise
 
 __all__ = [
     "Counts",
@@ -112,8 +112,8 @@ class SentenceData:
     def _documents(self, trouble: Trouble) -> Iterator[Iterator[str]]:
         """The sentences of each document; a group may turn out to be empty."""
         if self.topics is not None:
-            texts = sentence_pydocs.topics()
-            yield from (sentence_pydocs.prose(texts[topic]) for topic in self.topics)
+            texts = pydocs.topics()
+            yield from (pydocs.prose(texts[topic]) for topic in self.topics)
         for file, kind in zip(self.files, self.format, strict=True):
             if kind == "prose":
                 yield split_prose(read_lines(file, trouble, keep_all=True))
@@ -153,7 +153,7 @@ class SentenceData:
         """They differ between versions of Python."""
         if self.topics is None:
             return None
-        texts = sentence_pydocs.topics()
+        texts = pydocs.topics()
         joined = "\0".join(f"{topic}\0{texts[topic]}" for topic in self.topics)
         return hashlib.sha256(joined.encode()).hexdigest()
 
@@ -225,7 +225,7 @@ def load_sentences(
     if limit is not None and limit < 1:
         raise ValueError(f"expected a limit of at least 1 sentence, received {limit}")
     if data == EMBEDDED:
-        return SentenceData(EMBEDDED, (), limit=limit, topics=tuple(sentence_pydocs.topics()))
+        return SentenceData(EMBEDDED, (), limit=limit, topics=tuple(pydocs.topics()))
     name, files = find_files(data)
     formats = [
         guess_format(read_lines(file, Trouble())) if format == "auto" else format for file in files

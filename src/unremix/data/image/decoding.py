@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from unremix.data.shards import (
+from unremix.data.archives import (
     Span,
     Unusable,
     ZipSpan,

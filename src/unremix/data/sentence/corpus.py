@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unremix.data.sentence_tokens import UNKNOWN, Vocabulary
+from unremix.data.sentence.tokens import UNKNOWN, Vocabulary
 
 FLUSH = 2**14  # sentences written at a time
 ABOUT = "corpus.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unremix.files import write_whole
+from unremix.data.atomic_files import write_whole
 
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<pad>", "<unk>")  # never tokens themselves: the tokeniser sets "<" apart

@@ -10,11 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from stat import S_ISREG
 
-from unremix.data.arrays import CIFAR_FILES, IDX_NAME, read_cifar, read_idx
-from unremix.data.decoding import FileSource, reason_for, suffixes
-from unremix.data.found import IMAGES, Found, labelled
-from unremix.data.locate import locate
-from unremix.data.shards import (
+from unremix.data.archives import (
     Skipped,
     Span,
     Unusable,
@@ -23,6 +19,10 @@ from unremix.data.shards import (
     read_shards,
     zip_members,
 )
+from unremix.data.image.arrays import CIFAR_FILES, IDX_NAME, read_cifar, read_idx
+from unremix.data.image.decoding import FileSource, reason_for, suffixes
+from unremix.data.locate import locate
+from unremix.data.splits import IMAGES, Found, labelled
 
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from unremix.data.graph_found import (
+from unremix.data.graph.features import (
     Floats,
     FoundGraphs,
     Ints,

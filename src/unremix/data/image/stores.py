@@ -15,11 +15,11 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from unremix.data.decoding import ArraySource, Shape, Source, decode_into, reason_for
-from unremix.data.found import Split, name_some
-from unremix.data.shards import (
+from unremix.data.archives import (
     Skipped,
 )
+from unremix.data.image.decoding import ArraySource, Shape, Source, decode_into, reason_for
+from unremix.data.splits import Split, name_some
 
 CHUNK = 64
 Result = TypeVar("Result")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unremix.data.arrays import read_cifar, read_digits, read_npz, tar_pickles
-from unremix.data.folders import read_folder, read_pattern, read_tars, read_tree, zip_files
-from unremix.data.found import ACCEPTED, IMAGES, Found, name_and_suffix
-from unremix.data.graph_json import is_json_lines
+from unremix.data.graph.json_lines import is_json_lines
+from unremix.data.image.arrays import read_cifar, read_digits, read_npz, tar_pickles
+from unremix.data.image.folders import read_folder, read_pattern, read_tars, read_tree, zip_files
 from unremix.data.locate import candidates, locate
+from unremix.data.splits import ACCEPTED, IMAGES, Found, name_and_suffix
 
 TU_FILE = "_graph_indicator.txt"  # every TU data set of graphs has one, and nothing else
 

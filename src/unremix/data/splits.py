@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from unremix.data.decoding import Source
-from unremix.data.shards import (
+from unremix.data.archives import (
     Skipped,
 )
+from unremix.data.image.decoding import Source
 
 ACCEPTED = (
     "the word 'digits'; a folder of images or a zip of one; CIFAR-10/100 python pickles, as a "

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from unremix.data.decoding import Array, ArraySource, Pixels
-from unremix.data.found import ACCEPTED, Found, Split, index_names, labelled
-from unremix.data.shards import (
+from unremix.data.archives import (
     MAX_FILE_BYTES,
     Skipped,
 )
+from unremix.data.image.decoding import Array, ArraySource, Pixels
+from unremix.data.splits import ACCEPTED, Found, Split, index_names, labelled
 
 
 def read_digits() -> Found:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unremix.data.shards import Skipped
+from unremix.data.archives import Skipped
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from unremix.data.found import name_some
-from unremix.data.graph_found import FoundGraphs, NodeEncoding, simple_edges
-from unremix.data.graph_json import SUFFIXES, is_json_lines, read_json_lines
-from unremix.data.graph_store import GraphBatch, GraphSet, GraphStore
-from unremix.data.graph_syntax import read_syntax_trees
-from unremix.data.graph_tu import read_tu, tu_files_of_folder, tu_files_of_zip
+from unremix.data.archives import Skipped
+from unremix.data.graph.features import FoundGraphs, NodeEncoding, simple_edges
+from unremix.data.graph.json_lines import SUFFIXES, is_json_lines, read_json_lines
+from unremix.data.graph.store import GraphBatch, GraphSet, GraphStore
+from unremix.data.graph.syntax import read_syntax_trees
+from unremix.data.graph.tu import read_tu, tu_files_of_folder, tu_files_of_zip
 from unremix.data.locate import locate
-from unremix.data.shards import Skipped
+from unremix.data.splits import name_some
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data  # type: ignore[import-untyped]
@@ -89,7 +89,7 @@ def load_graphs(
     """Load graphs from any of the accepted formats.
 
     - ``stdlib-ast``: functions of the standard library as syntax trees, with the package as class
-      (:func:`~unremix.data.graph_syntax.read_syntax_trees`).
+      (:func:`~unremix.data.graph.syntax.read_syntax_trees`).
     - A TU data set: a folder or zip with ``NAME_A.txt``, ``NAME_graph_indicator.txt`` and, if
       there, ``NAME_graph_labels.txt``, ``NAME_node_labels.txt``, ``NAME_node_attributes.txt``.
     - ``pyg:NAME``: the same, downloaded by torch_geometric into ``pyg`` below ``UNREMIX_DATA``, or

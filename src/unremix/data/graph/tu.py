@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from unremix.data.graph_found import FoundGraphs, Ints, NodeLabels, name_codes, without_empty
-from unremix.data.shards import Span, Unusable, ZipSpan, zip_members
+from unremix.data.archives import Span, Unusable, ZipSpan, zip_members
+from unremix.data.graph.features import FoundGraphs, Ints, NodeLabels, name_codes, without_empty
 
 REQUIRED = ("A", "graph_indicator")
 KINDS = (*REQUIRED, "graph_labels", "node_labels", "node_attributes")

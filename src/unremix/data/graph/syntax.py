@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unremix.data.graph_found import FoundGraphs, NodeLabels, number
-from unremix.data.shards import Skipped
+from unremix.data.archives import Skipped
+from unremix.data.graph.features import FoundGraphs, NodeLabels, number
 
 # Those with the most functions, of the packages that distributors of Python do not leave out.
 PACKAGES = (

@@ -11,13 +11,12 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from unremix.data.decoding import common_shape, decode_image, quiet_pillow
-from unremix.data.formats import find_images
-from unremix.data.found import ACCEPTED, name_some
-from unremix.data.shards import (
+from unremix.data.archives import (
     Skipped,
 )
-from unremix.data.stores import (
+from unremix.data.detection import find_images
+from unremix.data.image.decoding import common_shape, decode_image, quiet_pillow
+from unremix.data.image.stores import (
     CachedImages,
     ImageSet,
     ImageStore,
@@ -26,6 +25,7 @@ from unremix.data.stores import (
     store_images,
     stored_bytes,
 )
+from unremix.data.splits import ACCEPTED, name_some
 
 __all__ = [
     "CachedImages",

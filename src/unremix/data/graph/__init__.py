@@ -1,0 +1,1 @@
+"""Graphs: readers, node features and a store that gives batches."""

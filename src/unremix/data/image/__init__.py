@@ -1,0 +1,1 @@
+"""Images: readers of files and arrays, and stores of what they decode to."""

@@ -1,0 +1,1 @@
+"""Sentences: readers of text, tokens and the corpus on disk."""
