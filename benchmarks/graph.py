@@ -23,14 +23,14 @@ from rivals import looped_jsd
 from torch import nn
 from training import conclude, read_options, show_race
 
-from unremix.config import TrainConfig
 from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain
 from unremix.frameworks.infograph import Discriminator
 from unremix.losses.jsd import jsd
-from unremix.optimisers import make_optimiser
 from unremix.pairs import Pairs
 from unremix.scores import Views
+from unremix.training.config import TrainConfig
+from unremix.training.optimizers import make_optimizer
 
 LOOP = "loop over nodes"
 RECIPES = ("infograph", "infograph-hcl", "infograph-unremix")
@@ -99,7 +99,7 @@ class Epoch:
         )
         self.shape = self.domain.shape(data, self.config)
         self.model = self.domain.build(self.config, self.shape)
-        self.optimizer = make_optimiser(
+        self.optimizer = make_optimizer(
             self.model,
             self.model.undecayed(),
             name="adam",

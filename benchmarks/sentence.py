@@ -28,11 +28,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from training import conclude, read_options, show_race, show_shares
 
-from unremix.config import SentenceOptions, TrainConfig
 from unremix.data.sentence.dataset import SentenceBatch, load_sentences
 from unremix.domains.sentence import SentenceCorpus, SentenceDomain
 from unremix.frameworks.base import Batch
-from unremix.optimisers import make_optimiser
+from unremix.training.config import SentenceOptions, TrainConfig
+from unremix.training.optimizers import make_optimizer
 
 RECIPES = ("quickthought", "quickthought-hcl", "quickthought-unremix")
 STEPS = 4  # batches that a turn trains on
@@ -62,7 +62,7 @@ class Steps:
         )
         self.shape = self.domain.shape(data, self.config)
         self.model = self.domain.build(self.config, self.shape)
-        self.optimizer = make_optimiser(
+        self.optimizer = make_optimizer(
             self.model,
             self.model.undecayed(),
             name="adam",
@@ -107,7 +107,7 @@ class Steps:
 PEAK = """
 import sys
 from pathlib import Path
-from unremix.config import TrainConfig
+from unremix.training.config import TrainConfig
 from unremix.domains.sentence import SentenceDomain
 data, runs = sys.argv[1:]
 config = TrainConfig(data=data, recipe="quickthought", runs=runs)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from training import Options, conclude, read_options, show_race, show_shares
 
-from unremix.config import TrainConfig
 from unremix.data.image.dataset import CachedImages
 from unremix.domains.image import ImageDomain, ImageShape
 from unremix.frameworks.base import Batch, Embedded
-from unremix.optimisers import make_optimiser
+from unremix.training.config import TrainConfig
+from unremix.training.optimizers import make_optimizer
 from unremix.views.image import augment
 from unremix.views.randomness import keys
 
@@ -48,7 +48,7 @@ class Step:
         self.settings = shape.settings
         self.indices = torch.arange(batch_size)
         self.model = ImageDomain().build(config, shape)
-        self.optimizer = make_optimiser(
+        self.optimizer = make_optimizer(
             self.model,
             self.model.undecayed(),
             name="adam",

@@ -20,13 +20,13 @@ from rich.table import Table
 from torch import Tensor
 
 from unremix import UnReMixLoss
-from unremix.config import TrainConfig
 from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain, graph_features
 from unremix.evaluation.graphs import plan_evaluation
 from unremix.evaluation.svm import SVMResult, svm_accuracy
-from unremix.optimisers import make_optimiser
 from unremix.scores import Context, Rows
+from unremix.training.config import TrainConfig
+from unremix.training.optimizers import make_optimizer
 
 ORACLE = "oracle"
 WEIGHTINGS = {"uniform": "infograph", "UnReMix": "infograph-unremix", ORACLE: "infograph"}
@@ -58,7 +58,7 @@ def accuracy(data: GraphData, config: TrainConfig, weighting: str, repeats: int)
     model = domain.build(config, shape)
     if weighting == ORACLE:
         model.loss = UnReMixLoss(temperature=1.0, components=(oracle,), mix="fixed")
-    optimiser = make_optimiser(
+    optimizer = make_optimizer(
         model, model.undecayed(), name="adam", lr=config.lr, weight_decay=config.weight_decay
     )
     steps = domain.steps(data, config)
@@ -69,9 +69,9 @@ def accuracy(data: GraphData, config: TrainConfig, weighting: str, repeats: int)
         batch = domain.batch(
             graphs, indices, model, config, shape, step=step, epoch=step // steps
         )  # fmt: skip
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         model(batch).backward()
-        optimiser.step()
+        optimizer.step()
     features = graph_features(model.encoder, data.train.store)[plan.kept]
     return svm_accuracy(
         features, labels[plan.kept], folds=plan.outer, inner_folds=plan.inner, seed=config.seed,

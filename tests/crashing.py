@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unremix.training import Training
+from unremix.training.loop import Training
 
 
 class Crash(Exception):

@@ -30,7 +30,6 @@ from scipy import stats
 import unremix
 from unremix import cli
 from unremix.cli import Parser, make_parser
-from unremix.config import TrainConfig
 from unremix.evaluation.card import measures_of
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
@@ -52,7 +51,8 @@ from unremix.experiments.statistics import paired_difference, summarise
 from unremix.experiments.tables import Outcome
 from unremix.recipes import RECIPES, LossOptions
 from unremix.report.curves import COLOURS, Panel, learning_curves, mean_curve, write_figure
-from unremix.run import Run, config_from_yaml
+from unremix.training.config import TrainConfig
+from unremix.training.run import Run, config_from_yaml
 
 TESTS = Path(__file__).parent
 TINY = TrainConfig(

@@ -17,7 +17,6 @@ from rich.console import Console
 
 import unremix
 from unremix.cli import main
-from unremix.config import TrainConfig
 from unremix.domains import find_domain
 from unremix.experiments import dry_run as module
 from unremix.experiments.dry_run import (
@@ -43,6 +42,7 @@ from unremix.experiments.estimate import (
 from unremix.experiments.plan import Plan
 from unremix.frameworks.memory import Memory
 from unremix.recipes import LossOptions, MoCHiOptions
+from unremix.training.config import TrainConfig
 
 SMALL = TrainConfig(
     limit=160, batch_size=32, epochs=2, head_hidden=(16,), head_output=8, accelerator="cpu",

@@ -17,13 +17,13 @@ from torch_geometric.data import Data
 
 import unremix
 from unremix.cli import main
-from unremix.config import GraphOptions, SentenceOptions
 from unremix.evaluation import graphs
 from unremix.evaluation.svm import SVMResult
-from unremix.export import export_encoder
 from unremix.pipeline import evaluate
-from unremix.progress import Progress
-from unremix.training import Training
+from unremix.training.config import GraphOptions, SentenceOptions
+from unremix.training.export import export_encoder
+from unremix.training.loop import Training
+from unremix.training.progress import Progress
 
 SMALL: dict[str, Any] = {
     "recipe": "infograph", "epochs": 1, "batch_size": 16, "accelerator": "cpu", "threads": 1,

@@ -12,13 +12,13 @@ import pytest
 from scipy import stats
 
 from unremix.cli import main
-from unremix.config import TrainConfig
 from unremix.data.graph.features import NodeEncoding
 from unremix.domains.graph import GraphShape
 from unremix.experiments import graphs
 from unremix.experiments.graphs import average_ranks, data_rows, ranks, read_results
 from unremix.experiments.reproduce import EXPERIMENTS, GraphsConfig
-from unremix.run import Run
+from unremix.training.config import TrainConfig
+from unremix.training.run import Run
 
 RECIPES = ("infograph", "infograph-hcl", "infograph-unremix")
 ACCURACIES = {

@@ -12,13 +12,13 @@ import pytest
 from scipy import stats
 
 from unremix.cli import main
-from unremix.config import TrainConfig
 from unremix.domains.sentence import SentenceShape
 from unremix.experiments import record, sentences
 from unremix.experiments.plan import CompareConfig
 from unremix.experiments.reproduce import EXPERIMENTS, SentencesConfig
 from unremix.experiments.sentences import COLUMNS, PAPER, TASKS, reproduce, row_names
-from unremix.run import Run
+from unremix.training.config import TrainConfig
+from unremix.training.run import Run
 
 RECIPES = ("quickthought", "quickthought-hcl", "quickthought-unremix")
 TREC = {

@@ -22,7 +22,6 @@ from test_gather import LOSSES, Report, processes
 from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.config import TrainConfig
 from unremix.frameworks import negatives as further_negatives
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAMS
@@ -46,6 +45,7 @@ from unremix.recipes import (
     compose,
 )
 from unremix.scores import COMPONENTS, Own, Views
+from unremix.training.config import TrainConfig
 from unremix.views import mixing
 from unremix.views.mixing import IMix, UnMix, patch_negatives
 from unremix.views.randomness import keys as random_keys

@@ -29,7 +29,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss, scores
 from unremix.cli import main
-from unremix.config import TrainConfig
 from unremix.data.graph.store import GraphBatch
 from unremix.domains.graph import GraphDomain
 from unremix.encoders.graph import GraphEncoder
@@ -40,8 +39,9 @@ from unremix.losses.jsd import hard_jsd, jsd
 from unremix.losses.two_views import TwoViewLoss
 from unremix.pairs import Pairs
 from unremix.recipes import InfoGraphOptions, LossOptions
-from unremix.run import Run
 from unremix.scores import Rows, Views, make_context
+from unremix.training.config import TrainConfig
+from unremix.training.run import Run
 from unremix.weights import weigh
 
 LOG2 = math.log(2)

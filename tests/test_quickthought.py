@@ -28,7 +28,6 @@ from torch import Tensor, nn
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.cli import main
-from unremix.config import SentenceOptions, TrainConfig
 from unremix.data.sentence.dataset import SentenceBatch
 from unremix.domains.sentence import NAME_LENGTH, SentenceDomain, SentenceShape
 from unremix.encoders.text import BagOfWords
@@ -37,7 +36,8 @@ from unremix.frameworks.quickthought import QuickThought, TwinEncoder
 from unremix.losses.two_views import TwoViewLoss
 from unremix.pairs import Pairs
 from unremix.recipes import LossOptions, QuickThoughtOptions
-from unremix.run import Run
+from unremix.training.config import SentenceOptions, TrainConfig
+from unremix.training.run import Run
 
 WORDS, SIZE = 30, 5
 # Two documents of several sentences around one of a single sentence; sentences 1 and 5 are of the

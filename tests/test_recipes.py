@@ -17,14 +17,14 @@ import torch
 from crashing import crash_at
 
 import unremix
-from unremix import training
-from unremix.config import TrainConfig
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.moco import MoCo
-from unremix.preparation import Prepared, prepare
-from unremix.progress import Progress
 from unremix.recipes import PARTS, RECIPES, MoCHiOptions, MoCoOptions, compose, options_of
-from unremix.training import Training, fit
+from unremix.training import loop
+from unremix.training.config import TrainConfig
+from unremix.training.loop import Training, fit
+from unremix.training.preparation import Prepared, prepare
+from unremix.training.progress import Progress
 
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.xdist_group("recipes")  # one worker makes the shared runs
@@ -267,7 +267,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         now[0] += 10
         step(self, batch, number)
 
-    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(Training, "training_step", stepping)
     return now
 
@@ -320,7 +320,7 @@ import sys
 from pathlib import Path
 import torch
 from test_recipes import trained, without_batch_norm
-from unremix.training import Training
+from unremix.training.loop import Training
 folder, save = Path(sys.argv[1]), Training.save
 def saving(self):
     torch.save(self.model.state_dict(), folder / f"{self.config.recipe}-{self.global_rank}.pt")

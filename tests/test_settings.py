@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from unremix.cli import main, make_parser
-from unremix.config import TrainConfig
 from unremix.domains import find_domain
 from unremix.encoders import make_encoder
 from unremix.experiments.dry_run import PUBLISHED
 from unremix.experiments.plan import OWN
-from unremix.settings import FOLDER, find_config, shipped
+from unremix.training.config import TrainConfig
+from unremix.training.settings import FOLDER, find_config, shipped
 
 NAMES = ("cifar10", "cifar100", "imagenet", "tiny-imagenet")
 

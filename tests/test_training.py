@@ -17,11 +17,11 @@ import torch
 from crashing import crash_at
 
 import unremix
-from unremix.config import TrainConfig
-from unremix.optimisers import OptimiserName, make_optimiser
 from unremix.recipes import LossOptions
-from unremix.run import Run, config_from_yaml, config_to_yaml
-from unremix.sampling import permuted
+from unremix.training.config import TrainConfig
+from unremix.training.optimizers import OptimizerName, make_optimizer
+from unremix.training.run import Run, config_from_yaml, config_to_yaml
+from unremix.training.sampling import permuted
 
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.xdist_group("training")  # one worker makes the shared run
@@ -101,8 +101,9 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 import torch
-from unremix import cli, training
-step, save = training.Training.training_step, torch.save
+from unremix import cli
+from unremix.training.loop import Training
+step, save = Training.training_step, torch.save
 def stepping(self, batch, number):
     if self.step == {step}:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -113,7 +114,7 @@ def saving(state, path):
             file.write(b"half a checkpoint")
         os.kill(os.getpid(), signal.SIGKILL)
     save(state, path)
-training.Training.training_step, torch.save = stepping, saving
+Training.training_step, torch.save = stepping, saving
 sys.exit(cli.main({arguments!r}))
 """
 
@@ -321,10 +322,10 @@ def test_sections_may_be_dictionaries(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_one_sweep_over_all_parameters_steps_as_torch_does(name: OptimiserName) -> None:
+def test_one_sweep_over_all_parameters_steps_as_torch_does(name: OptimizerName) -> None:
     models = [torch.nn.Linear(4, 3).double() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
-    ours = make_optimiser(models[0], [], name=name, lr=0.1, weight_decay=0.01)
+    ours = make_optimizer(models[0], [], name=name, lr=0.1, weight_decay=0.01)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
     momentum = {"momentum": 0.9} if name == "sgd" else {}
     theirs = kind(models[1].parameters(), lr=0.1, weight_decay=0.01, foreach=False, **momentum)

@@ -10,8 +10,8 @@ from unremix.losses.two_views import Importance
 
 if TYPE_CHECKING:
     from unremix.pipeline import evaluate, train
-    from unremix.run import Run
-    from unremix.run import Run as load
+    from unremix.training.run import Run
+    from unremix.training.run import Run as load
 
 __all__ = [
     "Audit",
@@ -32,8 +32,8 @@ __version__ = "0.1.0"
 _TRAINING = {
     "train": ("unremix.pipeline", "train"),
     "evaluate": ("unremix.pipeline", "evaluate"),
-    "load": ("unremix.run", "Run"),
-    "Run": ("unremix.run", "Run"),
+    "load": ("unremix.training.run", "Run"),
+    "Run": ("unremix.training.run", "Run"),
 }
 
 

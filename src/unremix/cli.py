@@ -19,12 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 import unremix
-from unremix.config import TrainConfig
 from unremix.evaluation.card import card_table, spread_of
 from unremix.experiments.plan import OWN, CompareConfig, domain_of, make_plan, settle_epochs
 from unremix.experiments.reproduce import EXPERIMENTS
-from unremix.extensions import load_extensions
-from unremix.settings import find_config, shipped
+from unremix.training.config import TrainConfig
+from unremix.training.extensions import load_extensions
+from unremix.training.settings import find_config, shipped
 
 
 class Parser(ArgumentParser):
@@ -147,8 +147,8 @@ def embed(run: str, data: str | None = None, output: str | None = None) -> None:
         output: An .npz or .parquet file, by default embeddings.npz in the run's folder; arrays
             embeddings, names and, where known, labels and class_names.
     """
-    from unremix.embedding import embed_to_file
-    from unremix.run import Run
+    from unremix.training.embedding import embed_to_file
+    from unremix.training.run import Run
 
     path = Path(run) / "embeddings.npz" if output is None else Path(output)
     count, width = embed_to_file(run, data, path)
@@ -175,7 +175,7 @@ def export(
         format: safetensors (our names), torchvision (a state dict for its ResNets) or onnx.
         output: The file; by default in the run's folder.
     """
-    from unremix.export import export_encoder
+    from unremix.training.export import export_encoder
 
     path = export_encoder(run, format, output)
     Console().print(f"Wrote {path}", highlight=False)

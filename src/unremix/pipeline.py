@@ -8,13 +8,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from unremix.config import TrainConfig
 from unremix.data.atomic_files import write_whole
 from unremix.data.splits import name_some
-from unremix.preparation import prepare
-from unremix.progress import Progress
 from unremix.report import write_report
-from unremix.run import Run, make_config
+from unremix.training.config import TrainConfig
+from unremix.training.preparation import prepare
+from unremix.training.progress import Progress
+from unremix.training.run import Run, make_config
 
 NAMED = 50  # files left out that are named in warnings.txt
 
@@ -24,8 +24,8 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
 
     Args:
         config: All options in one; or
-        options: Those of :class:`unremix.config.TrainConfig`, by name; a section such as ``loss``
-            may be a dictionary.
+        options: Those of :class:`unremix.training.config.TrainConfig`, by name; a section such as
+            ``loss`` may be a dictionary.
 
     Returns:
         The run: its folder, configuration, metrics, encoder and evaluation.
@@ -48,7 +48,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
     elif options:
         raise TypeError("expected either a config or options by name, received both")
     prepared = prepare(config)
-    from unremix.training import fit  # seconds of imports, once all is well
+    from unremix.training.loop import fit  # seconds of imports, once all is well
 
     config, data, run = prepared.config, prepared.data, prepared.run
     progress = Progress(config)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from unremix.config import TrainConfig
 from unremix.frameworks.base import Framework
+from unremix.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from unremix.run import Run
+    from unremix.training.run import Run
 
 Observer = Callable[[Framework, int], dict[str, float]]
 """Measures a model after so many epochs."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from unremix.config import GraphOptions, TrainConfig
 from unremix.data.graph.dataset import GraphData, load_graphs, store_graphs
 from unremix.data.graph.features import NodeEncoding
 from unremix.data.graph.store import GraphBatch, GraphStore
@@ -19,12 +18,13 @@ from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.infograph import InfoGraph
-from unremix.sampling import permuted, scramble
+from unremix.training.config import GraphOptions, TrainConfig
+from unremix.training.sampling import permuted, scramble
 from unremix.views.graph import GraphAugmentation, augment
 from unremix.views.randomness import keys
 
 if TYPE_CHECKING:
-    from unremix.run import Run
+    from unremix.training.run import Run
 
 EVALUATION_BATCH = 512
 

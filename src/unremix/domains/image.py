@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from unremix.config import TrainConfig
 from unremix.data.image.dataset import ImageData, ImageSet, decode_image, load_images
 from unremix.domains.base import Features, Measuring, Observer
 from unremix.encoders import make_encoder, projection_head
 from unremix.frameworks.base import Batch, Framework
-from unremix.sampling import permuted, scramble
+from unremix.training.config import TrainConfig
+from unremix.training.sampling import permuted, scramble
 from unremix.views.image import SETTINGS, Augmentation, augment, settings_for
 from unremix.views.randomness import keys
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from unremix.run import Run
+    from unremix.training.run import Run
 
 # Which of a sample's random streams is whose; the observer takes 2 and 3.
 MIXING_VIEW = 4

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from unremix.config import TrainConfig
 from unremix.data.sentence.dataset import (
     EncodedCorpus,
     SentenceBatch,
@@ -33,11 +32,12 @@ from unremix.encoders.word_vectors import (
 )
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.quickthought import TwinEncoder
-from unremix.sampling import scramble
+from unremix.training.config import TrainConfig
+from unremix.training.sampling import scramble
 from unremix.views.randomness import keys
 
 if TYPE_CHECKING:
-    from unremix.run import Run
+    from unremix.training.run import Run
 
 ENCODED_AT_ONCE = 512
 NAME_LENGTH = 200  # characters of a sentence that serve as its name

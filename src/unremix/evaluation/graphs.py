@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import unremix
-from unremix.config import TrainConfig
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphStore
 from unremix.domains.base import Measuring
@@ -24,7 +23,8 @@ from unremix.evaluation.kept import kept
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework
-from unremix.run import Run
+from unremix.training.config import TrainConfig
+from unremix.training.run import Run
 
 if TYPE_CHECKING:
     from hashlib import _Hash

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.config import TrainConfig
 from unremix.data.image.dataset import ImageData, ImageSet
 from unremix.domains.base import Measuring
 from unremix.domains.image import ImageShape
@@ -17,7 +16,8 @@ from unremix.encoders.resnet import DEPTHS
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.knn import Accuracy, knn_accuracy, leave_one_out_knn
 from unremix.evaluation.linear import linear_probe
-from unremix.run import Run
+from unremix.training.config import TrainConfig
+from unremix.training.run import Run
 from unremix.views.image import Augmentation, plain
 
 MOST_PIXELS = 2**30  # values of raw pixels that are measured: 4 GiB; of more images than that, none

@@ -120,7 +120,7 @@ def linear_probe(
     bound = 1 / math.sqrt(size)  # as torch.nn.Linear
     draws = torch.empty(num_classes, size + 1).uniform_(-bound, bound, generator=generator)
     weight, bias = draws[:, :-1].contiguous().to(x), draws[:, -1].contiguous().to(x)
-    optimiser = torch.optim.Adam([weight, bias], lr=lr, weight_decay=weight_decay)
+    optimizer = torch.optim.Adam([weight, bias], lr=lr, weight_decay=weight_decay)
 
     curve = []
     for epoch in range(1, epochs + 1):
@@ -131,7 +131,7 @@ def linear_probe(
             error[torch.arange(batch.numel(), device=x.device), y[batch]] -= 1
             error /= batch.numel()
             weight.grad, bias.grad = error.T @ inputs, error.sum(0)
-            optimiser.step()
+            optimizer.step()
         logits = torch.addmm(bias, test, weight.T)  # (m, C)
         curve.append(Accuracy.of(logits.argmax(1) == truth).value)
         if progress is not None:

@@ -8,13 +8,13 @@ from dataclasses import asdict
 
 import torch
 
-from unremix.config import TrainConfig
 from unremix.data.image.dataset import ImageData
 from unremix.domains.image import ImageShape
 from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.images import measure_knn
 from unremix.frameworks.base import Embedded, Framework, Projecting
-from unremix.sampling import permuted
+from unremix.training.config import TrainConfig
+from unremix.training.sampling import permuted
 from unremix.views.image import augment
 from unremix.views.randomness import keys
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import unremix
-from unremix.config import TrainConfig
 from unremix.data.sentence.dataset import EncodedCorpus, Vocabulary
 from unremix.domains.base import Measuring
 from unremix.domains.sentence import encode_texts, reader
@@ -25,7 +24,8 @@ from unremix.evaluation.kept import kept
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.senteval_files import find_folder
 from unremix.frameworks.base import Framework
-from unremix.run import Run
+from unremix.training.config import TrainConfig
+from unremix.training.run import Run
 
 WATCHED = 2000  # sentences that are measured at an epoch's end
 BATCH = 512

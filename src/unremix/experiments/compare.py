@@ -24,7 +24,6 @@ from rich.console import Console
 
 import unremix
 from unremix import native
-from unremix.config import TrainConfig
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
 from unremix.experiments.folder import Folder, path_for, try_lock
@@ -42,6 +41,7 @@ from unremix.experiments.plan import (
 from unremix.experiments.processes import Runner, Share, share_for
 from unremix.experiments.tables import Measure, Outcome, TableRow
 from unremix.report.curves import Panel, learning_curves, write_figure
+from unremix.training.config import TrainConfig
 
 __all__ = ["CompareConfig", "Comparison", "compare"]
 

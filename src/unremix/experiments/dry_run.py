@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from unremix.config import TrainConfig
 from unremix.data.image.dataset import ImageData, ImageSet
 from unremix.domains import Domain, find_domain
 from unremix.experiments.compare import FILE_WIDTH
@@ -46,10 +45,11 @@ from unremix.experiments.plan import Plan
 from unremix.experiments.processes import share_for
 from unremix.frameworks.base import Framework
 from unremix.frameworks.memory import Memory
-from unremix.preparation import Prepared, check_size
-from unremix.progress import Progress
-from unremix.run import Run
-from unremix.training import Training, fit
+from unremix.training.config import TrainConfig
+from unremix.training.loop import Training, fit
+from unremix.training.preparation import Prepared, check_size
+from unremix.training.progress import Progress
+from unremix.training.run import Run
 
 # Images to train on in the data that the shipped settings name, as published.
 PUBLISHED = {

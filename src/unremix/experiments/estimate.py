@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unremix.config import TrainConfig
 from unremix.frameworks.base import Framework
+from unremix.training.config import TrainConfig
 
 WARM_UP = 1  # steps before those that are timed
 TIMED = 3

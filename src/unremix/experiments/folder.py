@@ -14,7 +14,7 @@ from unremix.data.atomic_files import write_whole
 from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job
 from unremix.experiments.tables import Outcome
-from unremix.run import Run
+from unremix.training.run import Run
 
 ENDINGS = (".tar", ".gz", ".tgz", ".zip", ".npz", ".jsonl", ".txt")  # of data in one file
 TAIL = 6  # lines of a failed run's log that are shown

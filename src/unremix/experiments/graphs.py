@@ -15,7 +15,6 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unremix.config import TrainConfig
 from unremix.data.graph.dataset import load_graphs
 from unremix.experiments.plan import chosen_recipes
 from unremix.experiments.record import (
@@ -32,6 +31,7 @@ from unremix.experiments.statistics import Difference, Summary, paired_differenc
 from unremix.experiments.tables import Grid
 from unremix.experiments.tables import to_markdown as grid_to_markdown
 from unremix.report.curves import COLOURS
+from unremix.training.config import TrainConfig
 
 # Of the best epoch on the test folds, which flatters; ours is the last epoch.
 PUBLISHED = {

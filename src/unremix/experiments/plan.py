@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from unremix.config import TrainConfig
 from unremix.recipes import RECIPES, find_recipe
-from unremix.run import config_to_yaml
+from unremix.training.config import TrainConfig
+from unremix.training.run import config_to_yaml
 
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads")  # not shared by the runs
 UNITS = {"second": 1 / 60, "minute": 1.0, "hour": 60.0}

@@ -23,7 +23,7 @@ from unremix.data.atomic_files import write_whole
 from unremix.experiments.folder import BEGUN, Folder, try_lock
 from unremix.experiments.live import Display
 from unremix.experiments.plan import Job, Plan
-from unremix.run import config_to_yaml
+from unremix.training.run import config_to_yaml
 
 TRAIN = (sys.executable, "-m", "unremix", "train")
 POLL = 0.1  # seconds between looks at the processes

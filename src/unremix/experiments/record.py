@@ -11,7 +11,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unremix.config import TrainConfig
 from unremix.data.atomic_files import write_whole
 from unremix.experiments.compare import compare, versions
 from unremix.experiments.plan import CompareConfig
@@ -19,7 +18,8 @@ from unremix.experiments.reproduce import GraphsConfig, SentencesConfig
 from unremix.experiments.statistics import Difference, Summary
 from unremix.experiments.tables import Measure
 from unremix.report.curves import write_figure
-from unremix.run import Run
+from unremix.training.config import TrainConfig
+from unremix.training.run import Run
 
 PERCENT = Measure("", "", percent=True, decimals=1)
 

@@ -17,7 +17,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unremix.config import SentenceOptions, TrainConfig
 from unremix.evaluation.card import measures_of
 from unremix.evaluation.senteval_files import find_folder
 from unremix.experiments.plan import chosen_recipes
@@ -34,6 +33,7 @@ from unremix.experiments.statistics import Summary, paired_difference, summarise
 from unremix.experiments.tables import Grid
 from unremix.experiments.tables import to_markdown as grid_to_markdown
 from unremix.report.curves import COLOURS
+from unremix.training.config import SentenceOptions, TrainConfig
 
 COLUMNS = {
     "SICK.pearson": "SICK",

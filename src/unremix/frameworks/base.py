@@ -57,7 +57,7 @@ class Framework(nn.Module):
         return []
 
     def after_step(self) -> None:
-        """What is to be done after each step of the optimiser."""
+        """What is to be done after each step of the optimizer."""
 
 
 class Projecting(Framework):

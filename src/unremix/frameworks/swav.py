@@ -245,7 +245,7 @@ class SwAV(Projecting):
     def after_step(self) -> None:
         """Bring the prototypes back to the sphere, or where they were, and fill the queue.
 
-        To be called after every step of the optimiser, and before the state is saved.
+        To be called after every step of the optimizer, and before the state is saved.
         """
         if self._held is None:
             self._to_sphere()

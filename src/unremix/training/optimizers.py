@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules; the rate is a function of the step alone."""
+"""Optimizers and learning-rate schedules; the rate is a function of the step alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-OptimiserName = Literal["adam", "adamw", "sgd", "lars"]
+OptimizerName = Literal["adam", "adamw", "sgd", "lars"]
 ScheduleName = Literal["constant", "cosine"]
 
 
@@ -72,20 +72,20 @@ class LARS(Optimizer):
         return loss
 
 
-def make_optimiser(
+def make_optimizer(
     model: nn.Module,
     mix: list[nn.Parameter],
     *,
-    name: OptimiserName,
+    name: OptimizerName,
     lr: float,
     weight_decay: float,
 ) -> Optimizer:
-    """An optimiser of a model's parameters; the mix, if learned, is not decayed.
+    """An optimizer of a model's parameters; the mix, if learned, is not decayed.
 
     Args:
         model: The model; it contains the mix.
         mix: The loss's own parameters.
-        name: Which optimiser.
+        name: Which optimizer.
         lr: Learning rate.
         weight_decay: Weight decay.
     """

@@ -18,9 +18,9 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from unremix.config import TrainConfig
 from unremix.data.atomic_files import write_whole
 from unremix.domains import Domain, find_domain
+from unremix.training.config import TrainConfig
 
 
 def _plain(value: Any) -> Any:

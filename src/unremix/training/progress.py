@@ -15,13 +15,13 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from unremix.config import TrainConfig
 from unremix.domains import find_domain
+from unremix.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from unremix.training import Training
+    from unremix.training.loop import Training
 
 
 class Progress:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from unremix.data.atomic_files import write_whole
-from unremix.run import Run
+from unremix.training.run import Run
 
 
 def embed_to_file(run_folder: str, data: str | None, path: Path) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from unremix.data.atomic_files import write_whole
 from unremix.encoders import ResNet, to_torchvision
-from unremix.run import Run
+from unremix.training.run import Run
 
 Format = Literal["safetensors", "torchvision", "onnx"]
 SUFFIX = {"safetensors": ".safetensors", "torchvision": ".torchvision.pt", "onnx": ".onnx"}

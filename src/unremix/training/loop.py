@@ -1,7 +1,7 @@
 """Training on Lightning: loop, devices, precision; and what makes a run repeat and resume exactly.
 
 All randomness is a function of (seed, epoch, step, sample). The batches are indexed by the global
-step. So the state of a run is its model (mix included), its optimiser and its step, and a run that
+step. So the state of a run is its model (mix included), its optimizer and its step, and a run that
 was stopped at any moment goes on from its last checkpoint as if nothing had happened.
 """
 
@@ -25,15 +25,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from unremix.config import TrainConfig
 from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
 from unremix.frameworks.base import Framework, Projecting
-from unremix.optimisers import make_optimiser, rate_at
-from unremix.preparation import Prepared
-from unremix.progress import Progress
-from unremix.run import Run
-from unremix.sampling import scramble
+from unremix.training.config import TrainConfig
+from unremix.training.optimizers import make_optimizer, rate_at
+from unremix.training.preparation import Prepared
+from unremix.training.progress import Progress
+from unremix.training.run import Run
+from unremix.training.sampling import scramble
 
 
 class Batches:
@@ -116,8 +116,8 @@ class Training(lightning.LightningModule):
         return self.step // self.steps_per_epoch
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser for the model and the mix."""
-        return make_optimiser(
+        """One optimizer for the model and the mix."""
+        return make_optimizer(
             self.model,
             self.model.undecayed(),
             name=self.config.optimizer,

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from unremix.config import TrainConfig
 from unremix.domains import Domain, find_domain
-from unremix.run import Run
+from unremix.training.config import TrainConfig
+from unremix.training.run import Run
 
 
 def _is_first_process() -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
-from unremix.extensions import load_extensions
-from unremix.optimisers import OptimiserName, ScheduleName
 from unremix.recipes import (
     RECIPES,
     SECTIONS,
@@ -22,6 +20,8 @@ from unremix.recipes import (
     compose,
     find_recipe,
 )
+from unremix.training.extensions import load_extensions
+from unremix.training.optimizers import OptimizerName, ScheduleName
 
 Logger = Literal["tensorboard", "wandb"]
 Domains = Literal["image", "graph", "sentence"]
@@ -160,7 +160,7 @@ class TrainConfig:
         max_minutes: End the training with the first epoch that ends after so many minutes of it.
         batch_size: Samples per step, over all processes; by default 256 images, 128
             graphs or 400 sentences.
-        optimizer: Which optimiser.
+        optimizer: Which optimizer.
         lr: Learning rate.
         weight_decay: Weight decay.
         warmup_epochs: Epochs of linear warm-up.
@@ -222,7 +222,7 @@ class TrainConfig:
     epochs: int = None  # type: ignore[assignment]
     max_minutes: float | None = None
     batch_size: int = None  # type: ignore[assignment]
-    optimizer: OptimiserName = "adam"
+    optimizer: OptimizerName = "adam"
     lr: float = None  # type: ignore[assignment]
     weight_decay: float = None  # type: ignore[assignment]
     warmup_epochs: int = 0
