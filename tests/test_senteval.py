@@ -20,7 +20,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn
 
-from unremix.evaluation import estimates, logistic, relatedness, senteval
+from unremix.evaluation import bootstrap, logistic, relatedness, senteval
 from unremix.evaluation.logistic import fit_logistic
 from unremix.evaluation.relatedness import fit_relatedness, score_bins
 from unremix.evaluation.senteval import TASKS, evaluate
@@ -478,23 +478,23 @@ def test_correlations_equal_scipy(seed: int, count: int, ties: bool) -> None:
     if ties:
         x, y = x.round(), y.round()
     if np.ptp(x) == 0 or np.ptp(y) == 0:
-        assert estimates.pearson(x, y, seed=0).value == 0
+        assert bootstrap.pearson(x, y, seed=0).value == 0
         return
-    assert estimates.pearson(x, y, seed=0).value == pytest.approx(pearsonr(x, y)[0], abs=1e-9)
-    assert estimates.spearman(x, y, seed=0).value == pytest.approx(spearmanr(x, y)[0], abs=1e-9)
+    assert bootstrap.pearson(x, y, seed=0).value == pytest.approx(pearsonr(x, y)[0], abs=1e-9)
+    assert bootstrap.spearman(x, y, seed=0).value == pytest.approx(spearmanr(x, y)[0], abs=1e-9)
 
 
 def test_standard_errors_are_those_of_other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimates, "RESAMPLES", 100)
+    monkeypatch.setattr(bootstrap, "RESAMPLES", 100)
     random = np.random.default_rng(0)
-    values: dict[str, list[estimates.Estimate]] = {"pearson": [], "f1": [], "mse": []}
+    values: dict[str, list[bootstrap.Estimate]] = {"pearson": [], "f1": [], "mse": []}
     for _ in range(300):
         x = random.normal(size=100)
         y = 0.7 * x + 0.6 * random.normal(size=100)
-        values["pearson"].append(estimates.pearson(x, y, seed=0))
+        values["pearson"].append(bootstrap.pearson(x, y, seed=0))
         guess, truth = (x > 0).astype(int), (y > 0.2).astype(int)
-        values["f1"].append(estimates.f1(guess, truth, seed=0))
-        values["mse"].append(estimates.squared_error(x, y))
+        values["f1"].append(bootstrap.f1(guess, truth, seed=0))
+        values["mse"].append(bootstrap.squared_error(x, y))
     for name, found in values.items():
         spread = np.std([estimate.value for estimate in found])
         typical = np.mean([estimate.standard_error for estimate in found])
@@ -504,9 +504,9 @@ def test_standard_errors_are_those_of_other_draws(monkeypatch: pytest.MonkeyPatc
 def test_f1_equals_scikit_learn_and_is_0_without_positives() -> None:
     random = np.random.default_rng(1)
     guess, truth = random.integers(0, 2, (2, 50))
-    assert estimates.f1(guess, truth, seed=0).value == pytest.approx(f1_score(truth, guess))
+    assert bootstrap.f1(guess, truth, seed=0).value == pytest.approx(f1_score(truth, guess))
     none = np.zeros(4, dtype=int)
-    assert estimates.f1(none, none, seed=0).value == 0
+    assert bootstrap.f1(none, none, seed=0).value == 0
 
 
 # ---- the whole ----

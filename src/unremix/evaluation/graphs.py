@@ -17,9 +17,9 @@ from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphStore
 from unremix.domains.base import Measuring
 from unremix.domains.graph import graph_features
+from unremix.evaluation.cache import kept
 from unremix.evaluation.card import begin_card, label_of
 from unremix.evaluation.health import effective_rank
-from unremix.evaluation.kept import kept
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework

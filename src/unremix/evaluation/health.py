@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unremix.evaluation.inputs import checked_features
+from unremix.evaluation.checks import checked_features
 from unremix.scores import noise, normalise
 
 TILE_ENTRIES = 2**24  # distances held at a time: 64 MB in float32

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unremix.evaluation.inputs import (
+from unremix.evaluation.checks import (
     check_same_size,
     checked_features,
     checked_labels,

@@ -18,9 +18,9 @@ from unremix.data.sentence.dataset import EncodedCorpus, Vocabulary
 from unremix.domains.base import Measuring
 from unremix.domains.sentence import encode_texts, reader
 from unremix.evaluation import senteval
+from unremix.evaluation.cache import kept
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import effective_rank
-from unremix.evaluation.kept import kept
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.senteval_files import find_folder
 from unremix.frameworks.base import Framework

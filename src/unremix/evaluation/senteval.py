@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unremix.evaluation.estimates import RESAMPLES, f1, pearson, spearman, squared_error
+from unremix.evaluation.bootstrap import RESAMPLES, f1, pearson, spearman, squared_error
 from unremix.evaluation.knn import Accuracy
 from unremix.evaluation.logistic import fit_logistic
 from unremix.evaluation.relatedness import (

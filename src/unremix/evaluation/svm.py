@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unremix.evaluation.inputs import checked_features, checked_labels, count_classes
+from unremix.evaluation.checks import checked_features, checked_labels, count_classes
 
 Kernel = Literal["rbf", "linear", "logistic"]
 Floats = NDArray[np.float64]
