@@ -34,8 +34,8 @@ from unremix.evaluation.card import measures_of
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
 from unremix.experiments.compare import CompareConfig, Comparison, compare
+from unremix.experiments.display import makespan
 from unremix.experiments.folder import Folder, path_for, try_lock
-from unremix.experiments.live import makespan
 from unremix.experiments.plan import (
     OWN,
     Job,
@@ -731,7 +731,7 @@ def test_a_lock_ends_with_its_last_holder(tmp_path: Path) -> None:
 def test_the_live_table(
     tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unremix.experiments.live.REFRESH", 0.0)
+    monkeypatch.setattr("unremix.experiments.display.REFRESH", 0.0)
     fake(fail=["hcl-1"])
     printed = io.StringIO()
     console = Console(file=printed, force_terminal=True, width=110, color_system=None)

@@ -27,7 +27,7 @@ from unremix.experiments.dry_run import (
     load_or_imagine,
     memory_in_use,
 )
-from unremix.experiments.estimate import (
+from unremix.experiments.forecast import (
     Estimate,
     Measured,
     amount,

@@ -26,8 +26,8 @@ import unremix
 from unremix import native
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
+from unremix.experiments.display import Display, monitored
 from unremix.experiments.folder import Folder, path_for, try_lock
-from unremix.experiments.live import Display, monitored
 from unremix.experiments.plan import (
     CompareConfig,
     Job,

@@ -27,7 +27,7 @@ from torch import Tensor
 from unremix.data.image.dataset import ImageData, ImageSet
 from unremix.domains import Domain, find_domain
 from unremix.experiments.compare import FILE_WIDTH
-from unremix.experiments.estimate import (
+from unremix.experiments.forecast import (
     TIMED,
     WARM_UP,
     Estimate,

@@ -20,8 +20,8 @@ import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
 
 from unremix.data.atomic_files import write_whole
+from unremix.experiments.display import Display
 from unremix.experiments.folder import BEGUN, Folder, try_lock
-from unremix.experiments.live import Display
 from unremix.experiments.plan import Job, Plan
 from unremix.training.run import config_to_yaml
 
