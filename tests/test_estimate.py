@@ -40,7 +40,7 @@ from unremix.experiments.forecast import (
     tensor_bytes,
 )
 from unremix.experiments.plan import Plan
-from unremix.frameworks.memory import Memory
+from unremix.frameworks.queue import Queue
 from unremix.recipes import LossOptions, MoCHiOptions
 from unremix.training.config import TrainConfig
 
@@ -189,7 +189,7 @@ class FakeTraining:
     def __init__(self) -> None:
         self.model = torch.nn.Module()
         self.model.encoder = torch.nn.Linear(2, 3)
-        self.model.memory = Memory(5, width=2)
+        self.model.memory = Queue(5, width=2)
 
 
 def test_a_late_step_is_enough_once_the_time_is_up() -> None:
@@ -241,7 +241,7 @@ def test_the_queue_is_full_when_steps_are_timed() -> None:
     with Stopwatch(SMALL, 4) as watch:
         watch.stepped(training, 0.0)  # type: ignore[arg-type]
     memory = training.model.memory
-    assert isinstance(memory, Memory)
+    assert isinstance(memory, Queue)
     assert len(memory) == 5
     assert memory.samples.tolist() == [-1] * 5
 

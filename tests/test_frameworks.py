@@ -25,9 +25,9 @@ from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.frameworks import negatives as further_negatives
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAMS
-from unremix.frameworks.memory import Memory
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi, Patches
+from unremix.frameworks.queue import Queue
 from unremix.frameworks.simclr import SimCLR
 from unremix.losses.info_nce import info_nce
 from unremix.losses.two_views import TwoViewLoss
@@ -540,7 +540,7 @@ def test_aiming_with_weights_equals_the_loops(name: str) -> None:
 def test_the_queue_is_first_in_first_out(
     size: int, batches: list[int], dtype: torch.dtype, with_inputs: bool
 ) -> None:
-    memory = Memory(size, width=2, input_width=3 if with_inputs else 0).to(dtype)
+    memory = Queue(size, width=2, input_width=3 if with_inputs else 0).to(dtype)
     kept: deque[tuple[list[float], list[float], int]] = deque(maxlen=size)
     number = 0
     for step, count in enumerate(batches):
@@ -550,7 +550,7 @@ def test_the_queue_is_first_in_first_out(
         memory.add(z, h if with_inputs else None, samples)
         kept.extend(zip(z.tolist(), h.tolist(), samples.tolist(), strict=True))
         if step % 2:  # as a checkpoint in between would
-            fresh = Memory(size, width=2, input_width=3 if with_inputs else 0).to(dtype)
+            fresh = Queue(size, width=2, input_width=3 if with_inputs else 0).to(dtype)
             fresh.load_state_dict(memory.state_dict())
             memory = fresh
         assert len(memory) == len(kept)
@@ -564,7 +564,7 @@ def test_the_queue_is_first_in_first_out(
 
 
 def test_the_queue_moves_between_precisions() -> None:
-    memory = Memory(3, width=2, input_width=1)
+    memory = Queue(3, width=2, input_width=1)
     memory.add(draw(2, 2), draw(2, 1), torch.tensor([5, 2**40]))
     assert memory.embeddings.dtype == torch.float32
     for dtype in (torch.float64, torch.bfloat16, torch.float32):
@@ -576,11 +576,11 @@ def test_the_queue_moves_between_precisions() -> None:
     assert memory.samples.tolist() == [2**40, 1, 2]
     assert_close(memory.views.embeddings[1:].double(), draw(2, 2, seed=1).half().double(), 1e-3)
     with pytest.raises(ValueError, match="at least 1 key, received 0"):
-        Memory(0, width=2)
+        Queue(0, width=2)
 
 
 def test_the_queue_keeps_copies() -> None:
-    memory = Memory(2, width=2).double()
+    memory = Queue(2, width=2).double()
     z = draw(2, 2).requires_grad_()
     memory.add(z, None, torch.arange(2))
     kept = memory.views.embeddings.clone()

@@ -44,7 +44,7 @@ from unremix.experiments.forecast import (
 from unremix.experiments.plan import Plan
 from unremix.experiments.processes import share_for
 from unremix.frameworks.base import Framework
-from unremix.frameworks.memory import Memory
+from unremix.frameworks.queue import Queue
 from unremix.training.config import TrainConfig
 from unremix.training.loop import Training, fit
 from unremix.training.preparation import Prepared, check_size
@@ -127,7 +127,7 @@ class Stopwatch(Progress):
 @torch.no_grad()
 def _fill_queue(model: Framework) -> None:
     memory = getattr(model, "memory", None)
-    if isinstance(memory, Memory):
+    if isinstance(memory, Queue):
         keys = [torch.randn_like(rows) for rows in (memory.embeddings, memory.inputs)]
         memory.add(keys[0], keys[1], torch.full_like(memory.sample_ids, -1))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unremix.audit import effective_negatives
 from unremix.frameworks.base import Batch, Embedded, Projecting
-from unremix.frameworks.memory import Memory
+from unremix.frameworks.queue import Queue
 from unremix.losses.two_views import TwoViewLoss
 from unremix.scores import Own
 from unremix.views.mixing import Mixed, Mixing
@@ -82,7 +82,7 @@ class Contrastive(Projecting):
         ValueError: For parts that do not go together.
     """
 
-    memory: Memory | None
+    memory: Queue | None
     """The queue of old keys, where the framework has one."""
 
     def __init__(

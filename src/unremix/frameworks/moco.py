@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive, Negatives
-from unremix.frameworks.memory import Memory
+from unremix.frameworks.queue import Queue
 from unremix.gather import gather_rows, is_distributed, share_of
 from unremix.losses.two_views import TwoViewLoss
 from unremix.pairs import Pairs
@@ -51,7 +51,7 @@ class MoCo(Contrastive):
         He et al. 2020, Chen et al. 2020 (MoCo-v2).
     """
 
-    memory: Memory
+    memory: Queue
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class MoCo(Contrastive):
         self.key_encoder = deepcopy(encoder).requires_grad_(False)
         self.key_head = deepcopy(head).requires_grad_(False)
         last = self.last_layer
-        self.memory = Memory(queue, last.out_features, last.in_features if needs_inputs else 0)
+        self.memory = Queue(queue, last.out_features, last.in_features if needs_inputs else 0)
         self._fresh: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def embed(self, images: Tensor) -> Embedded:

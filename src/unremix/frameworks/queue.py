@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from unremix.scores import Views
 
 
-class Memory(nn.Module):
+class Queue(nn.Module):
     """The latest keys, first in, first out: z = |z| f, h and the sample of each.
 
     Any number of keys may be added at a time, and any number kept. It starts empty: until it is
@@ -23,9 +23,9 @@ class Memory(nn.Module):
         ValueError: If no key is to be kept.
 
     Example:
-        >>> memory = Memory(2, width=1)
-        >>> memory.add(torch.tensor([[1.0], [2.0], [3.0]]), None, torch.tensor([7, 8, 9]))
-        >>> memory.samples
+        >>> queue = Queue(2, width=1)
+        >>> queue.add(torch.tensor([[1.0], [2.0], [3.0]]), None, torch.tensor([7, 8, 9]))
+        >>> queue.samples
         tensor([8, 9])
     """
 
