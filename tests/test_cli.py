@@ -16,7 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import unremix
-from unremix.cli import main, make_parser
+from unremix.cli import main
+from unremix.cli.parser import make_parser
 from unremix.encoders import load_torchvision, make_encoder
 from unremix.recipes import RECIPES
 

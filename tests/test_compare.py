@@ -28,8 +28,8 @@ from rich.console import Console
 from scipy import stats
 
 import unremix
-from unremix import cli
-from unremix.cli import Parser, make_parser
+from unremix.cli import commands, main
+from unremix.cli.parser import Parser, make_parser
 from unremix.evaluation.card import measures_of
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
@@ -289,8 +289,8 @@ def test_a_budget_wins_over_a_file_but_not_over_the_command_line(
         planned.append(make_plan(config, train).train)
         return 0
 
-    monkeypatch.setattr(cli, "compare", kept)
-    code = cli.main(["compare", "--config", "cifar10", "--recipes", "simclr,hcl", *words])
+    monkeypatch.setattr(commands, "compare", kept)
+    code = main(["compare", "--config", "cifar10", "--recipes", "simclr,hcl", *words])
     if epochs is None:
         assert code == 1
         assert "either --budget or --epochs, received '20' and" in capsys.readouterr().err

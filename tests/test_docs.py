@@ -12,7 +12,7 @@ from torch import nn
 
 import unremix
 from unremix import recipes
-from unremix.cli import make_parser
+from unremix.cli.parser import make_parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

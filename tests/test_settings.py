@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unremix.cli import main, make_parser
+from unremix.cli import main
+from unremix.cli.parser import make_parser
 from unremix.domains import find_domain
 from unremix.encoders import make_encoder
 from unremix.experiments.dry_run import PUBLISHED

@@ -101,7 +101,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 import torch
-from unremix import cli
+from unremix.cli import main
 from unremix.training.loop import Training
 step, save = Training.training_step, torch.save
 def stepping(self, batch, number):
@@ -115,7 +115,7 @@ def saving(state, path):
         os.kill(os.getpid(), signal.SIGKILL)
     save(state, path)
 Training.training_step, torch.save = stepping, saving
-sys.exit(cli.main({arguments!r}))
+sys.exit(main({arguments!r}))
 """
 
 

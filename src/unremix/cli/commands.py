@@ -1,74 +1,19 @@
-"""The command ``unremix``."""
+"""What each command does."""
 
 from __future__ import annotations
 
-import re
-import shlex
-import sys
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
-from inspect import signature
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, Literal
 
-from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, Namespace  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import unremix
 from unremix.evaluation.card import card_table, spread_of
-from unremix.experiments.plan import OWN, CompareConfig, domain_of, make_plan, settle_epochs
-from unremix.experiments.reproduce import EXPERIMENTS
+from unremix.experiments.plan import CompareConfig, make_plan
 from unremix.training.config import TrainConfig
-from unremix.training.extensions import load_extensions
-from unremix.training.settings import find_config, shipped
-
-
-class Parser(ArgumentParser):
-    """A parser whose errors are one line and name the nearest option."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong, and what was probably meant."""
-        line = " ".join(self.typed)
-        asked = [parser for name, parser in self.commands.items() if line.startswith(f"{name} ")]
-        known = {
-            option.lstrip("-")
-            for parser in (self, *asked)
-            for action in parser._actions
-            for option in action.option_strings
-        }
-        listed = re.search(r"Expected a <class 'tuple'>\. Got value: (\S+)", message)
-        if listed:
-            message += f'; write "[{listed[1]}]"'
-        for word in re.findall(r"--([\w.]+)|[Oo]ption '([\w.]+)'", message):
-            near = get_close_matches(word[0] or word[1], known, n=1)
-            if near and near[0] not in word:
-                message += f"; did you mean {near[0]!r}?"
-        console = Console(stderr=True, soft_wrap=True)
-        console.print(f"unremix: {message}", style="red", highlight=False, markup=False)
-        sys.exit(2)
-
-    commands: ClassVar[dict[str, Parser]] = {}
-    typed: ClassVar[Sequence[str]] = ()
-
-
-class ConfigAction(ActionConfigFile):
-    """``--config``: a file of options, or the name of a setting that ships with the package."""
-
-    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
-        """Read the options."""
-        try:
-            path = find_config(values)
-        except ValueError as error:
-            parser.error(str(error))
-        super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
-
-
-CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
-DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
+from unremix.training.settings import shipped
 
 
 def show_results(card: dict[str, Any], where: str) -> None:
@@ -256,7 +201,7 @@ def report(run: str) -> None:
 
 def doctor() -> None:
     """Say what is installed, what is missing, and the command that installs it."""
-    from unremix.doctor import examine
+    from unremix.cli.doctor import examine
 
     examine()
 
@@ -269,92 +214,3 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "doctor": doctor,
 }
-
-
-def make_parser() -> Parser:
-    """The parser of all commands."""
-    parser = Parser(prog="unremix", description="Good embeddings without labels.")
-    parser.add_argument("--version", action="version", version=unremix.__version__)
-    subcommands = parser.add_subcommands()
-    training = Parser(description="Train an encoder on unlabelled data.")
-    training.add_argument("--config", action=ConfigAction, help=CONFIG)
-    training.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
-    training.add_class_arguments(TrainConfig)
-    subcommands.add_subcommand("train", training, help="Train an encoder on unlabelled data.")
-    Parser.commands["train"] = training
-    comparing = Parser(description=(compare.__doc__ or "").strip())
-    comparing.add_argument("--config", action=ConfigAction, help=CONFIG)
-    comparing.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
-    comparing.add_class_arguments(CompareConfig)
-    shared = {"progress", *OWN}
-    comparing.add_class_arguments(TrainConfig, skip=shared)
-    subcommands.add_subcommand("compare", comparing, help=(compare.__doc__ or "").strip())
-    Parser.commands["compare"] = comparing
-    reproducing = Parser(description="Repeat an experiment.")
-    subcommands.add_subcommand("reproduce", reproducing, help="Repeat an experiment.")
-    Parser.commands["reproduce"] = reproducing
-    experiments = reproducing.add_subcommands(dest="experiment")
-    for name, experiment in EXPERIMENTS.items():
-        inner = Parser(description=experiment.summary)
-        inner.add_class_arguments(experiment.options)
-        experiments.add_subcommand(name, inner, help=experiment.summary)
-        Parser.commands[f"reproduce {name}"] = inner
-    for name, function in COMMANDS.items():
-        summary = (function.__doc__ or "").splitlines()[0]
-        inner = Parser(description=summary)
-        if "output" in signature(function).parameters:
-            inner.add_argument("-o", "--output", type=str | None, help="The file to write.")
-            inner.add_function_arguments(function, as_positional=True, skip={"output"})
-        elif function is recipes:
-            inner.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
-        else:
-            inner.add_function_arguments(function, as_positional=True)
-        subcommands.add_subcommand(name, inner, help=summary)
-        Parser.commands[name] = inner
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what a person can mend is said in one line, without a trace."""
-    # One line a warning, without the place in our source that raised it.
-    warnings.formatwarning = lambda message, *_, **__: f"unremix: {message}\n"
-    parser = make_parser()
-    typed = sys.argv[1:] if arguments is None else arguments
-    Parser.typed = typed
-    options = parser.parse_args(arguments)
-    command = options.subcommand
-    chosen: Namespace = options[command]
-    dry = bool(chosen.pop("dry_run", False))
-    console = Console(stderr=True, soft_wrap=True)
-    words = shlex.join(["unremix", *typed])
-    try:
-        if command == "train":
-            chosen.pop("config", None)
-            values = vars(Parser.commands["train"].instantiate(chosen))
-            train(TrainConfig(**values), dry=dry)
-        elif command == "compare":
-            chosen.pop("config", None)
-            values = vars(Parser.commands["compare"].instantiate(chosen))
-            own = {field.name: values.pop(field.name) for field in fields(CompareConfig)}
-            load_extensions(values["imports"])
-            values["domain"] = values["domain"] or domain_of(own["recipes"])
-            values["epochs"] = settle_epochs(
-                own["budget"],
-                values["epochs"],
-                chosen=any(re.match(r"--epochs(=|$)", word) for word in typed),
-            )
-            return compare(CompareConfig(**own), TrainConfig(**values), words, dry=dry)
-        elif command == "reproduce":
-            name = chosen.experiment
-            values = vars(Parser.commands[f"reproduce {name}"].instantiate(chosen[name]))
-            return EXPERIMENTS[name].run(EXPERIMENTS[name].options(**values), words)
-        else:
-            COMMANDS[command](**vars(chosen))
-    except (ValueError, OSError, ImportError) as error:
-        console.print(f"unremix: {error}", style="red", highlight=False, markup=False)
-        return 1
-    except KeyboardInterrupt as stopped:
-        again = f"; go on with: unremix train --resume {stopped}" if str(stopped) else ""
-        console.print(f"unremix: stopped{again}", highlight=False)
-        return 130
-    return 0
