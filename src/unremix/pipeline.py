@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from unremix.data.atomic_files import write_whole
 from unremix.data.splits import name_some
+from unremix.data.suggestions import did_you_mean
 from unremix.report import write_report
 from unremix.training.config import TrainConfig
 from unremix.training.preparation import prepare
@@ -41,8 +41,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         names = [field.name for field in fields(TrainConfig)]
         for name in options:
             if name not in names:
-                near = get_close_matches(name, names, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(name, names)
                 raise TypeError(f"expected options of TrainConfig, received {name!r}{hint}")
         config = make_config(options)
     elif options:

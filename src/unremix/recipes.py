@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any, Literal
 
 from torch import nn
 
+from unremix.data.suggestions import did_you_mean
 from unremix.frameworks.base import Framework
 from unremix.frameworks.infograph import InfoGraph
 from unremix.frameworks.moco import MoCo
@@ -338,8 +338,7 @@ RECIPES = {
 def _find(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     if name in known:
         return known[name]
-    near = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, known)
     raise ValueError(f"expected a {kind} among {', '.join(known)}, received {name!r}{hint}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any, ClassVar, NoReturn
 
@@ -14,6 +13,7 @@ from rich.console import Console
 
 import unremix
 from unremix.cli.commands import COMMANDS, compare, recipes
+from unremix.data.suggestions import did_you_mean
 from unremix.experiments.plan import OWN, CompareConfig
 from unremix.experiments.reproduce import EXPERIMENTS
 from unremix.training.config import TrainConfig
@@ -39,10 +39,10 @@ class Parser(ArgumentParser):
         listed = re.search(r"Expected a <class 'tuple'>\. Got value: (\S+)", message)
         if listed:
             message += f'; write "[{listed[1]}]"'
-        for word in re.findall(r"--([\w.]+)|[Oo]ption '([\w.]+)'", message):
-            near = get_close_matches(word[0] or word[1], known, n=1)
-            if near and near[0] not in word:
-                message += f"; did you mean {near[0]!r}?"
+        for option, quoted in re.findall(r"--([\w.]+)|[Oo]ption '([\w.]+)'", message):
+            word = option or quoted
+            if word not in known:
+                message += did_you_mean(word, known)
         console = Console(stderr=True, soft_wrap=True)
         console.print(f"unremix: {message}", style="red", highlight=False, markup=False)
         sys.exit(2)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from unremix.data.suggestions import did_you_mean
 from unremix.encoders.resnet import ResNet, Stem
 from unremix.encoders.small import SmallCNN
 
@@ -114,7 +114,7 @@ def make_encoder(
     if not (source and colon and rest):
         raise ValueError(
             f"expected an encoder among {', '.join(NAMES)}, or {FORMS}, "
-            f"received {name!r}{_nearest(name, NAMES)}"
+            f"received {name!r}{did_you_mean(name, NAMES)}"
         )
     if source == "timm":
         model = _from_timm(rest, channels=channels, image_size=image_size)
@@ -124,12 +124,6 @@ def make_encoder(
         available = {"channels": channels, "image_size": image_size, "width": width}
         model = _from_callable(source, rest, available)
     return External(model, _output_size(model, name, channels=channels, image_size=image_size))
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: the known name that the user may have meant."""
-    found = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _library(name: str) -> ModuleType:
@@ -155,7 +149,7 @@ def _from_timm(name: str, *, channels: int, image_size: int) -> nn.Module:
     if not timm.is_model(name):
         raise ValueError(
             "expected the name of a timm model (timm.list_models() lists them), "
-            f"received {name!r}{_nearest(name, timm.list_models())}"
+            f"received {name!r}{did_you_mean(name, timm.list_models())}"
         )
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": channels}
     settings = timm.models.get_pretrained_cfg(name)
@@ -177,7 +171,7 @@ def _from_torchvision(name: str) -> nn.Module:
     if name not in known:
         raise ValueError(
             "expected the name of a torchvision model (torchvision.models.list_models() lists "
-            f"them), received {name!r}{_nearest(name, known)}"
+            f"them), received {name!r}{did_you_mean(name, known)}"
         )
     model: nn.Module = models.get_model(name, weights=None)
     heads = [
@@ -205,7 +199,7 @@ def _from_callable(module: str, attribute: str, available: dict[str, int]) -> nn
     if not callable(make):
         raise ValueError(
             f"expected a callable {attribute!r} in {module!r}, "
-            f"found none{_nearest(attribute, vars(found))}"
+            f"found none{did_you_mean(attribute, vars(found))}"
         )
     try:
         parameters = dict(inspect.signature(make).parameters)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+
+from unremix.data.suggestions import did_you_mean
 
 BLANK = "."  # what SentEval's own examples hand to an encoder in place of an empty line
 
@@ -75,10 +76,9 @@ def canonical_name(task: str) -> str:
     name = ALSO.get(task, task)
     if name in TASKS:
         return name
-    near = get_close_matches(task.upper(), TASKS, n=1)
     raise ValueError(
         f"expected a task among {', '.join(TASKS)}, received {task!r}"
-        + (f"; did you mean {near[0]!r}?" if near else "")
+        f"{did_you_mean(task.upper(), TASKS)}"
     )
 
 

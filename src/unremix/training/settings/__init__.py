@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from pathlib import Path
+
+from unremix.data.suggestions import did_you_mean
 
 FOLDER = Path(__file__).parent
 
@@ -38,9 +39,7 @@ def find_config(name: str) -> str:
     known = shipped()
     if name in known:
         return str(FOLDER / f"{name}.yaml")
-    near = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         f"expected a file of options or one of the settings {', '.join(known)}, received "
-        f"{name!r}{hint}"
+        f"{name!r}{did_you_mean(name, known)}"
     )
