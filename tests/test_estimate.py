@@ -30,9 +30,7 @@ from unremix.experiments.dry_run import (
 from unremix.experiments.forecast import (
     Estimate,
     Measured,
-    amount,
     count_parameters,
-    duration,
     epochs_within,
     on_a_line,
     rows_of,
@@ -40,6 +38,7 @@ from unremix.experiments.forecast import (
     tensor_bytes,
 )
 from unremix.experiments.plan import Plan
+from unremix.experiments.quantities import amount, duration
 from unremix.frameworks.queue import Queue
 from unremix.recipes import LossOptions, MoCHiOptions
 from unremix.training.config import TrainConfig

@@ -15,6 +15,7 @@ from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job, Plan
+from unremix.experiments.quantities import duration
 from unremix.experiments.tables import Measure, Standing
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Display:
                 for measure in tables.measures_among([outcome])[:1]
                 if measure.path in (values := outcome.results.get(tables.TRAINED, {}))
             ]
-            parts = [f"{job}: done", *found, tables.duration(work.elapsed), self._standing(runner)]
+            parts = [f"{job}: done", *found, duration(work.elapsed), self._standing(runner)]
             self.say(" · ".join(parts))
 
     def failed(self, job: Job, how: str) -> None:
@@ -198,7 +199,7 @@ class Display:
                 [left[job] for job in runner.waiting],
                 runner.share.jobs,
             )
-            parts.append(f"about {tables.duration(seconds)} left")
+            parts.append(f"about {duration(seconds)} left")
         return " · ".join(parts)
 
     def draw(self, runner: Runner) -> None:

@@ -32,9 +32,7 @@ from unremix.experiments.forecast import (
     WARM_UP,
     Estimate,
     Measured,
-    amount,
     count_parameters,
-    duration,
     epochs_within,
     on_a_line,
     rows_of,
@@ -43,6 +41,7 @@ from unremix.experiments.forecast import (
 )
 from unremix.experiments.plan import Plan
 from unremix.experiments.processes import share_for
+from unremix.experiments.quantities import amount, duration
 from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
 from unremix.training.config import TrainConfig

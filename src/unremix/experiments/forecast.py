@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from torch import Tensor, nn
 
+from unremix.experiments.quantities import amount, duration
 from unremix.frameworks.base import Framework
 from unremix.training.config import TrainConfig
 
@@ -132,39 +132,6 @@ def on_a_line(small: tuple[int, int], large: tuple[int, int], whole: int) -> int
     """
     growth = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
     return round(max(small[1], large[1]) + growth * (whole - large[0]))
-
-
-def duration(seconds: float) -> str:
-    """A time in words.
-
-    Example:
-        >>> duration(8.41), duration(754), duration(7501), duration(400_000)
-        ('8.4 s', '12 min 34 s', '2 h 5 min', '4 d 15 h')
-    """
-    if seconds < 59.95:
-        return f"{seconds:.3g} s" if seconds < 1 else f"{seconds:.1f} s"
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    for (name, size), (next_name, next_size) in pairwise(units):
-        whole = round(seconds / next_size) * next_size  # so that 59.9 min are an hour
-        if whole >= size:
-            return f"{whole // size} {name} {whole % size // next_size} {next_name}"
-    raise AssertionError(seconds)
-
-
-def amount(count: int | None) -> str:
-    """A number of bytes in words.
-
-    Example:
-        >>> amount(512), amount(3_000_000), amount(5_000_000_000), amount(None)
-        ('0.5 KiB', '2.9 MiB', '4.7 GiB', 'not known')
-    """
-    if count is None:
-        return "not known"
-    value, unit = count / 2**10, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
-        if value >= 1000:
-            value, unit = value / 2**10, larger
-    return f"{value:.1f} {unit}"
 
 
 def tensor_bytes(state: Any) -> int:

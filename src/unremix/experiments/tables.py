@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from unremix.evaluation.card import FEATURES, label_of
+from unremix.experiments.quantities import duration
 from unremix.experiments.statistics import Difference, Summary, paired_difference, summarise
 
 TRAINED = "trained"  # the features a run is about; all others on a card are baselines
@@ -369,21 +370,6 @@ def row_records(rows: Iterable[TableRow]) -> list[dict[str, Any]]:
             }
         records.append(record)
     return records
-
-
-def duration(seconds: float | None) -> str:
-    """A time to wait, in words; a dash where it is not known.
-
-    Example:
-        >>> duration(42), duration(90), duration(3700), duration(None)
-        ('42 s', '2 min', '1 h 02 min', '–')
-    """
-    if seconds is None:
-        return "–"
-    if seconds < 59.5:
-        return f"{max(0, round(seconds))} s"
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 @dataclass(frozen=True)
