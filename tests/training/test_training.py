@@ -23,7 +23,7 @@ from unremix.training.optimizers import OptimizerName, make_optimizer
 from unremix.training.run import Run, config_from_yaml, config_to_yaml
 from unremix.training.sampling import permuted
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.xdist_group("training")  # one worker makes the shared run
 
 

@@ -399,7 +399,7 @@ def test_format_of_real_text() -> None:
     assert guess_format(PROSE) == "prose"
     assert guess_format(textwrap.wrap(" ".join(PROSE), 40)) == "prose"
     assert guess_format([]) == "lines"
-    licence = Path(__file__).parents[1] / "LICENSE"
+    licence = Path(__file__).parents[3] / "LICENSE"
     assert guess_format(licence.read_text().splitlines()) == "prose"
 
 

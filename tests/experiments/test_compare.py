@@ -54,7 +54,7 @@ from unremix.report.curves import COLOURS, Panel, learning_curves, mean_curve, w
 from unremix.training.config import TrainConfig
 from unremix.training.run import Run, config_from_yaml
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 TINY = TrainConfig(
     limit=128, batch_size=32, epochs=1, probe_epochs=1, head_hidden=(16,), head_output=8,
     accelerator="cpu", threads=1,
@@ -813,7 +813,7 @@ def test_the_figure_shows_twelve_recipes_apart(tmp_path: Path) -> None:
 REAL = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {here!r}]
 from test_compare import run_compare
 run_compare(Path({folder!r}), seeds=2, jobs=2, checkpoint_every=2)
 """
@@ -831,7 +831,7 @@ def test_real_runs_killed_and_started_again(tmp_path: Path) -> None:
     }  # fmt: skip
     assert set(found.rows[0].cells) >= {"knn", "linear.top1"}
     assert (whole / "curves.png").exists()
-    code = REAL.format(tests=str(TESTS), folder=str(broken))
+    code = REAL.format(tests=str(TESTS), here=str(Path(__file__).parent), folder=str(broken))
     checkpoint = broken / "runs" / "simclr-0" / "checkpoints" / "last.ckpt"
     first = subprocess.Popen([sys.executable, "-c", code])
     wait_until(checkpoint.exists, 120)
