@@ -312,7 +312,7 @@ def test_time_is_kept_over_a_crash(tmp_path: Path, clock: list[float], at: int) 
 # Where the number of processes changes nothing but the order of sums, without BatchNorm. Elsewhere
 # it does: the partners of i-Mix and Un-Mix come from the process's own part of the batch, and the
 # very first batch of MoCo, before there is a queue, has the process's own keys as negatives. From
-# then on MoCo's queue is the same: see test_frameworks.py.
+# then on MoCo's queue is the same: see frameworks/test_two_processes.py.
 JOINT = ("simclr", "debiased", "hcl", "swav", "unremix-simclr")
 
 SCRIPT = """

@@ -17,6 +17,7 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
+from building import all_gradients_of, draw
 from conftest import assert_close
 from crashing import crash_at
 from hypothesis import given
@@ -47,11 +48,6 @@ from unremix.weights import weigh
 LOG2 = math.log(2)
 SIZES = (3, 1, 4, 2, 3)  # nodes of each graph; one has a single node
 FEATURES = 4
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def make_graphs(order: Sequence[int] = range(len(SIZES))) -> GraphBatch:
@@ -100,15 +96,6 @@ def embed(model: InfoGraph, graphs: GraphBatch) -> tuple[Tensor, Tensor, Tensor,
     return model.nodes(nodes), nodes, model.graphs(whole), whole
 
 
-def gradients_of(loss: Tensor, model: InfoGraph) -> dict[str, Tensor]:
-    named = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(named[name]) if part is None else part
-        for name, part in zip(named, found, strict=True)
-    }
-
-
 def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -152,7 +139,7 @@ def test_the_loss_equals_a_loop_over_nodes_and_graphs(name: str, objective: Any)
     else:
         expected = reference.info_nce(x, positives, ~positives, weights, temperature=1.0)
     assert_close(actual, expected)
-    assert_same_gradients(gradients_of(actual, model), gradients_of(expected, model))
+    assert_same_gradients(all_gradients_of(actual, model), all_gradients_of(expected, model))
 
 
 def test_infonce_with_uniform_weights_is_a_cross_entropy() -> None:
@@ -275,7 +262,7 @@ def test_hcl_on_infograph(fidelity: Any, temperature: float) -> None:
     actual = model(as_batch(graphs))
     if fidelity == "sound":
         assert_close(actual, expected)
-    assert_same_gradients(gradients_of(actual, model), gradients_of(expected, model))
+    assert_same_gradients(all_gradients_of(actual, model), all_gradients_of(expected, model))
 
 
 @pytest.mark.parametrize(
@@ -314,7 +301,7 @@ def test_the_order_of_the_graphs_does_not_matter(name: str) -> None:
     in_order = model(as_batch(make_graphs()))
     shuffled = model(as_batch(make_graphs([3, 0, 4, 1, 2])))
     assert_close(shuffled, in_order)
-    assert_same_gradients(gradients_of(shuffled, model), gradients_of(in_order, model))
+    assert_same_gradients(all_gradients_of(shuffled, model), all_gradients_of(in_order, model))
 
 
 class Operations(TorchDispatchMode):
@@ -376,7 +363,7 @@ def of_each_process(world: int) -> Report:
     for name, make in MODELS.items():
         model = make_model(make(gather=True))
         loss = model(as_batch(make_graphs(PARTS[dist.get_rank()])))
-        found[name] = {"loss": loss.detach(), **gradients_of(loss, model)}
+        found[name] = {"loss": loss.detach(), **all_gradients_of(loss, model)}
         for tensor in found[name].values():
             dist.all_reduce(tensor)
             tensor /= world
@@ -396,7 +383,7 @@ def test_two_processes_weigh_every_node_alike(tmp_path: Path) -> None:
             for count, part in zip(nodes, PARTS, strict=True)
         )
         assert isinstance(loss, Tensor)
-        expected = {"loss": loss.detach(), **gradients_of(loss, model)}
+        expected = {"loss": loss.detach(), **all_gradients_of(loss, model)}
         for report in reports:
             assert_same_gradients(report[name], expected)
 

@@ -17,6 +17,7 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
+from building import all_gradients_of
 from conftest import assert_close
 from crashing import crash_at
 from hypothesis import given
@@ -90,19 +91,10 @@ def embed(model: QuickThought, batch: Batch) -> tuple[Tensor, Tensor | None, Ten
     return f, f_inputs, g, g_inputs
 
 
-def gradients_of(loss: Tensor, model: QuickThought) -> dict[str, Tensor]:
-    named = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(named[name]) if part is None else part
-        for name, part in zip(named, found, strict=True)
-    }
-
-
 def assert_same(actual: Tensor, expected: Tensor, model: QuickThought) -> None:
     """Equal values and equal gradients."""
     assert_close(actual, expected)
-    found, wanted = gradients_of(actual, model), gradients_of(expected, model)
+    found, wanted = all_gradients_of(actual, model), all_gradients_of(expected, model)
     for name, gradient in wanted.items():
         assert_close(found[name], gradient, 1e-8)
 
@@ -264,7 +256,7 @@ def test_some_without_negatives_do_no_harm() -> None:
     batch = make_batch((0, 0, 0, 0), (10, 11, 12, 13))
     loss = model(batch)
     assert loss.isfinite()
-    assert all(part.isfinite().all() for part in gradients_of(loss, model).values())
+    assert all(part.isfinite().all() for part in all_gradients_of(loss, model).values())
 
 
 def test_what_quick_thought_refuses() -> None:
@@ -299,7 +291,7 @@ def of_each_process(world: int) -> Report:
         for name, make in MODELS.items():
             model = make_model(make(temperature=1.0, gather=True), output=4)
             loss = model(make_batch(documents, part=part))
-            parts = {"loss": loss.detach(), **gradients_of(loss, model)}
+            parts = {"loss": loss.detach(), **all_gradients_of(loss, model)}
             found[split, name] = {key: part.clone().contiguous() for key, part in parts.items()}
             for tensor in found[split, name].values():
                 dist.all_reduce(tensor)
@@ -315,7 +307,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         for name, make in MODELS.items():
             model = make_model(make(temperature=1.0), output=4)
             loss = model(make_batch(documents))
-            expected = {"loss": loss.detach(), **gradients_of(loss, model)}
+            expected = {"loss": loss.detach(), **all_gradients_of(loss, model)}
             for report in reports:
                 for key, tensor in expected.items():
                     assert_close(report[split, name][key], tensor, 1e-8)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from building import draw
 from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,11 +27,6 @@ from unremix.frameworks.swav import SwAV, enqueue, sinkhorn, swapped_prediction
 pytestmark = pytest.mark.xdist_group("gather")
 
 Matrix = list[list[float]]
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def make_model(seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> SwAV:

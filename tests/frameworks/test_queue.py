@@ -1,0 +1,77 @@
+"""The queue of old keys."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import torch
+from building import draw
+from conftest import assert_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unremix.frameworks.queue import Queue
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 7),
+    st.lists(st.integers(0, 9), max_size=8),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.booleans(),
+)
+def test_the_queue_is_first_in_first_out(
+    size: int, batches: list[int], dtype: torch.dtype, with_inputs: bool
+) -> None:
+    memory = Queue(size, width=2, input_width=3 if with_inputs else 0).to(dtype)
+    kept: deque[tuple[list[float], list[float], int]] = deque(maxlen=size)
+    number = 0
+    for step, count in enumerate(batches):
+        z, h = draw(count, 2, seed=step).to(dtype), draw(count, 3, seed=step + 50).to(dtype)
+        samples = torch.arange(number, number + count)
+        number += count
+        memory.add(z, h if with_inputs else None, samples)
+        kept.extend(zip(z.tolist(), h.tolist(), samples.tolist(), strict=True))
+        if step % 2:  # as a checkpoint in between would
+            fresh = Queue(size, width=2, input_width=3 if with_inputs else 0).to(dtype)
+            fresh.load_state_dict(memory.state_dict())
+            memory = fresh
+        assert len(memory) == len(kept)
+        assert memory.samples.tolist() == [sample for _, _, sample in kept]
+        assert memory.views.embeddings.tolist() == [z for z, _, _ in kept]
+        if with_inputs:
+            assert memory.views.inputs is not None
+            assert memory.views.inputs.tolist() == [h for _, h, _ in kept]
+        else:
+            assert memory.views.inputs is None
+
+
+def test_the_queue_moves_between_precisions() -> None:
+    memory = Queue(3, width=2, input_width=1)
+    memory.add(draw(2, 2), draw(2, 1), torch.tensor([5, 2**40]))
+    assert memory.embeddings.dtype == torch.float32
+    for dtype in (torch.float64, torch.bfloat16, torch.float32):
+        memory.to(dtype)
+        assert memory.views.embeddings.dtype == dtype
+        assert memory.samples.tolist() == [5, 2**40]  # whole numbers stay whole
+        assert len(memory) == 2
+    memory.add(draw(2, 2, seed=1).half(), draw(2, 1).half(), torch.tensor([1, 2]))
+    assert memory.samples.tolist() == [2**40, 1, 2]
+    assert_close(memory.views.embeddings[1:].double(), draw(2, 2, seed=1).half().double(), 1e-3)
+    with pytest.raises(ValueError, match="at least 1 key, received 0"):
+        Queue(0, width=2)
+
+
+def test_the_queue_keeps_copies() -> None:
+    memory = Queue(2, width=2).double()
+    z = draw(2, 2).requires_grad_()
+    memory.add(z, None, torch.arange(2))
+    kept = memory.views.embeddings.clone()
+    with torch.no_grad():
+        z.zero_()
+    assert torch.equal(memory.views.embeddings, kept)
+    assert not memory.embeddings.requires_grad
+    before = memory.views.embeddings
+    memory.add(z, None, torch.arange(2))
+    assert torch.equal(before, kept)  # what was read is not overwritten

@@ -1,0 +1,153 @@
+"""Several processes with gathered negatives against one that holds the joint batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from building import MAKERS, draw, fill, gradients_of, make_batch, make_model
+from conftest import assert_close
+from test_gather import LOSSES, Report, processes
+from torch import Tensor
+
+from unremix.frameworks.negatives import MoCHi, Patches
+from unremix.scores import Own
+
+SIZES = [(4, 2)]
+AIMED = [(name, "aimed", "one-way") for name in LOSSES]
+WITH_OWN = [
+    (name, "own", layout) for name in LOSSES if name != "nt-xent" for layout in ("both", "one-way")
+]
+WITH_OWN += [(name, "own and aimed", "one-way") for name in ("hcl", "minmax", "zscore-exp")]
+QUEUED = [
+    (loss, negatives, symmetric)
+    for loss in ("uniform", "hcl")
+    for negatives in ("none", "mochi", "patch")
+    for symmetric in (False, True)
+]
+
+
+def part_of(sizes: tuple[int, ...], rank: int) -> slice:
+    return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+
+
+def aims_of(sizes: tuple[int, ...], rank: int) -> tuple[Tensor, Tensor]:
+    """Keys, counted from the process's first, and shares: itself and the next of its own."""
+    n = sizes[rank]
+    own = torch.arange(n)
+    lam = torch.linspace(0.5, 1.0, 7)[own + rank].double()
+    return torch.stack([own, (own + 1) % n], 1), torch.stack([lam, 1 - lam], 1)
+
+
+def joint_aims(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    parts = [aims_of(sizes, rank) for rank in range(len(sizes))]
+    keys = torch.cat([k + part_of(sizes, rank).start for rank, (k, _) in enumerate(parts)])
+    return keys, torch.cat([shares for _, shares in parts])
+
+
+def contrasted(
+    name: str, kind: str, layout: str, sizes: tuple[int, ...], rank: int | None
+) -> dict[str, Tensor]:
+    """Loss and gradients of one process of several, or of all in one."""
+    rows = slice(None) if rank is None else part_of(sizes, rank)
+    total = sum(sizes)
+    z0, z1 = (draw(total, 4, seed=v)[rows].requires_grad_() for v in range(2))
+    h0, h1 = (draw(total, 3, seed=2 + v)[rows] for v in range(2))
+    loss_fn = LOSSES[name](layout=layout, gather=rank is not None, tile=2).double()
+    own = None
+    if "own" in kind:
+        zo, ho = draw(2, total, 2, 4, seed=5)[:, rows], draw(2, total, 2, 3, seed=6)[:, rows]
+        count = 2 if layout == "both" else 1
+        own = Own(zo[:count].flatten(0, 1), ho[:count].flatten(0, 1), 1.5)
+    if "aimed" in kind:
+        keys, shares = joint_aims(sizes) if rank is None else aims_of(sizes, rank)
+        loss = loss_fn.towards(z0, z1, h0, h1, keys=keys, shares=shares, own=own)
+    else:
+        loss = loss_fn(z0, z1, h0, h1, own=own)
+    loss.backward()
+    found = {"loss": loss.detach(), "z0": z0.grad, "z1": z1.grad}
+    return found | {n: p.grad for n, p in loss_fn.named_parameters()}  # type: ignore[dict-item]
+
+
+def stepped(
+    loss: str, negatives: str, symmetric: bool, sizes: tuple[int, ...], rank: int | None
+) -> dict[str, Any]:
+    """Two steps of MoCo with a queue at hand; the gradients averaged by hand."""
+    chosen = {"none": None, "mochi": MoCHi(4, 3, 2, 0), "patch": Patches(2, 3)}[negatives]
+    loss_fn = MAKERS[loss](gather=rank is not None)
+    model = make_model(loss=loss_fn, queue=11, symmetric=symmetric, negatives=chosen, momentum=0.5)
+    fill(model, 7, first=1)
+    losses = []
+    for step in range(2):
+        rows = slice(None) if rank is None else part_of(sizes, rank)
+        value = model(make_batch(sum(sizes), seed=step, first=4 * step, rows=rows))
+        found = gradients_of(value, model)
+        value = value.detach()
+        if rank is not None:
+            for tensor in (value, *found.values()):
+                dist.all_reduce(tensor)
+                tensor /= len(sizes)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in found:
+                    parameter -= 0.5 * found[name]
+        model.after_step()
+        losses.append(value)
+    return {"losses": torch.stack(losses), **model.state_dict()}
+
+
+@cache
+def alone(function: Callable[..., Any], *case: Any) -> Any:
+    return function(*case, None)
+
+
+def gathered(world: int) -> Report:
+    rank = dist.get_rank()
+    found: Report = {}
+    for sizes in SIZES:
+        for case in (*AIMED, *WITH_OWN):
+            found[(*case, sizes)] = contrasted(*case, sizes, rank)
+        for queued in QUEUED:
+            found[(*queued, sizes)] = stepped(*queued, sizes, rank)
+    return found
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+    return processes(2, gathered, tmp_path_factory.mktemp("frameworks"))
+
+
+@pytest.mark.xdist_group("gather")  # processes are started by one worker
+class TestTwoProcesses:
+    @pytest.mark.parametrize(("name", "kind", "layout"), [*AIMED, *WITH_OWN])
+    def test_losses_are_those_of_the_joint_batch(
+        self, reports: list[Report], name: str, kind: str, layout: str
+    ) -> None:
+        for sizes in SIZES:
+            found = [report[name, kind, layout, sizes] for report in reports]
+            expected = alone(contrasted, name, kind, layout, sizes)
+            assert_close(sum(each["loss"] for each in found) / 2, expected["loss"])
+            for leaf in expected.keys() - {"loss"}:
+                if leaf in ("z0", "z1"):  # DistributedDataParallel divides by the processes
+                    rows = torch.cat([each[leaf] for each in found]) / 2
+                    assert_close(rows, expected[leaf], 1e-9)
+                else:
+                    for each in found:
+                        assert_close(each[leaf], expected[leaf], 1e-9)
+
+    @pytest.mark.parametrize(("loss", "negatives", "symmetric"), QUEUED)
+    def test_a_queue_is_that_of_one_process(
+        self, reports: list[Report], loss: str, negatives: str, symmetric: bool
+    ) -> None:
+        """Losses, encoders and the queue, in order; while there is a queue."""
+        for sizes in SIZES:
+            expected = alone(stepped, loss, negatives, symmetric, sizes)
+            for report in reports:
+                found = report[loss, negatives, symmetric, sizes]
+                assert found.keys() == expected.keys()
+                for name, value in expected.items():
+                    assert_close(found[name], value, 1e-9)

@@ -1,0 +1,58 @@
+"""Learning curves: means over seeds, and the figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unremix.report.curves import COLOURS, Panel, learning_curves, mean_curve, write_figure
+
+
+def test_mean_curves() -> None:
+    seeds = [
+        [{"epoch": 1.0, "knn": 0.4}, {"epoch": 2.0}, {"epoch": 3.0, "knn": 0.8}],
+        [{"epoch": 1.0, "knn": 0.6}, {"epoch": 2.0, "knn": 0.7}],
+        [{"epoch": 1.0, "loss": 3.0}],
+    ]
+    curve = mean_curve(seeds, "knn")
+    assert curve is not None
+    assert (curve.epochs, curve.mean.tolist()) == ([1.0], [0.5])
+    assert curve.deviation == pytest.approx(np.std([0.4, 0.6], ddof=1))
+    alone = mean_curve(seeds[:1], "knn")
+    assert alone is not None
+    assert alone.epochs == [1.0, 3.0]
+    assert alone.deviation is None
+    assert mean_curve(seeds, "svm") is None
+    assert mean_curve([[{"epoch": 1.0, "a": 1.0}], [{"epoch": 2.0, "a": 1.0}]], "a") is None
+
+
+def test_the_figure_shows_twelve_recipes_apart(tmp_path: Path) -> None:
+    runs = {
+        f"recipe {n}": [[{"epoch": e, "knn": 0.1 * e + 0.01 * n + 0.01 * s} for e in (1.0, 2.0)]
+                        for s in (0, 1)]
+        for n in range(12)
+    }  # fmt: skip
+    panels = [Panel("knn", "kNN", percent=True, levels={"raw pixels": 0.2}), Panel("loss", "loss")]
+    figure = learning_curves(runs, panels)
+    assert figure is not None
+    (axes,) = figure.axes  # nobody has a loss
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert lines["recipe 3"].get_ydata() == pytest.approx([13.5, 23.5])
+    assert lines["raw pixels"].get_ydata() == pytest.approx([20, 20])
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines.values()}
+    assert len(looks) == 13
+    assert len(set(COLOURS)) == len(COLOURS)
+    assert len(axes.collections) == 12  # a band each
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(lines)
+    write_figure(figure, tmp_path / "one")
+    again = learning_curves(runs, panels)
+    assert again is not None
+    write_figure(again, tmp_path / "two")
+    for suffix in (".png", ".svg"):
+        first, second = (tmp_path / f"{name}{suffix}" for name in ("one", "two"))
+        assert first.read_bytes() == second.read_bytes()
+    assert "recipe 11" in (tmp_path / "one.svg").read_text()
+    assert learning_curves({}, panels) is None
