@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,3 +68,16 @@ def batch() -> Batch:
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def split_folder(tmp_path: Path) -> Path:
+    """Pictures of two animals, for training and for testing."""
+    from pictures import save  # it needs Pillow, the losses do not
+
+    folder = tmp_path / "animals"
+    for split, count in (("train", 3), ("test", 2)):
+        for animal in ("dog", "cat"):
+            for number in range(count):
+                save(folder / split / animal / f"{number}.png")
+    return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pictures import cifar_zip
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -316,17 +316,7 @@ def test_print_config_is_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert unremix.load(tmp_path / "again").metrics() == run.metrics()
 
 
-CIFAR = next(
-    (
-        path
-        for path in (
-            Path(os.environ.get("UNREMIX_DATA", "nowhere")) / "cifar10-images.zip",
-            Path(__file__).parents[3] / "shared" / "data" / "cifar10-images.zip",
-        )
-        if path.exists()
-    ),
-    None,
-)
+CIFAR = cifar_zip()
 
 
 @pytest.mark.slow

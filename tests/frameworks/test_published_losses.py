@@ -11,11 +11,7 @@ from building import assert_gradients, draw, fill, make_batch, make_model, queri
 from conftest import assert_close
 from torch import Tensor
 
-from unremix.recipes import (
-    RECIPES,
-    LossOptions,
-    compose,
-)
+from unremix.recipes import RECIPES, LossOptions, compose
 
 
 def published(
