@@ -197,7 +197,8 @@ def test_two_processes_equal_one(tmp_path: Path, chunk: int | None) -> None:
     ]  # fmt: skip
     if chunk is not None:
         arguments += ["--chunk", str(chunk)]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone",
          "-m", "unremix", *arguments],
