@@ -27,8 +27,8 @@ from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain
 from unremix.frameworks.infograph import Discriminator
 from unremix.losses.jsd import jsd
-from unremix.pairs import Pairs
-from unremix.scores import Views
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
 from unremix.training.config import TrainConfig
 from unremix.training.optimizers import make_optimizer
 

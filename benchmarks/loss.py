@@ -62,9 +62,9 @@ from timing import (
 from torch import Tensor, nn
 
 from unremix.losses.blockwise import Tile, rows_per_block
-from unremix.losses.modules import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.losses.two_views import TwoViewLoss
-from unremix.scores import sketch
+from unremix.losses import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.losses import TwoViewLoss
+from unremix.core.scores import sketch
 
 RESULTS = Path(__file__).parent / "results"
 UNREMIX = "UnReMixLoss"

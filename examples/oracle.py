@@ -24,7 +24,7 @@ from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain, graph_features
 from unremix.evaluation.graphs import plan_evaluation
 from unremix.evaluation.svm import SVMResult, svm_accuracy
-from unremix.scores import Context, Rows
+from unremix.core.scores import Context, Rows
 from unremix.training.config import TrainConfig
 from unremix.training.optimizers import make_optimizer
 

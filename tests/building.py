@@ -16,9 +16,10 @@ from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.frameworks.base import Batch
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.simclr import SimCLR
-from unremix.losses.two_views import TwoViewLoss
-from unremix.pairs import Pairs
-from unremix.scores import COMPONENTS, Own
+from unremix.losses import TwoViewLoss
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Own
+from unremix.core.scores import COMPONENTS
 from unremix.views.randomness import keys as random_keys
 
 NAMES = tuple(COMPONENTS)

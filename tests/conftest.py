@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.nn.functional import linear
 
-from unremix import native
+from unremix.core.engines import native
 
 # A shared machine may be slow at any moment, and a check must not fail by chance.
 settings.register_profile(

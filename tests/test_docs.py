@@ -77,7 +77,7 @@ def test_the_readme_names_every_make_target_it_uses() -> None:
 def test_every_preset_option_is_in_the_fidelity_table() -> None:
     from dataclasses import fields
 
-    from unremix.losses.options import PRESETS, Preset
+    from unremix.losses import PRESETS, Preset
 
     page = (ROOT / "docs" / "fidelity.md").read_text()
     rows = {

@@ -1,503 +1,451 @@
-"""The pure functions info_nce and jsd against the loops, for all pairs and objectives."""
+"""The modules: identities, every option, every preset, and bad input."""
 
 from __future__ import annotations
 
-import math
+import itertools
 import warnings
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import reference
 import torch
-from conftest import assert_close
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
+from conftest import Batch, assert_close, make_batch
+from torch import Tensor, nn
 
-from unremix.losses.info_nce import info_nce
-from unremix.losses.jsd import jsd
-from unremix.pairs import Pairs
-from unremix.scores import COMPONENTS, Views
-from unremix.weights import Weighting, hardness
+import unremix
+from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 
-NAMES = tuple(COMPONENTS)
+LOSSES = [InfoNCELoss, HCLLoss, UnReMixLoss]
 
 
-pytestmark = pytest.mark.usefixtures("lane")
+def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, inputs)
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+def quiet(loss_fn: nn.Module, *views: Tensor) -> Tensor:
+    """The loss, where rows of zero weights are expected."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*only zero weights.*")
+        loss: Tensor = loss_fn(*views)
+        return loss
 
 
-def reference_weights(
-    za: Tensor, zc: Tensor, ha: Tensor, hc: Tensor, pairs: Pairs, mix: Tensor, weighting: Weighting
-) -> Tensor:
-    negatives, positives = pairs.negative_mask(), pairs.positive_mask()
-    similarity = reference.similarity(za, zc)
-    scores = [
-        reference.uncertainty(za, zc, ha, hc, negatives, positives),
-        similarity if weighting.similarity_gradient else similarity.detach(),
-        reference.representativeness(zc, negatives).detach(),
-    ]
-    return reference.weights(
-        scores,
-        mix,
-        negatives,
-        scaling="zscore-exp" if weighting.scaling == "zscore" else weighting.scaling,
-        mass=weighting.mass,
-        hardness=weighting.sharpness,
+def test_uniform_weights_are_nt_xent(batch: Batch) -> None:
+    expected = reference.nt_xent_simclr(batch.z0, batch.z1, 0.3)
+    expected_gradients = gradients(expected, batch.z0, batch.z1)
+    for loss_fn in (
+        InfoNCELoss(temperature=0.3),
+        HCLLoss(temperature=0.3, hardness=0.0, class_prior=0.0),
+        UnReMixLoss(temperature=0.3, components=()),
+    ):
+        actual = loss_fn(batch.z0, batch.z1)
+        assert_close(actual, expected)
+        for one, other in zip(
+            gradients(actual, batch.z0, batch.z1), expected_gradients, strict=True
+        ):
+            assert_close(one, other)
+
+
+@pytest.mark.parametrize("hardness", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("class_prior", [0.0, 0.1, 0.6])
+def test_hcl_is_the_published_criterion(batch: Batch, hardness: float, class_prior: float) -> None:
+    actual = HCLLoss(temperature=0.4, hardness=hardness, class_prior=class_prior)(
+        batch.z0, batch.z1
     )
-
-
-def windows() -> Pairs:
-    return Pairs.windows(
-        torch.tensor([0, 0, 0, 1, 2, 2]), reach=2, texts=torch.tensor([1, 2, 3, 4, 1, 5])
+    expected = reference.hcl_criterion(
+        batch.z0, batch.z1, temperature=0.4, hardness=hardness, class_prior=class_prior
     )
+    assert_close(actual, expected)
+    both = zip(
+        gradients(actual, batch.z0, batch.z1), gradients(expected, batch.z0, batch.z1), strict=True
+    )
+    for one, other in both:
+        assert_close(one, other)
 
 
-def imix() -> Pairs:
-    """Two positives per anchor with shares λ and 1 - λ, as i-Mix has them."""
-    anchors = torch.arange(6).repeat(2)
-    partners = torch.cat([torch.arange(6), torch.arange(6).flip(0)])
-    share = torch.tensor([0.7, 0.6, 0.9, 0.8, 0.55, 0.75]).double()
-    return Pairs.build(6, 6, (anchors, partners), share=torch.cat([share, 1 - share]))
+def test_debiased_is_info_nce_with_a_class_prior(batch: Batch) -> None:
+    actual = InfoNCELoss(temperature=0.4, class_prior=0.1)(batch.z0, batch.z1)
+    expected = reference.hcl_criterion(
+        batch.z0, batch.z1, temperature=0.4, hardness=0.0, class_prior=0.1
+    )
+    assert_close(actual, expected)
 
 
-PAIRS = {
-    "windows": windows,
-    "imix": imix,
-    "queue": lambda: Pairs.queue(torch.arange(6), torch.tensor([3, 9, 0, 11, 12])),
-    "membership": lambda: Pairs.membership(torch.tensor([0, 0, 1, 2, 2, 2]), 3),
-    "both": lambda: Pairs.both_views(3),
+@pytest.mark.parametrize(
+    ("layout", "scaling", "mass", "gradient"),
+    list(itertools.product(
+        ["both", "one-way"], ["minmax", "zscore-exp", "none"], ["mean", "none"],
+        ["pseudo-label", "nt-xent"],
+    )),
+)  # fmt: skip
+def test_unremix_equals_the_loops(
+    batch: Batch, layout: str, scaling: str, mass: str, gradient: str
+) -> None:
+    strength = 1.7 if scaling == "zscore-exp" else None
+    for similarity_gradient, class_prior in itertools.product([False, True], [0.0, 0.1]):
+        loss_fn = UnReMixLoss(
+            layout=layout, scaling=scaling, mass=mass, gradient=gradient, hardness=strength,
+            similarity_gradient=similarity_gradient, class_prior=class_prior,
+        ).double()  # fmt: skip
+        assert loss_fn.mix_parameters is not None
+        with torch.no_grad():
+            loss_fn.mix_parameters.copy_(torch.tensor([0.3, -0.2, 0.1]))
+        mix = loss_fn.mix_parameters.softmax(0)
+        expected = reference.batch_loss(
+            *batch.views, layout=layout, mix=mix, scaling=scaling, mass=mass, hardness=strength,
+            gradient=gradient, similarity_gradient=similarity_gradient, class_prior=class_prior,
+            weight=batch.weight, bias=batch.bias,
+        )  # fmt: skip
+        inputs = (batch.z0, batch.z1, loss_fn.mix_parameters)
+        expected_gradients = gradients(expected, *inputs)
+        for tile in (1, 3, 6, 100, None, "auto"):
+            loss_fn.tile = tile  # ragged, single, larger than the batch, dense
+            actual = quiet(loss_fn, *batch.views)
+            assert_close(actual, expected)
+            both = zip(gradients(actual, *inputs), expected_gradients, strict=True)
+            for one, other in both:
+                assert_close(one, other, 1e-9)
+
+
+def test_the_mix_starts_equal_and_learns(batch: Batch) -> None:
+    loss_fn = UnReMixLoss()
+    assert list(loss_fn.mix.values()) == pytest.approx([1 / 3] * 3)
+    assert list(loss_fn.state_dict()) == ["mix_parameters"]
+    optimizer = torch.optim.SGD(loss_fn.parameters(), lr=1.0)
+    before = loss_fn(*batch.views)
+    before.backward()
+    optimizer.step()
+    assert loss_fn(*batch.views) < before
+    assert sum(loss_fn.mix.values()) == pytest.approx(1)
+    other = UnReMixLoss()
+    other.load_state_dict(loss_fn.state_dict())
+    assert other.mix == loss_fn.mix
+    assert "uncertainty=" in repr(loss_fn)
+
+
+def test_the_adversarial_mix_climbs(batch: Batch) -> None:
+    kind, opposite = UnReMixLoss(mix="learned"), UnReMixLoss(mix="adversarial")
+    for loss_fn in (kind, opposite):
+        loss_fn(*batch.views).backward()
+    assert kind.mix_parameters is not None
+    assert opposite.mix_parameters is not None
+    assert kind.mix_parameters.grad is not None
+    assert kind.mix_parameters.grad.abs().max() > 0
+    assert_close(opposite.mix_parameters.grad, -kind.mix_parameters.grad, 1e-7)
+
+
+def test_the_free_mix_is_positive_and_unbound(batch: Batch) -> None:
+    loss_fn = UnReMixLoss(mix="free").double()
+    assert list(loss_fn.mix.values()) == pytest.approx([1 / 3] * 3, rel=1e-6)
+    assert_close(loss_fn(*batch.views), UnReMixLoss(mix="fixed").double()(*batch.views), 1e-7)
+    assert loss_fn.mix_parameters is not None
+    with torch.no_grad():
+        loss_fn.mix_parameters.fill_(-50.0)
+    assert all(share >= 0 for share in loss_fn.mix.values())
+    assert sum(loss_fn.mix.values()) < 0.1
+    with pytest.warns(UserWarning, match="shrinking all weights"):
+        UnReMixLoss(mix="free", mass="none")
+
+
+def test_fixed_and_given_mixes_have_no_parameters(batch: Batch) -> None:
+    fixed = UnReMixLoss(mix="fixed")
+    given = UnReMixLoss(mix=(1 / 3, 1 / 3, 1 / 3))
+    assert not list(fixed.parameters())
+    assert not list(given.parameters())
+    assert not fixed.state_dict()
+    assert_close(fixed(*batch.views), given(*batch.views), 1e-7)
+    # λ reaches the components in the order they are named in.
+    only = UnReMixLoss(mix=(0.0, 1.0, 0.0))(*batch.views)
+    assert_close(only, UnReMixLoss(components=["similarity"], mix="fixed")(*batch.views))
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.2},
+    "components": {"components": ("similarity",)},
+    "mix": {"mix": (0.7, 0.2, 0.1)},
+    "scaling": {"scaling": "zscore-exp"},
+    "mass": {"mass": "none"},
+    "hardness": {"scaling": "zscore-exp", "hardness": 3.0},
+    "posterior_temperature": {"posterior_temperature": 0.1},
+    "gradient": {"gradient": "nt-xent"},
+    "layout": {"layout": "one-way"},
+    "class_prior": {"class_prior": 0.1},
+    "bias": {"bias": False},
+    "sketch": {"sketch": 2},
+    "fidelity paper": {"fidelity": "paper"},
+    "fidelity code": {"fidelity": "code"},
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("products", ["cosine", "dot"])
-@pytest.mark.parametrize("positives_in_denominator", [False, True])
-@pytest.mark.parametrize("similarity_gradient", [False, True])
-# With t = 1 the exponentials of the loss are no power of those of δ, their square, or the same.
-@pytest.mark.parametrize(
-    ("scaling", "temperature"), [("minmax", 0.4), ("minmax", 0.5), ("zscore", 1.0)]
-)
-def test_info_nce_equals_the_loops(
-    name: str,
-    products: str,
-    positives_in_denominator: bool,
-    similarity_gradient: bool,
-    scaling: str,
-    temperature: float,
-) -> None:
-    pairs = PAIRS[name]()
-    za, zc = draw(pairs.num_anchors, 4).requires_grad_(), draw(pairs.num_candidates, 4, seed=1)
-    zc.requires_grad_()
-    ha, hc = draw(pairs.num_anchors, 3, seed=2), draw(pairs.num_candidates, 3, seed=3)
-    mix = torch.tensor([0.3, 0.5, 0.2]).double().requires_grad_()
-    weighting = Weighting(
-        NAMES,
-        scaling=scaling,
-        sharpness=0.7 if scaling == "zscore" else None,
-        similarity_gradient=similarity_gradient,
+@pytest.mark.parametrize("option", CHANGES)
+def test_every_option_changes_the_loss(batch: Batch, option: str) -> None:
+    plain = UnReMixLoss()(*batch.views)
+    assert (quiet(UnReMixLoss(**CHANGES[option]), *batch.views) - plain).abs() > 1e-6
+
+
+def test_hardness_changes_the_exponential_weights(batch: Batch) -> None:
+    one, default, three = (
+        UnReMixLoss(scaling="zscore-exp", hardness=hardness)(*batch.views)
+        for hardness in (1.0, None, 3.0)
     )
-    class_prior = 0.1 if products == "cosine" and scaling == "minmax" else 0.0
-    weights = reference_weights(za, zc, ha, hc, pairs, mix, weighting)
-    logits = (
-        reference.similarity(za, zc) if products == "cosine" else reference.dots(za, zc)
-    ) / temperature
-    shares = torch.zeros(pairs.num_anchors, pairs.num_candidates).double()
-    shares[pairs.positives.anchor, pairs.positives.candidate] = pairs.share
-    expected = reference.info_nce(
-        logits, pairs.positive_mask(), pairs.negative_mask(), weights, class_prior=class_prior,
-        temperature=temperature, positives_in_denominator=positives_in_denominator,
-        positive_weights=shares,
-    )  # fmt: skip
-    expected_gradients = torch.autograd.grad(expected, (za, zc, mix))
-    for tile in (None, 1, 4):
-        actual = info_nce(
-            Views(za, ha), Views(zc, hc), pairs, temperature=temperature, weighting=weighting,
-            mix=mix, class_prior=class_prior, positives_in_denominator=positives_in_denominator,
-            products=products, tile=tile,
-        )  # fmt: skip
-        assert_close(actual, expected)
-        gradients = torch.autograd.grad(actual, (za, zc, mix))
-        for one, other in zip(gradients, expected_gradients, strict=True):
-            assert_close(one, other, 1e-9)
+    assert_close(one, default)
+    assert (three - one).abs() > 1e-4
+    soft = UnReMixLoss(scaling="zscore-exp", hardness=0.0)(*batch.views)
+    assert_close(soft, InfoNCELoss()(*batch.views))
 
 
-@pytest.mark.parametrize("weighting", [
-    Weighting(),
-    Weighting(NAMES),
-    Weighting(NAMES, mass="none"),
-    Weighting(NAMES, scaling="zscore", sharpness=1.0, similarity_gradient=True),
-    Weighting(NAMES, scaling="none", mass="none"),
-])  # fmt: skip
-@pytest.mark.parametrize("name", ["membership", "queue"])
-def test_jsd_equals_the_loops(weighting: Weighting, name: str) -> None:
-    pairs = PAIRS[name]()
-    za, zc = draw(pairs.num_anchors, 4).requires_grad_(), draw(pairs.num_candidates, 4, seed=1)
-    zc.requires_grad_()
-    ha, hc = draw(pairs.num_anchors, 3, seed=2), draw(pairs.num_candidates, 3, seed=3)
-    mix = torch.tensor([0.3, 0.5, 0.2]).double().requires_grad_()
-    if weighting.components:
-        weights = reference_weights(za, zc, ha, hc, pairs, mix, weighting)
-        inputs = [za, zc, mix]
-    else:
-        weights = pairs.negative_mask().double()
-        inputs = [za, zc]
-    expected = reference.jsd(
-        reference.dots(za, zc), pairs.positive_mask(), pairs.negative_mask(), weights
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*only zero weights.*")
-        actual = jsd(
-            Views(za, ha), Views(zc, hc), pairs, weighting=weighting,
-            mix=mix if weighting.components else None, tile=2,
-        )  # fmt: skip
-    assert_close(actual, expected)
-    gradients = zip(
-        torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs), strict=True
-    )
-    for one, other in gradients:
-        assert_close(one, other, 1e-9)
-
-
-def test_quick_thought_cross_entropy() -> None:
-    """Uniform weights, positives in the denominator: cross-entropy to uniform targets."""
-    pairs = Pairs.windows(torch.tensor([0, 0, 0, 0, 1, 1]))
-    f, g = draw(6, 4), draw(6, 4, seed=1)
-    logits = (f @ g.T).masked_fill(torch.eye(6).bool(), -torch.inf)
-    target = pairs.positive_mask() / pairs.positive_mask().sum(1, keepdim=True)
-    expected = -(target * logits.log_softmax(1).masked_fill(torch.eye(6).bool(), 0)).sum(1).mean()
-    actual = info_nce(
-        Views(f), Views(g), pairs, temperature=1.0, products="dot", positives_in_denominator=True
-    )
-    assert_close(actual, expected)
-
-
-def test_a_queue_equals_one_way_when_it_holds_the_same_keys() -> None:
-    queries, keys = draw(5, 4).requires_grad_(), draw(5, 4, seed=1)
-    h_queries, h_keys = draw(5, 3, seed=2), draw(5, 3, seed=3)
-    weighting = Weighting(NAMES)
-    one_way = info_nce(
-        Views(queries, h_queries), Views(keys, h_keys), Pairs.one_way(5), weighting=weighting
-    )
-    queued = info_nce(
-        Views(queries, h_queries),
-        Views(torch.cat([keys, keys]), torch.cat([h_keys, h_keys])),
-        Pairs.queue(torch.arange(5), torch.arange(5)),
-        weighting=weighting,
-    )
-    assert_close(queued, one_way)
-    first, second = (torch.autograd.grad(loss, queries)[0] for loss in (one_way, queued))
-    assert_close(first, second)
-
-
-def test_anchors_without_positive_do_not_count() -> None:
-    z = draw(4, 3)
-    with_lonely = Pairs.windows(torch.tensor([0, 0, 1, 1]))
-    lonely = Pairs.windows(torch.tensor([0, 0, 1, 2]))
-    expected = reference.info_nce(
-        reference.similarity(z, z) / 0.5, lonely.positive_mask(), lonely.negative_mask(),
-        lonely.negative_mask().double(), temperature=0.5,
-    )  # fmt: skip
-    assert_close(info_nce(Views(z), Views(z), lonely), expected)
-    assert info_nce(Views(z), Views(z), with_lonely) != expected
-
-
-def test_anchors_without_negatives_contribute_nothing() -> None:
-    positives = torch.tensor([[1, 0], [0, 1]]).bool()
-    negatives = torch.tensor([[0, 1], [0, 0]]).bool()
-    z = draw(2, 3).requires_grad_()
-    for weighting in (Weighting(), Weighting(NAMES), hardness(2.0)):
-        pairs = Pairs.from_masks(positives, negatives)
-        loss = info_nce(Views(z), Views(z.detach()), pairs, weighting=weighting, class_prior=0.1)
-        (gradient,) = torch.autograd.grad(loss, z)
-        assert gradient.isfinite().all()
-        assert torch.equal(gradient[1], torch.zeros(3).double())
-        assert loss > 0
-
-
-def test_what_cannot_be_is_refused() -> None:
-    views = Views(torch.eye(2))
-    nothing = torch.zeros(2, 2, dtype=torch.bool)
-    one = torch.eye(2, dtype=torch.bool)
-    with pytest.raises(ValueError, match="no positive pair"):
-        info_nce(views, views, Pairs.from_masks(nothing, one))
-    with pytest.raises(ValueError, match="at least one negative"):
-        info_nce(views, views, Pairs.from_masks(one, nothing))
-    with pytest.raises(ValueError, match="class_prior=0 with products='dot'"):
-        info_nce(views, views, Pairs.one_way(2), class_prior=0.1, products="dot")
-
-
-def test_zero_weights_without_mass_are_counted() -> None:
-    # Opposite views only: every similarity to a negative is -1, so the clamped weight is 0.
-    z = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], requires_grad=True)
-    weighting = Weighting(("similarity",), scaling="none", mass="none")
-    with pytest.warns(UserWarning, match="2 of 2 anchors have only zero weights"):
-        loss = info_nce(Views(z), Views(z.detach()), Pairs.one_way(2), weighting=weighting)
-    loss.backward()
-    assert loss == 0
-    assert z.grad is not None
-    assert torch.equal(z.grad, torch.zeros(2, 2))
-    # With mass 'mean' such a row becomes uniform.
-    weighting = Weighting(("similarity",), scaling="none", mass="mean")
-    plain = info_nce(Views(z), Views(z.detach()), Pairs.one_way(2))
-    assert_close(
-        info_nce(Views(z), Views(z.detach()), Pairs.one_way(2), weighting=weighting), plain
-    )
-
-
-def test_a_heavy_negative_of_weight_zero_hides_nothing() -> None:
-    """At a low temperature e^{s/τ} of a negative without weight must not drown the others."""
-    angle = torch.tensor([0.0, math.pi - 0.3, math.pi - 0.1, 0.02, math.pi / 2])
-    z = torch.stack([angle.cos(), angle.sin()], dim=1)
-    positives = torch.zeros(1, 4, dtype=torch.bool)
-    positives[0, 0] = True
-    pairs = Pairs.from_masks(positives, ~positives)
-
-    def dislike(rows: object, context: object) -> Tensor:
-        return torch.tensor([[0.0, 1.0, 0.0, 0.0]]).to(rows.similarity)  # type: ignore[attr-defined]
-
-    weighting = Weighting((dislike,))
-    losses = [
-        info_nce(
-            Views(z[:1].to(dtype)), Views(z[1:].to(dtype)), pairs,
-            temperature=0.005, weighting=weighting,
-        ).double()
-        for dtype in (torch.float32, torch.float64)
-    ]  # fmt: skip
-    assert losses[0].isfinite()
-    assert_close(losses[0], losses[1], 1e-4)
-
-
-@settings(max_examples=25)
-@given(
-    st.integers(2, 5), st.integers(1, 4), st.floats(0.01, 5.0), st.integers(0, 2**16),
-    st.sampled_from(["plain", "equal", "zero", "duplicates", "tiny", "large"]),
-    st.sampled_from(["minmax", "zscore", "none"]), st.sampled_from(["mean", "none"]),
-    st.sampled_from([torch.float32, torch.float64]), st.sampled_from([0.0, 0.1]),
-)  # fmt: skip
-def test_always_finite(
-    n: int, width: int, temperature: float, seed: int, kind: str, scaling: str, mass: str,
-    dtype: torch.dtype, class_prior: float,
-) -> None:  # fmt: skip
-    z = draw(2 * n, width, seed=seed).to(dtype)
-    z = {"equal": z[:1].repeat(2 * n, 1), "tiny": z * 1e-9, "large": z * 1e9}.get(kind, z)
-    if kind == "zero":
-        z[: n + 1] = 0
-    elif kind == "duplicates":
-        z[1] = z[0]
-        z[n:] = z[:n]
-    z.requires_grad_()
-    mix = torch.tensor([0.3, 0.5, 0.2], dtype=dtype, requires_grad=True)
-    for similarity_gradient in (False, True):
-        weighting = Weighting(
-            NAMES,
-            scaling=scaling,
-            sharpness=3.0 if scaling == "zscore" else None,
-            mass=mass,
-            similarity_gradient=similarity_gradient,
+def test_similarity_gradient_changes_the_gradient_only(batch: Batch) -> None:
+    for make in (UnReMixLoss, HCLLoss):
+        with_flow, without = (
+            make(similarity_gradient=flow)(*batch.views) for flow in (True, False)
         )
-        views = Views(z, z.detach())
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*only zero weights.*")
-            loss = info_nce(
-                views, views, Pairs.both_views(n), temperature=temperature, weighting=weighting,
-                mix=mix, class_prior=class_prior,
-            )  # fmt: skip
-        gradients = torch.autograd.grad(loss, (z, mix))
-        assert loss.isfinite()
-        assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-def test_nothing_is_differentiated_without_need() -> None:
-    z = draw(6, 3).requires_grad_()
-    with torch.no_grad():
-        loss = info_nce(Views(z), Views(z), Pairs.both_views(3), weighting=Weighting(NAMES))
-    assert not loss.requires_grad
-    views = Views(z)
-    trained = info_nce(views, views, Pairs.both_views(3), weighting=Weighting(NAMES))
-    assert_close(loss, trained.detach())
-
-
-def test_gradcheck() -> None:
-    def loss(za: Tensor, zc: Tensor, mix: Tensor) -> Tensor:
-        weighting = Weighting(("similarity",), scaling="none", sharpness=1.5)
-        return info_nce(
-            Views(za), Views(zc), Pairs.one_way(4), weighting=weighting, mix=mix, tile=3
-        )
-
-    # The exponent λ s is detached from z here, so only the gradient to the mix is complete.
-    za, zc = draw(4, 3), draw(4, 3, seed=1)
-    mix = torch.tensor([0.8]).double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda mix: loss(za, zc, mix), mix)
-
-    def complete(za: Tensor, zc: Tensor, mix: Tensor) -> Tensor:
-        weighting = Weighting(
-            ("similarity",), scaling="zscore", sharpness=1.5, similarity_gradient=True
-        )
-        return info_nce(
-            Views(za), Views(zc), Pairs.one_way(4), weighting=weighting, mix=mix, class_prior=0.05
-        )
-
-    inputs = (za.requires_grad_(), zc.requires_grad_(), mix)
-    assert torch.autograd.gradcheck(complete, inputs)
+        assert_close(with_flow, without)
+        difference = gradients(with_flow, batch.z0)[0] - gradients(without, batch.z0)[0]
+        assert difference.abs().max() > 1e-4
+    # As published, HCL lets it flow, and UnReMix does not.
+    for make, flows in ((UnReMixLoss, False), (HCLLoss, True)):
+        default, told = make(), make(similarity_gradient=flows)
+        pair = [gradients(loss_fn(*batch.views), batch.z0)[0] for loss_fn in (default, told)]
+        assert torch.equal(*pair)
 
 
 @pytest.mark.parametrize(
-    "shares", [(0.2, 0.5, 0.3), (3.0, 0.01, 1e-3), (0.4, -0.6, 0.9), (0, 0, 0)]
-)
-@pytest.mark.parametrize("scaling", ["minmax", "none"])
-def test_the_share_left_out_has_the_gradient_of_differences(
-    shares: tuple[float, ...], scaling: Literal["minmax", "none"]
-) -> None:
-    za, zc = draw(7, 4), draw(3, 4, seed=1)
-    groups = torch.tensor([0, 0, 1, 1, 2, 2, 2])
-    weighting = Weighting(NAMES, scaling=scaling)
-    for objective in (info_nce, jsd):
-
-        def loss(mix: Tensor, objective: Any = objective) -> Tensor:
-            pairs = Pairs.membership(groups, 3)
-            return objective(Views(za), Views(zc), pairs, weighting=weighting, mix=mix, tile=5)
-
-        mix = torch.tensor(shares).double().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss(mix), mix)
-        assert gradient.isfinite().all()
-        if any(shares):  # at 0 every row is uniform, and any step away from it is a jump
-            assert torch.autograd.gradcheck(loss, mix)
-            assert gradient.abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("part", range(2))
-@pytest.mark.parametrize("name", ["embeddings", "inputs", "residuals"])
-@pytest.mark.parametrize("change", [(1, 0), (-1, 0), (0, 1), (0, -1)])
-@pytest.mark.parametrize("estimate", [info_nce, jsd])
-def test_vectors_that_do_not_fit_are_refused(
-    part: int, name: str, change: tuple[int, int], estimate: Any
-) -> None:
-    pairs = Pairs.membership(torch.arange(14) % 5, 5)
-    weighting = Weighting(NAMES)
-    views = []
-    for number, count in enumerate((14, 5)):
-        given = {each: draw(count, 6) for each in ("embeddings", "inputs", "residuals")}
-        if number == part:
-            given[name] = draw(count + change[0], 6 + change[1])
-        views.append(Views(**given))
-    with pytest.raises(ValueError, match=r"of the (anchors|candidates) of shape .* received"):
-        estimate(*views, pairs, weighting=weighting)
-
-
-@pytest.mark.parametrize("estimate", [info_nce, jsd])
-@pytest.mark.parametrize(
-    ("options", "message"),
+    ("fidelity", "options"),
     [
-        ({"products": "cos"}, "products to be one of cosine, dot, .* did you mean 'cosine'"),
-        ({"gradient": "simclr"}, "gradient to be one of"),
-        ({"temperature": 0}, "temperature to be a number above 0, finite, received 0"),
-        ({"temperature": -1.0}, "temperature to be a number above 0"),
-        ({"posterior_temperature": math.nan}, "posterior_temperature to be a number above 0"),
-        ({"mix": torch.ones(2)}, "expected no mix, .* received 2 shares; name components"),
-        ({"tile": 0}, "tile to be 'auto'"),
+        ("sound", {"layout": "both", "scaling": "minmax", "mass": "mean",
+                   "similarity_gradient": False, "class_prior": 0.0}),
+        ("paper", {"layout": "one-way", "scaling": "none", "mass": "none",
+                   "similarity_gradient": False, "class_prior": 0.0}),
+        ("code", {"layout": "both", "scaling": "none", "mass": "mean",
+                  "similarity_gradient": True, "class_prior": 0.1}),
     ],
-)
-def test_options_that_make_no_sense(estimate: Any, options: dict[str, Any], message: str) -> None:
-    views = Views(draw(4, 3))
+)  # fmt: skip
+def test_presets_are_what_the_table_says(
+    batch: Batch, fidelity: str, options: dict[str, Any]
+) -> None:
+    preset, spelled = UnReMixLoss(fidelity=fidelity), UnReMixLoss(**options)
+    losses = [quiet(loss_fn, *batch.views) for loss_fn in (preset, spelled)]
+    assert torch.equal(*losses)
+    pair = [gradients(loss, batch.z0)[0] for loss in losses]
+    assert torch.equal(*pair)
+    for name, value in options.items():  # an explicit option wins
+        others = {"layout": "both", "scaling": "zscore-exp", "mass": "mean",
+                  "similarity_gradient": True, "class_prior": 0.2}  # fmt: skip
+        if others[name] == value:
+            continue
+        override = {name: others[name]}
+        changed = quiet(UnReMixLoss(fidelity=fidelity, **override), *batch.views)
+        same = quiet(UnReMixLoss(**{**options, **override}), *batch.views)
+        assert torch.equal(changed, same)
+
+
+def test_hcl_fidelity_decides_about_the_exponent(batch: Batch) -> None:
+    paper = HCLLoss(temperature=0.4, hardness=1.0, fidelity="paper")(batch.z0, batch.z1)
+    same = HCLLoss(temperature=0.4, hardness=0.4)(batch.z0, batch.z1)
+    assert_close(paper, same)
+    assert torch.equal(HCLLoss(fidelity="code")(batch.z0, batch.z1), HCLLoss()(batch.z0, batch.z1))
+    one_way = HCLLoss(layout="one-way")(batch.z0, batch.z1)
+    assert (one_way - HCLLoss()(batch.z0, batch.z1)).abs() > 1e-4
+
+
+@pytest.mark.parametrize("make", LOSSES)
+def test_permuting_the_batch_changes_nothing(batch: Batch, make: type[nn.Module]) -> None:
+    order = torch.tensor([2, 0, 3, 1])
+    assert_close(make()(*(view[order] for view in batch.views)), make()(*batch.views))
+
+
+@pytest.mark.parametrize("make", LOSSES)
+def test_twice_in_one_graph(batch: Batch, make: type[nn.Module]) -> None:
+    loss_fn = make()
+    once = gradients(loss_fn(*batch.views), batch.z0)[0]
+    twice = gradients(loss_fn(*batch.views) + 3 * loss_fn(*batch.views), batch.z0)[0]
+    assert_close(twice, 4 * once)
+    loss = loss_fn(*batch.views)
+    first = torch.autograd.grad(loss, batch.z0, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(loss, batch.z0)[0])
+
+
+def test_a_second_derivative_is_refused(batch: Batch) -> None:
+    loss = UnReMixLoss()(*batch.views)
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        torch.autograd.grad(loss, batch.z0, create_graph=True)
+
+
+@pytest.mark.parametrize("make", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_full(make: type[nn.Module], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    z0, z1, h0, h1 = (torch.randn(8, 16).to(dtype).requires_grad_() for _ in range(4))
+    loss_fn = make(temperature=0.05)
+    with torch.autocast("cpu", dtype=dtype):
+        loss = loss_fn(z0, z1, h0, h1)
+    assert loss.dtype == torch.float32
+    assert_close(loss, loss_fn(*(view.float() for view in (z0, z1, h0, h1))), 1e-6)
+    loss.backward()
+    assert z0.grad is not None
+    assert z0.grad.dtype == dtype
+    assert z0.grad.isfinite().all()
+    assert h0.grad is None
+
+
+@pytest.mark.parametrize("make", LOSSES)
+@pytest.mark.parametrize("kind", ["two", "equal", "zero", "duplicates"])
+@pytest.mark.parametrize("temperature", [0.01, 0.5])
+def test_degenerate_batches_are_finite(
+    make: type[nn.Module], kind: str, temperature: float
+) -> None:
+    batch = make_batch(2 if kind == "two" else 5)
+    views = [view.detach().float() for view in batch.views]
+    if kind == "equal":
+        views = [view[:1].repeat(5, 1) for view in views]
+        views[1] = views[0].clone()
+    elif kind == "zero":
+        views[0][:3] = 0
+    elif kind == "duplicates":
+        views[0][1] = views[0][0]
+        views[1] = views[0].clone()
+    z0 = views[0].requires_grad_()
+    loss = make(temperature=temperature)(*views)
+    loss.backward()
+    assert loss.isfinite()
+    assert z0.grad is not None
+    assert z0.grad.isfinite().all()
+
+
+def test_equal_embeddings_weigh_alike() -> None:
+    """No score tells equal embeddings apart, so UnReMix is plain InfoNCE: log(2N - 1)."""
+    z = torch.randn(1, 64).repeat(16, 1)
+    found = unremix.importance(z, z, z, z)
+    assert_close(found.weights, found.negatives.float(), 1e-5)
+    assert_close(UnReMixLoss()(z, z, z, z), torch.tensor(31.0).log(), 1e-5)
+
+
+def test_importance_is_what_the_loss_uses(batch: Batch) -> None:
+    loss_fn = UnReMixLoss(temperature=0.3, class_prior=0.1).double()
+    assert loss_fn.mix_parameters is not None
+    with torch.no_grad():
+        loss_fn.mix_parameters.copy_(torch.tensor([1.0, 0.0, -1.0]))
+    found = loss_fn.importance(*batch.views)
+    assert not found.weights.requires_grad
+    z = torch.cat([batch.z0, batch.z1])
+    expected = reference.info_nce(
+        reference.similarity(z, z) / 0.3, found.positives, found.negatives, found.weights,
+        class_prior=0.1, temperature=0.3,
+    )  # fmt: skip
+    assert_close(loss_fn(*batch.views), expected)
+    # HCL and plain InfoNCE show their weights as well.
+    assert_close(InfoNCELoss().importance(*batch.views).weights, found.negatives.double())
+    hcl = HCLLoss(temperature=0.3, hardness=2.0).importance(*batch.views).weights
+    sim = reference.similarity(z, z)
+    assert_close(hcl, reference.hcl_weights(sim, found.negatives, hardness=2.0, temperature=0.3))
+
+
+@pytest.mark.parametrize("make", LOSSES)
+@pytest.mark.parametrize("layout", ["both", "one-way"])
+def test_inference_mode(make: type[nn.Module], layout: str) -> None:
+    batch = make_batch(7)  # a size no other test uses: what is cached is first made in this mode
+    loss_fn = make(layout=layout, class_prior=0.1)
+    with torch.inference_mode():
+        inside = loss_fn(*batch.views)
+    outside = loss_fn(*batch.views)
+    assert_close(inside, outside.detach())
+    assert gradients(outside, batch.z0)[0].isfinite().all()
+
+
+def test_sketch_at_full_size_changes_nothing(batch: Batch) -> None:
+    assert torch.equal(UnReMixLoss(sketch=6)(*batch.views), UnReMixLoss()(*batch.views))
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0}, "temperature to be a number above 0"),
+    ({"temperature": -1.0}, "received -1.0"),
+    ({"temperature": float("nan")}, "received nan"),
+    ({"temperature": "warm"}, "received 'warm'"),
+    ({"scaling": "min-max"}, "did you mean 'minmax'"),
+    ({"mass": "sum"}, "mass to be one of mean, none, received 'sum'"),
+    ({"mix": "learnt"}, "did you mean 'learned'"),
+    ({"mix": (1.0, 2.0)}, "3 numbers"),
+    ({"mix": (0.0, 0.0, 0.0)}, "not all 0"),
+    ({"mix": (1.0, -1.0, 1.0)}, "at least 0"),
+    ({"gradient": "ntxent"}, "did you mean 'nt-xent'"),
+    ({"layout": "oneway"}, "did you mean 'one-way'"),
+    ({"fidelity": "papers"}, "did you mean 'paper'"),
+    ({"components": ("similarty",)}, "did you mean 'similarity'"),
+    ({"components": "similarity"}, "sequence of names"),
+    ({"components": ("similarity", "similarity")}, "each component once"),
+    ({"components": (3,)}, "names or functions, received int"),
+    ({"hardness": 2.0}, "only with scaling='zscore-exp'"),
+    ({"hardness": -1.0, "scaling": "zscore-exp"}, "hardness to be a number at least 0"),
+    ({"posterior_temperature": 0.0}, "posterior_temperature"),
+    ({"class_prior": 1.0}, "below 1"),
+    ({"class_prior": -0.1}, "at least 0"),
+    ({"tile": 0}, "tile to be 'auto', None or a number"),
+    ({"tile": "big"}, "received 'big'"),
+    ({"sketch": 0}, "sketch"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
+def test_bad_options_say_what_was_expected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        estimate(views, views, Pairs.both_views(2), **options)
+        UnReMixLoss(**options)
 
 
-@pytest.mark.parametrize("estimate", [info_nce, jsd])
-def test_views_that_are_none(estimate: Any) -> None:
-    pairs = Pairs.membership(torch.arange(4) % 3, 3)
-    with pytest.raises(ValueError, match=r"expected unremix.scores.Views, received Tensor"):
-        estimate(draw(4, 3), draw(3, 3), pairs)
-    with pytest.raises(ValueError, match=r"one dtype, received torch.float64 and torch.float32"):
-        estimate(Views(draw(4, 3)), Views(draw(3, 3).float()), pairs)
+@pytest.mark.parametrize("make", LOSSES)
+def test_bad_input_says_what_was_expected(make: type[nn.Module]) -> None:
+    loss_fn, z = make(), torch.randn(4, 3)
+
+    def refused(message: str, *views: Tensor | None) -> None:
+        with pytest.raises(ValueError, match=message):
+            loss_fn(*views)
+
+    refused("at least 2 pairs, received 1", z[:1], z[:1])
+    refused(r"\(4, 3\) and \(3, 3\)", z, z[:3])
+    refused(r"\(4, 3\) and \(4, 2\)", z, z[:, :2])
+    refused(r"\(4, 3, 1\)", z[..., None], z[..., None])
+    refused(r"at least one row .* \(0, 3\)", z[:0], z[:0])
+    refused("float32 and torch.float64", z, z.double())
+    refused("int64", z.long(), z.long())
+    broken = z.clone()
+    broken[1, 2] = float("nan")
+    refused("finite z0, received NaN or infinity in 1 of 4 rows", broken, z)
+    broken[3, 0] = float("inf")
+    refused("finite z1, .* 2 of 4 rows", z, broken)
+    refused("h0 and h1 together, received only h0", z, z, z)
+    refused("h0 and h1 together, received only h1", z, z, None, z)
+    refused("one row per embedding, 4, received 3", z, z, z[:3], z[:3])
+    refused("finite h0", z, z, broken, z)
 
 
-def test_weightings_that_are_none() -> None:
-    wrong: Any = "x"
-    with pytest.raises(ValueError, match="scaling among minmax, zscore, none, received 'x'"):
-        Weighting(scaling=wrong)
-    with pytest.raises(ValueError, match="mass among mean, none, received 'x'"):
-        Weighting(mass=wrong)
-    with pytest.raises(ValueError, match=r"components among uncertainty, .*received 'hard'"):
-        jsd(Views(draw(2, 3)), Views(draw(2, 3)), Pairs.membership(torch.arange(2), 2),
-            weighting=Weighting(("hard",)))  # fmt: skip
-    with pytest.raises(ValueError, match=r"expected groups to be integers, received torch.float"):
-        Pairs.membership(torch.rand(3), 3)
+@pytest.mark.parametrize("name", ["z0", "z1", "h0", "h1"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"scaling": each} for each in ("minmax", "zscore-exp", "none")),
+        *({"fidelity": each} for each in ("paper", "code")),
+        {"mass": "none"},
+        {"layout": "one-way"},
+        {"gradient": "nt-xent"},
+        {"class_prior": 0.1},
+        {"temperature": 0.01},
+        {"posterior_temperature": 0.01},
+        {"components": ("uncertainty",)},
+        {"mix": (0.0, 0.5, 0.5)},
+        {"sketch": 2},
+    ],
+    ids=str,
+)
+def test_whatever_is_not_finite_is_named(options: dict[str, Any], value: float, name: str) -> None:
+    torch.manual_seed(0)
+    views = {each: torch.randn(5, 3) for each in ("z0", "z1", "h0", "h1")}
+    views[name][3, 1] = value
+    with pytest.raises(ValueError, match=f"finite {name}, .* 1 of 5 rows"):
+        UnReMixLoss(**options)(**views)
 
 
-@pytest.mark.parametrize("estimate", [info_nce, jsd])
-@pytest.mark.parametrize("wide", ["inputs", "residuals", "embeddings"])
-def test_numbers_of_two_widths_are_refused(estimate: Any, wide: str) -> None:
-    parts = {"embeddings": draw(9, 4).float(), "inputs": draw(9, 3).float()}
-    parts["residuals"] = parts["embeddings"].clone()
-    views = Views(**{**parts, wide: parts[wide].double()})
-    candidates = Views(**{name: part[:3].clone() for name, part in parts.items()})
-    with pytest.raises(ValueError, match=r"of one dtype, received torch\.float\d\d and torch"):
-        estimate(views, candidates, Pairs.membership(torch.arange(9) % 3, 3))
-
-
-@pytest.mark.parametrize("estimate", [info_nce, jsd])
-def test_a_nan_of_any_kind_reaches_the_loss(estimate: Any) -> None:
-    """A NaN carries bits of its own, as R's NA does."""
-    anchors, candidates = draw(10, 6).float(), draw(20, 6).float()
-    candidates.view(torch.int32)[15, 2] = 0x7FC00001
-    pairs = Pairs.queue(torch.arange(10), torch.arange(100, 110))
-    assert estimate(Views(anchors), Views(candidates), pairs).isnan()
-
-
-@pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan, 1e38])
-def test_what_is_no_negative_is_not_looked_at(broken: float) -> None:
-    """Of a candidate that is masked for all, nothing reaches the loss."""
-    anchors, candidates = draw(6, 3).float(), draw(4, 3).float()
-    positives = torch.zeros(6, 4, dtype=torch.bool)
-    positives[:, 0] = True
-    negatives = ~positives
-    negatives[:, 3] = False
-    pairs = Pairs.from_masks(positives, negatives)
-    without = Pairs.from_masks(positives[:, :3], negatives[:, :3])
-    expected = jsd(Views(anchors), Views(candidates[:3]), without)
-    candidates[3] = broken
-    torch.testing.assert_close(jsd(Views(anchors), Views(candidates), pairs), expected)
-
-
-def test_vectors_without_numbers() -> None:
-    """u is 0 where h has no numbers and there is no bias, and so is everything where z has none."""
-    nodes, graphs = draw(14, 6), draw(5, 6)
-    pairs, weighting = Pairs.membership(torch.arange(14) % 5, 5), Weighting(NAMES)
-    nothing = jsd(Views(nodes[:, :0]), Views(graphs[:, :0]), pairs, weighting=weighting)
-    assert abs(float(nothing)) < 1e-12
-    empty = Views(nodes, nodes[:, :0]), Views(graphs, graphs[:, :0])
-    zeros = Views(nodes, torch.zeros(14, 1).double()), Views(graphs, torch.zeros(5, 1).double())
-    found, expected = (
-        jsd(*views, pairs, weighting=weighting, bias=False) for views in (empty, zeros)
-    )
-    assert_close(found, expected)
-
-
-def test_very_long_vectors_have_a_direction() -> None:
-    """Their squares are more than float32 holds."""
-    anchors, candidates = draw(6, 4).float(), draw(6, 4).float()
-    expected = info_nce(Views(anchors), Views(candidates), Pairs.one_way(6))
-    long = info_nce(Views(1e20 * anchors), Views(1e20 * candidates), Pairs.one_way(6))
-    torch.testing.assert_close(long, expected)
-
-
-def test_debiasing_at_its_least_value_passes_no_gradient() -> None:
-    """At a low temperature the float32 of a negative is nothing beside that of the positive."""
-    anchor = torch.tensor([[1.0, 0.0]], requires_grad=True)
-    candidates = torch.tensor([[0.9, 0.43], [0.3, -0.95]])
-    loss = info_nce(
-        Views(anchor),
-        Views(candidates),
-        Pairs.membership(torch.tensor([0]), 2),
-        temperature=0.01,
-        class_prior=0.1,
-    )
-    (gradient,) = torch.autograd.grad(loss, anchor)
-    assert loss.item() < 1e-30
-    assert float(gradient.abs().max()) < 1e-30
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        UnReMixLoss(temprature=0.5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="temprature"):
+        unremix.importance(torch.eye(3), torch.eye(3), temprature=0.5)  # type: ignore[call-arg]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from unremix.audit import Audit, audit
-from unremix.losses.modules import HCLLoss, InfoNCELoss, UnReMixLoss, importance
-from unremix.losses.two_views import Importance
+from unremix.losses import HCLLoss, Importance, InfoNCELoss, UnReMixLoss, importance
 
 if TYPE_CHECKING:
     from unremix.pipeline import evaluate, train

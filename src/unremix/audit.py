@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from unremix.losses.two_views import Importance
+    from unremix.losses import Importance
 
 DECILES = 10
 

@@ -17,9 +17,7 @@ from unremix.frameworks.negatives import MoCHi, Patches
 from unremix.frameworks.quickthought import QuickThought
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.swav import SwAV
-from unremix.losses.modules import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.losses.options import PRESETS
-from unremix.losses.two_views import TwoViewLoss
+from unremix.losses import PRESETS, HCLLoss, InfoNCELoss, TwoViewLoss, UnReMixLoss
 from unremix.views.mixing import IMix, UnMix
 
 

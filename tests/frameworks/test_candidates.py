@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unremix.pairs import Pairs
+from unremix.core.pairs import Pairs
 
 
 @st.composite

@@ -37,13 +37,14 @@ from unremix.frameworks.base import Batch
 from unremix.frameworks.infograph import InfoGraph
 from unremix.losses.blockwise import score_rows
 from unremix.losses.jsd import hard_jsd, jsd
-from unremix.losses.two_views import TwoViewLoss
-from unremix.pairs import Pairs
+from unremix.losses import TwoViewLoss
+from unremix.core.pairs import Pairs
 from unremix.recipes import InfoGraphOptions, LossOptions
-from unremix.scores import Rows, Views, make_context
+from unremix.core.problem import Views
+from unremix.core.scores import Rows, make_context
 from unremix.training.config import TrainConfig
 from unremix.training.run import Run
-from unremix.weights import weigh
+from unremix.core.weights import weigh
 
 LOG2 = math.log(2)
 SIZES = (3, 1, 4, 2, 3)  # nodes of each graph; one has a single node

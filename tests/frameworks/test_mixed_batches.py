@@ -27,8 +27,8 @@ from torch import Tensor
 from unremix.frameworks.base import Batch
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.simclr import SimCLR
-from unremix.pairs import Pairs
-from unremix.scores import Views
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
 from unremix.views import mixing
 from unremix.views.mixing import IMix, UnMix
 

@@ -30,8 +30,8 @@ from unremix.frameworks.contrastive import NEGATIVES
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi
 from unremix.frameworks.simclr import SimCLR
-from unremix.losses.two_views import TwoViewLoss
-from unremix.scores import Own
+from unremix.losses import TwoViewLoss
+from unremix.core.problem import Own
 from unremix.views.mixing import IMix, UnMix
 
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.losses.info_nce import info_nce
-from unremix.losses.two_views import TwoViewLoss
-from unremix.pairs import Pairs
-from unremix.scores import Own, Views
-from unremix.weights import Weighting, hardness
+from unremix.losses import TwoViewLoss
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Own, Views
+from unremix.core.weights import Weighting, hardness
 
 
 def windows() -> Pairs:

@@ -27,7 +27,7 @@ from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAM
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import Patches
 from unremix.frameworks.simclr import SimCLR
-from unremix.scores import Own
+from unremix.core.problem import Own
 from unremix.views.mixing import IMix, UnMix, patch_negatives
 from unremix.views.randomness import keys as random_keys
 

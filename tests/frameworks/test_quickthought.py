@@ -34,8 +34,8 @@ from unremix.domains.sentence import NAME_LENGTH, SentenceDomain, SentenceShape
 from unremix.encoders.text import BagOfWords
 from unremix.frameworks.base import Batch
 from unremix.frameworks.quickthought import QuickThought, TwinEncoder
-from unremix.losses.two_views import TwoViewLoss
-from unremix.pairs import Pairs
+from unremix.losses import TwoViewLoss
+from unremix.core.pairs import Pairs
 from unremix.recipes import LossOptions, QuickThoughtOptions
 from unremix.training.config import SentenceOptions, TrainConfig
 from unremix.training.run import Run

@@ -15,7 +15,7 @@ from test_gather import LOSSES, Report, processes
 from torch import Tensor
 
 from unremix.frameworks.negatives import MoCHi, Patches
-from unremix.scores import Own
+from unremix.core.problem import Own
 
 SIZES = [(4, 2)]
 AIMED = [(name, "aimed", "one-way") for name in LOSSES]

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import unremix
-from unremix import native
+from unremix.core.engines import engine_report
 
 # What each package is for, and the command that brings it.
 PACKAGES = {
@@ -54,9 +54,7 @@ def examine(console: Console | None = None) -> None:
     elif torch.backends.mps.is_available():
         device = "mps"
     console.print(f"torch {torch.__version__}, device {device}, {torch.get_num_threads()} threads")
-    reason = native.missing()
-    sweeps = "compiled" if reason is None else f"in torch, not compiled: {reason}"
-    console.print(f"sweeps of the losses on the CPU: {sweeps}", highlight=False)
+    console.print(f"engine of the losses: {engine_report()}", highlight=False)
     root = os.environ.get("UNREMIX_DATA")
     if root is None:
         console.print("UNREMIX_DATA is not set: data are found by their path alone")

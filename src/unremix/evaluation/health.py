@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unremix.core.scores import noise, normalize
 from unremix.evaluation.checks import checked_features
-from unremix.scores import noise, normalise
 
 TILE_ENTRIES = 2**24  # distances held at a time: 64 MB in float32
 SHARPNESS = 2.0  # Wang and Isola's t
@@ -127,7 +127,7 @@ def health(z0: Tensor, z1: Tensor, *, effective_negatives: float | None = None) 
             "expected embeddings of two views of at least two samples, both of shape (N, D), "
             f"received {tuple(z0.shape)} and {tuple(z1.shape)}; give the views of one batch"
         )
-    f0, f1 = normalise(z0)[0], normalise(z1.to(z0))[0]
+    f0, f1 = normalize(z0)[0], normalize(z1.to(z0))[0]
     both = torch.cat([f0, f1])  # (2N, D)
     return Health(
         spread=float(both.std(0, correction=0).mean()) * math.sqrt(both.shape[1]),

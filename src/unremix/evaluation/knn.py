@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unremix.core.scores import normalize
 from unremix.evaluation.checks import (
     check_same_size,
     checked_features,
     checked_labels,
     count_classes,
 )
-from unremix.scores import normalise
 
 TILE_ENTRIES = 2**24  # similarities held at a time: 64 MB in float32
 
@@ -74,8 +74,8 @@ def _class_shares(
     elif tile < 1:
         raise ValueError(f"expected a tile of at least 1 query, received {tile}")
     k = min(k, bank.shape[0] - leave_one_out)
-    bank = normalise(bank)[0]
-    queries = bank if leave_one_out else normalise(queries)[0]
+    bank = normalize(bank)[0]
+    queries = bank if leave_one_out else normalize(queries)[0]
     shares = bank.new_zeros(queries.shape[0], num_classes)
     for start in range(0, queries.shape[0], tile):
         rows = slice(start, start + tile)

@@ -23,7 +23,7 @@ import yaml
 from rich.console import Console
 
 import unremix
-from unremix import native
+from unremix.core.engines import engine_report
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
 from unremix.experiments.display import Display, monitored
@@ -79,7 +79,7 @@ def versions() -> dict[str, str]:
         "unremix": unremix.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "sweeps": "compiled" if native.missing() is None else "torch",
+        "engine": engine_report(),
     }
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from unremix.audit import effective_negatives
+from unremix.core.problem import Own
 from unremix.frameworks.base import Batch, Embedded, Projecting
 from unremix.frameworks.queue import Queue
-from unremix.losses.two_views import TwoViewLoss
-from unremix.scores import Own
+from unremix.losses import TwoViewLoss
 from unremix.views.mixing import Mixed, Mixing
 
 # What a view draws in a step, each from keys of its own.
@@ -99,8 +100,12 @@ class Contrastive(Projecting):
         self.loss = loss
         self.mixing = mixing
         self.negatives = negatives
-        loss.bias = self.last_layer.bias is not None
-        if negatives is not None and loss.gradient == "nt-xent" and loss.weighting.needs_residuals:
+        loss.options = replace(loss.options, bias=self.last_layer.bias is not None)
+        if (
+            negatives is not None
+            and loss.options.gradient == "nt-xent"
+            and loss.weighting.needs_residuals
+        ):
             raise ValueError(
                 "expected gradient='pseudo-label' with further negatives, which have no positive, "
                 "received 'nt-xent'; change one of them"

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
+from unremix.core.checks import choose, number
+from unremix.core.gather import is_distributed, share_of
+from unremix.core.objectives import ObjectiveName
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
-from unremix.gather import is_distributed, share_of
-from unremix.losses.jsd import hard_jsd
-from unremix.losses.modules import HCLLoss
-from unremix.losses.options import choose
-from unremix.losses.two_views import TwoViewLoss
-from unremix.pairs import Pairs
-from unremix.scores import Views
-
-Objective = Literal["jsd", "info-nce"]
+from unremix.losses import PRESETS, Fidelity, HCLLoss, TwoViewLoss
 
 
 class Discriminator(nn.Module):
@@ -69,12 +67,12 @@ class InfoGraph(Framework):
     encoder: GraphEncoder
 
     def __init__(
-        self, encoder: GraphEncoder, loss: TwoViewLoss, *, objective: Objective = "jsd"
+        self, encoder: GraphEncoder, loss: TwoViewLoss, *, objective: ObjectiveName = "jsd"
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.loss = loss
-        self.objective: Objective = choose("objective", objective, ("jsd", "info-nce"))
+        self.objective: ObjectiveName = choose("objective", objective, ("jsd", "info-nce"))
         self.nodes = Discriminator(encoder.features)
         self.graphs = Discriminator(encoder.features)
         if loss.class_prior and not (isinstance(loss, HCLLoss) and objective == "jsd"):
@@ -82,7 +80,7 @@ class InfoGraph(Framework):
                 "expected class_prior=0 on InfoGraph, whose products are not bounded, received "
                 f"{loss.class_prior}; leave it out, or use HCL with the objective jsd"
             )
-        if loss.gradient == "nt-xent" and loss.weighting.needs_residuals:
+        if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:
             raise ValueError(
                 "expected gradient='pseudo-label' on InfoGraph, received 'nt-xent': a graph has "
                 "as many positives as nodes, not one"
@@ -105,10 +103,10 @@ class InfoGraph(Framework):
         anchors, candidates = self.nodes(node_inputs), self.graphs(graph_inputs)
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
             logits = anchors @ candidates.T / self.loss.temperature
-            normaliser = None
+            normalizer = None
             if self.loss.gather and is_distributed():
-                share = share_of(anchors.shape[0], anchors.shape[1], anchors.device)
-                normaliser = share.total / share.processes
+                share = share_of(*anchors.shape)
+                normalizer = share.total / share.processes
             return hard_jsd(
                 logits.to(torch.promote_types(logits.dtype, torch.float32)),
                 graphs.graph,
@@ -116,7 +114,7 @@ class InfoGraph(Framework):
                 class_prior=self.loss.class_prior,
                 similarity_gradient=self.loss.weighting.similarity_gradient,
                 fidelity=self.loss.fidelity,
-                normaliser=normaliser,
+                normalizer=normalizer,
             )
         needs_inputs = self.loss.weighting.needs_residuals
         return self.loss.against(
@@ -126,3 +124,78 @@ class InfoGraph(Framework):
             products="dot",
             objective=self.objective,
         )
+
+
+def hard_jsd(
+    logits: Tensor,
+    groups: Tensor,
+    *,
+    hardness: float = 1.0,
+    class_prior: float = 0.1,
+    similarity_gradient: bool = True,
+    fidelity: Fidelity = "sound",
+    normalizer: float | None = None,
+) -> Tensor:
+    """Jensen-Shannon estimate, negated, with HCL's hard negatives and debiasing.
+
+    L = 1/N Σ_i ( G_i - log 2 - E⁺(x_ip) ),
+    G_i = max( (1/n Σ_j w_ij softplus(x_ij) - τ⁺ softplus(x_ip)) / (1 - τ⁺), 0 ),
+    w_ij ∝ e^{2β x_ij/max|x|} over the negatives, of mean 1.
+
+    The debiased sum is kept at or above its least value, 0, as in the contrastive loss of HCL:
+    unbounded, it would be made -∞ by scaling up the logits.
+
+    Args:
+        logits: x of N members with M groups, shape (N, M).
+        groups: The group of each member, its positive, shape (N,).
+        hardness: β.
+        class_prior: τ⁺; 0.5 in HCL's public code.
+        similarity_gradient: Whether gradient flows through w, as published.
+        fidelity: ``code`` as HCL's public code, up to a constant: the exponent is negative, so that
+            easy negatives count most; the positive stands among the negatives with x = 0; the
+            correction is added to the loss in place of being taken away.
+        normalizer: Divides the sum over members; their number by default.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        ValueError: If there is but one group, so no negative.
+
+    Relations:
+        With ``hardness=0`` and ``class_prior=0`` this is InfoGraph's own estimate.
+
+    Example:
+        >>> hard_jsd(torch.zeros(3, 2), torch.tensor([0, 0, 1]), class_prior=0.0)
+        tensor(0.)
+
+    Reference:
+        Robinson et al. 2021, Section 5.2 and its public code.
+    """
+    choose("fidelity", fidelity, tuple(PRESETS))
+    number("hardness", hardness, least=0)
+    number("class_prior", class_prior, least=0, below=1)
+    count = logits.shape[1] - 1
+    if count < 1:
+        raise ValueError(
+            "expected at least one negative, got one group only; use a batch of two or more"
+        )
+    own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, groups[:, None], True)
+    positive = logits.gather(1, groups[:, None])[:, 0]  # (N,)
+    negatives = logits.masked_fill(own, 0.0)
+    largest = negatives.abs().amax().clamp(min=torch.finfo(logits.dtype).tiny)
+    sign = -1.0 if fidelity == "code" else 1.0
+    exponent = sign * 2 * hardness * negatives / largest
+    if fidelity != "code":
+        exponent = exponent.masked_fill(own, -math.inf)
+    shares = exponent.softmax(1)  # (N, M); 0 for the own group, but in the code
+    if not similarity_gradient:
+        shares = shares.detach()
+    mean = (shares * softplus(negatives)).sum(1)
+    if fidelity == "code":
+        mean = mean * ((count + 1) / count)
+        rest = (mean + class_prior * softplus(positive)) / (1 - class_prior)
+    else:
+        rest = ((mean - class_prior * softplus(positive)) / (1 - class_prior)).clamp(min=0)
+    loss = rest - math.log(2) - (math.log(2) - softplus(-positive))  # (N,)
+    return loss.sum() / (len(loss) if normalizer is None else normalizer)

@@ -8,13 +8,13 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from unremix.core.gather import gather_rows, is_distributed, share_of
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Own, Views
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive, Negatives
 from unremix.frameworks.queue import Queue
-from unremix.gather import gather_rows, is_distributed, share_of
-from unremix.losses.two_views import TwoViewLoss
-from unremix.pairs import Pairs
-from unremix.scores import Own, Views
+from unremix.losses import TwoViewLoss
 from unremix.views.mixing import Mixing, Target, permutation
 
 SHUFFLING = 1 << 32  # from any keys to those that shuffle, out of the reach of other draws
@@ -41,7 +41,8 @@ class MoCo(Contrastive):
         negatives: Makes further negatives.
         queue: Keys kept.
         momentum: m.
-        symmetric: Whether both views ask; the loss is the mean of both ways.
+        symmetric: Whether both views ask; the loss is the mean of both ways (public code sums them,
+            which doubles the learning rate).
         group: Images that BatchNorm sees at a time; 0 for the whole batch.
 
     Raises:
@@ -74,7 +75,7 @@ class MoCo(Contrastive):
                 f"expected groups of at least 2 images, or 0 for the whole batch, received {group}"
             )
         needs_inputs = loss.weighting.needs_residuals
-        if needs_inputs and loss.gradient == "nt-xent":
+        if needs_inputs and loss.options.gradient == "nt-xent":
             raise ValueError(
                 "expected gradient='pseudo-label' with a queue, whose old keys have no positive, "
                 "received 'nt-xent'; change one of them"
@@ -179,7 +180,7 @@ class MoCo(Contrastive):
                 following.lerp_(leading, 1 - self.momentum)
         for z, h, samples in self._fresh:
             if is_distributed():
-                share = share_of(samples.numel(), z.shape[1], z.device, h.shape[1])
+                share = share_of(samples.numel(), z.shape[1], h.shape[1])
                 z, h, samples = (gather_rows(rows, share) for rows in (z, h, samples))
             self.memory.add(z, h, samples)
         self._fresh = []

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unremix.core.checks import checks_on
+from unremix.core.problem import Own, Views
+from unremix.core.scores import normalize
 from unremix.frameworks.base import Embedded
 from unremix.frameworks.contrastive import Contrastive
-from unremix.scores import Own, Views, normalise
 from unremix.views.mixing import patch_negatives
 from unremix.views.randomness import uniforms
 
@@ -18,7 +20,7 @@ from unremix.views.randomness import uniforms
 class MoCHi:
     """Mixtures of the hardest keys of the queue, with each other and with the query.
 
-    normalise(a n_i + (1 - a) n_j), a in (0, 1), i ≠ j, and normalise(b q + (1 - b) n), b in
+    normalize(a n_i + (1 - a) n_j), a in (0, 1), i ≠ j, and normalize(b q + (1 - b) n), b in
     (0, 1/2), of the hardest negatives n; |z| and h are mixed alike. They are never enqueued. A key
     of a sample that the anchor shows, its own or one mixed into it, is no negative.
 
@@ -69,13 +71,17 @@ class MoCHi:
             return None
         queue, dtype = memory.views, memory.embeddings.dtype
         query = Views(anchors[0].to(dtype), None if queue.inputs is None else anchors[1].to(dtype))
-        own_key = (samples[:, :, None] == memory.samples).any(1)  # (N, Q)
-        available = len(memory) - int(own_key.sum(1).max()) if len(memory) else 0
-        count = min(self.hardest, available)
-        if count < 2:
+        hardest = min(self.hardest, len(memory))
+        if hardest < 2:
             return None
-        similarity = (query.units @ queue.units.T).masked_fill_(own_key, -2.0)
-        chosen = similarity.topk(count, dim=1).indices  # (N, count)
+        own_key = (samples[:, :, None] == memory.samples).any(1)  # (N, Q)
+        count = (len(memory) - own_key.sum(1, keepdim=True)).clamp(max=hardest)  # (N, 1)
+        if checks_on(None, count) and int(count.min()) < 2:
+            return None
+        query_units, query_lengths = normalize(query.embeddings)
+        queue_units, queue_lengths = normalize(queue.embeddings)
+        similarity = (query_units @ queue_units.T).masked_fill_(own_key, -2.0)
+        chosen = similarity.topk(hardest, dim=1).indices  # (N, hardest); own keys come last
 
         drawn = uniforms(keys, 3 * self.pairs + 2 * self.queries)
         of_pairs, of_queries = drawn.split([3 * self.pairs, 2 * self.queries], dim=1)
@@ -94,8 +100,8 @@ class MoCHi:
             weight = a if other.dim() == 3 else a[..., 0]
             return torch.lerp(other, of_queue[left], weight)
 
-        units, _ = normalise(mixture(queue.units, query.units))
-        lengths = mixture(queue.lengths, query.lengths)
+        units, _ = normalize(mixture(queue_units, query_units))
+        lengths = mixture(queue_lengths, query_lengths)
         inputs = None
         if queue.inputs is not None and query.inputs is not None:
             inputs = mixture(queue.inputs, query.inputs.detach())
@@ -104,7 +110,7 @@ class MoCHi:
 
 @dataclass(frozen=True)
 class Patches:
-    """A patch of the anchor's own image, tiled over the frame: its texture without its meaning.
+    """Patches of the anchor's own image, tiled over the frame: its texture without its meaning.
 
     Args:
         smallest: Least side of the patch in pixels; by default a sixteenth of the image's side.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from unremix.scores import Views
+from unremix.core.problem import Views
 
 
 class Queue(nn.Module):
@@ -43,9 +45,14 @@ class Queue(nn.Module):
         self.register_buffer("inputs", torch.zeros(size, input_width))
         self.register_buffer("sample_ids", torch.zeros(size, dtype=torch.long))
         self.register_buffer("added", torch.zeros((), dtype=torch.long))
+        self._count = 0  # the same on the host, so that nothing waits for the device
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        self._count = int(self.added)
 
     def __len__(self) -> int:
-        return min(int(self.added), self.size)
+        return min(self._count, self.size)
 
     @property
     def views(self) -> Views:
@@ -60,7 +67,7 @@ class Queue(nn.Module):
         return self.sample_ids[self._order()]
 
     def _order(self) -> Tensor:
-        added, kept = int(self.added), len(self)
+        added, kept = self._count, len(self)
         return torch.arange(added - kept, added, device=self.added.device) % self.size
 
     @torch.no_grad()
@@ -74,9 +81,11 @@ class Queue(nn.Module):
         """
         count = samples.numel()
         last = slice(max(0, count - self.size), count)
-        place = (self.added + torch.arange(count, device=self.added.device)[last]) % self.size
+        numbers = torch.arange(self._count, self._count + count, device=self.added.device)
+        place = numbers[last] % self.size
         self.embeddings[place] = embeddings[last].to(self.embeddings.dtype)
         if self.inputs.shape[1] and inputs is not None:
             self.inputs[place] = inputs[last].to(self.inputs.dtype)
         self.sample_ids[place] = samples[last]
         self.added += count
+        self._count += count

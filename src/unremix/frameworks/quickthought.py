@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
+from unremix.core.checks import checks_on, choose
+from unremix.core.gather import Share, gather_rows, is_distributed, share_of
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Own, Views
 from unremix.data.sentence.corpus import SentenceBatch
 from unremix.frameworks.base import Batch, Framework
-from unremix.gather import Share, gather_rows, is_distributed, share_of
-from unremix.losses.two_views import TwoViewLoss
-from unremix.pairs import Pairs
-from unremix.scores import Views
+from unremix.losses import PRESETS, Fidelity, TwoViewLoss
 
 
 class TwinEncoder(nn.Module):
@@ -69,6 +72,8 @@ class QuickThought(Framework):
         loss: Weights the negatives.
         reach: How many sentences on either side are positives.
         mask_repeats: Whether sentences of the same text as the anchor are left out.
+        fidelity: ``code`` keeps the sentence itself in the denominator, with a score of 0, as the
+            public code does; otherwise it is left out.
 
     Raises:
         ValueError: For a loss or a number that cannot be.
@@ -86,6 +91,7 @@ class QuickThought(Framework):
         *,
         reach: int = 1,
         mask_repeats: bool = True,
+        fidelity: Fidelity = "sound",
     ) -> None:
         super().__init__()
         if reach < 1:
@@ -95,7 +101,7 @@ class QuickThought(Framework):
                 "expected class_prior=0 on Quick-Thought, whose products are not bounded, received "
                 f"{loss.class_prior}; leave it out"
             )
-        if loss.gradient == "nt-xent" and loss.weighting.needs_residuals:
+        if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:
             raise ValueError(
                 "expected gradient='pseudo-label' on Quick-Thought, received 'nt-xent': a sentence "
                 "without neighbours has no positive"
@@ -105,8 +111,9 @@ class QuickThought(Framework):
         self.gather, loss.gather = loss.gather, False  # done here, for sentences and not views
         self.reach = reach
         self.mask_repeats = mask_repeats
+        self.fidelity: Fidelity = choose("fidelity", fidelity, tuple(PRESETS))
         if encoder.maps is not None:
-            loss.bias = encoder.maps[0].bias is not None
+            loss.options = replace(loss.options, bias=encoder.maps[0].bias is not None)
 
     @property
     def mix(self) -> dict[str, float]:
@@ -125,22 +132,30 @@ class QuickThought(Framework):
         (f, f_inputs), (g, g_inputs) = self.encoder.both(sentences.tokens, sentences.lengths)
         anchors, candidates = Views(f, f_inputs), Views(g, g_inputs)
         if self.gather and is_distributed():
-            share = share_of(f.shape[0], f.shape[1], f.device)
+            share = share_of(*f.shape)
             documents, texts = (gather_rows(rows, share) for rows in (documents, texts))
             anchors, candidates = (_gathered(views, share) for views in (anchors, candidates))
         pairs = Pairs.windows(
             documents, reach=self.reach, texts=texts if self.mask_repeats else None
         )
-        if len(pairs.positives) == 0 or pairs.most_negatives == 0:
+        if checks_on(None, f) and not (pairs.has_positives() and pairs.has_negatives()):
             everything = (f, g, *self.loss.parameters())  # all have a gradient, of 0
             return torch.stack([values.sum() for values in everything]).sum() * 0.0
         return self.loss.against(
             anchors,
             candidates,
             pairs,
+            own=self._kept_self(anchors) if self.fidelity == "code" else None,
             products="dot",
             positives_in_denominator=True,
         )
+
+    @staticmethod
+    def _kept_self(anchors: Views) -> Own:
+        """A candidate of each sentence alone with a score of 0: itself, in the public code."""
+        z, h = anchors.embeddings, anchors.inputs
+        inputs = None if h is None else h.new_zeros(h.shape[0], 1, h.shape[1])
+        return Own(z.new_zeros(z.shape[0], 1, z.shape[1]), inputs)
 
 
 def _gathered(views: Views, share: Share) -> Views:

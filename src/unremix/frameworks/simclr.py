@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unremix.core.problem import Own
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive
-from unremix.scores import Own
 
 
 class SimCLR(Contrastive):

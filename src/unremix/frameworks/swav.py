@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from unremix.core.checks import number
+from unremix.core.gather import Share, gather_rows, is_distributed, share_of, withdraw
+from unremix.core.scores import SMALLEST_NORM, normalize
 from unremix.frameworks.base import Batch, Embedded, Projecting
-from unremix.gather import Share, gather_rows, is_distributed, share_of, withdraw
-from unremix.losses.options import number
-from unremix.scores import SMALLEST_NORM, normalise
 
 FULL_VIEWS = 2  # the views that codes are computed of; further ones are small crops
 
@@ -214,11 +214,11 @@ class SwAV(Projecting):
         try:
             _check_views(views)
         except ValueError:
-            withdraw(weight.device)
+            withdraw()
             raise
         n, share = len(views[0]), None
         if is_distributed():
-            share = share_of(n, views[0].shape[1], weight.device)
+            share = share_of(n, views[0].shape[1])
         with torch.autocast(device_type=weight.device.type, enabled=False):
             features = [_units(_at_least_float(z)) for z in views]  # each (N, D)
             frozen = batch.epoch < self.frozen_epochs
@@ -259,7 +259,7 @@ class SwAV(Projecting):
 
     @torch.no_grad()
     def _to_sphere(self) -> None:
-        self.prototypes.weight.copy_(normalise(self.prototypes.weight)[0])
+        self.prototypes.weight.copy_(normalize(self.prototypes.weight)[0])
 
     def _codes(self, scores: Tensor, earlier: Tensor) -> Tensor:
         """Codes of the batch, shape (N, K), from its scores and those of earlier samples."""

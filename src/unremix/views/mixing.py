@@ -334,10 +334,10 @@ class UnMix:
 
 
 def patch_negatives(images: Tensor, sample_keys: Tensor, *, smallest: int, largest: int) -> Tensor:
-    """A square patch of every image, tiled over the frame: its texture without its meaning.
+    """Square patches of every image, tiled over the frame: its texture without its meaning.
 
-    result[r, c] = patch[r mod p, c mod p], with p uniform in {smallest, ..., largest} and the patch
-    at a uniform place inside the image.
+    The frame is a grid of p × p tiles, p uniform in {smallest, ..., largest}. Each tile shows a
+    patch of its own, at a uniform place inside the image.
 
     Args:
         images: Any type, shape (N, C, S, S).
@@ -354,28 +354,33 @@ def patch_negatives(images: Tensor, sample_keys: Tensor, *, smallest: int, large
     Example:
         >>> image = torch.arange(16.0).view(1, 1, 4, 4)
         >>> tiled = patch_negatives(image, torch.tensor([3]), smallest=2, largest=2)
-        >>> torch.equal(tiled[:, :, :2, :2], tiled[:, :, 2:, 2:])
-        True
+        >>> tile = tiled[0, 0, 2:, 2:]
+        >>> tile - tile[0, 0]  # four neighbors of the image
+        tensor([[0., 1.],
+                [4., 5.]])
 
     Reference:
         Ge et al. 2021; there p is 16 ... 72 of 224 pixels.
     """
     _check_square(images)
     _check_keys(images, sample_keys)
-    size = images.shape[-1]
+    n, size = images.shape[0], images.shape[-1]
     if not 1 <= smallest <= largest <= size:
         raise ValueError(
-            f"expected patches with 1 <= smallest <= largest <= {size}, the images' side, received "
+            f"expected patches with 1 <= smallest <= largest <= {size}, the images' side, got "
             f"smallest {smallest} and largest {largest}; at 32 pixels 2 and 10 are usual"
         )
-    numbers = uniforms(sample_keys, _SHARE_DRAWS + 3)[:, _SHARE_DRAWS:].to(images.device)
+    across = -(-size // smallest)  # tiles in a row of the grid, at most
+    draws = uniforms(sample_keys, _SHARE_DRAWS + 1 + 2 * across**2)[:, _SHARE_DRAWS:]
     # In float64 the products do not round up to the number of choices.
-    side, top, left = numbers.double().unbind(1)  # (N,)
-    side = smallest + (side * (largest - smallest + 1)).floor_()
-    corners = (torch.stack([top, left], dim=1) * (size - side + 1)[:, None]).long()  # (N, 2)
-    within = torch.arange(size, device=images.device) % side.long()[:, None]  # (N, S)
-    rows, columns = (corners[:, :, None] + within[:, None]).unbind(1)  # (N, S)
-    places = (rows[:, :, None] * size + columns[:, None, :]).flatten(1)  # (N, S * S)
+    of_side, of_corners = draws.to(images.device).double().split([1, 2 * across**2], dim=1)
+    side = smallest + (of_side * (largest - smallest + 1)).long()  # (N, 1)
+    corners = (of_corners * (size - side + 1)).long().view(n, 2, -1)  # (N, 2, tiles)
+    pixel = torch.arange(size, device=images.device)
+    tile, within = pixel // side, pixel % side  # (N, S)
+    which = (tile[:, :, None] * across + tile[:, None, :]).flatten(1)  # (N, S * S)
+    top, left = corners.gather(2, which[:, None].expand(-1, 2, -1)).view(n, 2, size, size).unbind(1)
+    places = ((top + within[:, :, None]) * size + left + within[:, None, :]).flatten(1)
     flat = images.flatten(2)  # (N, C, S * S)
     return flat.gather(2, places[:, None].expand(flat.shape)).view(images.shape)
 

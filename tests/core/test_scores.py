@@ -8,21 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unremix.losses.blockwise import score_rows
-from unremix.pairs import Pairs
-from unremix.scores import (
-    COMPONENTS,
-    Context,
-    Rows,
-    Views,
-    make_context,
-    normalise,
-    normalise_backward,
-    residuals,
-    row_argmax,
-    sketch,
-    uncertainty,
-)
-from unremix.weights import Weighting
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
+from unremix.core.scores import COMPONENTS, Context, Rows, make_context, normalize, normalise_backward, residuals, row_argmax, sketch, uncertainty
+from unremix.core.weights import Weighting
 
 pytestmark = pytest.mark.usefixtures("lane")
 

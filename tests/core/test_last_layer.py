@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 from torch.nn.parallel import DistributedDataParallel
 
 from unremix import UnReMixLoss
-from unremix.watch import TOLERANCE, LastLayer, Recorder
+from unremix.core.last_layer import TOLERANCE, LastLayer, Recorder
 
 Model = Callable[[Tensor], Tensor]
 Call = Callable[[Model, Tensor, Tensor], tuple[Tensor, ...]]

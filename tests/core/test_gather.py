@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.gather import Share, gather_rows, is_distributed, mean_gradient, share_of, withdraw
-from unremix.losses.two_views import TwoViewLoss
+from unremix.core.gather import Share, gather_rows, is_distributed, mean_gradient, share_of, withdraw
+from unremix.losses import TwoViewLoss
 
 # Starting processes takes seconds: tests that share them stay on one worker (--dist loadgroup).
 pytestmark = pytest.mark.xdist_group("gather")

@@ -1,4 +1,4 @@
-"""Watch a linear layer and keep its latest inputs."""
+"""The input h of a head's last layer, recorded when the layer runs."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class LastLayer:
     def __init__(self, layer: nn.Linear) -> None:
         if not isinstance(layer, nn.Linear):
             raise ValueError(
-                f"expected last_layer to be a torch.nn.Linear, received {type(layer).__name__}; "
-                "hand over the projection head's last linear layer, or h0 and h1 with each call"
+                f"expected last_layer to be a torch.nn.Linear, got {type(layer).__name__}; "
+                "pass the projection head's last linear layer, or h0 and h1 with each call"
             )
         self.bias = layer.bias is not None
         self.watches = [Watch(layer)]
@@ -112,14 +112,16 @@ class LastLayer:
         return twin
 
     @torch.no_grad()
-    def inputs_of(self, *outputs: Tensor) -> tuple[Tensor, ...]:
-        """H for each of the given outputs, which must come from the last one or two calls.
+    def inputs_of(self, *outputs: Tensor, check: bool = True) -> tuple[Tensor, ...]:
+        """h for each of the given outputs, which must come from the last one or two calls.
 
         An input counts only if the layer, as it is now, maps it to the output given: nothing stale
         is ever returned.
 
         Args:
             outputs: z, each (N, D); parts of one call, or of two.
+            check: Whether to wait for the comparison and raise an error where none fits. Without
+                it, inputs that do not fit are NaN, and so is the loss.
 
         Returns:
             h, each (N, H), without gradient.
@@ -128,28 +130,23 @@ class LastLayer:
             ValueError: If there is no such recording.
         """
         layer, recordings = self._look()
-        found: list[tuple[float, Tensor | None]] = [(float("inf"), None)] * len(outputs)
-        for h, dtype in recordings:
-            if any(error > 0 for error, _ in found):
-                made = _run(layer, h, dtype)
-                found = [
-                    _closest(output, h, made, best)
-                    for output, best in zip(outputs, found, strict=True)
-                ]
-        inputs = tuple(h for _, h in found if h is not None)
-        if len(inputs) < len(outputs):
-            missing = [
-                f"z{i} {tuple(output.shape)}"
-                for i, (output, (_, h)) in enumerate(zip(outputs, found, strict=True))
-                if h is None
+        found = []
+        for number, output in enumerate(outputs):
+            fits = [
+                (part.to(output.dtype), _misfit(output, made))
+                for h, dtype in recordings
+                for part, made in _parts(layer, h, dtype, output)
             ]
-            shapes = " and ".join(str(tuple(h.shape)) for h, _ in recordings)
-            raise ValueError(
-                f"expected embeddings that last_layer made in its last two calls, received "
-                f"{' and '.join(missing)} which it does not make of the recorded inputs {shapes}; "
-                "hand over its outputs unchanged and from this step, or h0 and h1"
-            )
-        return inputs
+            inputs, misfit = _best(fits) if fits else (None, None)
+            if inputs is None or misfit is None or (check and not bool(misfit <= 1)):
+                shapes = " and ".join(str(tuple(h.shape)) for h, _ in recordings)
+                raise ValueError(
+                    "expected embeddings that last_layer made in its last two calls, got "
+                    f"z{number} {tuple(output.shape)}, which it does not make of the recorded "
+                    f"inputs {shapes}; pass its outputs unchanged and from this step, or h0 and h1"
+                )
+            found.append(inputs if check else torch.where(misfit <= 1, inputs, torch.nan))
+        return tuple(found)
 
     def _look(self) -> tuple[nn.Linear, list[tuple[Tensor, torch.dtype]]]:
         """The layer and its recordings, the latest first."""
@@ -157,43 +154,43 @@ class LastLayer:
         layer = self.watches[0].layer() if self.watches else None
         if layer is None:
             raise ValueError(
-                "expected last_layer to exist, received a loss whose layer was deleted or not "
-                "pickled with it; make the loss anew with last_layer=..., or hand h0 and h1 over"
+                "expected last_layer to exist, got a loss whose layer was deleted or not pickled "
+                "with it; make a new loss with last_layer=..., or pass h0 and h1"
             )
         recordings = self.watches[0].recorder.recordings
         if not recordings:
             raise ValueError(
-                "expected last_layer to have run before the loss, received no recording: it was "
-                "never called, or by a model that was compiled before the loss was made; make the "
-                "loss before the first call and hand over what last_layer made, or h0 and h1"
+                "expected last_layer to have run before the loss, got no recording: it was never "
+                "called, or by a model that was compiled before the loss was made; make the loss "
+                "before the first call and pass what last_layer made, or h0 and h1"
             )
         return layer, recordings
 
 
-def _run(layer: nn.Linear, h: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """W h + b for a whole recording in its own precision: bit for bit what the layer made.
+def _parts(
+    layer: nn.Linear, h: Tensor, dtype: torch.dtype, output: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """The parts of a recording with as many rows as ``output``, and what the layer makes of them.
 
-    None where the layer cannot have made (N, D) of it.
+    The recording is run as a whole and in its own precision: bit for bit what the layer made.
     """
-    weight, bias = layer.weight, layer.bias
-    if h.dim() != 2 or h.shape[1] != weight.shape[1]:
-        return None
-    return linear(h.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    weight, bias, size = layer.weight, layer.bias, output.shape[0]
+    fits = h.dim() == 2 and h.shape[0] in (size, 2 * size) and h.shape[1] == weight.shape[1]
+    if not fits or weight.shape[0] != output.shape[1]:
+        return []
+    made = linear(h.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    return list(zip(h.split(size), made.split(size), strict=True))
 
 
-def _closest(
-    output: Tensor, h: Tensor, made: Tensor | None, best: tuple[float, Tensor | None]
-) -> tuple[float, Tensor | None]:
-    """The part of a recording that made ``output``, and its relative error, if below the best."""
-    size = output.shape[0]
-    if made is None or h.shape[0] not in (size, 2 * size) or made.shape[1] != output.shape[1]:
-        return best
-    output = output.to(made)
-    part: Tensor
-    values: Tensor
-    for part, values in zip(h.split(size), made.split(size), strict=True):
-        scale = values.abs().max().clamp(min=torch.finfo(values.dtype).tiny)
-        error = float((values - output).abs().max() / scale)
-        if error <= TOLERANCE[values.dtype] and error < best[0]:
-            best = error, part
-    return best
+def _misfit(output: Tensor, made: Tensor) -> Tensor:
+    """How far an output is from what was made, in units of what is tolerated; a scalar."""
+    scale = made.abs().max().clamp(min=torch.finfo(made.dtype).tiny)
+    error: Tensor = (made - output.to(made)).abs().max() / scale
+    return error.float() / TOLERANCE[made.dtype]
+
+
+def _best(fits: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The inputs that fit best, and how badly they fit, without waiting for the device."""
+    misfits = torch.stack([misfit for _, misfit in fits])
+    best = misfits.argmin(keepdim=True)
+    return torch.stack([inputs for inputs, _ in fits]).index_select(0, best)[0], misfits.min()

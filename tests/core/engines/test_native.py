@@ -21,9 +21,10 @@ from torch.nn.functional import softplus
 from unremix import HCLLoss, UnReMixLoss, native
 from unremix.losses.info_nce import info_nce
 from unremix.losses.jsd import jsd
-from unremix.pairs import Pairs
-from unremix.scores import COMPONENTS, Context, Rows, Scored, Views, noise, normalise, residuals
-from unremix.weights import Weighting
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
+from unremix.core.scores import COMPONENTS, Context, Rows, Scored, noise, normalize, residuals
+from unremix.core.weights import Weighting
 
 needed = pytest.mark.skipif(
     native.missing() is not None, reason=f"there is no compiled code: {native.missing()}"

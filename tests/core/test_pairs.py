@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unremix.pairs import Links, Pairs
+from unremix.core.pairs import Links, Pairs
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])

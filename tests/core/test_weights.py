@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import unremix
 from unremix.losses.blockwise import score_rows
-from unremix.pairs import Pairs
-from unremix.scores import COMPONENTS, Component, Rows, Views, make_context
-from unremix.weights import Weighting, hardness, name_of, weigh
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
+from unremix.core.scores import COMPONENTS, Component, Rows, make_context
+from unremix.core.weights import Weighting, hardness, name_of, weigh
 
 NAMES = tuple(COMPONENTS)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -50,51 +51,69 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def share_of(size: int, width: int, device: torch.device, input_width: int = 0) -> Share:
-    """Tell every process how many samples each holds.
+def equal_share(size: int) -> Share:
+    """The share where every process is known to hold ``size`` samples; nothing is exchanged."""
+    return Share((size,) * dist.get_world_size(), dist.get_rank())
+
+
+def share_of(size: int, width: int, input_width: int = 0) -> Share:
+    """Tell every process how many samples each holds, without waiting for an accelerator.
 
     Args:
         size: Samples held here.
         width: Size of an embedding, which must be the same everywhere.
-        device: Where the group communicates.
         input_width: Size of the last layer's input, likewise; 0 where it is not known.
 
     Raises:
         ValueError: In all processes alike, if one holds no sample or the widths differ.
     """
-    sizes, widths, input_widths = _exchange([size, width, input_width], device)
+    sizes, widths, input_widths = _exchange([size, width, input_width])
     if min(sizes) == 0:
         raise ValueError(
-            f"expected samples in every process, received {sizes}; drop the last, incomplete "
-            "batch, or see what the process without samples says of its input"
+            f"expected samples in every process, got {sizes}; drop the last, incomplete batch, or "
+            "read the error of the process without samples"
         )
     if len(set(widths)) > 1 or len(set(input_widths)) > 1:
         raise ValueError(
-            f"expected rows of one width in every process, received embeddings of widths {widths} "
-            f"and inputs of the last layer of widths {input_widths} (0 stands for none); build the "
+            f"expected rows of one width in every process, got embeddings of widths {widths} and "
+            f"inputs of the last layer of widths {input_widths} (0 stands for none); build the "
             "same model in all"
         )
     return Share(tuple(sizes), dist.get_rank())
 
 
-def withdraw(device: torch.device) -> None:
+def withdraw() -> None:
     """Tell the processes that wait in :func:`share_of` that this one has nothing to share.
 
-    To be called before raising an error of this process alone: the others raise one too, where
-    they would wait forever.
-
-    Args:
-        device: Where the group communicates.
+    Call it before raising an error of this process alone: the others raise one too, where they
+    would wait forever.
     """
     if is_distributed():
-        _exchange([0, 0, 0], device)
+        _exchange([0, 0, 0])
 
 
-def _exchange(numbers: list[int], device: torch.device) -> list[list[int]]:
+_cpu_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by default group
+
+
+def _cpu_group() -> Any:
+    """A group that communicates through the CPU: reading its results waits for no accelerator."""
+    default = dist.group.WORLD
+    if dist.get_backend() == "gloo" or not dist.is_gloo_available():
+        return default
+    if default not in _cpu_groups:
+        _cpu_groups[default] = dist.new_group(backend="gloo")
+    return _cpu_groups[default]
+
+
+def _exchange(numbers: list[int]) -> list[list[int]]:
     """Each number as held by all processes, in the order of their ranks."""
-    here = torch.tensor(numbers, device=device)
+    group = _cpu_group()
+    on_cpu = dist.get_backend(group) == "gloo"
+    here = torch.tensor(
+        numbers, device="cpu" if on_cpu else torch.accelerator.current_accelerator()
+    )
     everyone = [torch.empty_like(here) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, here)
+    dist.all_gather(everyone, here, group=group)
     columns: list[list[int]] = torch.stack(everyone, dim=1).tolist()
     return columns
 

@@ -1,0 +1,1 @@
+"""The paper's equations in torch: pairs, scores, weights, objectives and their evaluation."""

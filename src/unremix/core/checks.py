@@ -1,0 +1,113 @@
+"""Checks of options and tensors, and the errors they raise: expected, got, remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from math import inf
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def choose(name: str, value: Any, choices: Sequence[str]) -> Any:
+    """The value, if it is one of the choices; else a ValueError that names the nearest."""
+    if isinstance(value, str) and value in choices:
+        return value
+    near = get_close_matches(str(value), choices, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else "choose one of these"
+    raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}; {remedy}")
+
+
+def number(
+    name: str, value: float, *, above: float = -inf, least: float = -inf, below: float = inf
+) -> float:
+    """The value as a float, if it is a number in the bounds; else a ValueError."""
+    given: object = value  # NumPy's numbers are accepted too
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if is_number and above < value < below and value >= least:
+        return float(value)
+    bounds = [f"above {above:g}"] if above > -inf else []
+    bounds += [f"at least {least:g}"] if least > -inf else []
+    bounds += [f"below {below:g}"] if below < inf else ["finite"]
+    raise ValueError(
+        f"expected {name} to be a number {', '.join(bounds)}, got {value!r}; change it"
+    )
+
+
+def checks_on(check: bool | None, like: Tensor) -> bool:
+    """Whether to make checks that wait for the device.
+
+    Args:
+        check: True or False decides; None makes them for tensors on the CPU.
+        like: A tensor on the device. Nothing is checked while ``torch.compile`` traces.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return like.device.type == "cpu" if check is None else check
+
+
+def check_indices(name: str, indices: Tensor, count: int) -> None:
+    """Refuse indices that are not integers in one row and, on the CPU, not among 0 … count - 1."""
+    if indices.dim() != 1:
+        raise ValueError(
+            f"expected {name} of shape (N,), got {tuple(indices.shape)}; use .flatten()"
+        )
+    if indices.is_floating_point() or indices.is_complex():
+        raise ValueError(f"expected {name} to be integers, got {indices.dtype}; use .long()")
+    if not checks_on(None, indices) or indices.numel() == 0:
+        return
+    least, largest = (int(each) for each in torch.aminmax(indices))
+    if least < 0 or largest >= count:
+        raise ValueError(
+            f"expected {name} among 0 … {count - 1}, got {least} to {largest}; "
+            "number them from 0, and pass how many there are"
+        )
+
+
+def check_two_views(letter: str, first: Tensor, second: Tensor, rows: int | None = None) -> None:
+    """Refuse two views' tensors, both (N, D), whose shapes or dtypes do not go together.
+
+    Args:
+        letter: ``z`` or ``h``, for the message.
+        first: Of the first views.
+        second: Of the second views.
+        rows: N, where it is known.
+    """
+    names = f"{letter}0 and {letter}1"
+    size = "D" if letter == "z" else "H"
+    if first.dim() == 2 and first.shape == second.shape and 0 in first.shape:
+        raise ValueError(
+            f"expected {names} with at least one row and one column, got shape "
+            f"{tuple(first.shape)}; skip empty batches"
+        )
+    if first.dim() != 2 or first.shape != second.shape:
+        raise ValueError(
+            f"expected {names} of one shape (N, {size}), got {tuple(first.shape)} and "
+            f"{tuple(second.shape)}; flatten all but the batch dimension"
+        )
+    if rows is not None and first.shape[0] != rows:
+        raise ValueError(
+            f"expected {names} with one row per embedding, {rows}, got {first.shape[0]} rows; "
+            "pass the inputs of the same samples"
+        )
+    if not first.is_floating_point() or first.dtype != second.dtype:
+        raise ValueError(
+            f"expected {names} of one floating-point dtype, got {first.dtype} and "
+            f"{second.dtype}; convert one with .to()"
+        )
+
+
+def check_finite(**tensors: Tensor | None) -> None:
+    """Refuse NaN and infinity in tensors of shape (N, ...), each under its name."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        broken = int((~tensor.isfinite()).flatten(1).any(dim=1).sum())
+        if broken:
+            raise ValueError(
+                f"expected finite {name}, got NaN or infinity in {broken} of {tensor.shape[0]} "
+                "rows; look for a diverged model (lower the learning rate) or broken input"
+            )

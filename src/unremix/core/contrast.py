@@ -1,0 +1,440 @@
+"""The whole loss in one function: residuals, then block by block scores → weights → objective.
+
+All statistics are per anchor, so a block of whole rows gives its part of the loss and of all
+gradients in one go. An engine does that for a block: nothing of size (N, M) is kept, and the
+backward pass only multiplies by the incoming scalar.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from unremix.core.checks import checks_on, number
+from unremix.core.engines import Engine, find_engine
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Options, Own, Rows, Views
+from unremix.core.residuals import blocks, with_residuals
+from unremix.core.scores import Block, Vectors, inner_products, normalize
+from unremix.core.weights import Weighting, weigh
+
+
+def rows_loss(
+    anchors: Tensor,
+    candidates: Tensor,
+    mix: Tensor,
+    temperature: Tensor | float,
+    rows: Rows,
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    """The loss of B anchors: scores → weights → objective.
+
+    Args:
+        anchors: What the logits of the anchors are made of, f or z, shape (B, D).
+        candidates: Likewise of the candidates, shape (M, D).
+        mix: λ, shape (K,).
+        temperature: τ.
+        rows: Everything else about these anchors.
+        options: How.
+
+    Returns:
+        The sum of the anchors' losses, and how many of them have negatives but no weight.
+    """
+    weighting, objective, negatives = options.weighting, options.objective, rows.negatives
+    products = inner_products(anchors, candidates, rows.own_vectors)  # (B, M)
+    scores = score(make_block(products, anchors, candidates, rows, options), weighting)
+    weights = weigh(scores, negatives, rows.count, mix, weighting, temperature)
+    logits = products / temperature
+    if rows.own_factor != 1:
+        shared, own = logits[:, : len(candidates)], logits[:, len(candidates) :]
+        logits = torch.cat([shared, rows.own_factor * own], dim=1)
+    losses = objective.settle(
+        objective.gather_negatives(logits, weights, negatives),
+        logits.gather(1, rows.positives),
+        rows.shares,
+        rows.count[:, 0],
+        -1 / temperature,
+    )
+    weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
+    if weighting.mass == "none":  # else such rows are uniform
+        weightless = ((rows.count[:, 0] > 0) & (weights.sum(1) == 0)).sum()
+    return losses.sum(), weightless
+
+
+def make_block(
+    products: Tensor, anchors: Tensor, candidates: Tensor, rows: Rows, options: Options
+) -> Block:
+    """What the scores of B anchors are computed from.
+
+    Args:
+        products: Inner products of ``anchors`` and ``candidates``, shape (B, M).
+        anchors: See :func:`rows_loss`.
+        candidates: See there.
+        rows: See there.
+        options: Says whether gradient flows through the similarities; they are constant otherwise.
+    """
+    weighting = options.weighting
+    similarity = products
+    if options.products == "dot" and weighting.components:
+        units = (rows.anchors.units, rows.candidates.units)
+        if weighting.similarity_gradient:
+            units = (normalize(anchors)[0], normalize(candidates)[0])
+        similarity = inner_products(*units, None if rows.own is None else rows.own.units)
+    if not weighting.similarity_gradient:
+        similarity = similarity.detach()
+    return Block(
+        rows.anchors,
+        rows.candidates,
+        rows.own,
+        rows.negatives,
+        rows.count,
+        similarity,
+        options.bias,
+    )
+
+
+def score(block: Block, weighting: Weighting) -> list[Tensor]:
+    """The raw scores of a block, one per component, each (B, M)."""
+    scores = [component.score(block).to(block.similarity.dtype) for component in weighting.resolved]
+    for each in scores:
+        if each.shape != block.negatives.shape:
+            raise ValueError(
+                f"expected a score of shape {tuple(block.negatives.shape)}, one row per anchor and "
+                f"one column per candidate, got {tuple(each.shape)}; check the functions in "
+                "components="
+            )
+    return scores
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A loss of N anchors, apart from what is differentiated.
+
+    Args:
+        pairs: Positives and negatives.
+        options: How.
+        anchors: N views.
+        candidates: M views.
+        own: The anchors' own candidates, of shape (N, S, ...).
+        own_vectors: What their logits are made of, shape (N, S, D).
+        own_factor: Multiplies their logits.
+    """
+
+    pairs: Pairs
+    options: Options
+    anchors: Vectors
+    candidates: Vectors
+    own: Vectors | None = None
+    own_vectors: Tensor | None = None
+    own_factor: float = 1.0
+
+    def rows(self, which: slice = slice(None)) -> Rows:
+        """Some of the anchors."""
+        negatives, own_vectors = self.pairs.negatives(which), self.own_vectors
+        if own_vectors is not None:
+            own_vectors = own_vectors[which]
+            negatives = torch.cat([negatives, negatives.new_ones(own_vectors.shape[:2])], dim=1)
+        return Rows(
+            anchors=self.anchors[which],
+            candidates=self.candidates,
+            own=None if self.own is None else self.own[which],
+            own_vectors=own_vectors,
+            own_factor=self.own_factor,
+            negatives=negatives,
+            count=negatives.sum(1, keepdim=True),
+            positives=self.pairs.positives[which],
+            shares=self.pairs.normalized_shares(which, dtype=self.anchors.units.dtype),
+        )
+
+    def blocks(self) -> Iterator[slice]:
+        """The anchors, a block at a time."""
+        device = self.anchors.units.device
+        width = self.pairs.num_candidates
+        return blocks(self.pairs.num_anchors, width, self.options.tile, device)
+
+
+def contrast(
+    anchors: Views,
+    candidates: Views,
+    pairs: Pairs,
+    options: Options,
+    *,
+    temperature: Tensor | float = 0.5,
+    mix: Tensor | None = None,
+    own: Own | None = None,
+    normalizer: float | None = None,
+) -> Tensor:
+    """The mean over anchors of a contrastive loss with weighted negatives.
+
+    L = 1/N Σ_i -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_{j in Neg(i)} w_ij e^{s_ij/τ}) ) for InfoNCE.
+
+    Args:
+        anchors: N views.
+        candidates: M views; the same object as ``anchors`` where every view is both.
+        pairs: Positives and negatives.
+        options: Weighting, objective, and how to compute them.
+        temperature: τ; gradient flows to it if it is a tensor.
+        mix: λ, one number per component, none negative, shape (K,); gradient flows to it. Equal by
+            default.
+        own: Further negatives of each anchor alone.
+        normalizer: Divides the sum over anchors; by default the number that have a positive.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        ValueError: For shapes that do not fit, and, where checks are made, if no anchor has a
+            positive, or none a negative.
+
+    Relations:
+        Without components, NT-Xent over the given pairs. With ``weights.hard_negatives(β)``, HCL.
+        With ``positives_in_denominator`` and uniform weights, Quick-Thought's cross-entropy.
+
+    Example:
+        >>> views = Views(torch.eye(4))
+        >>> contrast(views, views, Pairs.both_views(2), Options(), temperature=1.0)  # log 3
+        tensor(1.0986)
+
+    Reference:
+        UnReMix, Eq. 1 and Algorithm 1.
+    """
+    if not isinstance(temperature, Tensor):
+        temperature = number("temperature", temperature, above=0)
+    _check_shapes(anchors, candidates, own, pairs)
+    check = checks_on(options.check, anchors.embeddings)
+    if check:
+        _check_pairs(pairs, own)
+    with full_precision(anchors.embeddings.device):
+        like = anchors.embeddings
+        shares = _check_mix(mix, options, like)
+        engine = find_engine(options, like, own is not None, temperature)
+        problem, vectors = pose(anchors, candidates, pairs, options, temperature, own, engine)
+        if torch.compiler.is_compiling():
+            total, weightless = _traced(problem, *vectors, shares, temperature)
+        else:
+            total, weightless = _Blockwise.apply(  # type: ignore[no-untyped-call]
+                problem, engine, *vectors, shares, temperature
+            )
+        if normalizer is None:
+            total = total / (pairs.shares > 0).any(1).sum().clamp(min=1)
+        else:
+            total = total / normalizer
+    if check and options.weighting.mass == "none" and int(weightless):
+        warnings.warn(
+            f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights and "
+            "contribute nothing; mass='mean' or another scaling avoids this",
+            stacklevel=3,
+        )
+    return total
+
+
+def pose(
+    anchors: Views,
+    candidates: Views,
+    pairs: Pairs,
+    options: Options,
+    temperature: Tensor | float,
+    own: Own | None,
+    engine: Engine,
+) -> tuple[Problem, tuple[Tensor, Tensor]]:
+    """The problem, and what its logits are made of, with gradient: f or z of both sides.
+
+    δ is derived where a component needs it and the views do not bring it.
+    """
+    units, first = describe(anchors)
+    other_units, second = (units, first) if candidates is anchors else describe(candidates)
+    own_units, third = (None, None) if own is None else describe(own)
+    if options.weighting.needs_residuals:
+        first, second, third = with_residuals(
+            first, second, third, pairs, options, temperature, engine
+        )
+    vectors, own_vectors = (units, other_units), own_units
+    if options.products == "dot":
+        vectors = (anchors.embeddings, candidates.embeddings)
+        own_vectors = None if own is None else own.embeddings
+    return Problem(
+        pairs,
+        options,
+        first,
+        second,
+        third,
+        None if own_vectors is None else own_vectors.detach(),
+        1.0 if own is None else own.logit_factor,
+    ), vectors
+
+
+def describe(views: Views | Own) -> tuple[Tensor, Vectors]:
+    """Unit vectors with gradient, and all that is known of the views as constants."""
+    units, lengths = normalize(views.embeddings)
+    inputs = None if views.inputs is None else views.inputs.detach()
+    ids = views.ids if isinstance(views, Views) else None
+    return units, Vectors(units.detach(), lengths.detach(), inputs, ids, views.residuals)
+
+
+def definition(
+    anchors: Tensor,
+    candidates: Tensor,
+    mix: Tensor,
+    temperature: Tensor | float,
+    problem: Problem,
+) -> Tensor:
+    """The loss of all anchors at once, for autograd to differentiate any number of times.
+
+    This is what UnReMix is; the engines compute the same without (N, M) arrays. The arguments are
+    those of :func:`rows_loss`, for all anchors; so is what is returned, a sum.
+    """
+    return rows_loss(anchors, candidates, mix, temperature, problem.rows(), problem.options)[0]
+
+
+class _Blockwise(torch.autograd.Function):
+    """The sum of the anchors' losses, block by block; the forward pass makes the gradients too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, problem: Problem, engine: Engine, *tensors: Tensor | float
+    ) -> tuple[Tensor, Tensor]:
+        """See :func:`rows_loss` for the tensors: anchors, candidates, mix and temperature."""
+        wanted = ctx.needs_input_grad[2:]
+        anchors, *others = tensors
+        assert isinstance(anchors, Tensor)
+        total = anchors.new_zeros(())
+        weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
+        to_anchors: list[Tensor] = []
+        to_others: list[Tensor | None] = [None] * len(others)
+        for which in problem.blocks():
+            loss, none, gradients = engine.evaluate(
+                rows_loss, (anchors[which], *others), wanted, problem.rows(which), problem.options
+            )
+            total, weightless = total + loss, weightless + none
+            if gradients[0] is not None:
+                to_anchors.append(gradients[0])
+            to_others = [
+                whole if part is None else part if whole is None else whole + part
+                for whole, part in zip(to_others, gradients[1:], strict=True)
+            ]
+        ctx.problem, ctx.wanted = problem, wanted
+        ctx.temperature = tensors[3]
+        ctx.save_for_backward(
+            *(each if isinstance(each, Tensor) else None for each in tensors),
+            torch.cat(to_anchors) if to_anchors else None,
+            *to_others,
+        )
+        ctx.mark_non_differentiable(weightless)
+        return total, weightless
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients made in the forward pass, times the incoming scalar."""
+        saved = ctx.saved_tensors
+        tensors, gradients = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        if torch.is_grad_enabled():  # create_graph=True: the gradients of the definition
+            inputs = [each for each, want in zip(tensors, ctx.wanted, strict=True) if want]
+            anchors, candidates, mix, temperature = tensors
+            temperature = ctx.temperature if temperature is None else temperature
+            with full_precision(incoming.device):
+                loss = definition(anchors, candidates, mix, temperature, ctx.problem)
+                found = iter(
+                    torch.autograd.grad(loss, inputs, create_graph=True, materialize_grads=True)
+                )
+            gradients = [next(found) if want else None for want in ctx.wanted]
+        return (None, None, *(None if each is None else each * incoming for each in gradients))
+
+
+def _traced(problem: Problem, *tensors: Any) -> tuple[Tensor, Tensor]:
+    """The same for ``torch.compile`` to trace: few blocks, each recomputed in the backward pass."""
+    anchors, *others = tensors
+    losses, weightless = [], []
+    which_blocks = list(problem.blocks())
+    for which in which_blocks:
+        inputs = (anchors[which], *others, problem.rows(which), problem.options)
+        if len(which_blocks) == 1:
+            loss, none = rows_loss(*inputs)
+        else:
+            loss, none = checkpoint(rows_loss, *inputs, use_reentrant=False)
+        losses.append(loss)
+        weightless.append(none)
+    return torch.stack(losses).sum(), torch.stack(weightless).sum()
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Compute in the precision of the tensors passed, whatever autocast says."""
+    with torch.autocast(device_type=device.type, enabled=False):
+        yield
+
+
+def _check_mix(mix: Tensor | None, options: Options, like: Tensor) -> Tensor:
+    """λ, shape (K,), in the dtype of ``like``; equal shares by default."""
+    count = len(options.weighting.components)
+    if mix is None:
+        return like.new_full((count,), 1 / max(count, 1))
+    if mix.shape != (count,):
+        raise ValueError(
+            f"expected one share per component, shape ({count},), got {tuple(mix.shape)}; "
+            "pass as many as there are components"
+        )
+    return mix.to(like)
+
+
+def _check_pairs(pairs: Pairs, own: Own | None) -> None:
+    if not pairs.has_positives():
+        raise ValueError(
+            f"expected anchors with a positive, got {pairs.num_anchors} anchors and no positive "
+            "pair; check the pairs"
+        )
+    if own is None and not pairs.has_negatives():
+        raise ValueError(
+            "expected at least one negative, got none for any anchor; "
+            "use a batch of two samples or more, or check the masks"
+        )
+
+
+def _check_shapes(anchors: Views, candidates: Views, own: Own | None, pairs: Pairs) -> None:
+    """Refuse tensors that do not fit each other or the pairs."""
+    width, inputs = candidates.embeddings.shape[-1:], candidates.inputs
+    given = [views for views in (anchors, candidates, own) if views is not None]
+    for views in given:
+        if not isinstance(views, Views | Own):
+            raise ValueError(
+                f"expected unremix.core.problem.Views, got {type(views).__name__}; pass Views(z), "
+                "or Views(z, h) with the input h of the last layer"
+            )
+    tensors = [
+        each for views in given for each in (views.embeddings, views.inputs, views.residuals)
+    ]
+    dtypes = list(dict.fromkeys(str(each.dtype) for each in tensors if each is not None))
+    if len(dtypes) > 1:
+        raise ValueError(
+            "expected embeddings, inputs and residuals of one dtype, got "
+            f"{' and '.join(dtypes)}; convert with .to()"
+        )
+    if len({views.inputs is None for views in given}) > 1:
+        raise ValueError(
+            "expected the last layer's inputs h for anchors and candidates or for neither, "
+            "got them for some; pass all or none"
+        )
+    count = pairs.num_anchors
+    rows = ((count,), (pairs.num_candidates,), (count, *(own.embeddings.shape[1:2] if own else ())))
+    for name, views, shape in zip(
+        ("anchors", "candidates", "own candidates"), given, rows, strict=False
+    ):
+        for what, tensor, last in (
+            ("embeddings", views.embeddings, width),
+            ("residuals", views.residuals, width),
+            ("inputs", views.inputs, None if inputs is None else inputs.shape[-1:]),
+        ):
+            if tensor is None:
+                continue
+            expected = (*shape, *(last or tensor.shape[-1:]))
+            if tensor.shape != expected:
+                raise ValueError(
+                    f"expected {what} of the {name} of shape {expected}, one row per view and of "
+                    f"the candidates' width, got {tuple(tensor.shape)}; check the pairs"
+                )

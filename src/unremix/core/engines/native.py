@@ -1,0 +1,315 @@
+"""The sweeps of a block in C, for tensors on the CPU.
+
+A sweep in torch reads and writes whole arrays once per operation; here each row is read once and
+everything is made of it while it lies in cache. Scores and matrix products stay in torch. Two
+kernels earn their place; docs/benchmarks.md says by how much:
+
+- ``sweep``: from scores to weights to the weighted sum of the negatives, and its derivatives;
+- ``surprise``: pseudo-posterior less pseudo-label, for δ.
+
+``kernels.c`` is built by the system's C compiler when first needed, which takes two or three
+seconds, and kept in the user's cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unremix.core.engines.eager import Engine, Evaluated, RowsLoss
+from unremix.core.objectives import OVERFLOW, InfoNCE
+from unremix.core.problem import Options, Rows
+from unremix.core.scores import Block, inner_products, noise, residuals
+
+SOURCE = Path(__file__).with_name("kernels.c")
+MOST_COMPONENTS = 8  # of a mix; as in the source
+# No flag changes what a NaN or an infinity does.
+FLAGS = (
+    "-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-trapping-math", "-fno-math-errno",
+    "-fno-strict-aliasing",
+)  # fmt: skip
+INSTRUCTIONS = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}  # by what torch found
+
+# As in the source: p a pointer, n an integer, x a number, b a flag.
+ARGUMENTS = {"sweep": "nnnpppxppxxbbpppp", "surprise": "nnpxp"}
+
+
+def refusal(
+    options: Options, like: Tensor, own: bool = False, temperature: Tensor | float = 1.0
+) -> str | None:
+    """Why this engine does not serve such a loss; None if it does."""
+    weighting = options.weighting
+    if like.device.type != "cpu":
+        return f"it runs on the CPU, not on {like.device.type}"
+    if torch.compiler.is_compiling():
+        return "it cannot be traced by torch.compile"
+    if own:
+        return "it does not serve anchors with negatives of their own"
+    if isinstance(temperature, Tensor):
+        return "it does not serve a temperature that is a tensor"
+    if weighting.components and weighting.similarity_gradient:
+        return "it does not serve gradient through the weights"
+    if weighting.components and (weighting.scaling != "minmax" or weighting.sharpness is not None):
+        return "it serves uniform weights and mixes with scaling='minmax'"
+    if len(weighting.components) > MOST_COMPONENTS:
+        return f"it serves at most {MOST_COMPONENTS} components"
+    return missing(like.dtype)
+
+
+def evaluate(
+    loss: RowsLoss,
+    tensors: Sequence[Any],
+    wanted: Sequence[bool],
+    rows: Rows,
+    options: Options,
+) -> Evaluated:
+    """As :func:`unremix.core.engines.eager.evaluate`; see :func:`refusal` for what is served."""
+    anchors, candidates, mix, temperature = tensors
+    weighting, objective, negatives = options.weighting, options.objective, rows.negatives
+    products = inner_products(anchors, candidates)  # (B, M)
+    similarity = products
+    if options.products == "dot" and weighting.components:
+        similarity = inner_products(rows.anchors.units, rows.candidates.units)
+    block = Block(
+        rows.anchors, rows.candidates, None, negatives, rows.count, similarity, options.bias
+    )
+    scores = [
+        component.score(block).to(products.dtype).contiguous() for component in weighting.resolved
+    ]
+    gathered, slopes, total, along = sweep(
+        scores, negatives, mix, products, 1 / temperature, options, differentiate=wanted[2]
+    )
+    # The rest concerns a few numbers per anchor: autograd differentiates it.
+    with torch.enable_grad():
+        sums = gathered.requires_grad_()
+        positives = (products.gather(1, rows.positives) / temperature).requires_grad_()
+        count = rows.count[:, 0]
+        losses = objective.settle(sums, positives, rows.shares, count, -1 / temperature)
+        by_sums, by_positives = torch.autograd.grad(losses.sum(), (sums, positives))
+    by_logits = slopes.mul_(by_sums[:, None]).scatter_add_(1, rows.positives, by_positives)
+    gradients = (
+        (by_logits @ candidates).div_(temperature) if wanted[0] else None,
+        (by_logits.T @ anchors).div_(temperature) if wanted[1] else None,
+        by_sums @ along if wanted[2] else None,
+        None,
+    )
+    weightless = (total == 0) & (count > 0)
+    return losses.detach().sum(), weightless.sum(), gradients
+
+
+def derive(
+    units: Tensor,
+    lengths: Tensor,
+    classes: Tensor,
+    is_class: Tensor,
+    *,
+    temperature: float,
+    target: Tensor | None = None,
+    own: Tensor | None = None,
+) -> Tensor:
+    """As :func:`unremix.core.scores.residuals`."""
+    return residuals(
+        units,
+        lengths,
+        classes,
+        is_class,
+        temperature=temperature,
+        target=target,
+        own=own,
+        surprise=surprise,
+    )
+
+
+ENGINE = Engine("native", derive, evaluate)
+
+
+def sweep(
+    scores: Sequence[Tensor],
+    negatives: Tensor,
+    mix: Tensor,
+    products: Tensor,
+    factor: float,
+    options: Options,
+    *,
+    differentiate: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What an objective gathers of the weighted negatives, and its derivatives.
+
+    Args:
+        scores: One per component, each (B, M), contiguous.
+        negatives: Boolean, shape (B, M).
+        mix: λ, shape (K,).
+        products: The logits, but for their factor, shape (B, M).
+        factor: 1/τ.
+        options: Objective and weighting.
+        differentiate: Whether the derivative by the mix is wanted.
+
+    Returns:
+        What ``objective.gather_negatives`` returns, shape (B,); its derivative by the logits,
+        shape (B, M); Σ_j w_j before the mass is normalized, shape (B,); the derivative by the mix,
+        shape (B, K), arbitrary where it is not wanted.
+    """
+    rows, width = products.shape
+    parts = len(scores)
+    slopes = torch.empty_like(products)
+    gathered, total = products.new_empty(2, rows).unbind()
+    along = products.new_empty(rows, parts)
+    components = options.weighting.resolved
+    magnitudes = [component.magnitude or 0.0 for component in components]
+    real = ctypes.c_double if products.dtype == torch.float64 else ctypes.c_float
+    done = _functions(products.dtype).sweep(
+        rows,
+        width,
+        parts,
+        (ctypes.c_void_p * parts)(*(score.data_ptr() for score in scores)),
+        mix.contiguous().data_ptr(),
+        (real * parts)(*magnitudes),
+        noise(products.dtype),
+        negatives.contiguous().data_ptr(),
+        products.data_ptr(),
+        factor,
+        OVERFLOW,
+        0 if isinstance(options.objective, InfoNCE) else 1,
+        options.weighting.mass == "mean",
+        slopes.data_ptr(),
+        gathered.data_ptr(),
+        total.data_ptr(),
+        along.data_ptr() if differentiate and parts else None,
+    )
+    _check_memory(done, width)
+    return gathered, slopes, total, along
+
+
+def surprise(products: Tensor, is_class: Tensor, temperature: float) -> Tensor:
+    """As :func:`unremix.core.scores.surprise`, in place of the products, shape (B, M)."""
+    if not products.is_contiguous():
+        products = products.contiguous()
+    done = _functions(products.dtype).surprise(
+        *products.shape,
+        is_class.contiguous().data_ptr(),
+        1 / temperature,
+        products.data_ptr(),
+    )
+    _check_memory(done, products.shape[1])
+    return products
+
+
+def _check_memory(done: int, width: int) -> None:
+    if not done:
+        raise MemoryError(
+            f"expected memory for a few rows of {width} numbers, got none; free some, or use a "
+            "smaller batch"
+        )
+
+
+class Unavailable(Exception):
+    """Why there is no compiled code."""
+
+
+def missing(dtype: torch.dtype = torch.float32) -> str | None:
+    """Why there is no compiled code for a dtype; None if there is."""
+    if dtype not in (torch.float32, torch.float64):
+        return f"it is built for float32 and float64, not for {dtype}"
+    loaded = _loaded(dtype == torch.float64)
+    return loaded if isinstance(loaded, str) else None
+
+
+def _functions(dtype: torch.dtype) -> ctypes.CDLL:
+    loaded = _loaded(dtype == torch.float64)
+    assert not isinstance(loaded, str), loaded
+    return loaded
+
+
+@lru_cache(maxsize=2)
+def _loaded(wide: bool) -> ctypes.CDLL | str:
+    try:
+        return load(build(wide=wide), wide=wide)
+    except Unavailable as error:
+        return str(error)
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "unremix"
+
+
+def build(*, wide: bool, compiler: str | None = None, folder: Path | None = None) -> Path:
+    """The library for float, or for double, built where it does not exist yet.
+
+    Args:
+        wide: Whether for double.
+        compiler: The C compiler; ``$CC`` or ``cc`` by default.
+        folder: Where to keep it; the user's cache by default.
+
+    Raises:
+        Unavailable: If it cannot be built.
+    """
+    compiler = compiler or os.environ.get("CC") or "cc"
+    try:
+        name, *extra = shlex.split(compiler) or [compiler]
+    except ValueError as error:  # a quotation that does not end
+        raise Unavailable(f"the C compiler {compiler!r} is not a command: {error}") from error
+    path = shutil.which(name)
+    if not sys.platform.startswith("linux"):
+        raise Unavailable(f"it is built on Linux only, not on {sys.platform}")
+    if path is None:
+        raise Unavailable(f"no C compiler {name!r}; install gcc")
+    capability = torch.backends.cpu.get_cpu_capability()
+    flags = (*extra, *FLAGS, *INSTRUCTIONS.get(capability, ()), f"-DWIDE={int(wide)}")
+    try:
+        source = SOURCE.read_bytes()
+        what = " ".join((platform.machine(), path, *flags))
+        key = hashlib.sha256(source + what.encode()).hexdigest()
+        folder = folder or cache_folder()
+        library = folder / f"kernels-{key[:16]}.so"
+        if library.exists():
+            return library
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            compiled, linked = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
+            # Linked without OpenMP: its functions are those that torch has loaded, so that there is
+            # one set of threads.
+            for command in (
+                [path, *flags, "-c", str(SOURCE), "-o", str(compiled)],
+                [path, *extra, "-shared", str(compiled), "-lm", "-o", str(linked)],
+            ):
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+            linked.replace(library)
+    except subprocess.CalledProcessError as error:
+        reason = next(iter(error.stderr.strip().splitlines()), f"exit code {error.returncode}")
+        raise Unavailable(f"{compiler} failed: {reason}") from error
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # or no home folder
+        raise Unavailable(str(error)) from error
+    return library
+
+
+def load(library: Path, *, wide: bool) -> ctypes.CDLL:
+    """The functions of a library, with their types.
+
+    Raises:
+        Unavailable: If it cannot be loaded.
+    """
+    try:
+        functions = ctypes.CDLL(str(library))
+    except OSError as error:
+        raise Unavailable(str(error)) from error
+    kinds = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "b": ctypes.c_int}
+    kinds["x"] = ctypes.c_double if wide else ctypes.c_float
+    for name, arguments in ARGUMENTS.items():
+        getattr(functions, name).argtypes = [kinds[each] for each in arguments]
+    return functions

@@ -1,0 +1,316 @@
+"""Who is whose positive and negative.
+
+A layout of N anchors and M candidates says three things: which candidates are an anchor's
+positives, what share each has in the anchor's loss, and which of the other candidates are its
+negatives. Two rules decide the last: a candidate that carries one of an anchor's ids is never its
+negative, and neither is one that is excluded explicitly. Masks are made for a block of rows or
+columns at a time, so the whole (N, M) mask is never needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from unremix.core.checks import check_indices
+
+EVERYTHING = slice(None)
+NO_ID = torch.iinfo(torch.int64).min  # an id that no candidate has
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The positives and negatives of N anchors among M candidates.
+
+    Use one of the constructors: :meth:`both_views`, :meth:`one_way`, :meth:`towards`,
+    :meth:`queue`, :meth:`windows`, :meth:`membership` or :meth:`from_masks`.
+
+    Args:
+        positives: The candidates that are positives of each anchor, shape (N, P). Each carries an
+            id of the anchor or is excluded, so no positive is ever a negative.
+        shares: How much each positive counts among those of its anchor, shape (N, P); the loss
+            divides by their sum. 0 marks an unused place.
+        anchor_ids: The ids of each anchor, shape (N, K).
+        candidate_ids: The id of each candidate, shape (M,). Candidates with an id of the anchor
+            are not its negatives.
+        excluded: Further candidates that are not negatives, boolean, shape (N, M), or (1, M) where
+            they are the same for all anchors.
+    """
+
+    positives: Tensor
+    shares: Tensor
+    anchor_ids: Tensor
+    candidate_ids: Tensor
+    excluded: Tensor | None = None
+
+    @property
+    def num_anchors(self) -> int:
+        """N."""
+        return self.positives.shape[0]
+
+    @property
+    def num_candidates(self) -> int:
+        """M."""
+        return self.candidate_ids.shape[0]
+
+    def negatives(self, anchors: slice = EVERYTHING, candidates: slice = EVERYTHING) -> Tensor:
+        """Which of the candidates are negatives of which anchors, boolean, shape (N, M).
+
+        Args:
+            anchors: The rows to make.
+            candidates: The columns to make.
+        """
+        ids, others = self.anchor_ids[anchors], self.candidate_ids[candidates]
+        rules = [each[:, None] != others for each in ids.unbind(1)]  # each (N, M)
+        if self.excluded is not None:
+            rows = EVERYTHING if self.excluded.shape[0] == 1 else anchors
+            rules.append(~self.excluded[rows, candidates])
+        return reduce(torch.logical_and, rules).expand(ids.shape[0], -1)
+
+    def normalized_shares(self, anchors: slice = EVERYTHING, *, dtype: torch.dtype) -> Tensor:
+        """π: the shares of an anchor's positives, divided by their sum, shape (N, P)."""
+        shares = self.shares[anchors].to(dtype)
+        total = shares.sum(1, keepdim=True)
+        return shares / torch.where(total > 0, total, 1.0)
+
+    def targets(self, anchors: slice = EVERYTHING, *, dtype: torch.dtype) -> Tensor:
+        """π as a distribution of each anchor over all candidates, shape (N, M)."""
+        shares = self.normalized_shares(anchors, dtype=dtype)
+        nothing = shares.new_zeros(shares.shape[0], self.num_candidates)
+        return nothing.scatter_add(1, self.positives[anchors], shares)
+
+    def positive_mask(self) -> Tensor:
+        """Which candidates are positives of which anchors, boolean, shape (N, M)."""
+        return self.targets(dtype=torch.float32) > 0
+
+    def has_positives(self) -> bool:
+        """Whether any anchor has a positive; waits for the device."""
+        return bool((self.shares > 0).any())
+
+    def has_negatives(self) -> bool:
+        """Whether any anchor has a negative; waits for the device."""
+        starts = range(0, self.num_anchors, 64)  # most often the first few anchors answer it
+        return any(bool(self.negatives(slice(each, each + 64)).any()) for each in starts)
+
+    @staticmethod
+    def both_views(
+        n: int,
+        *,
+        offset: int = 0,
+        total: int | None = None,
+        ids: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> Pairs:
+        """Two views of n samples, stacked: every view against all views of other samples (SimCLR).
+
+        Args:
+            n: Samples whose views are anchors.
+            offset: Where these samples stand among all samples.
+            total: Samples whose views are candidates; n by default.
+            ids: An id of each of the ``total`` samples, shape (total,): samples with the same id
+                are not negatives of each other. By default all differ.
+            device: Where the pairs are.
+
+        Example:
+            >>> Pairs.both_views(2).negatives().int()
+            tensor([[0, 1, 0, 1],
+                    [1, 0, 1, 0],
+                    [0, 1, 0, 1],
+                    [1, 0, 1, 0]], dtype=torch.int32)
+        """
+        total = n if total is None else total
+        sample = torch.arange(n, device=device) + offset
+        ids = torch.arange(total, device=device) if ids is None else ids
+        return Pairs(
+            positives=torch.cat([sample + total, sample])[:, None],
+            shares=torch.ones(2 * n, 1, device=device),
+            anchor_ids=ids[offset : offset + n].repeat(2)[:, None],
+            candidate_ids=ids.repeat(2),
+        )
+
+    @staticmethod
+    def one_way(
+        n: int,
+        *,
+        offset: int = 0,
+        total: int | None = None,
+        ids: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> Pairs:
+        """First views against second views (the paper's Eq. 1): the positive is the own one.
+
+        The arguments are those of :meth:`both_views`.
+
+        Example:
+            >>> Pairs.one_way(2).negatives()
+            tensor([[False,  True],
+                    [ True, False]])
+        """
+        total = n if total is None else total
+        ids = torch.arange(total, device=device) if ids is None else ids
+        return Pairs(
+            positives=(torch.arange(n, device=device) + offset)[:, None],
+            shares=torch.ones(n, 1, device=device),
+            anchor_ids=ids[offset : offset + n, None],
+            candidate_ids=ids,
+        )
+
+    @staticmethod
+    def towards(
+        keys: Tensor,
+        shares: Tensor,
+        *,
+        offset: int = 0,
+        total: int | None = None,
+        ids: Tensor | None = None,
+    ) -> Pairs:
+        """Anchors aimed at given keys, with shares (mixed images): all other keys are negatives.
+
+        A key with share 0 is a negative too.
+
+        Args:
+            keys: The keys each anchor is aimed at, shape (N, P).
+            shares: The share of each in the anchor's loss, shape (N, P).
+            offset: Where, among ``total`` keys, number 0 stands.
+            total: M; N by default.
+            ids: As in :meth:`both_views`.
+
+        Example:
+            >>> keys, shares = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0.7, 0.3], [1, 0]])
+            >>> Pairs.towards(keys, shares).negatives()
+            tensor([[False, False],
+                    [ True, False]])
+        """
+        keys, shares = keys + offset, _merge_repeats(keys, shares)
+        if ids is None:
+            ids = torch.arange(keys.shape[0] if total is None else total, device=keys.device)
+        return Pairs(keys, shares, torch.where(shares > 0, ids[keys], NO_ID), ids)
+
+    @staticmethod
+    def queue(
+        sample_ids: Tensor,
+        queue_ids: Tensor,
+        *,
+        batch_negatives: bool = False,
+        keys: Tensor | None = None,
+        shares: Tensor | None = None,
+    ) -> Pairs:
+        """Queries against [the batch's keys; queue] (MoCo): the positive is the own key.
+
+        Keys that show the sample of a positive are not negatives.
+
+        Args:
+            sample_ids: Which sample each key of the batch shows, shape (N,).
+            queue_ids: Which sample each key of the queue shows, shape (Q,).
+            batch_negatives: Whether the batch's other keys are negatives as well.
+            keys: Which keys of the batch each query is aimed at, shape (N, P); its own by default.
+            shares: The share of each in the query's loss, shape (N, P); a key with share 0 is
+                not a positive.
+        """
+        n, device = sample_ids.shape[0], sample_ids.device
+        if keys is None or shares is None:
+            keys, shares = torch.arange(n, device=device)[:, None], torch.ones(n, 1, device=device)
+        shares = _merge_repeats(keys, shares)
+        in_batch = torch.arange(n + queue_ids.shape[0], device=device) < n
+        return Pairs(
+            positives=keys,
+            shares=shares,
+            anchor_ids=torch.where(shares > 0, sample_ids[keys], NO_ID),
+            candidate_ids=torch.cat([sample_ids, queue_ids]),
+            excluded=None if batch_negatives else in_batch[None],
+        )
+
+    @staticmethod
+    def windows(documents: Tensor, *, reach: int = 1, texts: Tensor | None = None) -> Pairs:
+        """Consecutive sentences (Quick-Thought): positives are the neighbors within ``reach``.
+
+        A sentence is never its own negative; neighbors never cross a document.
+
+        Args:
+            documents: The document of each sentence, in reading order, shape (N,).
+            reach: How many sentences on either side are positives.
+            texts: An id of each sentence's text, shape (N,): sentences with the same text are not
+                negatives of each other.
+
+        Example:
+            >>> Pairs.windows(torch.tensor([0, 0, 0, 1])).positive_mask().int()
+            tensor([[0, 1, 0, 0],
+                    [1, 0, 1, 0],
+                    [0, 1, 0, 0],
+                    [0, 0, 0, 0]], dtype=torch.int32)
+        """
+        n, device = documents.shape[0], documents.device
+        here = torch.arange(n, device=device)[:, None]  # (N, 1)
+        steps = torch.arange(-reach, reach + 1, device=device)
+        neighbor = (here + steps).clamp(0, n - 1)  # (N, 2 reach + 1), itself among them
+        inside = (here + steps == neighbor) & (documents[neighbor] == documents[here])
+        positive = inside & (steps != 0)
+        positives = torch.where(positive, neighbor, here)  # itself in unused places
+        ids = here[:, 0] if texts is None else texts
+        return Pairs(
+            positives=positives,
+            shares=positive.float(),
+            anchor_ids=ids[:, None],
+            candidate_ids=ids,
+            excluded=torch.zeros(n, n, dtype=torch.bool, device=device).scatter(1, positives, True),
+        )
+
+    @staticmethod
+    def membership(groups: Tensor, num_groups: int) -> Pairs:
+        """Members against groups (InfoGraph's nodes and graphs): the positive is the own group.
+
+        Args:
+            groups: The group of each anchor, shape (N,).
+            num_groups: M.
+
+        Raises:
+            ValueError: For groups outside 0 … M - 1, or of another shape.
+        """
+        check_indices("groups", groups, num_groups)
+        groups = groups.long()[:, None]
+        return Pairs(
+            positives=groups,
+            shares=torch.ones(groups.shape, device=groups.device),
+            anchor_ids=groups,
+            candidate_ids=torch.arange(num_groups, device=groups.device),
+        )
+
+    @staticmethod
+    def from_masks(positives: Tensor, negatives: Tensor) -> Pairs:
+        """General masks, both boolean of shape (N, M); every positive of an anchor counts alike.
+
+        Raises:
+            ValueError: If the masks are not boolean, differ in shape, or overlap.
+        """
+        if positives.dtype != torch.bool or negatives.dtype != torch.bool:
+            raise ValueError(
+                f"expected boolean masks, got {positives.dtype} and {negatives.dtype}; "
+                "compare with 0 to make them boolean"
+            )
+        if positives.dim() != 2 or positives.shape != negatives.shape:
+            raise ValueError(
+                f"expected two masks of one shape (N, M), got {tuple(positives.shape)} and "
+                f"{tuple(negatives.shape)}; make one row per anchor and one column per candidate"
+            )
+        if positives.device.type == "cpu" and (both := int((positives & negatives).sum())):
+            raise ValueError(
+                f"expected disjoint masks, got {both} pairs that are both positive and negative; "
+                "clear them in one of the masks"
+            )
+        candidates = torch.arange(positives.shape[1], device=positives.device)
+        return Pairs(
+            positives=candidates.expand(positives.shape),
+            shares=positives.float(),
+            anchor_ids=candidates.new_empty(positives.shape[0], 0),
+            candidate_ids=candidates,
+            excluded=~negatives,
+        )
+
+
+def _merge_repeats(keys: Tensor, shares: Tensor) -> Tensor:
+    """Shares (N, P) in which a key that occurs twice for an anchor keeps all at its first place."""
+    first = (keys[:, :, None] == keys[:, None, :]).int().argmax(2)  # (N, P)
+    return torch.zeros_like(shares).scatter_add(1, first, shares)

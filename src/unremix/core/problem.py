@@ -1,0 +1,143 @@
+"""What a loss is computed from: views, options, and the rows of a block; plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from unremix.core.checks import choose, number
+from unremix.core.objectives import InfoNCE, Objective
+from unremix.core.scores import Gradient, Vectors
+from unremix.core.weights import Weighting
+
+Tile = int | Literal["auto"] | None
+Products = Literal["cosine", "dot"]
+EngineName = Literal["auto", "eager", "compiled", "native"]
+
+
+@dataclass(frozen=True)
+class Views:
+    """Embeddings of some views, and what is known of the layer that made them.
+
+    Args:
+        embeddings: z, shape (N, D); gradient flows to it.
+        inputs: h with z = W h + b, shape (N, H), if known.
+        ids: Which sample each view shows, shape (N,), if known; for scores that ask for it.
+        residuals: δ, shape (N, D), if computed already.
+    """
+
+    embeddings: Tensor
+    inputs: Tensor | None = None
+    ids: Tensor | None = None
+    residuals: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Own:
+    """S further candidates of each anchor, all of them negatives of that anchor alone.
+
+    Such as mixtures of its hardest negatives, or patches of its own image. No gradient reaches
+    them.
+
+    Args:
+        embeddings: z, shape (N, S, D).
+        inputs: h with z = W h + b, shape (N, S, H), if known.
+        logit_factor: Multiplies their logits.
+        residuals: δ, shape (N, S, D), if computed already.
+
+    Raises:
+        ValueError: For embeddings of another shape.
+    """
+
+    embeddings: Tensor
+    inputs: Tensor | None = None
+    logit_factor: float = 1.0
+    residuals: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.embeddings.dim() != 3 or 0 in self.embeddings.shape:
+            raise ValueError(
+                "expected own candidates of shape (N, S, D), none of them 0, got "
+                f"{tuple(self.embeddings.shape)}; pass None where there are none"
+            )
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything about a loss that is not a tensor.
+
+    Args:
+        weighting: How negatives are weighted; uniform by default.
+        objective: The loss of an anchor.
+        products: ``cosine``: logits are f·f/τ; ``dot``: z·z/τ. The scores always use f.
+        posterior_temperature: t of the pseudo-posterior.
+        gradient: Which cross-entropy the uncertainty differentiates; ``nt-xent`` uses t = τ.
+        bias: Whether the last layer has a bias.
+        engine: What evaluates and differentiates a block; see :mod:`unremix.core.engines`.
+        tile: Anchors per block: ``auto``, a number, or None for all at once.
+        check: Whether to make checks that wait for the device: NaN, and anchors without weight.
+            None: for tensors on the CPU.
+
+    Raises:
+        ValueError: For options that do not exist or contradict each other.
+    """
+
+    weighting: Weighting = field(default_factory=Weighting)
+    objective: Objective = field(default_factory=InfoNCE)
+    products: Products = "cosine"
+    posterior_temperature: float = 1.0
+    gradient: Gradient = "pseudo-label"
+    bias: bool = True
+    engine: EngineName = "auto"
+    tile: Tile = "auto"
+    check: bool | None = None
+
+    def __post_init__(self) -> None:
+        choose("products", self.products, get_args(Products))
+        choose("gradient", self.gradient, get_args(Gradient))
+        choose("engine", self.engine, get_args(EngineName))
+        number("posterior_temperature", self.posterior_temperature, above=0)
+        tile = self.tile
+        if not (tile is None or tile == "auto" or (type(tile) is int and tile >= 1)):
+            raise ValueError(
+                f"expected tile to be 'auto', None or a number of at least 1, got {tile!r}; "
+                "leave it at 'auto'"
+            )
+        prior = getattr(self.objective, "class_prior", 0.0)
+        number("class_prior", prior, least=0, below=1)
+        if prior and self.products == "dot":
+            raise ValueError(
+                f"expected class_prior=0 with products='dot', got {prior}; leave it out: the "
+                "debiased sum is bounded below only for cosines"
+            )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A block of B anchors, apart from what is differentiated.
+
+    Every (B, M) stands for (B, M + S) where anchors have S candidates of their own.
+
+    Args:
+        anchors: B views.
+        candidates: M views.
+        own: The anchors' own candidates, of shape (B, S, ...).
+        own_vectors: What their logits are made of, shape (B, S, D).
+        own_factor: Multiplies their logits.
+        negatives: Boolean, shape (B, M).
+        count: How many negatives each anchor has, shape (B, 1).
+        positives: Which candidates are positives, shape (B, P).
+        shares: π, what each counts in the anchor's loss, shape (B, P); 0 in unused places.
+    """
+
+    anchors: Vectors
+    candidates: Vectors
+    own: Vectors | None
+    own_vectors: Tensor | None
+    own_factor: float
+    negatives: Tensor
+    count: Tensor
+    positives: Tensor
+    shares: Tensor

@@ -1,0 +1,183 @@
+"""From scores to weights: scaling, mix and mass.
+
+w_ij = link(Σ_k λ_k C^k_ij) over Neg(i), brought to the wanted mass, and 0 elsewhere; C^k is the
+score of component k after scaling. Uniform weights have no component. HCL's weights are one raw
+component, the similarity, under an exponential link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from unremix.core.checks import choose
+from unremix.core.scores import COMPONENTS, Component, Score, noise
+
+Scaling = Literal["minmax", "zscore", "none"]
+Mass = Literal["mean", "none"]
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How scores become weights. The default is uniform.
+
+    Args:
+        components: Names from :data:`unremix.core.scores.COMPONENTS`, or score functions.
+        scaling: ``minmax`` to [0, 1] per anchor, ``zscore`` standardized per anchor, ``none`` raw.
+        sharpness: None: the mix itself, clamped at 0, is the weight. A number: the weight is
+            exp(sharpness × mix).
+        mass: ``mean`` makes the average weight over the negatives 1, ``none`` leaves it.
+        similarity_gradient: Whether gradient flows to the embeddings through the similarity
+            component.
+        over_temperature: Whether the sharpness is divided by the loss's temperature (HCL).
+
+    Raises:
+        ValueError: For an unknown component, scaling or mass.
+    """
+
+    components: tuple[str | Score | Component, ...] = ()
+    scaling: Scaling = "minmax"
+    sharpness: float | None = None
+    mass: Mass = "mean"
+    similarity_gradient: bool = False
+    over_temperature: bool = False
+
+    def __post_init__(self) -> None:
+        choose("scaling", self.scaling, get_args(Scaling))
+        choose("mass", self.mass, get_args(Mass))
+        for component in self.components:
+            resolve(component)
+
+    @property
+    def resolved(self) -> tuple[Component, ...]:
+        """The components themselves."""
+        return tuple(resolve(component) for component in self.components)
+
+    @property
+    def needs_residuals(self) -> bool:
+        """Whether any component needs δ and h."""
+        return any(component.needs_residuals for component in self.resolved)
+
+
+def resolve(component: str | Score | Component) -> Component:
+    """A component by its name, or made of a bare function."""
+    if isinstance(component, Component):
+        return component
+    if isinstance(component, str):
+        return COMPONENTS[choose("each component", component, tuple(COMPONENTS))]
+    if not callable(component):
+        raise ValueError(
+            f"expected components to be names or functions, got {type(component).__name__}; "
+            "pass a function score(block) -> (B, M)"
+        )
+    return Component(component, needs_residuals=True)
+
+
+def name_of(component: str | Score | Component) -> str:
+    """The name under which a component is shown."""
+    if isinstance(component, str):
+        return component
+    score = component.score if isinstance(component, Component) else component
+    return getattr(score, "__name__", type(score).__name__)
+
+
+def hard_negatives(
+    hardness: float, *, similarity_gradient: bool = True, over_temperature: bool = True
+) -> Weighting:
+    """w ∝ exp(β s/τ), or exp(β s), of mean 1: HCL with hardness β."""
+    return Weighting(
+        components=("similarity",),
+        scaling="none",
+        sharpness=hardness,
+        similarity_gradient=similarity_gradient,
+        over_temperature=over_temperature,
+    )
+
+
+def scale(
+    score: Tensor, negatives: Tensor, count: Tensor, scaling: Scaling, magnitude: float | None
+) -> Tensor:
+    """C: a score scaled over each anchor's negatives.
+
+    minmax: C_ij = (x_ij - min_j x_ij) / (max_j x_ij - min_j x_ij)
+    zscore: C_ij = (x_ij - mean_j x_ij) / deviation_j x_ij
+
+    A score that is constant over Neg(i), up to rounding, becomes 1 (minmax) or 0 (zscore).
+
+    Args:
+        score: x, shape (B, M).
+        negatives: Boolean, shape (B, M).
+        count: How many negatives each anchor has, shape (B, 1).
+        scaling: How.
+        magnitude: See :class:`unremix.core.scores.Component`.
+
+    Returns:
+        Shape (B, M); arbitrary where there is no negative.
+    """
+    if scaling == "none":
+        return score
+    low = torch.where(negatives, score, torch.inf).amin(1, keepdim=True)  # (B, 1)
+    high = torch.where(negatives, score, -torch.inf).amax(1, keepdim=True)
+    size = torch.maximum(high.abs(), low.abs()).clamp(min=magnitude or 0.0)
+    constant = high - low <= noise(score.dtype) * size
+    if scaling == "minmax":
+        span = torch.where(constant, 1.0, high - low)
+        return torch.where(constant, 1.0, (score - low) / span)
+    count = count.clamp(min=1)
+    mean = torch.where(negatives, score, 0.0).sum(1, keepdim=True) / count
+    centered = score - mean
+    variance = torch.where(negatives, centered, 0.0).square().sum(1, keepdim=True) / count
+    constant = constant | (variance == 0)
+    return torch.where(constant, 0.0, centered / torch.where(constant, 1.0, variance).sqrt())
+
+
+def weigh(
+    scores: Sequence[Tensor],
+    negatives: Tensor,
+    count: Tensor,
+    mix: Tensor,
+    weighting: Weighting,
+    temperature: float | Tensor = 1.0,
+) -> Tensor:
+    """Weights of the negatives of B anchors.
+
+    Args:
+        scores: Raw scores, one per component, each (B, M).
+        negatives: Boolean, shape (B, M).
+        count: How many negatives each anchor has, shape (B, 1).
+        mix: λ ≥ 0, shape (K,); gives the dtype, and gradient flows to it.
+        weighting: How.
+        temperature: τ, for a sharpness that is divided by it.
+
+    Returns:
+        w, shape (B, M); 0 where there is no negative. Under mass ``mean``, a row whose weights are
+        all 0 becomes uniform.
+    """
+    if not scores:
+        return negatives.to(mix.dtype)
+    scaled = [
+        scale(score, negatives, count, weighting.scaling, component.magnitude)
+        for score, component in zip(scores, weighting.resolved, strict=True)
+    ]
+    mixed = sum((share * score for share, score in zip(mix[1:], scaled[1:], strict=True)),
+                mix[0] * scaled[0])  # fmt: skip
+    if weighting.sharpness is None:
+        weights = torch.where(negatives, mixed, 0.0).clamp(min=0)
+    else:
+        exponent = weighting.sharpness * mixed
+        if weighting.over_temperature:
+            exponent = exponent / temperature
+        if weighting.mass == "mean":  # a factor of the whole row cancels
+            highest = torch.where(negatives, exponent, -torch.inf).amax(1, keepdim=True)
+            exponent = exponent - torch.where(highest > -torch.inf, highest, 0.0).detach()
+        weights = torch.where(negatives, exponent, -torch.inf).exp()
+    if weighting.mass == "none":
+        return weights
+    total = weights.sum(1, keepdim=True)  # (B, 1)
+    nothing = total <= 0
+    mean = torch.where(nothing, 1.0, total / count)
+    return torch.where(nothing, negatives.to(weights.dtype), weights / mean)

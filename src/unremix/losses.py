@@ -1,0 +1,977 @@
+"""The losses as modules: two views' embeddings in, a scalar out. Thin layers over the core."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
+
+import torch
+from torch import Tensor, nn
+
+from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
+from unremix.core.contrast import contrast, describe, full_precision, make_block, pose
+from unremix.core.engines import eager, find_engine
+from unremix.core.gather import (
+    Share,
+    equal_share,
+    gather_rows,
+    is_distributed,
+    mean_gradient,
+    share_of,
+    withdraw,
+)
+from unremix.core.last_layer import LastLayer
+from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
+from unremix.core.pairs import Pairs
+from unremix.core.problem import EngineName, Options, Own, Products, Tile, Views
+from unremix.core.residuals import anchor_residuals, candidate_residuals, own_residuals
+from unremix.core.scores import COMPONENTS, Component, Gradient, Score, inner_products, sketch
+from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, resolve, weigh
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Layout = Literal["both", "one-way", "symmetric"]
+Fidelity = Literal["sound", "paper", "code"]
+MixName = Literal["learned", "free", "fixed", "adversarial"]
+Mix = MixName | Sequence[float]
+ScalingName = Literal["minmax", "zscore-exp", "none"]
+Gather = bool | Literal["equal"]
+
+LARGEST_LOGIT_SCALE = 100.0  # 1/τ of a learned temperature, as in CLIP
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The values of options that are not given; docs/fidelity.md explains each."""
+
+    layout: Layout
+    scaling: ScalingName
+    mass: Mass
+    similarity_gradient: bool
+    class_prior: float
+    hcl_exponent: Literal["cosine", "logit"]
+
+
+PRESETS: dict[str, Preset] = {
+    "sound": Preset("both", "minmax", "mean", False, 0.0, "logit"),
+    "paper": Preset("one-way", "none", "none", False, 0.0, "cosine"),
+    "code": Preset("both", "none", "mean", True, 0.1, "logit"),
+}
+
+V = TypeVar("V", Views, Own)
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A batch as the core takes it: anchors against candidates, across processes where asked."""
+
+    anchors: Views
+    candidates: Views
+    pairs: Pairs
+    own: Own | None = None
+    share: Share | None = None
+
+
+class TwoViewLoss(nn.Module):
+    """What the losses share: two views become anchors, candidates and pairs for the core.
+
+    Args:
+        options: How the core computes the loss.
+        temperature: τ.
+        layout: ``both``: all 2N views are anchors and candidates; ``one-way``: first views against
+            second views; ``symmetric``: one-way in both directions, averaged.
+        gather: Whether the negatives come from all processes; ``equal`` where all are known to hold
+            the same number of samples, which saves an exchange.
+        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        temperature: float,
+        layout: Layout,
+        gather: Gather,
+        learnable_temperature: bool,
+    ) -> None:
+        super().__init__()
+        self.options = options
+        self.temperature = number("temperature", temperature, above=0)
+        self.layout: Layout = choose("layout", layout, get_args(Layout))
+        if not isinstance(gather, bool):
+            choose("gather", gather, ("equal",))
+        self.gather: Gather = gather
+        self.last_layer: LastLayer | None = None
+        self.sketch: int | None = None
+        self.logit_scale: nn.Parameter | None = None
+        if learnable_temperature:
+            self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / self.temperature)))
+        self._warned = False
+
+    @property
+    def weighting(self) -> Weighting:
+        """How negatives are weighted."""
+        return self.options.weighting
+
+    @property
+    def class_prior(self) -> float:
+        """τ⁺ of the debiasing."""
+        objective = self.options.objective
+        return objective.class_prior if isinstance(objective, InfoNCE) else 0.0
+
+    def lambdas(self) -> Tensor | None:
+        """λ, one number per component, shape (K,), with gradient where it is learned."""
+        return None
+
+    def current_temperature(self) -> Tensor | float:
+        """τ, with gradient where it is learned."""
+        if self.logit_scale is None:
+            return self.temperature
+        return 1 / self.logit_scale.exp().clamp(max=LARGEST_LOGIT_SCALE)
+
+    def param_groups(self, lr: float) -> list[dict[str, Any]]:
+        """The loss's own parameters for an optimizer: a learning rate of their own, no decay.
+
+        Example:
+            >>> loss_fn = UnReMixLoss()
+            >>> optimizer = torch.optim.AdamW(loss_fn.param_groups(lr=1e-3))
+        """
+        return [{"params": list(self.parameters()), "lr": lr, "weight_decay": 0.0}]
+
+    def forward(
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None = None,
+        h1: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        temperature: Tensor | float | None = None,
+        own: Own | None = None,
+    ) -> Tensor:
+        """The loss of a batch of N pairs of views.
+
+        Args:
+            z0: Embeddings of the first views, not normalized, shape (N, D).
+            z1: Embeddings of the second views, shape (N, D).
+            h0: Inputs of the last layer for the first views, shape (N, H); used by the uncertainty.
+            h1: Likewise for the second views.
+            ids: Which sample each pair shows, shape (N,): pairs with the same id are not negatives
+                of each other, and scores with a memory by sample see the ids.
+            temperature: τ of this call in place of the loss's own; gradient flows to a tensor.
+            own: Further negatives of each anchor alone: of [z0; z1] with layout ``both``, of z0
+                with ``one-way``.
+
+        Returns:
+            The loss, a scalar, in float32 or better. With ``gather``, the mean over processes is
+            the loss of the joint batch. A batch of one pair has no negatives: its loss is 0.
+
+        Raises:
+            ValueError: For input no loss can be computed from.
+        """
+        with full_precision(z0.device):
+            if z0.dim() == 2 and z0.shape[0] == 1 and own is None and not self._gathers:
+                check_two_views("z", z0, z1)
+                return self._no_negatives(z0, z1)
+            first, second = self._prepare_together(z0, z1, h0, h1, ids)
+            own = None if own is None else self._ready(own)
+            tau = self.current_temperature() if temperature is None else temperature
+            if self.layout == "symmetric":
+                if own is not None:
+                    raise ValueError(
+                        "expected no own negatives with layout='symmetric', got some; use "
+                        "layout='one-way'"
+                    )
+                there, back = self._arrange(first, second), self._arrange(second, first)
+                loss = (self._contrast(there, tau) + self._contrast(back, tau)) / 2
+            else:
+                loss = self._contrast(self._arrange(first, second, own), tau)
+            return self._finite(loss, **_named(first, second))
+
+    def towards(
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None = None,
+        h1: Tensor | None = None,
+        *,
+        keys: Tensor,
+        shares: Tensor,
+        own: Own | None = None,
+    ) -> Tensor:
+        """The loss of mixed views, each aimed at several second views, by their shares.
+
+        One way: N anchors z0 against candidates z1. The views an anchor is aimed at stand in the
+        denominator of one another, so that with uniform weights this is the cross-entropy against
+        the shares. With ``decoupled`` none of them does.
+
+        Args:
+            z0: Embeddings of the mixed views, shape (N, D).
+            z1: Embeddings of the second views, shape (N, D).
+            h0: Inputs of the last layer for the mixed views, shape (N, H).
+            h1: Likewise for the second views.
+            keys: Which second views each anchor is aimed at, shape (N, P).
+            shares: The share of each in its loss, shape (N, P).
+            own: Further negatives of each anchor alone.
+
+        Returns:
+            The loss, as :meth:`forward`.
+        """
+        with full_precision(z0.device):
+            first, second = self._prepare_together(z0, z1, h0, h1)
+            own = None if own is None else self._ready(own)
+            loss = self._contrast(
+                self._arrange(first, second, own, aims=(keys, shares)),
+                self.current_temperature(),
+                self._options(positives_in_denominator=True),
+            )
+            return self._finite(loss, **_named(first, second))
+
+    def against(
+        self,
+        anchors: Views,
+        candidates: Views,
+        pairs: Pairs,
+        *,
+        own: Own | None = None,
+        positives_in_denominator: bool = False,
+        products: Products = "cosine",
+        objective: ObjectiveName = "info-nce",
+    ) -> Tensor:
+        """The loss of any anchors, candidates and pairs, such as queries against a queue.
+
+        Args:
+            anchors: N views of this process.
+            candidates: M views, which all processes hold if there are several.
+            pairs: Positives and negatives.
+            own: Further negatives of each anchor alone.
+            positives_in_denominator: Whether an anchor's other positives stand in the denominator.
+            products: ``cosine`` or ``dot``: what the logits are made of.
+            objective: InfoNCE, or the Jensen-Shannon estimate, which has neither a class prior nor
+                a denominator to leave positives out of.
+
+        Returns:
+            The loss, as :meth:`forward`.
+        """
+        with full_precision(anchors.embeddings.device):
+            share = self._share(anchors) if self._gathers else None
+            shared = candidates is anchors
+            anchors = self._ready(anchors)
+            candidates = anchors if shared else self._ready(candidates)
+            own = None if own is None else self._ready(own)
+            loss = self._contrast(
+                Arranged(anchors, candidates, pairs, own, share),
+                self.current_temperature(),
+                self._options(positives_in_denominator, products, objective),
+            )
+            return self._finite(
+                loss,
+                anchors=anchors.embeddings,
+                candidates=candidates.embeddings,
+                anchor_inputs=anchors.inputs,
+                candidate_inputs=candidates.inputs,
+            )
+
+    @property
+    def _gathers(self) -> bool:
+        return bool(self.gather) and is_distributed()
+
+    def _no_negatives(self, z0: Tensor, z1: Tensor) -> Tensor:
+        """A loss of 0 that is connected to everything, with a warning once."""
+        if not self._warned and not torch.compiler.is_compiling():
+            self._warned = True
+            warnings.warn(
+                "a batch of one pair has no negatives: its loss is 0; use larger batches, or drop "
+                "the last, incomplete one",
+                stacklevel=4,
+            )
+        everything = (_working(z0), _working(z1), *self.parameters())
+        return torch.stack([each.sum() for each in everything]).sum() * 0.0
+
+    def _options(
+        self,
+        positives_in_denominator: bool = False,
+        products: Products = "cosine",
+        objective: ObjectiveName = "info-nce",
+    ) -> Options:
+        """This loss's options for one call."""
+        made = replace(self.options, products=products)
+        if choose("objective", objective, get_args(ObjectiveName)) == "info-nce":
+            assert isinstance(made.objective, InfoNCE)
+            return replace(
+                made,
+                objective=replace(
+                    made.objective, positives_in_denominator=positives_in_denominator
+                ),
+            )
+        if isinstance(made.objective, InfoNCE) and made.objective.decoupled:
+            raise ValueError(
+                "expected decoupled=False with the objective jsd, which has no denominator, got "
+                "True; leave it out"
+            )
+        return replace(made, objective=JensenShannon())
+
+    def _ready(self, views: V) -> V:
+        """In working precision, the inputs of the last layer projected where asked."""
+        embeddings, h = _working(views.embeddings), views.inputs
+        if h is not None:
+            h = _working(h.detach()).to(embeddings.dtype)
+            h = h if self.sketch is None else sketch(h, self.sketch)
+        return replace(views, embeddings=embeddings, inputs=h)
+
+    def _contrast(
+        self, arranged: Arranged, temperature: Tensor | float, options: Options | None = None
+    ) -> Tensor:
+        pairs, share = arranged.pairs, arranged.share
+        mix = self.lambdas()
+        normalizer = None
+        if share is not None:  # as many anchors per sample here as everywhere
+            per_sample = pairs.num_anchors / share.sizes[share.rank]
+            normalizer = per_sample * share.total / share.processes
+            mix = None if mix is None else mean_gradient(mix)
+            if isinstance(temperature, Tensor):
+                temperature = mean_gradient(temperature)
+        return contrast(
+            arranged.anchors,
+            arranged.candidates,
+            pairs,
+            self.options if options is None else options,
+            temperature=temperature,
+            mix=mix,
+            own=arranged.own,
+            normalizer=normalizer,
+        )
+
+    def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
+        """The loss; if it is not finite, an error that says why."""
+        if checks_on(self.options.check, loss) and not math.isfinite(loss.item()):
+            check_finite(**made_of)
+            raise ValueError(
+                f"expected a finite loss, got {loss.item()} from finite input: numbers overflow; "
+                "scale embeddings and inputs down, or use mass='mean'"
+            )
+        return loss
+
+    @torch.no_grad()
+    def importance(
+        self, z0: Tensor, z1: Tensor, h0: Tensor | None = None, h1: Tensor | None = None
+    ) -> Importance:
+        """All scores and weights of a batch, for analysis; this process's batch only.
+
+        Takes what :meth:`forward` takes; memory grows with N².
+        """
+        with full_precision(z0.device):
+            if self.layout == "symmetric":
+                raise ValueError(
+                    "expected layout 'both' or 'one-way' for importance, got 'symmetric', which "
+                    "has two tables; use layout='one-way' in each direction"
+                )
+            first, second = self._prepare(z0, z1, h0, h1, needs_inputs=True)
+            if checks_on(self.options.check, z0):
+                check_finite(**_named(first, second))
+            arranged = self._arrange(first, second, alone=True)
+            weighting, temperature = self.weighting, self.current_temperature()
+            everything = replace(
+                self.options,
+                weighting=replace(weighting, components=(*COMPONENTS, *weighting.components)),
+            )
+            problem, vectors = pose(
+                arranged.anchors, arranged.candidates, arranged.pairs, everything, temperature,
+                None, eager.ENGINE,
+            )  # fmt: skip
+            rows = problem.rows()
+            block = make_block(inner_products(*vectors), *vectors, rows, everything)
+            named = {name: component.score(block) for name, component in COMPONENTS.items()}
+            scores = [component.score(block) for component in weighting.resolved]
+            mix = self.lambdas()
+            mix = block.similarity.new_empty(0) if mix is None else mix.to(block.similarity)
+            return Importance(
+                **{name: torch.where(rows.negatives, each, 0.0) for name, each in named.items()},
+                weights=weigh(scores, rows.negatives, rows.count, mix, weighting, temperature),
+                negatives=rows.negatives,
+                positives=arranged.pairs.positive_mask(),
+            )
+
+    def _share(self, views: Views) -> Share:
+        """How many samples each process holds."""
+        size, width = views.embeddings.shape
+        if self.gather == "equal":
+            return equal_share(size)
+        return share_of(size, width, 0 if views.inputs is None else views.inputs.shape[1])
+
+    def _prepare_together(
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None,
+        h1: Tensor | None,
+        ids: Tensor | None = None,
+    ) -> tuple[Views, Views]:
+        """As :meth:`_prepare`; if it fails here, the other processes are told."""
+        try:
+            first, second = self._prepare(z0, z1, h0, h1, ids)
+            unused = first.inputs is not None and not self.weighting.needs_residuals
+            # The loss would not show it, or show it in all processes without telling whose it is.
+            if (unused or self._gathers) and checks_on(self.options.check, z0):
+                check_finite(**_named(first, second))
+        except ValueError:
+            if self._gathers and self.gather != "equal":
+                withdraw()
+            raise
+        return first, second
+
+    def _prepare(
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None,
+        h1: Tensor | None,
+        ids: Tensor | None = None,
+        needs_inputs: bool | None = None,
+    ) -> tuple[Views, Views]:
+        check_two_views("z", z0, z1)
+        if (h0 is None) != (h1 is None):
+            raise ValueError(
+                f"expected h0 and h1 together, got only {'h1' if h0 is None else 'h0'}; "
+                "pass both or neither"
+            )
+        if ids is not None and ids.shape != z0.shape[:1]:
+            raise ValueError(
+                f"expected ids of shape ({z0.shape[0]},), one per pair, got {tuple(ids.shape)}; "
+                "pass the numbers of the samples"
+            )
+        needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
+        if h0 is None and self.last_layer is not None and needs:
+            check = checks_on(self.options.check, z0)
+            h0, h1 = self.last_layer.inputs_of(z0, z1, check=check)
+        if h0 is not None and h1 is not None:
+            check_two_views("h", h0, h1, rows=z0.shape[0])
+        return self._ready(Views(z0, h0, ids)), self._ready(Views(z1, h1, ids))
+
+    def _arrange(
+        self,
+        first: Views,
+        second: Views,
+        own: Own | None = None,
+        *,
+        aims: tuple[Tensor, Tensor] | None = None,
+        alone: bool = False,
+    ) -> Arranged:
+        """Anchors, candidates and pairs of the layout, across processes where asked.
+
+        With ``aims``, keys and shares (N, P), the layout is one-way, each anchor aimed at its keys.
+        """
+        n, device = first.embeddings.shape[0], first.embeddings.device
+        both = self.layout == "both" and aims is None
+        ids = first.ids
+        if alone or not self._gathers:
+            if both:
+                views = _stack(first, second)
+                return Arranged(views, views, Pairs.both_views(n, ids=ids, device=device), own)
+            pairs = Pairs.one_way(n, ids=ids, device=device)
+            if aims is not None:
+                pairs = Pairs.towards(*aims, ids=ids)
+            return Arranged(first, second, pairs, own)
+
+        share = self._share(first)
+        offset, total = share.offset, share.total
+        all_first, all_second = _gathered(first, share), _gathered(second, share)
+        ids = all_first.ids
+        if both:
+            anchors, candidates = _stack(first, second), _stack(all_first, all_second)
+            pairs = Pairs.both_views(n, offset=offset, total=total, ids=ids, device=device)
+        else:
+            anchors, candidates = first, all_second
+            pairs = Pairs.one_way(n, offset=offset, total=total, ids=ids, device=device)
+            if aims is not None:
+                pairs = Pairs.towards(*aims, offset=offset, total=total, ids=ids)
+        arranged = Arranged(anchors, candidates, pairs, own, share)
+        if not self.weighting.needs_residuals:
+            return arranged
+        return self._with_residuals(arranged, second, all_first, both)
+
+    def _with_residuals(
+        self, arranged: Arranged, second: Views, all_first: Views, both: bool
+    ) -> Arranged:
+        """Each process derives δ of its own views and shares it with the others."""
+        anchors, candidates, pairs = arranged.anchors, arranged.candidates, arranged.pairs
+        own, share, options = arranged.own, arranged.share, self.options
+        assert share is not None
+        temperature = self.current_temperature()
+        engine = find_engine(options, anchors.embeddings, own is not None, temperature)
+        settings = (options, temperature, engine)
+        here, everyone = describe(anchors)[1], describe(candidates)[1]
+        own_here = None if own is None else describe(own)[1]
+        delta = anchor_residuals(here, everyone, pairs, *settings, own=own_here)
+        if both:
+            halves = delta.chunk(2)
+            shared = torch.cat([gather_rows(half, share) for half in halves])
+            asking = everyone
+        else:
+            # The pairs of all anchors, of which each process knows its own.
+            whole = replace(
+                pairs,
+                positives=gather_rows(pairs.positives, share),
+                shares=gather_rows(pairs.shares, share),
+                anchor_ids=gather_rows(pairs.anchor_ids, share),
+            )
+            asking = describe(all_first)[1]
+            part = candidate_residuals(
+                describe(second)[1], asking, whole, *settings, offset=share.offset
+            )
+            shared = gather_rows(part, share)
+        if own is not None and own_here is not None:
+            own = replace(own, residuals=own_residuals(own_here, asking, options, engine))
+        return replace(
+            arranged,
+            anchors=replace(anchors, residuals=delta),
+            candidates=replace(candidates, residuals=shared),
+            own=own,
+        )
+
+
+def _working(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _stack(first: Views, second: Views) -> Views:
+    def join(name: str) -> Tensor | None:
+        one, other = getattr(first, name), getattr(second, name)
+        return None if one is None or other is None else torch.cat([one, other])
+
+    embeddings = torch.cat([first.embeddings, second.embeddings])
+    return Views(embeddings, join("inputs"), join("ids"))
+
+
+def _gathered(views: Views, share: Share) -> Views:
+    """The views of all processes; gradient flows to the embeddings."""
+    return Views(
+        gather_rows(views.embeddings, share),
+        None if views.inputs is None else gather_rows(views.inputs, share),
+        None if views.ids is None else gather_rows(views.ids, share),
+    )
+
+
+def _named(first: Views, second: Views) -> dict[str, Tensor | None]:
+    """The tensors of two views under the names of the call."""
+    return {
+        "z0": first.embeddings,
+        "z1": second.embeddings,
+        "h0": first.inputs,
+        "h1": second.inputs,
+    }
+
+
+class InfoNCELoss(TwoViewLoss):
+    """Plain InfoNCE (NT-Xent): every negative counts alike.
+
+    L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j e^{s_ij/τ}) )
+
+    Args:
+        temperature: τ.
+        layout: ``both`` (SimCLR), ``one-way`` or ``symmetric`` (CLIP).
+        class_prior: τ⁺; above 0 this is the debiased contrastive loss of Chuang et al. 2020.
+        decoupled: Whether the positive is left out of the denominator.
+        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
+        gather: Whether the negatives come from all processes; ``equal`` where all hold the same
+            number of samples.
+        tile: Anchors per block: ``auto``, a number, or None for all at once.
+        engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
+        check: Whether to check for NaN, which waits for the device; None: on the CPU.
+
+    Relations:
+        Equals lightly's ``NTXentLoss`` and, with layout ``both``, SimCLR's NT-Xent. With
+        ``decoupled`` it equals lightly's ``DCLLoss``; with layout ``symmetric``, CLIP's loss.
+
+    Example:
+        >>> loss_fn = InfoNCELoss(temperature=0.5)
+        >>> loss_fn(torch.eye(4), torch.eye(4))
+        tensor(0.5944)
+
+    Reference:
+        Chen et al. 2020 (SimCLR), Eq. 1; Yeh et al. 2022 (decoupled).
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.5,
+        layout: Layout = "both",
+        class_prior: float = 0.0,
+        decoupled: bool = False,
+        learnable_temperature: bool = False,
+        gather: Gather = False,
+        tile: Tile = "auto",
+        engine: EngineName = "auto",
+        check: bool | None = None,
+    ) -> None:
+        super().__init__(
+            Options(
+                objective=InfoNCE(class_prior, decoupled=decoupled),
+                tile=tile,
+                engine=engine,
+                check=check,
+            ),
+            temperature=temperature,
+            layout=layout,
+            gather=gather,
+            learnable_temperature=learnable_temperature,
+        )
+
+
+class HCLLoss(TwoViewLoss):
+    """Hard negatives by similarity: w ∝ e^{β s/τ}, of mean 1, with debiasing.
+
+    Args:
+        temperature: τ.
+        hardness: β; 0 leaves all weights 1.
+        class_prior: τ⁺ of the debiasing.
+        layout: ``both``, ``one-way`` or ``symmetric``.
+        similarity_gradient: Whether gradient flows through the weights; by default it does, as
+            published.
+        decoupled: Whether the positive is left out of the denominator.
+        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
+        gather: Whether the negatives come from all processes; ``equal`` where all hold the same
+            number of samples.
+        tile: Anchors per block: ``auto``, a number, or None for all at once.
+        engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
+        check: Whether to check for NaN, which waits for the device; None: on the CPU.
+        fidelity: ``paper`` puts β s, not β s/τ, in the exponent.
+
+    Relations:
+        With ``hardness=0`` and ``class_prior=0`` this is :class:`InfoNCELoss`.
+
+    Example:
+        >>> loss_fn = HCLLoss(temperature=0.5, hardness=1.0, class_prior=0.1)
+        >>> loss_fn(torch.eye(4), torch.eye(4))
+        tensor(0.2115)
+
+    Reference:
+        Robinson et al. 2021, Eq. 4.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.5,
+        hardness: float = 1.0,
+        class_prior: float = 0.1,
+        layout: Layout | None = None,
+        similarity_gradient: bool | None = None,
+        decoupled: bool = False,
+        learnable_temperature: bool = False,
+        gather: Gather = False,
+        tile: Tile = "auto",
+        engine: EngineName = "auto",
+        check: bool | None = None,
+        fidelity: Fidelity = "sound",
+    ) -> None:
+        preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
+        self.hardness = number("hardness", hardness, least=0)
+        self.fidelity = fidelity
+        super().__init__(
+            Options(
+                hard_negatives(
+                    self.hardness,
+                    similarity_gradient=similarity_gradient is not False,
+                    over_temperature=preset.hcl_exponent == "logit",
+                ),
+                InfoNCE(class_prior, decoupled=decoupled),
+                tile=tile,
+                engine=engine,
+                check=check,
+            ),
+            temperature=temperature,
+            layout="both" if layout is None else layout,
+            gather=gather,
+            learnable_temperature=learnable_temperature,
+        )
+
+
+class UnReMixLoss(TwoViewLoss):
+    """Negatives weighted by uncertainty, similarity and representativeness.
+
+    L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j w_ij e^{s_ij/τ}) ),
+    w_ij = λ_u U_ij + λ_s S_ij + λ_r R_ij
+
+    Options that are None take the value of the ``fidelity`` preset (docs/fidelity.md).
+
+    Args:
+        temperature: τ.
+        last_layer: The linear layer that makes the embeddings; it is watched for its input h, and
+            not registered as a submodule. Without it, and without h0 and h1 in the call, the
+            uncertainty ignores the layer's input.
+        components: Any of ``uncertainty``, ``similarity``, ``representativeness``, or functions
+            ``score(block) -> (B, M)``; see :class:`unremix.core.scores.Block`.
+        mix: λ: ``learned`` (a softmax of parameters), ``free`` (non-negative parameters), ``fixed``
+            (equal), ``adversarial`` (learned to make the loss hard), or one number per component.
+        scaling: ``minmax``, ``zscore-exp`` or ``none``.
+        mass: ``mean`` (average weight 1) or ``none``.
+        hardness: Sharpness of ``zscore-exp``, 1 by default; only with that scaling.
+        posterior_temperature: t of the pseudo-posterior.
+        gradient: What the uncertainty differentiates: ``pseudo-label`` or ``nt-xent``.
+        layout: ``both``, ``one-way`` or ``symmetric``.
+        class_prior: τ⁺ of HCL's debiasing.
+        decoupled: Whether the positive is left out of the denominator.
+        bias: Whether the layer behind h0 and h1 has a bias; a watched layer tells by itself.
+        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
+        sketch: Project h to so many dimensions; see :func:`unremix.core.scores.sketch`.
+        similarity_gradient: Whether gradient flows to the embeddings through the similarity.
+        gather: Whether the negatives come from all processes; ``equal`` where all hold the same
+            number of samples.
+        tile: Anchors per block: ``auto``, a number, or None for all at once.
+        engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
+        check: Whether to check for NaN and for anchors without weight, which waits for the device;
+            None: on the CPU.
+        fidelity: ``sound``, ``paper`` (as printed) or ``code`` (as the baselines' public code).
+
+    Raises:
+        ValueError: For options that do not exist or contradict each other.
+
+    Relations:
+        With ``components=()`` this is :class:`InfoNCELoss`.
+
+    Example:
+        >>> head = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8))
+        >>> loss_fn = UnReMixLoss(temperature=0.5, last_layer=head[-1])
+        >>> loss = loss_fn(head(torch.randn(32, 16)), head(torch.randn(32, 16)))
+        >>> loss.backward()
+        >>> sorted(loss_fn.mix)
+        ['representativeness', 'similarity', 'uncertainty']
+
+    Reference:
+        Tabassum et al. 2022, Eq. 1 to 5 and Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.5,
+        last_layer: nn.Linear | None = None,
+        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
+        mix: Mix = "learned",
+        scaling: ScalingName | None = None,
+        mass: Mass | None = None,
+        hardness: float | None = None,
+        posterior_temperature: float = 1.0,
+        gradient: Gradient = "pseudo-label",
+        layout: Layout | None = None,
+        class_prior: float | None = None,
+        decoupled: bool = False,
+        bias: bool = True,
+        learnable_temperature: bool = False,
+        sketch: int | None = None,
+        similarity_gradient: bool | None = None,
+        gather: Gather = False,
+        tile: Tile = "auto",
+        engine: EngineName = "auto",
+        check: bool | None = None,
+        fidelity: Fidelity = "sound",
+    ) -> None:
+        preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
+        watched = None if last_layer is None else LastLayer(last_layer)
+        super().__init__(
+            Options(
+                _mixed_weighting(components, scaling, mass, hardness, similarity_gradient, preset),
+                InfoNCE(
+                    preset.class_prior if class_prior is None else class_prior, False, decoupled
+                ),
+                posterior_temperature=posterior_temperature,
+                gradient=gradient,
+                bias=bias if watched is None else watched.bias,
+                tile=tile,
+                engine=engine,
+                check=check,
+            ),
+            temperature=temperature,
+            layout=preset.layout if layout is None else layout,
+            gather=gather,
+            learnable_temperature=learnable_temperature,
+        )
+        if sketch is not None and (type(sketch) is not int or sketch < 1):
+            raise ValueError(
+                f"expected sketch to be None or a number of dimensions, got {sketch!r}; "
+                "use a positive integer"
+            )
+        self.sketch = sketch
+        self.last_layer = watched
+        for component in components:  # a score with parameters or buffers of its own
+            if isinstance(component, nn.Module):
+                self.add_module(name_of(component), component)
+        self.component_names = tuple(name_of(component) for component in components)
+        self._set_mix(mix, len(self.component_names))
+
+    def _set_mix(self, mix: Mix, count: int) -> None:
+        self.mix_parameters: nn.Parameter | None = None
+        self.mix_shares: Tensor
+        equal = torch.full((count,), 1 / max(count, 1))
+        if not isinstance(mix, str):
+            self.mix_kind = "given"
+            shares = [number("each number of mix", share, least=0) for share in mix]
+            if len(shares) != count or (count and sum(shares) == 0):
+                raise ValueError(
+                    f"expected mix to be one of {', '.join(get_args(MixName))} or {count} numbers, "
+                    f"not all 0, one per component, got {tuple(mix)!r}; change it"
+                )
+            self.register_buffer("mix_shares", torch.tensor(shares), persistent=False)
+            return
+        self.mix_kind = choose("mix", mix, get_args(MixName))
+        if mix == "fixed":
+            self.register_buffer("mix_shares", equal, persistent=False)
+        elif mix == "free":
+            if self.weighting.mass == "none":
+                warnings.warn(
+                    "mix='free' with mass='none' lets the loss fall by shrinking all weights to 0; "
+                    "use mass='mean' or mix='learned'",
+                    stacklevel=4,
+                )
+            # softplus of this is 1/count: the same start as the other mixes.
+            self.mix_parameters = nn.Parameter(equal.expm1().log())
+        else:
+            self.mix_parameters = nn.Parameter(torch.zeros(count))
+
+    def lambdas(self) -> Tensor:
+        """λ, one number per component, shape (K,), with gradient where it is learned."""
+        if self.mix_parameters is None:
+            return self.mix_shares
+        if self.mix_kind == "free":
+            return nn.functional.softplus(self.mix_parameters)
+        learned = self.mix_parameters.softmax(0)
+        if self.mix_kind == "adversarial":
+            return 2 * learned.detach() - learned  # the same value, the gradient reversed
+        return learned
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """The share λ of each component."""
+        return dict(zip(self.component_names, self.lambdas().tolist(), strict=True))
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        shares = ", ".join(f"{name}={share:.3f}" for name, share in self.mix.items())
+        return f"temperature={self.temperature:g}, layout={self.layout!r}, mix=({shares})"
+
+
+def _mixed_weighting(
+    components: Sequence[str | Score | Component],
+    scaling: ScalingName | None,
+    mass: Mass | None,
+    hardness: float | None,
+    similarity_gradient: bool | None,
+    preset: Preset,
+) -> Weighting:
+    """The weighting that the options of :class:`UnReMixLoss` stand for."""
+    if isinstance(components, str):
+        raise ValueError(
+            f"expected components to be a sequence of names, got {components!r}; "
+            f"write ({components!r},)"
+        )
+    for component in components:
+        resolve(component)
+    names = [name_of(component) for component in components]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"expected each component once, got {', '.join(names)}; leave out the repeats"
+        )
+    scaling = choose(
+        "scaling", preset.scaling if scaling is None else scaling, get_args(ScalingName)
+    )
+    exponential = scaling == "zscore-exp"
+    if hardness is not None and not exponential:
+        raise ValueError(
+            f"expected hardness only with scaling='zscore-exp', got hardness={hardness} with "
+            f"scaling={scaling!r}; leave it out or change the scaling"
+        )
+    sharpness = number("hardness", 1.0 if hardness is None else hardness, least=0)
+    flows = preset.similarity_gradient if similarity_gradient is None else similarity_gradient
+    return Weighting(
+        components=tuple(components),
+        scaling="zscore" if scaling == "zscore-exp" else scaling,
+        sharpness=sharpness if exponential else None,
+        mass=choose("mass", preset.mass if mass is None else mass, get_args(Mass)),
+        similarity_gradient=flows and "similarity" in components,
+    )
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Scores and weights of a batch: A anchors against C candidates, each (A, C).
+
+    With layout ``both`` A = C = 2N, views stacked [z0; z1]; with ``one-way`` A = C = N, anchors z0
+    and candidates z1. All are 0 where there is no negative.
+
+    Args:
+        uncertainty: u.
+        similarity: s.
+        representativeness: r.
+        weights: w.
+        negatives: Which candidates are negatives, boolean.
+        positives: Which candidates are positives, boolean.
+    """
+
+    uncertainty: Tensor
+    similarity: Tensor
+    representativeness: Tensor
+    weights: Tensor
+    negatives: Tensor
+    positives: Tensor
+
+
+class ImportanceOptions(TypedDict, total=False):
+    """The options of :class:`UnReMixLoss` that matter for :func:`importance`."""
+
+    temperature: float
+    components: Sequence[str | Score | Component]
+    mix: Mix
+    scaling: ScalingName | None
+    mass: Mass | None
+    hardness: float | None
+    posterior_temperature: float
+    gradient: Gradient
+    layout: Layout | None
+    class_prior: float | None
+    bias: bool
+    sketch: int | None
+    similarity_gradient: bool | None
+    gather: Gather
+    tile: Tile
+    engine: EngineName
+    check: bool | None
+    fidelity: Fidelity
+
+
+def importance(
+    z0: Tensor,
+    z1: Tensor,
+    h0: Tensor | None = None,
+    h1: Tensor | None = None,
+    **options: Unpack[ImportanceOptions],
+) -> Importance:
+    """Scores and weights of every negative of a batch, for analysis.
+
+    To see the learned mix of a loss in training, call its own ``importance`` method.
+
+    Args:
+        z0: Embeddings of the first views, shape (N, D).
+        z1: Embeddings of the second views, shape (N, D).
+        h0: Inputs of the last layer for the first views, shape (N, H).
+        h1: Likewise for the second views.
+        options: Those of :class:`UnReMixLoss`; a learned mix is at its start, equal shares.
+
+    Returns:
+        Scores, weights and masks, each (A, C).
+
+    Example:
+        >>> found = importance(torch.eye(3), torch.eye(3), layout="one-way")
+        >>> found.negatives
+        tensor([[False,  True,  True],
+                [ True, False,  True],
+                [ True,  True, False]])
+        >>> found.weights.sum(1).round(decimals=3)  # two negatives each, of average weight 1
+        tensor([2., 2., 2.])
+    """
+    return UnReMixLoss(**options).importance(z0, z1, h0, h1)
