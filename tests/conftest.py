@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.nn.functional import linear
 
-from unremix.core.engines import native
+from unremix.core.engines import compiled, native
 
 # A shared machine may be slow at any moment, and a check must not fail by chance.
 settings.register_profile(
@@ -59,6 +60,22 @@ def lane(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "torch":
             patch.setattr(native, "missing", lambda dtype=None: "turned off by a test")
         yield request.param
+
+
+@pytest.fixture(params=["eager", "native", "compiled"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each engine, preferred where it serves; ``compiled`` without a backend that takes seconds."""
+    reason = native.missing()
+    if request.param == "native" and reason is not None:
+        pytest.skip(f"there is no compiled code: {reason}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNREMIX_ENGINE", request.param)
+        patch.setattr(compiled, "compile", partial(torch.compile, backend="aot_eager"))
+        compiled._compiled.cache_clear()
+        yield request.param
+        compiled._compiled.cache_clear()
+        if request.param == "compiled":
+            torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""Who is whose positive and negative, against loops over the definitions."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unremix.core.pairs import Links, Pairs
+from unremix.core.pairs import Pairs
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -16,7 +18,7 @@ def test_layouts_equal_their_masks(n: int) -> None:
         (Pairs.one_way(n), reference.masks_one_way(n)),
     ):
         assert torch.equal(pairs.positive_mask(), masks[0])
-        assert torch.equal(pairs.negative_mask(), masks[1])
+        assert torch.equal(pairs.negatives(), masks[1])
 
 
 def test_a_part_of_a_batch_is_rows_of_the_whole() -> None:
@@ -24,11 +26,27 @@ def test_a_part_of_a_batch_is_rows_of_the_whole() -> None:
     part = Pairs.both_views(2, offset=1, total=5)
     rows = torch.tensor([1, 2, 6, 7])
     assert torch.equal(part.positive_mask(), positives[rows])
-    assert torch.equal(part.negative_mask(), negatives[rows])
+    assert torch.equal(part.negatives(), negatives[rows])
     part = Pairs.one_way(2, offset=3, total=5)
     positives, negatives = reference.masks_one_way(5)
     assert torch.equal(part.positive_mask(), positives[3:])
-    assert torch.equal(part.negative_mask(), negatives[3:])
+    assert torch.equal(part.negatives(), negatives[3:])
+
+
+@pytest.mark.parametrize("layout", ["both", "one-way", "towards"])
+def test_samples_with_one_id_are_not_negatives_of_each_other(layout: str) -> None:
+    ids = torch.tensor([4, 7, 4, 9])
+    keys, shares = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 3]]), torch.full((4, 2), 0.5)
+    made = {
+        "both": Pairs.both_views(4, ids=ids),
+        "one-way": Pairs.one_way(4, ids=ids),
+        "towards": Pairs.towards(keys, shares, ids=ids),
+    }[layout]
+    views = len(made.candidate_ids)
+    for i in range(made.num_anchors):
+        own = {int(ids[key]) for key in keys[i % 4]} if layout == "towards" else {int(ids[i % 4])}
+        for j in range(views):
+            assert bool(made.negatives()[i, j]) == (int(ids[j % 4]) not in own)
 
 
 @pytest.mark.parametrize("batch_negatives", [False, True])
@@ -41,7 +59,7 @@ def test_queue_excludes_keys_of_the_same_sample(batch_negatives: bool) -> None:
             sample = ids[j] if j < 3 else queue[j - 3]
             negative = bool(sample != ids[i]) and (j >= 3 or batch_negatives)
             assert bool(pairs.positive_mask()[i, j]) == own
-            assert bool(pairs.negative_mask()[i, j]) == negative
+            assert bool(pairs.negatives()[i, j]) == negative
 
 
 @pytest.mark.parametrize("reach", [1, 2, 9])
@@ -55,22 +73,25 @@ def test_windows_never_cross_a_document(reach: int) -> None:
             near = i != j and abs(i - j) <= reach and bool(documents[i] == documents[j])
             same = bool(texts[i] == texts[j])
             assert bool(pairs.positive_mask()[i, j]) == near
-            assert bool(pairs.negative_mask()[i, j]) == (not near and not same)
-            assert bool(plain.negative_mask()[i, j]) == (not near and i != j)
+            assert bool(pairs.negatives()[i, j]) == (not near and not same)
+            assert bool(plain.negatives()[i, j]) == (not near and i != j)
 
 
 def test_membership() -> None:
     pairs = Pairs.membership(torch.tensor([0, 2, 2]), 3)
     assert pairs.positive_mask().int().tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 1]]
-    assert torch.equal(pairs.negative_mask(), ~pairs.positive_mask())
+    assert torch.equal(pairs.negatives(), ~pairs.positive_mask())
 
 
-def test_positives_share_equally_or_as_told() -> None:
-    links = (torch.tensor([0, 0, 1]), torch.tensor([2, 1, 0]))
-    assert Pairs.build(2, 3, links).share.tolist() == [0.5, 0.5, 1.0]
-    told = Pairs.build(2, 3, links, share=torch.tensor([0.25, 0.75, 1.0]))
-    assert told.positives.candidate.tolist() == [1, 2, 0]
-    assert told.share.tolist() == [0.75, 0.25, 1.0]
+def test_a_key_that_repeats_counts_once_with_all_its_shares() -> None:
+    keys = torch.tensor([[0, 1, 0], [2, 2, 2], [1, 0, 2]])
+    shares = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.0, 1.0, 0.0]]).double()
+    pairs = Pairs.towards(keys, shares)
+    positives, negatives, expected = reference.masks_towards(keys, shares)
+    assert torch.equal(pairs.positive_mask(), positives)
+    assert torch.equal(pairs.negatives(), negatives)
+    torch.testing.assert_close(pairs.targets(dtype=torch.float64), expected)
+    assert ((pairs.shares > 0).sum(1) == positives.sum(1)).all()
 
 
 @st.composite
@@ -81,42 +102,22 @@ def masks(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return kind == 1, kind == 2
 
 
-@given(masks(), st.one_of(st.none(), st.integers(1, 8)))
-def test_blocks_hold_what_the_masks_say(
-    both: tuple[torch.Tensor, torch.Tensor], tile: int | None
+@given(masks(), st.integers(0, 6), st.integers(0, 7))
+def test_any_rows_and_columns_hold_what_the_masks_say(
+    both: tuple[torch.Tensor, torch.Tensor], first_row: int, first_column: int
 ) -> None:
     positives, negatives = both
     pairs = Pairs.from_masks(positives, negatives)
     assert torch.equal(pairs.positive_mask(), positives)
-    assert torch.equal(pairs.negative_mask(), negatives)
-    assert torch.equal(pairs.transposed().negative_mask(), negatives.T)
-    assert torch.equal(pairs.transposed().positive_mask(), positives.T)
-    widened = pairs.with_positives_as_negatives()
-    assert torch.equal(widened.negative_mask(), negatives | positives)
-    seen = []
-    for block in pairs.blocks(tile):
-        size = block.anchors.numel()
-        assert tile is None or size <= tile
-        mask = torch.ones(size, positives.shape[1])
-        assert torch.equal(block.blank(mask) == 1, negatives[block.anchors])
-        chosen = torch.zeros(size, positives.shape[1])
-        chosen.view(-1)[block.positive] = 1
-        assert torch.equal(chosen == 1, positives[block.anchors])
-        assert torch.equal(block.count[:, 0], negatives[block.anchors].sum(1))
-        values = torch.arange(float(mask.numel())).view_as(mask)
-        filled = block.fill(values.clone())
-        for row in range(size):
-            own = values[row][negatives[block.anchors[row]]].tolist()
-            if own:
-                assert set(filled[row].tolist()) == set(own)
-        seen += block.anchors.tolist()
-    assert sorted(seen) == list(range(positives.shape[0]))
-
-
-def test_twins_stay_together() -> None:
-    for block in Pairs.both_views(5).blocks(4):
-        half = block.anchors.numel() // 2
-        assert torch.equal(block.anchors[:half] + 5, block.anchors[half:])
+    assert torch.equal(pairs.negatives(), negatives)
+    rows, columns = slice(first_row, first_row + 2), slice(first_column, first_column + 3)
+    assert torch.equal(pairs.negatives(rows), negatives[rows])
+    assert torch.equal(pairs.negatives(candidates=columns), negatives[:, columns])
+    assert pairs.has_negatives() == bool(negatives.any())
+    assert pairs.has_positives() == bool(positives.any())
+    shares = pairs.targets(dtype=torch.float64)
+    expected = positives.double() / positives.sum(1, keepdim=True).clamp(min=1)
+    torch.testing.assert_close(shares, expected)
 
 
 def test_bad_masks() -> None:
@@ -129,25 +130,18 @@ def test_bad_masks() -> None:
         Pairs.from_masks(mask, mask)
 
 
-def test_links_out_of_order_are_refused() -> None:
-    """Compiled code writes where they point."""
-    order, groups = torch.arange(6), torch.arange(6) % 3
-    for links in (
-        Links(order.flip(0), groups),
-        Links(order, groups + 10),
-        Links(order // 6, groups),
-    ):
-        with pytest.raises(ValueError, match=r"expected links sorted .* Pairs\.build"):
-            _ = Pairs(6, 3, links, links).blocks(None)[0].masked
-    with pytest.raises(ValueError, match=r"shape \(N,\), received \(6, 1\)"):
+def test_bad_groups() -> None:
+    groups = torch.arange(6) % 3
+    with pytest.raises(ValueError, match=r"shape \(N,\), got \(6, 1\)"):
         Pairs.membership(groups[:, None], 3)
+    with pytest.raises(ValueError, match=r"groups among 0 … 1, got 0 to 2"):
+        Pairs.membership(groups, 2)
+    with pytest.raises(ValueError, match=r"groups to be integers, got torch.float"):
+        Pairs.membership(torch.rand(3), 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
-def test_links_of_any_integers(dtype: torch.dtype) -> None:
-    narrow = torch.arange(20, dtype=dtype)
-    assert torch.equal(
-        Pairs.build(20, 20, (narrow, narrow), (narrow, narrow.flip(0))).negative_mask(),
-        Pairs.build(20, 20, (narrow.long(),) * 2, (narrow.long(), narrow.long().flip(0)))
-        .negative_mask(),
-    )  # fmt: skip
+def test_groups_of_any_integers(dtype: torch.dtype) -> None:
+    groups = torch.arange(20) % 7
+    expected = Pairs.membership(groups, 7).negatives()
+    assert torch.equal(Pairs.membership(groups.to(dtype), 7).negatives(), expected)

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unremix
-from unremix.losses.blockwise import score_rows
+from unremix.core.contrast import make_block, pose
+from unremix.core.engines import eager
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Rows, make_context
-from unremix.core.weights import Weighting, hardness, name_of, weigh
+from unremix.core.problem import Options, Views
+from unremix.core.scores import COMPONENTS, Block, Component, inner_products
+from unremix.core.weights import Weighting, hard_negatives, name_of, raw_scores, weigh
 
 NAMES = tuple(COMPONENTS)
 
@@ -62,13 +63,13 @@ def test_weights_equal_the_loops(batch: Batch, layout: str, scaling: str, mass: 
 
 
 def weights_of(z: torch.Tensor, weighting: Weighting, mix: list[float]) -> torch.Tensor:
-    views, n = Views(z), z.shape[0] // 2
-    pairs = Pairs.both_views(n)
-    context = make_context(views, views, pairs)
-    (block,) = pairs.blocks(None)
-    rows = Rows(block, block.fill(views.units @ views.units.T))
-    weights = weigh(rows, score_rows(rows, context, weighting), torch.tensor(mix).to(z), weighting)
-    return weights.dense(block, rows.similarity)
+    views, options = Views(z), Options(weighting)
+    pairs = Pairs.both_views(z.shape[0] // 2)
+    problem, vectors = pose(views, views, pairs, options, 0.5, None, eager.ENGINE)
+    rows = problem.rows()
+    block = make_block(inner_products(*vectors), *vectors, rows, options)
+    shares = torch.tensor(mix).to(z)
+    return weigh(raw_scores(block, weighting), rows.negatives, rows.count, shares, weighting, 0.2)
 
 
 @settings(max_examples=40)
@@ -91,7 +92,7 @@ def test_the_mean_weight_is_one_and_zero_elsewhere(
         z[0] = 0
     weighting = Weighting(components=NAMES, scaling=scaling, sharpness=sharpness)
     weights = weights_of(z, weighting, [0.3, 0.4, 0.3])
-    negatives = Pairs.both_views(n).negative_mask()
+    negatives = Pairs.both_views(n).negatives()
     assert (weights[~negatives] == 0).all()
     assert (weights >= 0).all()
     mean = weights.sum(1) / negatives.sum(1)
@@ -104,7 +105,7 @@ def test_a_constant_score_scales_to_one_or_zero() -> None:
     for scaling, sharpness in (("minmax", None), ("zscore", 2.0)):
         weighting = Weighting(NAMES, scaling=scaling, sharpness=sharpness, mass="none")
         weights = weights_of(z, weighting, [0.2, 0.3, 0.5])
-        assert_close(weights, Pairs.both_views(3).negative_mask().float(), 1e-6)
+        assert_close(weights, Pairs.both_views(3).negatives().float(), 1e-6)
 
 
 @pytest.mark.parametrize("scaling", ["minmax", "zscore", "none"])
@@ -125,7 +126,9 @@ def test_hardness_weights_equal_the_published_formula() -> None:
     sim = reference.similarity(z, z)
     _, negatives = reference.masks_both(4)
     expected = reference.hcl_weights(sim, negatives, hardness=1.5, temperature=0.2)
-    assert_close(weights_of(z, hardness(1.5 / 0.2), [1.0]), expected)
+    assert_close(weights_of(z, hard_negatives(1.5), [1.0]), expected)
+    plain = hard_negatives(1.5 / 0.2, over_temperature=False)
+    assert_close(weights_of(z, plain, [1.0]), expected)
 
 
 def test_sharp_weights_do_not_overflow() -> None:
@@ -137,8 +140,8 @@ def test_sharp_weights_do_not_overflow() -> None:
 
 
 def test_a_fourth_component_is_one_function() -> None:
-    def second_only(rows: Rows, context: object) -> torch.Tensor:
-        score = torch.zeros_like(rows.similarity)
+    def second_only(block: Block) -> torch.Tensor:
+        score = torch.zeros_like(block.similarity)
         score[:, 1] = 1.0
         return score
 
@@ -157,3 +160,46 @@ def test_a_fourth_component_is_one_function() -> None:
     loss_fn = unremix.UnReMixLoss(components=["uncertainty", second_only])
     assert set(loss_fn.mix) == {"uncertainty", "second_only"}
     assert loss_fn(*batch.views).isfinite()
+
+
+class LastSeen(torch.nn.Module):
+    """A score with a memory by sample: how similar a candidate is to what its sample was before."""
+
+    def __init__(self, samples: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(samples, width))
+
+    def forward(self, block: Block) -> torch.Tensor:
+        assert block.candidates.ids is not None
+        return block.anchors.units @ self.bank[block.candidates.ids].T
+
+
+def test_a_component_with_a_memory_is_a_module_fed_with_ids() -> None:
+    batch = make_batch(3)
+    memory = LastSeen(10, 5).double()
+    memory.bank.copy_(torch.randn(10, 5))
+    loss_fn = unremix.UnReMixLoss(components=[memory], mix="fixed", layout="one-way").double()
+    assert "LastSeen.bank" in loss_fn.state_dict()
+    ids = torch.tensor([7, 2, 4])
+
+    def by_hand(block: Block) -> torch.Tensor:
+        return block.anchors.units @ memory.bank[ids].T
+
+    same = unremix.UnReMixLoss(components=[by_hand], mix="fixed", layout="one-way")
+    assert_close(loss_fn(*batch.views, ids=ids), same.double()(*batch.views))
+
+
+def test_a_score_of_another_shape_is_refused() -> None:
+    batch = make_batch(3)
+    loss_fn = unremix.UnReMixLoss(components=[lambda block: block.similarity[:, 1:]])
+    with pytest.raises(ValueError, match=r"a score of shape \(6, 6\), .* got \(6, 5\)"):
+        loss_fn(*batch.views)
+
+
+def test_weightings_that_do_not_exist() -> None:
+    with pytest.raises(ValueError, match="scaling to be one of minmax, zscore, none, got 'x'"):
+        Weighting(scaling="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="mass to be one of mean, none, got 'x'"):
+        Weighting(mass="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"one of uncertainty, .* got 'similarty'; did you mean"):
+        Weighting(("similarty",))

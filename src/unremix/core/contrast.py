@@ -23,7 +23,7 @@ from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Own, Rows, Views
 from unremix.core.residuals import blocks, with_residuals
 from unremix.core.scores import Block, Vectors, inner_products, normalize
-from unremix.core.weights import Weighting, weigh
+from unremix.core.weights import raw_scores, weigh
 
 
 def rows_loss(
@@ -49,7 +49,8 @@ def rows_loss(
     """
     weighting, objective, negatives = options.weighting, options.objective, rows.negatives
     products = inner_products(anchors, candidates, rows.own_vectors)  # (B, M)
-    scores = score(make_block(products, anchors, candidates, rows, options), weighting)
+    block = make_block(products, anchors, candidates, rows, options)
+    scores = raw_scores(block, weighting)
     weights = weigh(scores, negatives, rows.count, mix, weighting, temperature)
     logits = products / temperature
     if rows.own_factor != 1:
@@ -98,19 +99,6 @@ def make_block(
         similarity,
         options.bias,
     )
-
-
-def score(block: Block, weighting: Weighting) -> list[Tensor]:
-    """The raw scores of a block, one per component, each (B, M)."""
-    scores = [component.score(block).to(block.similarity.dtype) for component in weighting.resolved]
-    for each in scores:
-        if each.shape != block.negatives.shape:
-            raise ValueError(
-                f"expected a score of shape {tuple(block.negatives.shape)}, one row per anchor and "
-                f"one column per candidate, got {tuple(each.shape)}; check the functions in "
-                "components="
-            )
-    return scores
 
 
 @dataclass(frozen=True)
@@ -398,14 +386,14 @@ def _check_pairs(pairs: Pairs, own: Own | None) -> None:
 
 def _check_shapes(anchors: Views, candidates: Views, own: Own | None, pairs: Pairs) -> None:
     """Refuse tensors that do not fit each other or the pairs."""
-    width, inputs = candidates.embeddings.shape[-1:], candidates.inputs
-    given = [views for views in (anchors, candidates, own) if views is not None]
-    for views in given:
-        if not isinstance(views, Views | Own):
+    for views in (anchors, candidates):
+        if not isinstance(views, Views):
             raise ValueError(
                 f"expected unremix.core.problem.Views, got {type(views).__name__}; pass Views(z), "
                 "or Views(z, h) with the input h of the last layer"
             )
+    width, inputs = candidates.embeddings.shape[-1:], candidates.inputs
+    given = [views for views in (anchors, candidates, own) if views is not None]
     tensors = [
         each for views in given for each in (views.embeddings, views.inputs, views.residuals)
     ]

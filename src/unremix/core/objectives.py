@@ -82,8 +82,9 @@ class InfoNCE:
         if self.class_prior:
             false = log_positives
             if together:  # the mean over the positives
-                false = false - used.sum(1, keepdim=True).clamp(min=1).log()
-            log_negatives = self._debias(log_negatives, false, count[:, None], least_logit)
+                false = false - used.sum(1, keepdim=True).clamp(min=1).to(false.dtype).log()
+            number = count[:, None].to(false.dtype)
+            log_negatives = self._debias(log_negatives, false, number, least_logit)
         if self.decoupled:
             losses = torch.where(log_negatives == lowest, 0.0, log_negatives - positives)
         elif together:

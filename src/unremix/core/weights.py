@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unremix.core.checks import choose
-from unremix.core.scores import COMPONENTS, Component, Score, noise
+from unremix.core.scores import COMPONENTS, Block, Component, Score, noise
 
 Scaling = Literal["minmax", "zscore", "none"]
 Mass = Literal["mean", "none"]
@@ -96,6 +96,19 @@ def hard_negatives(
         similarity_gradient=similarity_gradient,
         over_temperature=over_temperature,
     )
+
+
+def raw_scores(block: Block, weighting: Weighting) -> list[Tensor]:
+    """The scores of a block before scaling, one per component, each (B, M)."""
+    scores = [component.score(block).to(block.similarity.dtype) for component in weighting.resolved]
+    for score in scores:
+        if score.shape != block.negatives.shape:
+            raise ValueError(
+                f"expected a score of shape {tuple(block.negatives.shape)}, one row per anchor and "
+                f"one column per candidate, got {tuple(score.shape)}; check the functions in "
+                "components="
+            )
+    return scores
 
 
 def scale(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, compile
 
 from unremix.core.engines.eager import Engine, Evaluated, RowsLoss
 from unremix.core.problem import Options, Rows
@@ -40,22 +41,33 @@ def _evaluate(
     return total, weightless, tuple(gradients)
 
 
-@lru_cache(maxsize=1)
-def _compile() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    return torch.compile(_evaluate), torch.compile(residuals)
+# Losses with other options must not count against each other's limit of recompilations.
+ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in signature(compile).parameters else {}
 
 
-def evaluate(*arguments: Any) -> Evaluated:
+@lru_cache(maxsize=64)
+def _compiled(function: Callable[..., Any], options: Options | None) -> Callable[..., Any]:
+    made: Callable[..., Any] = compile(function, **ISOLATED)
+    return made
+
+
+@torch.no_grad()
+def evaluate(
+    loss: RowsLoss,
+    tensors: Sequence[Any],
+    wanted: Sequence[bool],
+    rows: Rows,
+    options: Options,
+) -> Evaluated:
     """As :func:`unremix.core.engines.eager.evaluate`."""
-    with torch.no_grad():
-        evaluated: Evaluated = _compile()[0](*arguments)
-    return evaluated
+    found: Evaluated = _compiled(_evaluate, options)(loss, tensors, wanted, rows, options)
+    return found
 
 
+@torch.no_grad()
 def derive(*arguments: Any, **options: Any) -> Tensor:
     """As :func:`unremix.core.scores.residuals`."""
-    with torch.no_grad():
-        delta: Tensor = _compile()[1](*arguments, **options)
+    delta: Tensor = _compiled(residuals, None)(*arguments, **options)
     return delta
 
 

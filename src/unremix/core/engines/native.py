@@ -34,6 +34,7 @@ from unremix.core.engines.eager import Engine, Evaluated, RowsLoss
 from unremix.core.objectives import OVERFLOW, InfoNCE
 from unremix.core.problem import Options, Rows
 from unremix.core.scores import Block, inner_products, noise, residuals
+from unremix.core.weights import raw_scores
 
 SOURCE = Path(__file__).with_name("kernels.c")
 MOST_COMPONENTS = 8  # of a mix; as in the source
@@ -87,9 +88,7 @@ def evaluate(
     block = Block(
         rows.anchors, rows.candidates, None, negatives, rows.count, similarity, options.bias
     )
-    scores = [
-        component.score(block).to(products.dtype).contiguous() for component in weighting.resolved
-    ]
+    scores = [score.contiguous() for score in raw_scores(block, weighting)]
     gathered, slopes, total, along = sweep(
         scores, negatives, mix, products, 1 / temperature, options, differentiate=wanted[2]
     )
@@ -165,6 +164,7 @@ def sweep(
     """
     rows, width = products.shape
     parts = len(scores)
+    mix, negatives = mix.contiguous(), negatives.contiguous()  # alive during the call
     slopes = torch.empty_like(products)
     gathered, total = products.new_empty(2, rows).unbind()
     along = products.new_empty(rows, parts)
@@ -176,10 +176,10 @@ def sweep(
         width,
         parts,
         (ctypes.c_void_p * parts)(*(score.data_ptr() for score in scores)),
-        mix.contiguous().data_ptr(),
+        mix.data_ptr(),
         (real * parts)(*magnitudes),
         noise(products.dtype),
-        negatives.contiguous().data_ptr(),
+        negatives.data_ptr(),
         products.data_ptr(),
         factor,
         OVERFLOW,
@@ -196,11 +196,10 @@ def sweep(
 
 def surprise(products: Tensor, is_class: Tensor, temperature: float) -> Tensor:
     """As :func:`unremix.core.scores.surprise`, in place of the products, shape (B, M)."""
-    if not products.is_contiguous():
-        products = products.contiguous()
+    products, is_class = products.contiguous(), is_class.contiguous()  # alive during the call
     done = _functions(products.dtype).surprise(
         *products.shape,
-        is_class.contiguous().data_ptr(),
+        is_class.data_ptr(),
         1 / temperature,
         products.data_ptr(),
     )
