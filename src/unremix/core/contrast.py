@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -351,11 +351,11 @@ def _traced(problem: Problem, *tensors: Any) -> tuple[Tensor, Tensor]:
     return torch.stack(losses).sum(), torch.stack(weightless).sum()
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Compute in the precision of the tensors passed, whatever autocast says."""
-    with torch.autocast(device_type=device.type, enabled=False):
-        yield
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device_type=device.type, enabled=False)
 
 
 def _check_mix(mix: Tensor | None, options: Options, like: Tensor) -> Tensor:
