@@ -1,0 +1,142 @@
+"""Which engine is chosen, and that all give the same."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.core.engines import compiled, engine_report, find_engine, native
+from unremix.core.problem import Options
+from unremix.core.weights import Weighting, hard_negatives
+
+MIXED = Weighting(("similarity", "representativeness"))
+needed = pytest.mark.skipif(
+    native.missing() is not None, reason=f"there is no compiled code: {native.missing()}"
+)
+
+
+@pytest.fixture(autouse=True)
+def no_preference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNREMIX_ENGINE", raising=False)
+
+
+@needed
+def test_auto_takes_native_where_it_serves() -> None:
+    like = torch.zeros(1)
+    assert find_engine(Options(MIXED), like).name == "native"
+    assert find_engine(Options(), like).name == "native"
+    for options, reason in (
+        (Options(hard_negatives(1.0)), "gradient through the weights"),
+        (Options(Weighting(("similarity",), scaling="zscore", sharpness=1.0)), "minmax"),
+    ):
+        assert find_engine(options, like).name == "eager"
+        refusal = native.refusal(options, like)
+        assert refusal is not None
+        assert reason in refusal
+    assert find_engine(Options(MIXED), like.to(torch.bfloat16)).name == "eager"
+    assert find_engine(Options(MIXED), torch.zeros(1, device="meta")).name == "eager"
+    assert find_engine(Options(MIXED), like, own=True).name == "eager"
+    assert find_engine(Options(MIXED), like, temperature=torch.ones(())).name == "eager"
+
+
+def test_the_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    like = torch.zeros(1)
+    monkeypatch.setenv("UNREMIX_ENGINE", "eager")
+    assert find_engine(Options(MIXED), like).name == "eager"
+    assert find_engine(Options(MIXED, engine="compiled"), like).name == "compiled"
+    assert engine_report() == "eager, as UNREMIX_ENGINE says"
+    monkeypatch.setenv("UNREMIX_ENGINE", "natve")
+    with pytest.raises(ValueError, match="UNREMIX_ENGINE to be one of .* did you mean 'native'"):
+        find_engine(Options(MIXED), like)
+
+
+def test_what_native_does_not_serve_is_refused_if_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"got one that it does not: .* use engine='auto'"):
+        HCLLoss(engine="native")(torch.randn(4, 3), torch.randn(4, 3))
+    with pytest.raises(ValueError, match="engine to be one of"):
+        InfoNCELoss(engine="fast")  # type: ignore[arg-type]
+
+
+def test_compiled_on_cuda_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unremix.core.engines.find_spec", lambda name: object())
+    like = torch.empty(1, device="meta")
+    monkeypatch.setattr(
+        "unremix.core.engines._compiles", lambda device: device.type in ("cuda", "meta")
+    )
+    assert find_engine(Options(MIXED), like).name == "compiled"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert engine_report() == "compiled"
+
+
+CASES: dict[str, Any] = {
+    "InfoNCE": lambda engine: InfoNCELoss(engine=engine, decoupled=True),
+    "HCL": lambda engine: HCLLoss(engine=engine),
+    "UnReMix": lambda engine: UnReMixLoss(engine=engine),
+    "mass none": lambda engine: UnReMixLoss(engine=engine, mass="none", class_prior=0.1),
+    "zscore-exp": lambda engine: UnReMixLoss(engine=engine, scaling="zscore-exp"),
+    "learnable": lambda engine: UnReMixLoss(engine=engine, learnable_temperature=True),
+}
+
+
+def check_compiled(name: str, sizes: tuple[int, ...] = (6, 11)) -> None:
+    torch.manual_seed(0)
+    for n in sizes:
+        views = [torch.randn(n, 5).double().requires_grad_() for _ in range(2)]
+        views += [torch.randn(n, 7).double() for _ in range(2)]
+        results: list[list[Tensor]] = []
+        for engine in ("eager", "compiled"):
+            loss_fn = CASES[name](engine).double()
+            loss_fn.options = loss_fn.options.__class__(**{**vars(loss_fn.options), "tile": 8})
+            loss = loss_fn(*views)
+            inputs = [*views[:2], *loss_fn.parameters()]
+            results.append([loss, *torch.autograd.grad(loss, inputs)])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_equals_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def traced(function: Any, **options: Any) -> Any:
+        return torch.compile(function, backend="aot_eager", **options)
+
+    monkeypatch.setattr(compiled, "compile", traced)
+    compiled._compiled.cache_clear()
+    check_compiled(name)
+    compiled._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["UnReMix", "HCL"])
+def test_compiled_equals_eager_with_the_default_backend(name: str) -> None:
+    compiled._compiled.cache_clear()
+    check_compiled(name, sizes=(6,))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("engine", ["eager", "native"])
+def test_two_threads_may_call_one_loss(engine: Any) -> None:
+    if engine == "native" and native.missing():
+        pytest.skip(f"there is no compiled code: {native.missing()}")
+    loss_fn = UnReMixLoss(engine=engine)
+    batches = [torch.randn(4, 30 + n, 8) for n in range(4)]
+    expected = [loss_fn(*batch).item() for batch in batches]
+    found: dict[tuple[int, int], float] = {}
+
+    def work(number: int) -> None:
+        for turn in range(10):
+            found[number, turn] = loss_fn(*batches[number]).item()
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 40
+    for (number, _), loss in found.items():
+        assert loss == pytest.approx(expected[number], rel=1e-6)
