@@ -171,15 +171,16 @@ def sweep(
     components = options.weighting.resolved
     magnitudes = [component.magnitude or 0.0 for component in components]
     real = ctypes.c_double if products.dtype == torch.float64 else ctypes.c_float
+    mix, negatives = mix.contiguous(), negatives.contiguous()  # to be kept until C has read them
     done = _functions(products.dtype).sweep(
         rows,
         width,
         parts,
         (ctypes.c_void_p * parts)(*(score.data_ptr() for score in scores)),
-        mix.contiguous().data_ptr(),
+        mix.data_ptr(),
         (real * parts)(*magnitudes),
         noise(products.dtype),
-        negatives.contiguous().data_ptr(),
+        negatives.data_ptr(),
         products.data_ptr(),
         factor,
         OVERFLOW,
@@ -196,11 +197,10 @@ def sweep(
 
 def surprise(products: Tensor, is_class: Tensor, temperature: float) -> Tensor:
     """As :func:`unremix.core.scores.surprise`, in place of the products, shape (B, M)."""
-    if not products.is_contiguous():
-        products = products.contiguous()
+    products, is_class = products.contiguous(), is_class.contiguous()  # kept until C has read them
     done = _functions(products.dtype).surprise(
         *products.shape,
-        is_class.contiguous().data_ptr(),
+        is_class.data_ptr(),
         1 / temperature,
         products.data_ptr(),
     )
