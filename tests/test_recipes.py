@@ -209,10 +209,10 @@ def test_the_options_shown_are_those_of_the_parts_made(name: str) -> None:
     if recipe.weighting == "unremix":
         assert shown["--loss.components"] == f'"[{", ".join(loss.component_names)}]"'
         assert shown["--loss.mix"] == loss.mix_kind
-        assert shown["--loss.gradient"] == loss.gradient
+        assert shown["--loss.gradient"] == loss.options.gradient
         assert shown["--loss.scaling"] == loss.weighting.scaling
         assert shown["--loss.mass"] == loss.weighting.mass
-        assert float(shown["--loss.posterior_temperature"]) == loss.posterior_temperature
+        assert float(shown["--loss.posterior_temperature"]) == loss.options.posterior_temperature
     if "--loss.similarity_gradient" in shown:
         through = loss.weighting.similarity_gradient
         assert shown["--loss.similarity_gradient"] == str(through).lower()

@@ -17,25 +17,24 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
-from building import all_gradients_of
+from building import all_gradients_of, reference_weights
 from conftest import assert_close
 from crashing import crash_at
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gather import Report, processes
-from test_losses import reference_weights
+from processes import Report, processes
 from torch import Tensor, nn
 
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.cli import main
+from unremix.core.pairs import Pairs
 from unremix.data.sentence.dataset import SentenceBatch
 from unremix.domains.sentence import NAME_LENGTH, SentenceDomain, SentenceShape
 from unremix.encoders.text import BagOfWords
 from unremix.frameworks.base import Batch
 from unremix.frameworks.quickthought import QuickThought, TwinEncoder
 from unremix.losses import TwoViewLoss
-from unremix.core.pairs import Pairs
 from unremix.recipes import LossOptions, QuickThoughtOptions
 from unremix.training.config import SentenceOptions, TrainConfig
 from unremix.training.run import Run
@@ -142,7 +141,7 @@ def test_windows_equal_a_loop(
         documents, reach=reach, texts=texts if mask_repeats else None
     )
     assert torch.equal(pairs.positive_mask(), positives)
-    assert torch.equal(pairs.negative_mask(), negatives)
+    assert torch.equal(pairs.negatives(), negatives)
     assert not negatives.diagonal().any()
 
 
@@ -198,11 +197,9 @@ def test_h_matters_to_the_weights() -> None:
     mix, weighting = torch.tensor([1.0, 0, 0]).double(), model.loss.weighting
     with_h = reference_weights(f, g, f_inputs, g_inputs, pairs, mix, weighting)
     scores = reference.uncertainty(
-        f, g, None, None, pairs.negative_mask(), pairs.positive_mask()
+        f, g, None, None, pairs.negatives(), pairs.positive_mask()
     )  # fmt: skip
-    without = reference.weights(
-        [scores], mix[:1], pairs.negative_mask(), scaling="minmax", mass="mean"
-    )
+    without = reference.weights([scores], mix[:1], pairs.negatives(), scaling="minmax", mass="mean")
     assert float((with_h - without).abs().max()) > 0.1
 
 
