@@ -12,7 +12,6 @@ from building import (
     LOOPS,
     MAKERS,
     assert_gradients,
-    assert_same,
     fill,
     forward,
     gradients_of,

@@ -105,8 +105,8 @@ def assert_own_loss(
     expected = reference.own_loss(
         za, zc, zo, ha, hc, ho, pairs.positive_mask(), pairs.negatives(), mix=mix,
         temperature=0.4, class_prior=class_prior, products=products, logit_factor=factor,
-        shares=pairs.targets(dtype=torch.float64), positives_in_denominator=positives_in_denominator,
-        every_view_is_both=name == "both", use_bias=bias,
+        shares=pairs.targets(dtype=torch.float64), every_view_is_both=name == "both",
+        positives_in_denominator=positives_in_denominator, use_bias=bias,
         posterior_temperature=posterior_temperature, **loops,
     )  # fmt: skip
     expected_gradients = torch.autograd.grad(expected, leaves)
