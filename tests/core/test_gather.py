@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,15 +18,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unremix import InfoNCELoss, UnReMixLoss
+from unremix.core import gather
 from unremix.core.gather import (
     Share,
+    _cpu_group,
     gather_rows,
     is_distributed,
     mean_gradient,
     share_of,
     withdraw,
 )
-from unremix.losses import TwoViewLoss
+from unremix.losses import Gather, TwoViewLoss
 
 # Starting processes takes seconds: tests that share them stay on one worker (--dist loadgroup).
 pytestmark = pytest.mark.xdist_group("gather")
@@ -77,7 +80,7 @@ class Objective(nn.Module):
 
 
 def make_loss(
-    name: str, layout: str, *, last_layer: nn.Linear | None = None, gather: bool = False
+    name: str, layout: str, *, last_layer: nn.Linear | None = None, gather: Gather = False
 ) -> TwoViewLoss:
     options = {} if name in ("info-nce", "debiased", "hcl") else {"last_layer": last_layer}
     loss_fn = LOSSES[name](layout=layout, gather=gather, **options).double()
@@ -132,10 +135,10 @@ def own_batch(sizes: Sizes) -> tuple[Tensor, Tensor]:
     return x0, x1
 
 
-def together(name: str, layout: str, mode: str, sizes: Sizes) -> Outcome:
+def together(name: str, layout: str, mode: str, sizes: Sizes, gather: Gather = True) -> Outcome:
     """Mean loss and gradients over processes that hold so many samples."""
     model = Encoder()
-    loss_fn = make_loss(name, layout, last_layer=model.head, gather=True)
+    loss_fn = make_loss(name, layout, last_layer=model.head, gather=gather)
     x0, x1 = own_batch(sizes)
     if mode == "by hand":
         loss = loss_fn(model(x0), model(x1), *inputs(model, loss_fn, x0, x1))
@@ -189,6 +192,10 @@ def averaged_by_hand(world: int) -> Report:
         found |= {(*case, sizes): together(*case, sizes) for case in BY_HAND}
         found |= {("rows", sizes, shape): rows_and_gradients(sizes, shape) for shape in SHAPES}
         found["used twice", sizes] = used_twice(sizes)
+    found["group"] = _cpu_group() is dist.group.WORLD
+    with pytest.MonkeyPatch.context() as patch:  # sizes are known: nothing is exchanged
+        patch.setattr(gather, "_exchange", None)
+        found |= {("equal", *case): together(*case, SIZES[world][0], "equal") for case in BY_HAND}
     return found
 
 
@@ -286,6 +293,18 @@ def test_gradients_averaged_by_hand(
             assert_equal(report[name, layout, mode, sizes], alone(name, layout, sum(sizes)))
 
 
+@pytest.mark.parametrize(("name", "layout", "mode"), BY_HAND)
+def test_batches_known_to_be_equal_give_the_same(
+    by_hand: list[Report], name: str, layout: str, mode: str
+) -> None:
+    sizes = SIZES[len(by_hand)][0]
+    assert len(set(sizes)) == 1
+    for report in by_hand:
+        known = report["equal", name, layout, mode]
+        assert_equal(known, report[name, layout, mode, sizes], 1e-13)
+        assert_equal(known, alone(name, layout, sum(sizes)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout", "mode"), WRAPPED)
 def test_gradients_averaged_by_distributed_data_parallel(
@@ -343,6 +362,32 @@ def test_share(by_hand: list[Report]) -> None:
             assert found == Share(sizes, rank)
             assert (found.offset, found.total) == (sum(sizes[:rank]), sum(sizes))
             assert found.processes == len(by_hand)
+
+
+def test_sizes_travel_over_the_default_group_where_it_is_of_the_cpu(by_hand: list[Report]) -> None:
+    assert all(report["group"] for report in by_hand)
+
+
+def test_sizes_travel_over_a_cpu_group_beside_one_of_an_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend_of, made = dist.get_backend, []
+    new_group = dist.new_group
+
+    def get_backend(group: Any = None) -> str:
+        return "nccl" if group in (None, dist.group.WORLD) else backend_of(group)
+
+    def make(*arguments: Any, **options: Any) -> Any:
+        made.append(new_group(*arguments, **options))
+        return made[-1]
+
+    with group_of_one(tmp_path):
+        monkeypatch.setattr(dist, "get_backend", get_backend)
+        monkeypatch.setattr(dist, "new_group", make)
+        for _ in range(2):  # one group serves all calls
+            assert share_of(5, 3, 2) == Share((5,), 0)
+            assert [_cpu_group()] == made
+        assert backend_of(made[0]) == "gloo"
 
 
 REFUSED = "ValueError: expected .*, got .*"

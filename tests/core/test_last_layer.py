@@ -690,3 +690,63 @@ def test_recordings_are_not_pickled(model: Encoder, loss_fn: UnReMixLoss) -> Non
     in_two_calls(model, *draw(1000))
     assert len(pickle.dumps((model, loss_fn))) == before
     assert before < 10_000
+
+
+# Without checks
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_unchecked_the_same_inputs_are_found(call: Call, model: Encoder) -> None:
+    checked, unchecked = (UnReMixLoss(last_layer=model.head, check=on) for on in (True, False))
+    z0, z1 = call(model, *draw())
+    found = [last_layer_of(each).inputs_of(z0, z1, check=on) for each, on in
+             ((checked, True), (unchecked, False))]  # fmt: skip
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    losses = [each(z0, z1) for each in (checked, unchecked)]
+    assert torch.equal(*losses)
+    for one, other in zip(*(torch.autograd.grad(loss, [z0, z1]) for loss in losses), strict=True):
+        assert torch.equal(one, other)
+
+
+def last_layer_of(loss_fn: UnReMixLoss) -> LastLayer:
+    assert loss_fn.last_layer is not None
+    return loss_fn.last_layer
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_unchecked_the_loss_of_other_embeddings_is_nan(
+    call: Call, first: bool, model: Encoder
+) -> None:
+    """No error, and no number that looks like a loss."""
+    loss_fn = UnReMixLoss(last_layer=model.head, check=False)
+    z0, z1 = call(model, *draw())
+    z0, z1 = (1.1 * z0, z1) if first else (z0, 1.1 * z1)
+    h0, h1 = last_layer_of(loss_fn).inputs_of(z0, z1, check=False)
+    assert bool(h0.isnan().all()) == first
+    assert bool(h1.isnan().all()) != first
+    assert not (h1 if first else h0).isnan().any()
+    assert loss_fn(z0, z1).isnan()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_unchecked_nothing_waits_for_the_device(call: Call) -> None:
+    """Tensors on ``meta`` have no values to wait for."""
+    model = Encoder().to("meta")
+    loss_fn = UnReMixLoss(last_layer=model.head).to("meta")
+    z0, z1 = call(model, *(x.to("meta") for x in draw()))
+    for h in last_layer_of(loss_fn).inputs_of(z0, z1, check=False):
+        assert h.shape == (5, 8)
+    loss = loss_fn(z0, z1)
+    assert loss.device.type == "meta"
+    loss.backward()
+    gradients = [*model.parameters(), *loss_fn.parameters()]
+    assert all(parameter.grad is not None for parameter in gradients)
+
+
+def test_shapes_are_checked_all_the_same(model: Encoder) -> None:
+    loss_fn = UnReMixLoss(last_layer=model.head, check=False)
+    z0, z1 = in_two_calls(model, *draw())
+    with pytest.raises(ValueError, match=NOT_MADE):
+        loss_fn(z0[:3], z1[:3])
