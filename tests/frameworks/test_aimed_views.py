@@ -58,6 +58,7 @@ def test_aiming_is_a_mean_of_two_cross_entropies() -> None:
     assert_close(actual, (lam * own + (1 - lam) * other).mean())
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("name", ["debiased", "hcl", "minmax", "zscore-exp", "nt-xent"])
 def test_aiming_with_weights_equals_the_loops(name: str) -> None:
     n = 6

@@ -114,6 +114,7 @@ UNREMIX: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("objective", ["jsd", "info-nce"])
 @pytest.mark.parametrize("name", ["uniform", *UNREMIX])
 def test_the_loss_equals_a_loop_over_nodes_and_graphs(name: str, objective: Any) -> None:

@@ -199,6 +199,7 @@ UNREMIX: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("mapped", ["map", "map without bias", "none"])
 @pytest.mark.parametrize("name", UNREMIX)
 def test_unremix_equals_the_loop(name: str, mapped: str) -> None:
