@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Own
+from unremix.core.scores import COMPONENTS
+from unremix.core.weights import Weighting
 from unremix.frameworks.base import Batch
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.simclr import SimCLR
 from unremix.losses import TwoViewLoss
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Own
-from unremix.core.scores import COMPONENTS
 from unremix.views.randomness import keys as random_keys
 
 NAMES = tuple(COMPONENTS)
@@ -34,10 +35,25 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-def share_matrix(pairs: Pairs) -> Tensor:
-    matrix = torch.zeros(pairs.num_anchors, pairs.num_candidates, dtype=torch.float64)
-    matrix[pairs.positives.anchor, pairs.positives.candidate] = pairs.share
-    return matrix
+def reference_weights(
+    za: Tensor, zc: Tensor, ha: Tensor, hc: Tensor, pairs: Pairs, mix: Tensor, weighting: Weighting
+) -> Tensor:
+    """The loops' weights of all three components."""
+    negatives, positives = pairs.negatives(), pairs.positive_mask()
+    similarity = reference.similarity(za, zc)
+    scores = [
+        reference.uncertainty(za, zc, ha, hc, negatives, positives),
+        similarity if weighting.similarity_gradient else similarity.detach(),
+        reference.representativeness(zc, negatives).detach(),
+    ]
+    return reference.weights(
+        scores,
+        mix,
+        negatives,
+        scaling="zscore-exp" if weighting.scaling == "zscore" else weighting.scaling,
+        mass=weighting.mass,
+        hardness=weighting.sharpness,
+    )
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.nn.functional import linear
 
-from unremix.core.engines import compiled, native
+from unremix.core.engines import VARIABLE, compiled, native
 
 # A shared machine may be slow at any moment, and a check must not fail by chance.
 settings.register_profile(
@@ -50,26 +50,25 @@ def make_batch(
     return Batch(z0, z1, h0, h1, weight, offset)
 
 
-@pytest.fixture(scope="module", params=["compiled", "torch"])
-def lane(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both ways through the sweeps: in compiled code where it can be built, and in torch."""
+@pytest.fixture(scope="module", params=["native", "eager"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Engines of a loss on the CPU: ``native`` where it can be built and serves, and ``eager``."""
     reason = native.missing()
-    if request.param == "compiled" and reason is not None:
+    if request.param == "native" and reason is not None:
         pytest.skip(f"there is no compiled code: {reason}")
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
-            patch.setattr(native, "missing", lambda dtype=None: "turned off by a test")
+        patch.setenv(VARIABLE, request.param)
         yield request.param
 
 
 @pytest.fixture(params=["eager", "native", "compiled"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+def every_engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each engine, preferred where it serves; ``compiled`` without a backend that takes seconds."""
     reason = native.missing()
     if request.param == "native" and reason is not None:
         pytest.skip(f"there is no compiled code: {reason}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNREMIX_ENGINE", request.param)
+        patch.setenv(VARIABLE, request.param)
         patch.setattr(compiled, "compile", partial(torch.compile, backend="aot_eager"))
         compiled._compiled.cache_clear()
         yield request.param

@@ -202,7 +202,7 @@ def test_evaluate_report_recipes_doctor(digits: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert torch.__version__ in shown
     assert "GiB free" in shown
-    assert "sweeps of the losses on the CPU" in shown
+    assert "engine of the losses: " in shown
 
 
 def test_no_two_recipes_are_listed_alike(

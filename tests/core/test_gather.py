@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import assert_close
+from processes import LOSSES, Report, processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.core.gather import Share, gather_rows, is_distributed, mean_gradient, share_of, withdraw
-from unremix.losses import TwoViewLoss
+from unremix import InfoNCELoss, UnReMixLoss
+from unremix.core import gather
+from unremix.core.gather import (
+    Share,
+    _cpu_group,
+    gather_rows,
+    is_distributed,
+    mean_gradient,
+    share_of,
+    withdraw,
+)
+from unremix.losses import Gather, TwoViewLoss
 
 # Starting processes takes seconds: tests that share them stay on one worker (--dist loadgroup).
 pytestmark = pytest.mark.xdist_group("gather")
@@ -28,16 +36,6 @@ pytestmark = pytest.mark.xdist_group("gather")
 SIZES = {2: [(2, 2), (3, 2), (1, 2)], 3: [(3, 3, 3), (4, 1, 2)]}
 SHAPES = [(), (3,), (2, 3)]
 LAYOUTS = ["both", "one-way"]
-LOSSES: dict[str, Callable[..., TwoViewLoss]] = {
-    "info-nce": InfoNCELoss,
-    "debiased": partial(InfoNCELoss, class_prior=0.1),
-    "hcl": partial(HCLLoss, hardness=2.0),
-    "minmax": UnReMixLoss,
-    "similarity gradient": partial(UnReMixLoss, similarity_gradient=True),
-    "zscore-exp": partial(UnReMixLoss, scaling="zscore-exp"),
-    "nt-xent": partial(UnReMixLoss, gradient="nt-xent", temperature=0.3),
-    "free": partial(UnReMixLoss, mix="free", tile=2),
-}
 BY_HAND = [(name, layout, "by hand") for name in LOSSES for layout in LAYOUTS]
 # DistributedDataParallel around the model, or around a module that holds the model and the loss.
 WRAPPED = [
@@ -49,7 +47,6 @@ WRAPPED = [
 
 Sizes = tuple[int, ...]
 Outcome = tuple[Tensor, dict[str, Tensor]]  # loss and gradients
-Report = dict[Any, Any]  # what one process found, by what it was asked
 
 
 class Encoder(nn.Module):
@@ -83,7 +80,7 @@ class Objective(nn.Module):
 
 
 def make_loss(
-    name: str, layout: str, *, last_layer: nn.Linear | None = None, gather: bool = False
+    name: str, layout: str, *, last_layer: nn.Linear | None = None, gather: Gather = False
 ) -> TwoViewLoss:
     options = {} if name in ("info-nce", "debiased", "hcl") else {"last_layer": last_layer}
     loss_fn = LOSSES[name](layout=layout, gather=gather, **options).double()
@@ -138,10 +135,10 @@ def own_batch(sizes: Sizes) -> tuple[Tensor, Tensor]:
     return x0, x1
 
 
-def together(name: str, layout: str, mode: str, sizes: Sizes) -> Outcome:
+def together(name: str, layout: str, mode: str, sizes: Sizes, gather: Gather = True) -> Outcome:
     """Mean loss and gradients over processes that hold so many samples."""
     model = Encoder()
-    loss_fn = make_loss(name, layout, last_layer=model.head, gather=True)
+    loss_fn = make_loss(name, layout, last_layer=model.head, gather=gather)
     x0, x1 = own_batch(sizes)
     if mode == "by hand":
         loss = loss_fn(model(x0), model(x1), *inputs(model, loss_fn, x0, x1))
@@ -175,7 +172,7 @@ def rows_and_gradients(sizes: Sizes, shape: tuple[int, ...]) -> Report:
     draw = partial(torch.randn, dtype=torch.float64, generator=generator)
     rows, value = draw(sizes[rank], *shape).requires_grad_(), draw(3).requires_grad_()
     factor = draw(sum(sizes), *shape)
-    share = share_of(sizes[rank], 7, rows.device, 9)
+    share = share_of(sizes[rank], 7, 9)
     gathered, same = gather_rows(rows, share), mean_gradient(value)
     ((factor * gathered).sum() + (factor.sum() * same).sum()).backward()
     return {
@@ -195,6 +192,10 @@ def averaged_by_hand(world: int) -> Report:
         found |= {(*case, sizes): together(*case, sizes) for case in BY_HAND}
         found |= {("rows", sizes, shape): rows_and_gradients(sizes, shape) for shape in SHAPES}
         found["used twice", sizes] = used_twice(sizes)
+    found["group"] = _cpu_group() is dist.group.WORLD
+    with pytest.MonkeyPatch.context() as patch:  # sizes are known: nothing is exchanged
+        patch.setattr(gather, "_exchange", None)
+        found |= {("equal", *case): together(*case, SIZES[world][0], "equal") for case in BY_HAND}
     return found
 
 
@@ -203,11 +204,11 @@ def averaged_by_wrapper(world: int) -> Report:
 
 
 def share(size: int = 2, width: int = 3, input_width: int = 0) -> None:
-    share_of(size, width, torch.device("cpu"), input_width)
+    share_of(size, width, input_width)
 
 
 def withdraw_from_others(second: bool) -> None:
-    share() if second else withdraw(torch.device("cpu"))
+    share() if second else withdraw()
 
 
 def embed(size: int = 2, width: int = 3, *, factor: float = 1.0) -> None:
@@ -257,29 +258,7 @@ def complaints(world: int) -> Report:
     return found | {"afterwards": together("minmax", "both", "by hand", (3, 2))}
 
 
-def work(rank: int, world: int, task: Callable[[int], Report], folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=30),
-    )
-    torch.save(task(world), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
 # What must come of it.
-
-
-def processes(world: int, task: Callable[[int], Report], folder: Path) -> list[Report]:
-    # Forked from one process that has imported torch: importing takes longer than the work.
-    multiprocessing.set_forkserver_preload(["unremix"])
-    torch.multiprocessing.start_processes(
-        work, (world, task, str(folder)), nprocs=world, start_method="forkserver"
-    )
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -312,6 +291,18 @@ def test_gradients_averaged_by_hand(
     for sizes in SIZES[len(by_hand)]:
         for report in by_hand:
             assert_equal(report[name, layout, mode, sizes], alone(name, layout, sum(sizes)))
+
+
+@pytest.mark.parametrize(("name", "layout", "mode"), BY_HAND)
+def test_batches_known_to_be_equal_give_the_same(
+    by_hand: list[Report], name: str, layout: str, mode: str
+) -> None:
+    sizes = SIZES[len(by_hand)][0]
+    assert len(set(sizes)) == 1
+    for report in by_hand:
+        known = report["equal", name, layout, mode]
+        assert_equal(known, report[name, layout, mode, sizes], 1e-13)
+        assert_equal(known, alone(name, layout, sum(sizes)))
 
 
 @pytest.mark.slow
@@ -373,10 +364,36 @@ def test_share(by_hand: list[Report]) -> None:
             assert found.processes == len(by_hand)
 
 
-REFUSED = "ValueError: expected .*, received .*"
-FIRST_EMPTY = r"ValueError: expected samples in every process, received \[0, 2\]; drop .*"
-SECOND_EMPTY = r"ValueError: expected samples in every process, received \[2, 0\]; drop .*"
-OTHER_WIDTH = "ValueError: expected rows of one width in every process, received .*; build .*"
+def test_sizes_travel_over_the_default_group_where_it_is_of_the_cpu(by_hand: list[Report]) -> None:
+    assert all(report["group"] for report in by_hand)
+
+
+def test_sizes_travel_over_a_cpu_group_beside_one_of_an_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend_of, made = dist.get_backend, []
+    new_group = dist.new_group
+
+    def get_backend(group: Any = None) -> str:
+        return "nccl" if group in (None, dist.group.WORLD) else backend_of(group)
+
+    def make(*arguments: Any, **options: Any) -> Any:
+        made.append(new_group(*arguments, **options))
+        return made[-1]
+
+    with group_of_one(tmp_path):
+        monkeypatch.setattr(dist, "get_backend", get_backend)
+        monkeypatch.setattr(dist, "new_group", make)
+        for _ in range(2):  # one group serves all calls
+            assert share_of(5, 3, 2) == Share((5,), 0)
+            assert [_cpu_group()] == made
+        assert backend_of(made[0]) == "gloo"
+
+
+REFUSED = "ValueError: expected .*, got .*"
+FIRST_EMPTY = r"ValueError: expected samples in every process, got \[0, 2\]; drop .*"
+SECOND_EMPTY = r"ValueError: expected samples in every process, got \[2, 0\]; drop .*"
+OTHER_WIDTH = "ValueError: expected rows of one width in every process, got .*; build .*"
 CHANGED = "ValueError: expected embeddings that last_layer made .*"
 
 
@@ -442,6 +459,6 @@ def test_in_a_group_of_one_there_is_nothing_to_gather(
 
 def test_alone_an_error_is_told_to_nobody(tmp_path: Path) -> None:
     with group_of_one(tmp_path):
-        withdraw(torch.device("cpu"))
-        with pytest.raises(ValueError, match="received"):
+        withdraw()
+        with pytest.raises(ValueError, match="got"):
             InfoNCELoss(gather=True)(torch.randn(0, 3), torch.randn(0, 3))

@@ -27,9 +27,9 @@ from unremix.core.last_layer import TOLERANCE, LastLayer, Recorder
 Model = Callable[[Tensor], Tensor]
 Call = Callable[[Model, Tensor, Tensor], tuple[Tensor, ...]]
 
-NO_RECORDING = "expected last_layer to have run before the loss, received no recording"
-NOT_MADE = "expected embeddings that last_layer made in its last two calls, received"
-GONE = "expected last_layer to exist, received a loss whose layer was deleted"
+NO_RECORDING = "expected last_layer to have run before the loss, got no recording"
+NOT_MADE = "expected embeddings that last_layer made in its last two calls, got"
+GONE = "expected last_layer to exist, got a loss whose layer was deleted"
 
 
 class Encoder(nn.Module):
@@ -102,7 +102,7 @@ def recordings(layer: nn.Linear) -> list[list[Tensor]]:
 
 
 def assert_works(loss_fn: UnReMixLoss, model: Encoder, run: Model) -> None:
-    """The loss of watched embeddings equals that with h0 and h1 handed over."""
+    """The loss of watched embeddings equals that with h0 and h1 passed."""
     x0, x1 = draw(dtype=model.head.weight.dtype)
     with torch.no_grad():
         h0, h1 = model.body(x0), model.body(x1)
@@ -146,7 +146,7 @@ def test_it_finds_the_very_inputs(call: Call, model: Encoder, loss_fn: UnReMixLo
 @pytest.mark.parametrize("layout", ["both", "one-way"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_equal_those_with_inputs_handed_over(
+def test_gradients_equal_those_with_inputs_passed(
     layout: Any, bias: bool, dtype: torch.dtype
 ) -> None:
     model = Encoder(bias=bias, dtype=dtype)
@@ -154,8 +154,8 @@ def test_gradients_equal_those_with_inputs_handed_over(
     told = UnReMixLoss(bias=bias, layout=layout)
     x0, x1 = draw(dtype=dtype)
     found = []
-    for loss_fn, handed_over in ((watching, ()), (told, (model.body(x0), model.body(x1)))):
-        loss = loss_fn(*in_two_calls(model, x0, x1), *handed_over)
+    for loss_fn, passed in ((watching, ()), (told, (model.body(x0), model.body(x1)))):
+        loss = loss_fn(*in_two_calls(model, x0, x1), *passed)
         mix = loss_fn.mix_parameters
         found.append([loss, *torch.autograd.grad(loss, [*model.parameters(), mix])])
     torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-6)
@@ -439,14 +439,14 @@ def test_embeddings_modified_in_place(model: Encoder, loss_fn: UnReMixLoss) -> N
     with torch.no_grad():
         z0, z1 = in_two_calls(model, *draw())
         z0.mul_(2)
-        with pytest.raises(ValueError, match=r"received z0 \(5, 4\) which"):
+        with pytest.raises(ValueError, match=r"got z0 \(5, 4\), which"):
             loss_fn(z0, z1)
 
 
 def test_a_third_call_in_between(model: Encoder, loss_fn: UnReMixLoss) -> None:
     z0, z1 = in_two_calls(model, *draw())
     model(draw()[0])
-    with pytest.raises(ValueError, match=r"received z0 \(5, 4\) which"):
+    with pytest.raises(ValueError, match=r"got z0 \(5, 4\), which"):
         loss_fn(z0, z1)
 
 
@@ -476,7 +476,7 @@ def test_inputs_of_other_dimensions(loss_fn: UnReMixLoss, model: Encoder) -> Non
     "layer", [nn.ReLU(), nn.Conv1d(3, 3, 1), nn.Sequential(nn.Linear(3, 3)), 3]
 )
 def test_not_a_linear_layer(layer: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected last_layer to be a torch.nn.Linear, received"):
+    with pytest.raises(ValueError, match=r"expected last_layer to be a torch.nn.Linear, got"):
         UnReMixLoss(last_layer=layer)
 
 
@@ -690,3 +690,63 @@ def test_recordings_are_not_pickled(model: Encoder, loss_fn: UnReMixLoss) -> Non
     in_two_calls(model, *draw(1000))
     assert len(pickle.dumps((model, loss_fn))) == before
     assert before < 10_000
+
+
+# Without checks
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_unchecked_the_same_inputs_are_found(call: Call, model: Encoder) -> None:
+    checked, unchecked = (UnReMixLoss(last_layer=model.head, check=on) for on in (True, False))
+    z0, z1 = call(model, *draw())
+    found = [last_layer_of(each).inputs_of(z0, z1, check=on) for each, on in
+             ((checked, True), (unchecked, False))]  # fmt: skip
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    losses = [each(z0, z1) for each in (checked, unchecked)]
+    assert torch.equal(*losses)
+    for one, other in zip(*(torch.autograd.grad(loss, [z0, z1]) for loss in losses), strict=True):
+        assert torch.equal(one, other)
+
+
+def last_layer_of(loss_fn: UnReMixLoss) -> LastLayer:
+    assert loss_fn.last_layer is not None
+    return loss_fn.last_layer
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_unchecked_the_loss_of_other_embeddings_is_nan(
+    call: Call, first: bool, model: Encoder
+) -> None:
+    """No error, and no number that looks like a loss."""
+    loss_fn = UnReMixLoss(last_layer=model.head, check=False)
+    z0, z1 = call(model, *draw())
+    z0, z1 = (1.1 * z0, z1) if first else (z0, 1.1 * z1)
+    h0, h1 = last_layer_of(loss_fn).inputs_of(z0, z1, check=False)
+    assert bool(h0.isnan().all()) == first
+    assert bool(h1.isnan().all()) != first
+    assert not (h1 if first else h0).isnan().any()
+    assert loss_fn(z0, z1).isnan()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_unchecked_nothing_waits_for_the_device(call: Call) -> None:
+    """Tensors on ``meta`` have no values to wait for."""
+    model = Encoder().to("meta")
+    loss_fn = UnReMixLoss(last_layer=model.head).to("meta")
+    z0, z1 = call(model, *(x.to("meta") for x in draw()))
+    for h in last_layer_of(loss_fn).inputs_of(z0, z1, check=False):
+        assert h.shape == (5, 8)
+    loss = loss_fn(z0, z1)
+    assert loss.device.type == "meta"
+    loss.backward()
+    gradients = [*model.parameters(), *loss_fn.parameters()]
+    assert all(parameter.grad is not None for parameter in gradients)
+
+
+def test_shapes_are_checked_all_the_same(model: Encoder) -> None:
+    loss_fn = UnReMixLoss(last_layer=model.head, check=False)
+    z0, z1 = in_two_calls(model, *draw())
+    with pytest.raises(ValueError, match=NOT_MADE):
+        loss_fn(z0[:3], z1[:3])

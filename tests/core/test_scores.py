@@ -56,7 +56,7 @@ def arrange(batch: Batch, layout: str) -> tuple[Views, Views, Pairs]:
     return Views(batch.z0, batch.h0), Views(batch.z1, batch.h1), Pairs.one_way(n)
 
 
-@pytest.mark.usefixtures("engine")
+@pytest.mark.usefixtures("every_engine")
 @pytest.mark.parametrize("layout", ["both", "one-way"])
 @pytest.mark.parametrize("gradient", ["pseudo-label", "nt-xent"])
 @pytest.mark.parametrize("bias", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import reference
 import torch
@@ -10,7 +12,7 @@ from building import aims, draw
 from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gather import LOSSES
+from processes import LOSSES
 from torch import Tensor
 
 from unremix import InfoNCELoss
@@ -56,6 +58,7 @@ def test_aiming_is_a_mean_of_two_cross_entropies() -> None:
     assert_close(actual, (lam * own + (1 - lam) * other).mean())
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("name", ["debiased", "hcl", "minmax", "zscore-exp", "nt-xent"])
 def test_aiming_with_weights_equals_the_loops(name: str) -> None:
     n = 6
@@ -94,7 +97,7 @@ def test_aiming_with_weights_equals_the_loops(name: str) -> None:
         positives_in_denominator=True,
     )  # fmt: skip
     for tile in (None, 1, 3):
-        loss_fn.tile = tile
+        loss_fn.options = replace(loss_fn.options, tile=tile)
         actual = loss_fn.towards(z0, z1, h0, h1, keys=keys, shares=shares)
         assert_close(actual, expected)
         for one, other in zip(

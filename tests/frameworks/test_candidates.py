@@ -6,13 +6,16 @@ from typing import Any
 
 import reference
 import torch
-from building import aims, share_matrix
+from building import aims
 from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from unremix.core.contrast import pose
+from unremix.core.engines import eager
 from unremix.core.pairs import Pairs
+from unremix.core.problem import Options, Own, Views
 
 
 @st.composite
@@ -30,19 +33,17 @@ def queues(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def assert_masks(pairs: Pairs, positives: Tensor, negatives: Tensor) -> None:
-    """Masks, counts, and what the blocks of every size hold."""
+    """Masks as a whole, and by rows and columns in blocks of every size."""
     assert torch.equal(pairs.positive_mask(), positives)
-    assert torch.equal(pairs.negative_mask(), negatives)
-    assert torch.equal(pairs.negative_count, negatives.sum(1))
-    assert torch.equal(pairs.positive_count, positives.sum(1))
-    for tile in (None, 1, 2):
-        for block in pairs.blocks(tile):
-            ones = torch.ones(block.anchors.numel(), pairs.num_candidates)
-            assert torch.equal(block.blank(ones) == 1, negatives[block.anchors])
-            for row, anchor in enumerate(block.anchors.tolist()):
-                if negatives[anchor].any():
-                    place = int(block.reference[row]) - row * pairs.num_candidates
-                    assert negatives[anchor, place]
+    assert torch.equal(pairs.negatives(), negatives)
+    assert pairs.has_positives() == bool(positives.any())
+    assert pairs.has_negatives() == bool(negatives.any())
+    for tile in (1, 2, 3):
+        for start in range(0, max(positives.shape), tile):
+            part = slice(start, start + tile)
+            assert torch.equal(pairs.negatives(part), negatives[part])
+            assert torch.equal(pairs.negatives(candidates=part), negatives[:, part])
+            assert torch.equal(pairs.negatives(part, part), negatives[part, part])
 
 
 @settings(max_examples=60)
@@ -64,7 +65,7 @@ def test_queue_pairs_equal_the_loops(arguments: dict[str, Any]) -> None:
         aims=aimed,
     )
     assert_masks(pairs, positives, negatives)
-    assert_close(share_matrix(pairs), shares, 1e-15)
+    assert_close(pairs.targets(dtype=torch.float64), shares, 1e-15)
 
 
 @settings(max_examples=60)
@@ -79,7 +80,7 @@ def test_aimed_pairs_equal_the_loops(data: st.DataObject) -> None:
             keys, shares, offset=offset, total=total
         )
         assert_masks(pairs, positives, negatives)
-        assert_close(share_matrix(pairs), share, 1e-15)
+        assert_close(pairs.targets(dtype=torch.float64), share, 1e-15)
 
 
 @st.composite
@@ -91,39 +92,36 @@ def masks(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 
 @settings(max_examples=60)
-@given(masks(), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
-def test_own_candidates_transposition_and_parts_equal_the_loops(
-    both: tuple[Tensor, Tensor], own: int, before: int, after: int
-) -> None:
+@given(masks(), st.integers(1, 3))
+def test_own_candidates_equal_the_loops(both: tuple[Tensor, Tensor], own: int) -> None:
     positives, negatives = both
     n, m = positives.shape
     pairs = Pairs.from_masks(positives, negatives)
-    widened = pairs.with_own(own)
-    assert widened.own == own
-    assert_masks(
-        widened,
-        reference.with_own(positives, own, False),
-        reference.with_own(negatives, own, True),
-    )
-    assert torch.equal(share_matrix(widened)[:, :m], share_matrix(pairs))
-    twice = widened.with_own(2)
-    assert twice.own == own + 2
-    assert torch.equal(twice.negative_mask(), reference.with_own(negatives, own + 2, True))
-    # Own candidates are nobody's anchors.
-    assert_masks(widened.transposed(), positives.T, negatives.T)
-    total = before + m + after
-    wide = torch.zeros(n, total, dtype=torch.bool)
-    wide[:, before : before + m] = positives
-    others = torch.ones(n, total, dtype=torch.bool)
-    others[:, before : before + m] = negatives
-    assert_masks(pairs.among(before, total), wide, others)
+    assert_masks(pairs, positives, negatives)
+    assert_own(pairs, Views(torch.ones(n, 2)), Views(torch.ones(m, 2)), positives, negatives, own)
 
 
-def test_twins_end_where_own_candidates_begin() -> None:
+def test_own_candidates_where_every_view_is_both() -> None:
     positives, negatives = reference.masks_both(3)
-    pairs = Pairs.both_views(3).with_own(2)
-    assert not pairs.twins
-    assert_masks(
-        pairs, reference.with_own(positives, 2, False), reference.with_own(negatives, 2, True)
-    )
-    assert_masks(pairs.transposed(), positives.T, negatives.T)
+    views = Views(torch.ones(6, 2))
+    assert_own(Pairs.both_views(3), views, views, positives, negatives, 2)
+
+
+def assert_own(
+    pairs: Pairs, anchors: Views, candidates: Views, positives: Tensor, negatives: Tensor, own: int
+) -> None:
+    """Own candidates take the last columns; all of them are negatives, none is a positive."""
+    further = Own(torch.ones(len(positives), own, 2))
+    problem, _ = pose(anchors, candidates, pairs, Options(), 0.5, further, eager.ENGINE)
+    widened = reference.with_own(negatives, own, True)
+    targets = pairs.targets(dtype=torch.float64)
+    for tile in (len(positives), 1, 2):
+        for start in range(0, len(positives), tile):
+            which = slice(start, start + tile)
+            rows = problem.rows(which)
+            assert torch.equal(rows.negatives, widened[which])
+            assert torch.equal(rows.count, widened[which].sum(1, keepdim=True))
+            found = torch.zeros(rows.negatives.shape, dtype=torch.float64)
+            found.scatter_add_(1, rows.positives, rows.shares.double())
+            assert_close(found[:, : positives.shape[1]], targets[which], 1e-6)
+            assert torch.equal(found > 0, reference.with_own(positives, own, False)[which])

@@ -17,34 +17,34 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
-from building import all_gradients_of, draw
+from building import all_gradients_of, draw, reference_weights
 from conftest import assert_close
 from crashing import crash_at
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gather import Report, processes
-from test_losses import reference_weights
+from processes import Report, processes
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unremix
-from unremix import HCLLoss, InfoNCELoss, UnReMixLoss, scores
+from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.cli import main
+from unremix.core.contrast import contrast, make_block, pose, score
+from unremix.core.engines import eager
+from unremix.core.objectives import JensenShannon
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Options, Views
+from unremix.core.scores import inner_products
+from unremix.core.weights import weigh
 from unremix.data.graph.store import GraphBatch
 from unremix.domains.graph import GraphDomain
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch
-from unremix.frameworks.infograph import InfoGraph
-from unremix.losses.blockwise import score_rows
-from unremix.losses.jsd import hard_jsd, jsd
+from unremix.frameworks.infograph import InfoGraph, hard_jsd
 from unremix.losses import TwoViewLoss
-from unremix.core.pairs import Pairs
 from unremix.recipes import InfoGraphOptions, LossOptions
-from unremix.core.problem import Views
-from unremix.core.scores import Rows, make_context
 from unremix.training.config import TrainConfig
 from unremix.training.run import Run
-from unremix.core.weights import weigh
 
 LOG2 = math.log(2)
 SIZES = (3, 1, 4, 2, 3)  # nodes of each graph; one has a single node
@@ -114,6 +114,7 @@ UNREMIX: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("objective", ["jsd", "info-nce"])
 @pytest.mark.parametrize("name", ["uniform", *UNREMIX])
 def test_the_loss_equals_a_loop_over_nodes_and_graphs(name: str, objective: Any) -> None:
@@ -206,7 +207,9 @@ def test_the_two_signs_favour_hard_and_easy_negatives() -> None:
 
 def test_hcl_without_hardness_and_prior_is_the_uniform_estimate() -> None:
     za, zc, groups = draw(6, 3), draw(4, 3, seed=1), torch.tensor([0, 1, 1, 2, 3, 3])
-    expected = jsd(Views(za), Views(zc), Pairs.membership(groups, 4))
+    options = Options(objective=JensenShannon(), products="dot")
+    pairs = Pairs.membership(groups, 4)
+    expected = contrast(Views(za), Views(zc), pairs, options, temperature=1.0)
     assert_close(hard_jsd(za @ zc.T, groups, hardness=0.0, class_prior=0.0), expected)
 
 
@@ -235,8 +238,8 @@ def test_hcl_is_bounded_below(values: list[float], hardness: float, class_prior:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fidelity": "foo"}, "fidelity to be one of sound, paper, code, received 'foo'"),
-        ({"class_prior": 1.0}, "class_prior to be a number at least 0, below 1, received 1.0"),
+        ({"fidelity": "foo"}, "fidelity to be one of sound, paper, code, got 'foo'"),
+        ({"class_prior": 1.0}, "class_prior to be a number at least 0, below 1, got 1.0"),
         ({"hardness": -1.0}, "hardness to be a number at least 0"),
     ],
 )
@@ -276,12 +279,11 @@ def test_weights_average_one_and_spare_the_own_graph(options: dict[str, Any]) ->
     za, ha, zc, hc = (part.detach() for part in embed(model, graphs))
     anchors, candidates = Views(za, ha), Views(zc, hc)
     pairs = Pairs.membership(graphs.graph, graphs.num_graphs)
-    context = make_context(anchors, candidates, pairs)
-    (block,) = pairs.blocks(None)
-    rows = Rows(block, block.fill(anchors.units @ candidates.units.T))
-    scores = score_rows(rows, context, loss_fn.weighting)
-    shares = loss_fn.weighting.shares(loss_fn.lambdas(), za)
-    weights = weigh(rows, scores, shares, loss_fn.weighting).dense(block, rows.similarity)
+    options, weighting = replace(loss_fn.options, products="dot"), loss_fn.weighting
+    problem, vectors = pose(anchors, candidates, pairs, options, 1.0, None, eager.ENGINE)
+    rows = problem.rows()
+    scores = score(make_block(inner_products(*vectors), *vectors, rows, options), weighting)
+    weights = weigh(scores, rows.negatives, rows.count, loss_fn.lambdas(), weighting)
     own = torch.nn.functional.one_hot(graphs.graph, graphs.num_graphs).bool()
     assert bool((weights[own] == 0).all())
     assert_close(weights.sum(1) / (graphs.num_graphs - 1), torch.ones(len(za)).double())
@@ -327,7 +329,6 @@ class Operations(TorchDispatchMode):
 def test_memory_is_nodes_times_graphs_and_no_node_is_visited_alone(name: str) -> None:
     graphs, width = 16, 64
     found = []
-    scores._between_batches.__dict__.clear()  # else memory of an earlier test would do
     for nodes in (500, 1000, 2000):  # the first makes what is made once
         anchors, candidates = draw(nodes, width), draw(graphs, width, seed=1)
         model = InfoGraph(Bare(anchors, candidates), MODELS[name]()).double()
@@ -336,9 +337,8 @@ def test_memory_is_nodes_times_graphs_and_no_node_is_visited_alone(name: str) ->
         with Operations() as operations:
             model(batch).backward()
         found.append(operations.count)
-        # Eight arrays of scores in one piece, and an eighth for batches that are a little larger;
-        # (nodes, graphs, width) would be 7 times that.
-        assert operations.largest <= 8 * 9.5 * nodes * graphs
+        # As large as the nodes' embeddings; (nodes, graphs, width) would be 16 times that.
+        assert operations.largest <= 8 * nodes * width
     assert found[1] == found[2]
 
 

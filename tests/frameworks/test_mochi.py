@@ -25,13 +25,14 @@ from conftest import assert_close
 from torch import Tensor
 
 from unremix import InfoNCELoss, UnReMixLoss
+from unremix.core.problem import Own
+from unremix.frameworks import negatives
 from unremix.frameworks.base import Batch
 from unremix.frameworks.contrastive import NEGATIVES
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi
 from unremix.frameworks.simclr import SimCLR
 from unremix.losses import TwoViewLoss
-from unremix.core.problem import Own
 from unremix.views.mixing import IMix, UnMix
 
 
@@ -82,7 +83,7 @@ class TestMoCHi:
         assert not own.embeddings.requires_grad
         assert own.logit_factor == 1
         assert (own.inputs is not None) == with_inputs
-        assert_close(own.units.norm(dim=-1), torch.ones(3, pairs + queries).double(), 1e-12)
+        assert bool(own.embeddings.isfinite().all())
         old, samples = model.memory.views, model.memory.samples
         f_old, f = reference.unit(old.embeddings), reference.unit(z)
         for i in range(3):
@@ -221,9 +222,9 @@ class TestMoCHi:
         assert len(found) == len(expected)
         for own, excluded in zip(found, expected, strict=True):
             for i in range(5):
-                used = {int(queued[q]) for q in own.units[i].abs().amax(0).nonzero()[:, 0]}
+                used = {int(queued[q]) for q in own.embeddings[i].abs().amax(0).nonzero()[:, 0]}
                 assert not used & excluded[i]
-                assert len(used) == 5 - max(map(len, excluded))  # as many for every anchor
+                assert len(used) == 5 - len(excluded[i])  # all that are left
 
     def test_more_hardest_than_there_are_keys(self) -> None:
         model, batch = make_model(queue=12), make_batch()
@@ -233,8 +234,42 @@ class TestMoCHi:
         f_old = reference.unit(model.memory.views.embeddings)
         for i in range(4):  # five dimensions: a share in the own key would show
             others = torch.stack([f_old[j] for j in range(5) if j != i], dim=1)
-            solved = torch.linalg.lstsq(others, own.units[i].T).solution
-            assert (others @ solved - own.units[i].T).abs().max() < 1e-10
+            points = reference.unit(own.embeddings[i]).T
+            solved = torch.linalg.lstsq(others, points).solution
+            assert (others @ solved - points).abs().max() < 1e-10
+
+    @pytest.mark.parametrize("hardest", [2, 3, 512])
+    def test_own_keys_are_left_out_for_each_anchor(self, hardest: int) -> None:
+        """An anchor with own keys in the queue has fewer to mix; the others keep theirs.
+
+        Keys stand upright on each other, so that a point's coordinates tell what it is made of.
+        """
+        model, batch = make_model(queue=5), make_batch(4)
+        samples = [0, 0, 0, 1, 7]  # three keys of sample 0, one of 1, none of 2 and 3
+        model.memory.add(torch.eye(5).double(), draw(5, 7), torch.tensor(samples))
+        own, (z, _) = generated(model, batch, MoCHi(hardest, 200, 0, 0))
+        assert own is not None
+        for i in range(4):
+            left = [j for j in range(5) if samples[j] != i]
+            left.sort(key=lambda j: -float(z[i, j]))
+            used = set(own.embeddings[i].abs().amax(0).nonzero()[:, 0].tolist())
+            assert used == set(left[:hardest])
+            assert int((own.embeddings[i] != 0).sum(1).min()) == 2  # of two different keys
+
+    def test_unchecked_too_few_keys_do_no_harm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where nothing waits for the device, an anchor may have one key, or none."""
+        monkeypatch.setattr(negatives, "checks_on", lambda *_: False)
+        model, batch = make_model(queue=2), make_batch(3)
+        model.memory.add(torch.eye(5)[:2].double(), draw(2, 7), torch.tensor([0, 0]))
+        own, _ = generated(model, batch, MoCHi(4, 3, 2, 0))
+        assert own is not None
+        assert own.embeddings.isfinite().all()
+        model.memory.add(torch.eye(5)[2:3].double(), draw(1, 7), torch.tensor([1]))
+        own, _ = generated(model, batch, MoCHi(4, 3, 0, 0))  # keys of samples 0 and 1
+        assert own is not None
+        assert not own.embeddings[0, :, 1].any()  # the one key that is left to it
+        assert not own.embeddings[1, :, 2].any()
+        assert own.embeddings.isfinite().all()
 
     def test_bad_options(self) -> None:
         for options in ((1, 2, 3, 0), (4, -1, 3, 0), (4, 1, -3, 0), (4, 1, 3, -1)):

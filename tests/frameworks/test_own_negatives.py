@@ -11,18 +11,20 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
-from building import NAMES, draw, share_matrix
+from building import NAMES, draw
 from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.losses.info_nce import info_nce
-from unremix.losses import TwoViewLoss
+from unremix.core.contrast import contrast
+from unremix.core.objectives import InfoNCE
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Own, Views
-from unremix.core.weights import Weighting, hardness
+from unremix.core.problem import Options, Own, Views
+from unremix.core.scores import Block
+from unremix.core.weights import Weighting, hard_negatives
+from unremix.losses import TwoViewLoss
 
 
 def windows() -> Pairs:
@@ -50,7 +52,7 @@ PAIRS: dict[str, Callable[[], Pairs]] = {
 WEIGHTINGS: dict[str, tuple[Weighting, dict[str, Any]]] = {
     "uniform": (Weighting(), {"components": ()}),
     "hcl": (
-        hardness(2.0 / 0.4),
+        hard_negatives(2.0),
         {"components": ("similarity",), "scaling": "hcl", "hardness": 2.0,
          "similarity_gradient": True},
     ),
@@ -101,10 +103,10 @@ def assert_own_loss(
     if loops.get("scaling") != "hcl" and ours.components:
         leaves.append(mix)
     expected = reference.own_loss(
-        za, zc, zo, ha, hc, ho, pairs.positive_mask(), pairs.negative_mask(), mix=mix,
+        za, zc, zo, ha, hc, ho, pairs.positive_mask(), pairs.negatives(), mix=mix,
         temperature=0.4, class_prior=class_prior, products=products, logit_factor=factor,
-        shares=share_matrix(pairs), positives_in_denominator=positives_in_denominator,
-        every_view_is_both=name == "both", use_bias=bias,
+        shares=pairs.targets(dtype=torch.float64), every_view_is_both=name == "both",
+        positives_in_denominator=positives_in_denominator, use_bias=bias,
         posterior_temperature=posterior_temperature, **loops,
     )  # fmt: skip
     expected_gradients = torch.autograd.grad(expected, leaves)
@@ -112,11 +114,13 @@ def assert_own_loss(
     candidates = anchors if name == "both" else Views(zc, hc)
     for tile in tiles:
         zo.requires_grad_()
-        actual = info_nce(
-            anchors, candidates, pairs, own=Own(zo, ho, factor), temperature=0.4, weighting=ours,
-            mix=mix if ours.components else None, class_prior=class_prior, products=products,
-            positives_in_denominator=positives_in_denominator, bias=bias, tile=tile,
-            posterior_temperature=posterior_temperature,
+        options = Options(
+            ours, InfoNCE(class_prior, positives_in_denominator), products, posterior_temperature,
+            bias=bias, tile=tile,
+        )  # fmt: skip
+        actual = contrast(
+            anchors, candidates, pairs, options, own=Own(zo, ho, factor), temperature=0.4,
+            mix=mix if ours.components else None,
         )  # fmt: skip
         assert_close(actual, expected)
         gradients = torch.autograd.grad(actual, [*leaves, zo], allow_unused=True)
@@ -168,20 +172,21 @@ def test_own_negatives_equal_shared_ones_that_exclude_all_others(
     za.requires_grad_()
     positives = F.one_hot(torch.arange(n) % m, m).bool()
     negatives = ~positives & (draw(n, m, seed=seed + 3) > -0.5)
-    option = {"temperature": 0.3, "weighting": WEIGHTINGS[weighting][0], "tile": tile,
-              "class_prior": class_prior}  # fmt: skip
-    mine = info_nce(
-        Views(za), Views(zc), Pairs.from_masks(positives, negatives), own=Own(zo), **option
-    )
+    options = Options(WEIGHTINGS[weighting][0], InfoNCE(class_prior), tile=tile)
+    mine = contrast(
+        Views(za), Views(zc), Pairs.from_masks(positives, negatives), options, own=Own(zo),
+        temperature=0.3,
+    )  # fmt: skip
     of_anchor = torch.arange(n)[:, None] == torch.arange(n * own) // own  # (N, N S)
-    ordinary = info_nce(
+    ordinary = contrast(
         Views(za),
         Views(torch.cat([zc, zo.flatten(0, 1)])),
         Pairs.from_masks(
             torch.cat([positives, torch.zeros_like(of_anchor)], dim=1),
             torch.cat([negatives, of_anchor], dim=1),
         ),
-        **option,
+        options,
+        temperature=0.3,
     )
     assert_close(mine, ordinary)
     assert_close(*(torch.autograd.grad(loss, za)[0] for loss in (mine, ordinary)), 1e-9)
@@ -194,13 +199,13 @@ def test_a_loud_own_negative_without_weight_hides_nothing() -> None:
     positives = torch.tensor([[True, False, False, False]])
     pairs = Pairs.from_masks(positives, ~positives)
 
-    def dislike(rows: Any, context: Any) -> Tensor:
-        return torch.tensor([[0.0, 1.0, 0.5, 0.2, 0.0]]).to(rows.similarity)
+    def dislike(block: Block) -> Tensor:
+        return torch.tensor([[0.0, 1.0, 0.5, 0.2, 0.0]]).to(block.similarity)
 
     losses = [
-        info_nce(
-            Views(z[:1].to(dtype)), Views(z[1:].to(dtype)), pairs, temperature=0.05,
-            own=Own(z[:1, None].to(dtype), logit_factor=8.0), weighting=Weighting((dislike,)),
+        contrast(
+            Views(z[:1].to(dtype)), Views(z[1:].to(dtype)), pairs, Options(Weighting((dislike,))),
+            temperature=0.05, own=Own(z[:1, None].to(dtype), logit_factor=8.0),
         ).double()
         for dtype in (torch.float32, torch.float64)
     ]  # fmt: skip
@@ -210,21 +215,21 @@ def test_a_loud_own_negative_without_weight_hides_nothing() -> None:
 
 def test_no_own_negatives_are_refused() -> None:
     for shape in ((4, 0, 3), (4, 3), (0, 2, 3)):
-        with pytest.raises(ValueError, match=r"expected own candidates .*hand over None"):
+        with pytest.raises(ValueError, match=r"expected own candidates .*pass None"):
             Own(torch.zeros(shape))
 
 
 def test_inputs_of_some_views_only_are_refused() -> None:
     z, h = draw(4, 3), draw(4, 2)
     with pytest.raises(ValueError, match="for anchors and candidates or for neither"):
-        info_nce(
-            Views(z, h), Views(z, h), Pairs.one_way(4), own=Own(z[:, None]),
-            weighting=Weighting(NAMES),
+        contrast(
+            Views(z, h), Views(z, h), Pairs.one_way(4), Options(Weighting(NAMES)),
+            own=Own(z[:, None]),
         )  # fmt: skip
-    with pytest.raises(ValueError, match=r"gradient='nt-xent', received 4 views without one"):
-        info_nce(
-            Views(z), Views(z), Pairs.one_way(4), own=Own(z[:, None]),
-            weighting=Weighting(NAMES), gradient="nt-xent",
+    with pytest.raises(ValueError, match=r"gradient='nt-xent', got own candidates, which have no"):
+        contrast(
+            Views(z), Views(z), Pairs.one_way(4), Options(Weighting(NAMES), gradient="nt-xent"),
+            own=Own(z[:, None]),
         )  # fmt: skip
 
 

@@ -22,12 +22,12 @@ from building import (
 )
 from torch import Tensor
 
+from unremix.core.problem import Own
 from unremix.frameworks.base import Batch
 from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAMS
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import Patches
 from unremix.frameworks.simclr import SimCLR
-from unremix.core.problem import Own
 from unremix.views.mixing import IMix, UnMix, patch_negatives
 from unremix.views.randomness import keys as random_keys
 
@@ -148,11 +148,26 @@ class TestPatches:
         assert own.embeddings.shape == (n, 1, 5)
         assert own.inputs is None
         assert own.logit_factor == 2.0
-        distinct = {len(image.unique()) for image in seen[0]}
-        assert distinct == {1, 4}  # sides 6 // 16 → 1 to 6 // 3 = 2
+        sides = []
         for i, image in enumerate(seen[0]):
             assert image.min() >= 36 * i  # of its own image
             assert image.max() < 36 * (i + 1)
+            # Nine tiles of side 2, each four neighbors of the image, or single pixels.
+            corners = image[:, ::2, ::2].repeat_interleave(2, 1).repeat_interleave(2, 2)
+            within = image - corners == torch.tensor([[0, 1], [6, 7]]).repeat(3, 3)
+            sides.append(2 if within.all() else 1)
+            assert len(corners.unique()) > 1  # tiles differ
+        assert 16 <= sides.count(2) <= 48  # 6 // 16 → 1 to 6 // 3 = 2, equally often
+
+    def test_the_same_keys_give_the_same_patches(self) -> None:
+        model, batch = make_model(negatives=Patches(2, 3)), make_batch()
+        samples = batch.samples[:, None]
+        first, again, other = (
+            Patches(2, 3)(model, model.embed(batch.views[0]), batch.views[0], samples, keys, 0)
+            for keys in (batch.keys, batch.keys, batch.keys + STREAMS)
+        )
+        assert torch.equal(first.embeddings, again.embeddings)
+        assert not torch.isclose(first.embeddings, other.embeddings).any()
 
     def test_bad_options(self) -> None:
         for factor in (0.0, -1.0, math.nan):

@@ -55,7 +55,7 @@ def test_published_losses(
     for one, other in zip(
         torch.autograd.grad(actual, (z0, z1)), torch.autograd.grad(expected, (z0, z1)), strict=True
     ):
-        assert_close(one, other, 1e-10)
+        assert_close(one, other, 1e-9)  # near its floor, the debiased sum is a small difference
     # The same on a queue, whose keys are the negatives.
     model = make_model(
         loss=compose(RECIPES["moco"], changes={"weighting": "hcl" if beta else "uniform"},

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections import deque
+from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ from building import draw
 from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from unremix.frameworks.queue import Queue
 
@@ -75,3 +80,65 @@ def test_the_queue_keeps_copies() -> None:
     before = memory.views.embeddings
     memory.add(z, None, torch.arange(2))
     assert torch.equal(before, kept)  # what was read is not overwritten
+
+
+def pickled(memory: Queue) -> Queue:
+    copy: Queue = pickle.loads(pickle.dumps(memory))
+    return copy
+
+
+def saved(memory: Queue) -> Queue:
+    file = io.BytesIO()
+    torch.save(memory, file)
+    file.seek(0)
+    found: Queue = torch.load(file, weights_only=False)
+    return found
+
+
+def loaded(memory: Queue) -> Queue:
+    fresh = Queue(memory.size, width=2).double()
+    fresh.load_state_dict(memory.state_dict())
+    return fresh
+
+
+def loaded_as_part(memory: Queue) -> Queue:
+    whole, fresh = nn.ModuleDict({"memory": memory}), Queue(memory.size, width=2).double()
+    nn.ModuleDict({"memory": fresh}).load_state_dict(whole.state_dict())
+    return fresh
+
+
+@pytest.mark.parametrize("duplicate", [deepcopy, pickled, saved, loaded, loaded_as_part])
+@pytest.mark.parametrize("count", [0, 2, 3, 7])
+def test_the_count_survives_copies(duplicate: Callable[[Queue], Queue], count: int) -> None:
+    """Kept on the host, it must follow what is copied, and go its own way from there."""
+    memory = Queue(3, width=2).double()
+    memory.add(draw(count, 2), None, torch.arange(count))
+    twin = duplicate(memory)
+    assert len(twin) == len(memory) == min(count, 3)
+    assert torch.equal(twin.samples, memory.samples)
+    twin.add(draw(1, 2, seed=1), None, torch.tensor([99]))
+    assert len(memory) == min(count, 3)
+    assert int(memory.added) == count
+    assert int(twin.added) == count + 1
+    assert twin.samples.tolist() == [*range(max(0, count - 2), count), 99]
+    assert torch.equal(twin.views.embeddings[:-1], draw(count, 2)[max(0, count - 2) :])
+
+
+def test_a_smaller_count_can_be_loaded() -> None:
+    memory = Queue(4, width=2).double()
+    before = deepcopy(memory.state_dict())
+    memory.add(draw(3, 2), None, torch.arange(3))
+    memory.load_state_dict(before)
+    assert len(memory) == 0
+    assert memory.samples.tolist() == []
+
+
+def test_the_queue_does_not_wait_for_the_device() -> None:
+    """Tensors on ``meta`` have no values to wait for."""
+    memory = Queue(5, width=2, input_width=3).to("meta")
+    for count in (3, 4, 7):
+        z, h = (torch.empty(count, width, device="meta") for width in (2, 3))
+        memory.add(z, h, torch.empty(count, dtype=torch.long, device="meta"))
+    assert len(memory) == 5
+    assert memory.views.embeddings.shape == (5, 2)
+    assert memory.samples.shape == (5,)

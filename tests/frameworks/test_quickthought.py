@@ -17,25 +17,24 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
-from building import all_gradients_of
+from building import all_gradients_of, reference_weights
 from conftest import assert_close
 from crashing import crash_at
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gather import Report, processes
-from test_losses import reference_weights
+from processes import Report, processes
 from torch import Tensor, nn
 
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.cli import main
+from unremix.core.pairs import Pairs
 from unremix.data.sentence.dataset import SentenceBatch
 from unremix.domains.sentence import NAME_LENGTH, SentenceDomain, SentenceShape
 from unremix.encoders.text import BagOfWords
 from unremix.frameworks.base import Batch
 from unremix.frameworks.quickthought import QuickThought, TwinEncoder
 from unremix.losses import TwoViewLoss
-from unremix.core.pairs import Pairs
 from unremix.recipes import LossOptions, QuickThoughtOptions
 from unremix.training.config import SentenceOptions, TrainConfig
 from unremix.training.run import Run
@@ -124,6 +123,51 @@ def test_uniform_weights_give_quick_thoughts_cross_entropy(reach: int, mask_repe
     assert_close(actual, nn.functional.cross_entropy(low[answered], target[answered]))
 
 
+@pytest.mark.parametrize("reach", [1, 2])
+@pytest.mark.parametrize("mask_repeats", [True, False])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_as_the_public_code_keeps_the_sentence_itself(
+    reach: int, mask_repeats: bool, mapped: bool
+) -> None:
+    """Its own score is set to 0 and stays in the denominator."""
+    options: dict[str, Any] = {"reach": reach, "mask_repeats": mask_repeats}
+    options["output"] = 4 if mapped else None
+    model = make_model(InfoNCELoss(temperature=1.0), fidelity="code", **options)
+    batch = make_batch()
+    f, _, g, _ = embed(model, batch)
+    losses = []
+    for i, (document, text) in enumerate(zip(DOCUMENTS, TEXTS, strict=True)):
+        scores, targets = [], []
+        for j in range(len(DOCUMENTS)):
+            neighbor = i != j and abs(i - j) <= reach and DOCUMENTS[j] == document
+            if mask_repeats and TEXTS[j] == text and not neighbor and i != j:
+                continue
+            scores.append(torch.zeros((), dtype=torch.float64) if i == j else f[i] @ g[j])
+            targets.append(float(neighbor))
+        if any(targets):
+            target = torch.tensor(targets, dtype=torch.float64)
+            losses.append(-(target / target.sum() * torch.stack(scores).log_softmax(0)).sum())
+    actual = model(batch)
+    assert_same(actual, torch.stack(losses).mean(), model)
+    sound = make_model(InfoNCELoss(temperature=1.0), **options)
+    assert float((actual - sound(batch)).detach()) > 0.01  # one more in the denominator
+
+
+@pytest.mark.parametrize("make", [InfoNCELoss, HCLLoss, UnReMixLoss])
+def test_every_weighting_goes_with_the_public_code(make: Any) -> None:
+    options = {"class_prior": 0.0} if make is HCLLoss else {}
+    for output in (None, 4):
+        model = make_model(make(temperature=1.0, **options), output=output, fidelity="code")
+        loss = model(make_batch())
+        assert loss.isfinite()
+        assert all(part.isfinite().all() for part in all_gradients_of(loss, model).values())
+
+
+def test_an_unknown_fidelity_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected fidelity to be one of sound, paper, code, got"):
+        make_model(InfoNCELoss(temperature=1.0), fidelity="codes")
+
+
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=5),
     texts=st.lists(st.integers(10, 14), min_size=20, max_size=20),
@@ -142,7 +186,7 @@ def test_windows_equal_a_loop(
         documents, reach=reach, texts=texts if mask_repeats else None
     )
     assert torch.equal(pairs.positive_mask(), positives)
-    assert torch.equal(pairs.negative_mask(), negatives)
+    assert torch.equal(pairs.negatives(), negatives)
     assert not negatives.diagonal().any()
 
 
@@ -155,6 +199,7 @@ UNREMIX: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("mapped", ["map", "map without bias", "none"])
 @pytest.mark.parametrize("name", UNREMIX)
 def test_unremix_equals_the_loop(name: str, mapped: str) -> None:
@@ -198,11 +243,9 @@ def test_h_matters_to_the_weights() -> None:
     mix, weighting = torch.tensor([1.0, 0, 0]).double(), model.loss.weighting
     with_h = reference_weights(f, g, f_inputs, g_inputs, pairs, mix, weighting)
     scores = reference.uncertainty(
-        f, g, None, None, pairs.negative_mask(), pairs.positive_mask()
+        f, g, None, None, pairs.negatives(), pairs.positive_mask()
     )  # fmt: skip
-    without = reference.weights(
-        [scores], mix[:1], pairs.negative_mask(), scaling="minmax", mass="mean"
-    )
+    without = reference.weights([scores], mix[:1], pairs.negatives(), scaling="minmax", mass="mean")
     assert float((with_h - without).abs().max()) > 0.1
 
 

@@ -16,7 +16,7 @@ from building import draw
 from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gather import Report, processes
+from processes import Report, processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -545,7 +545,7 @@ class TestBadInput:
         [(name, value) for name, values in BAD_OPTIONS.items() for value in values],
     )
     def test_options(self, name: str, value: Any) -> None:
-        with pytest.raises(ValueError, match=rf"expected {name} to be .*, received "):
+        with pytest.raises(ValueError, match=rf"expected {name} to be .*, (received|got) "):
             make_model(**{name: value})
 
     def test_head_without_a_linear_end(self) -> None:
@@ -672,6 +672,4 @@ class TestTwoProcesses:
 
     def test_an_empty_process_is_an_error_in_both(self, reports: list[Report]) -> None:
         assert re.match("expected embeddings of one shape", reports[0]["empty"])
-        assert re.match(
-            r"expected samples in every process, received \[0, 2\]", reports[1]["empty"]
-        )
+        assert re.match(r"expected samples in every process, got \[0, 2\]", reports[1]["empty"])

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from building import MAKERS, draw, fill, gradients_of, make_batch, make_model
 from conftest import assert_close
-from test_gather import LOSSES, Report, processes
+from processes import LOSSES, Report, processes
 from torch import Tensor
 
-from unremix.frameworks.negatives import MoCHi, Patches
 from unremix.core.problem import Own
+from unremix.frameworks.negatives import MoCHi, Patches
 
 SIZES = [(4, 2)]
 AIMED = [(name, "aimed", "one-way") for name in LOSSES]

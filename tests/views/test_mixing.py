@@ -360,6 +360,17 @@ class TestUnMix:
         assert torch.equal(first.images, second.images)
 
 
+def is_patch(image: Tensor, part: Tensor) -> bool:
+    """Whether a part (C, a, b) stands somewhere in an image (C, S, S)."""
+    _, height, width = part.shape
+    size = image.shape[-1]
+    return any(
+        torch.equal(image[:, top : top + height, left : left + width], part)
+        for top in range(size - height + 1)
+        for left in range(size - width + 1)
+    )
+
+
 class TestPatchNegatives:
     @settings(max_examples=60)
     @given(n=st.integers(1, 4), size=st.integers(1, 9), seed=st.integers(0, 50), data=st.data())
@@ -370,19 +381,64 @@ class TestPatchNegatives:
         largest = data.draw(st.integers(smallest, size))
         images, sample = pictures(n, size), sample_keys(n, seed)
         tiled = patch_negatives(images, sample, smallest=smallest, largest=largest)
-        numbers = uniforms(sample, 5).double()
+        across = math.ceil(size / smallest)
+        numbers = uniforms(sample, 3 + 2 * across**2).double()
         for i in range(n):
             p = smallest + int(numbers[i, 2] * (largest - smallest + 1))
-            top, left = (int(numbers[i, k] * (size - p + 1)) for k in (3, 4))
             assert smallest <= p <= largest
-            assert top + p <= size
-            assert left + p <= size
             for r, c in itertools.product(range(size), range(size)):
+                tile = r // p * across + c // p
+                top, left = (
+                    int(numbers[i, 3 + which * across**2 + tile] * (size - p + 1))
+                    for which in (0, 1)
+                )
+                assert top + p <= size
+                assert left + p <= size
                 expected = images[i, :, top + r % p, left + c % p]
                 assert torch.equal(tiled[i, :, r, c], expected)
 
+    @settings(max_examples=60)
+    @given(n=st.integers(1, 4), size=st.integers(1, 9), seed=st.integers(0, 50), data=st.data())
+    def test_every_tile_is_a_patch_of_its_image(
+        self, n: int, size: int, seed: int, data: st.DataObject
+    ) -> None:
+        """Without a word on how they are drawn: every pixel of the images is unique."""
+        smallest = data.draw(st.integers(1, size))
+        largest = data.draw(st.integers(smallest, size))
+        pixels = torch.arange(n * 2 * size**2).view(n, 2, size, size)
+        tiled = patch_negatives(pixels, sample_keys(n, seed), smallest=smallest, largest=largest)
+        for image, result in zip(pixels, tiled, strict=True):
+            assert any(
+                all(
+                    is_patch(image, result[:, r : r + p, c : c + p])
+                    for r in range(0, size, p)
+                    for c in range(0, size, p)
+                )
+                for p in range(smallest, largest + 1)
+            )
+
+    def test_tiles_differ(self) -> None:
+        """Of 4 × 4 tiles with 13 × 13 places each, few coincide; no two keys agree."""
+        n, size, p = 50, 16, 4
+        images = torch.arange(size**2).view(1, 1, size, size).expand(n, 1, size, size)
+        tiled = patch_negatives(images, sample_keys(n), smallest=p, largest=p)
+        corners = tiled[:, 0, ::p, ::p].flatten(1)  # where each tile was cut
+        distinct = torch.tensor([len(row.unique()) for row in corners])
+        assert int(distinct.min()) >= 11
+        assert float(distinct.double().mean()) > 14.5  # 16 less 120/169 coincidences
+        assert len(corners.unique(dim=0)) == n
+
+    def test_same_keys_give_the_same(self) -> None:
+        images = pictures(6, 8)
+        first, second, other = (
+            patch_negatives(images, sample_keys(6, seed), smallest=2, largest=4)
+            for seed in (0, 0, 1)
+        )
+        assert torch.equal(first, second)
+        assert not torch.equal(first, other)
+
     def test_sides_and_places_are_uniform(self) -> None:
-        """Read off the result: where a pixel comes from, and when the first one comes again."""
+        """Read off the result: which pixels follow their neighbor, and where tiles begin."""
         n, size = 6000, 6
         tiled = patch_negatives(
             pictures(1, size, 1).expand(n, 1, size, size).long(),
@@ -390,15 +446,21 @@ class TestPatchNegatives:
             smallest=2,
             largest=4,
         )[:, 0]
-        again = tiled[:, 0, 1:] == tiled[:, 0, :1]
-        sides = again.int().argmax(1) + 1
-        assert stats.chisquare([int((sides == p).sum()) for p in (2, 3, 4)]).pvalue > 0.01
+        # A column begins a tile where in some row its pixel does not follow the one to its left.
+        begins = (tiled[:, :, 1:] != tiled[:, :, :-1] + 1).any(1)  # (N, S - 1)
+        # By chance a tile may continue the one beside it in all rows; rarely in this many places.
+        sides = torch.where(begins.any(1), begins.int().argmax(1) + 1, size)
+        counts = [int((sides == p).sum()) for p in range(1, size + 1)]
+        assert sum(counts[1:4]) > 0.98 * n
+        assert counts[0] == 0
+        assert all(abs(count - n / 3) < 150 for count in counts[1:4])  # 4 standard deviations
         for p in (2, 3, 4):
-            corner = tiled[sides == p, 0, 0]
             places = [r * size + c for r in range(size - p + 1) for c in range(size - p + 1)]
-            counts = [int((corner == place).sum()) for place in places]
-            assert sum(counts) == len(corner)
-            assert stats.chisquare(counts).pvalue > 0.01
+            for first, second in ((0, 0), (0, p), (p, 0)):  # of three tiles
+                corner = tiled[sides == p, first, second]
+                counts = [int((corner == place).sum()) for place in places]
+                assert sum(counts) > 0.9 * len(corner)
+                assert stats.chisquare(counts).pvalue > 0.001
 
     def test_depends_on_its_own_image_and_key_alone(self) -> None:
         images, sample = torch.randn(5, 3, 12, 12), sample_keys(5)
@@ -422,7 +484,7 @@ class TestPatchNegatives:
 
     @pytest.mark.parametrize(("smallest", "largest"), [(0, 3), (4, 3), (2, 9), (-1, 2)])
     def test_sides_that_do_not_fit(self, smallest: int, largest: int) -> None:
-        with pytest.raises(ValueError, match=r"expected patches .* <= 8, .* received .*; at 32"):
+        with pytest.raises(ValueError, match=r"expected patches .* <= 8, .* got .*; at 32"):
             patch_negatives(pictures(2, 8), sample_keys(2), smallest=smallest, largest=largest)
 
 

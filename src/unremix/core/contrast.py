@@ -195,7 +195,7 @@ def contrast(
     """
     if not isinstance(temperature, Tensor):
         temperature = number("temperature", temperature, above=0)
-    _check_shapes(anchors, candidates, own, pairs)
+    _check_shapes(anchors, candidates, own, pairs, options)
     check = checks_on(options.check, anchors.embeddings)
     if check:
         _check_pairs(pairs, own)
@@ -384,7 +384,9 @@ def _check_pairs(pairs: Pairs, own: Own | None) -> None:
         )
 
 
-def _check_shapes(anchors: Views, candidates: Views, own: Own | None, pairs: Pairs) -> None:
+def _check_shapes(
+    anchors: Views, candidates: Views, own: Own | None, pairs: Pairs, options: Options
+) -> None:
     """Refuse tensors that do not fit each other or the pairs."""
     for views in (anchors, candidates):
         if not isinstance(views, Views):
@@ -403,7 +405,8 @@ def _check_shapes(anchors: Views, candidates: Views, own: Own | None, pairs: Pai
             "expected embeddings, inputs and residuals of one dtype, got "
             f"{' and '.join(dtypes)}; convert with .to()"
         )
-    if len({views.inputs is None for views in given}) > 1:
+    some = len({views.inputs is None for views in given}) > 1
+    if some and options.weighting.needs_residuals:  # else nobody reads them
         raise ValueError(
             "expected the last layer's inputs h for anchors and candidates or for neither, "
             "got them for some; pass all or none"

@@ -83,8 +83,7 @@ class InfoNCE:
             false = log_positives
             if together:  # the mean over the positives
                 false = false - used.sum(1, keepdim=True).clamp(min=1).to(false.dtype).log()
-            number = count[:, None].to(false.dtype)
-            log_negatives = self._debias(log_negatives, false, number, least_logit)
+            log_negatives = self._debias(log_negatives, false, count[:, None], least_logit)
         if self.decoupled:
             losses = torch.where(log_negatives == lowest, 0.0, log_negatives - positives)
         elif together:
@@ -101,6 +100,7 @@ class InfoNCE:
         least_logit: Tensor | float,
     ) -> Tensor:
         """log max( (Σ_j w_j e^{l_j} - τ⁺ n e^{l_p}) / (1 - τ⁺), n e^{least} ), shape (B, P)."""
+        count = count.to(log_negatives.dtype)
         shift = torch.maximum(log_negatives, log_positive).detach()
         negatives, false = (log_negatives - shift).exp(), (log_positive - shift).exp()
         rest = (negatives - self.class_prior * count * false) / (1 - self.class_prior)

@@ -78,6 +78,7 @@ class MoCHi:
         count = (len(memory) - own_key.sum(1, keepdim=True)).clamp(max=hardest)  # (N, 1)
         if checks_on(None, count) and int(count.min()) < 2:
             return None
+        count = count.clamp(min=1)  # unchecked, an index that exists
         query_units, query_lengths = normalize(query.embeddings)
         queue_units, queue_lengths = normalize(queue.embeddings)
         similarity = (query_units @ queue_units.T).masked_fill_(own_key, -2.0)

@@ -1,0 +1,98 @@
+"""Frameworks do not wait for the device: they run on ``meta``, where no tensor has a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from building import MAKERS, fill, make_batch, make_model
+from torch import nn
+
+from unremix.frameworks.base import Batch
+from unremix.frameworks.moco import MoCo
+from unremix.frameworks.negatives import MoCHi, Patches
+from unremix.frameworks.simclr import SimCLR
+from unremix.views.mixing import IMix, UnMix
+
+
+def on_meta(batch: Batch) -> Batch:
+    """A batch without values; the key of the whole batch is known to the host."""
+    return replace(
+        batch,
+        views=tuple(view.to("meta") for view in batch.views),
+        samples=batch.samples.to("meta"),
+        keys=batch.keys.to("meta"),
+    )
+
+
+def assert_runs(model: Any, steps: int = 1) -> None:
+    model.to("meta")
+    for step in range(steps):
+        loss = model(on_meta(make_batch(seed=step, first=4 * step)))
+        assert loss.device.type == "meta"
+        assert loss.shape == ()
+        loss.backward()
+        model.after_step()
+    for module in (model.encoder, model.head, model.loss):
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+
+
+NEGATIVES: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "patches": lambda: Patches(2, 3),
+    "mochi": lambda: MoCHi(3, 4, 2, 0),
+}
+MIXINGS: dict[str, Callable[[], Any]] = {"none": lambda: None, "imix": IMix, "unmix": UnMix}
+
+
+@pytest.mark.parametrize(
+    ("layout", "negatives", "mixing"),
+    [
+        ("both", "none", "none"),
+        ("one-way", "none", "none"),
+        ("both", "patches", "none"),
+        ("one-way", "patches", "none"),
+        ("both", "none", "unmix"),
+        ("both", "patches", "imix"),
+    ],
+)
+@pytest.mark.parametrize("name", MAKERS)
+def test_simclr(name: str, layout: str, negatives: str, mixing: str) -> None:
+    loss = MAKERS[name](layout=layout)
+    assert_runs(
+        make_model(SimCLR, loss, negatives=NEGATIVES[negatives](), mixing=MIXINGS[mixing]())
+    )
+
+
+@pytest.mark.parametrize(
+    ("negatives", "mixing"),
+    [
+        ("none", "none"),
+        ("patches", "none"),
+        ("mochi", "none"),
+        ("mochi", "imix"),
+        ("none", "unmix"),
+    ],
+)
+@pytest.mark.parametrize("name", MAKERS)
+def test_moco(name: str, negatives: str, mixing: str) -> None:
+    parts = {"negatives": NEGATIVES[negatives](), "mixing": MIXINGS[mixing]()}
+    model = make_model(MoCo, MAKERS[name](), queue=6, **parts)
+    fill(model, 3)  # not yet full; it fills up on the way
+    assert_runs(model, steps=3)
+    assert len(model.memory) == 6
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_empty_queue(name: str) -> None:
+    assert_runs(make_model(MoCo, MAKERS[name](), queue=6, symmetric=True), steps=2)
+
+
+def test_meta_would_tell() -> None:
+    """Else the tests above would show nothing."""
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        float(nn.Linear(2, 1, device="meta")(torch.empty(1, 2, device="meta")))
