@@ -549,8 +549,8 @@ def relative_error(values: Tensor, truth: Tensor) -> float:
 def rank_correlation(first: Tensor, second: Tensor) -> float:
     """Spearman's correlation of each row with its counterpart, averaged."""
     ranks = [values.argsort(1).argsort(1).double() for values in (first, second)]
-    centred = [rank - rank.mean(1, keepdim=True) for rank in ranks]
-    return float(torch.cosine_similarity(centred[0], centred[1], dim=1).mean())
+    centered = [rank - rank.mean(1, keepdim=True) for rank in ranks]
+    return float(torch.cosine_similarity(centered[0], centered[1], dim=1).mean())
 
 
 def measure_sketch(size: int, settings: Settings) -> SketchError:
