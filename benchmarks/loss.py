@@ -1,20 +1,24 @@
 """Time the losses against their peers, in ratios taken in one run.
 
-    python benchmarks/loss.py [--quick] [--sizes 1024 4096] [--rounds 5] [--strict]
+    python benchmarks/loss.py [--quick] [--sizes 1024 4096] [--engines native compiled eager]
+        [--rounds 5] [--cpu-time] [--strict]
 
 How to read the tables. Every time is one forward and one backward pass over N pairs of views. The
-contenders of a table take turns, so that what else the machine does hits all of them; only the
-ratios between them mean something elsewhere. "UnReMix takes × 0.5" says that UnReMix needs half the
-time of the contender on that line: below 1 it is faster, above 1 slower. The ratio is that of the
-medians over the rounds; that of the minima stands beside it, and where the two differ much the
-machine was busy. Per-sample gradients are raced in fresh processes, pooled in the table and judged
-by the median of the processes' ratios. A call during which other processes used the machine is
-timed again, for a minute per table; for a machine that is never quiet, --cpu-time compares CPU
-times on one thread instead.
+contenders of a table take turns, so that what else the machine does affects all of them; only the
+ratios between them mean something on another machine. A ratio is that of the medians over the
+rounds; that of the minima is in brackets, and where the two differ much the machine was busy. A
+call during which other processes used the machine is timed again, for up to a minute per table. On
+a machine that is never quiet, --cpu-time compares CPU times on one thread instead.
 
-"Bare products" is the limit: the matrix products that UnReMix cannot do without and nothing else.
-The lines with ✓ and ✗ at the end say which targets hold; a target is judged only at the batch size
-it was set for. All numbers go to benchmarks/results/loss.json.
+"Bare products" is the limit: the matrix products that UnReMix cannot do without, and nothing else.
+"Sweep in torch" and "surprise in torch" are the native engine with one of its two C kernels
+replaced by the functions in torch. Per-sample gradients are raced in fresh processes and judged by
+the median of the processes' ratios. Memory is measured in a fresh process for each engine, and so
+is the time that torch.compile takes, with an empty cache and again with the cache it leaves.
+
+The lines with ✓ and ✗ at the end say which targets are met; a target is judged only at the batch
+size it was set for. All numbers go to benchmarks/results/loss.json. --quick is a smoke test: small
+batches, no target judged, and without the compiled engine, which takes up to a minute to compile.
 """
 
 from __future__ import annotations
@@ -25,13 +29,16 @@ import json
 import os
 import platform
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
-from typing import TypeVar
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -39,40 +46,36 @@ from rich.table import Table
 from rivals import (
     Batch,
     bare_products,
-    closed_form_uncertainty,
-    dense_unremix,
+    defined_unremix,
     make_batch,
     nt_xent,
     per_sample_uncertainty,
     published_hcl,
 )
-from timing import (
-    Call,
-    Clock,
-    Race,
-    Ratio,
-    Seconds,
-    growth_exponent,
-    measure_call,
-    pool,
-    race,
-    ratio,
-    time_call,
-)
+from timing import Clock, Race, Ratio, Seconds, measure_call, pool, race, ratio, time_call
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from unremix.losses.blockwise import Tile, rows_per_block
-from unremix.losses import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.losses import TwoViewLoss
+import unremix.core.contrast as core
+from unremix.core import scores
+from unremix.core.engines import Engine, eager, native
+from unremix.core.problem import EngineName, Tile
+from unremix.core.residuals import blocks
 from unremix.core.scores import sketch
+from unremix.losses import HCLLoss, InfoNCELoss, TwoViewLoss, UnReMixLoss
 
 RESULTS = Path(__file__).parent / "results"
-UNREMIX = "UnReMixLoss"
 PER_SAMPLE = "UnReMix by per-sample gradients"
 PUBLISHED_HCL = "HCL as published, dense"
 PRODUCTS = "bare products"
 DENSE_NT_XENT = "NT-Xent, one cross-entropy"
 METRIC_LEARNING = "NTXentLoss (metric-learning)"
+# The native engine with one of its kernels replaced by what it stands for in torch.
+WITHOUT_KERNEL = {
+    "sweep": Engine("native", native.derive, eager.evaluate),
+    "surprise": Engine("native", scores.residuals, native.evaluate),
+}
+WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::item")  # for the host
 
 Run = Callable[[], object]
 
@@ -82,19 +85,20 @@ class Settings:
     """What is measured, and on what.
 
     Args:
-        sizes: N of the main tables.
+        engines: The engines measured; the first is the one compared with everything else.
+        sizes: N of the main table.
         small_size: N where the slow contenders still run.
         agreement_size: N where contenders that compute the same are compared.
-        growth_sizes: N over which the growth of time is fitted; memory is taken at the largest.
+        count_sizes: N at which dispatched operations are counted.
+        base_size: N that the time at the largest is compared with.
+        largest_size: N at which memory is measured.
+        compile_sizes: N called one after the other to see what torch.compile takes.
         tiles: Rows per block to choose from.
         rounds: Turns at the largest N; small ones take up to four times as many.
         small_processes: Fresh processes that race the per-sample gradients, one after the other: a
-            call of a few milliseconds depends on where in memory a process happens to work. The
-            target is judged by the median of their ratios, each of one time and one process.
+            call of a few milliseconds depends on where in memory a process happens to work.
         slow_rounds: Turns of pytorch-metric-learning, which takes seconds.
         tile_rounds: Turns of the tile table.
-        growth_rounds: Turns of the growth table, of all but its largest N, which is called before
-            them, when the process holds no memory yet, and after them.
         threads: Threads of torch.
         patience: Seconds per table to wait for other processes to be quiet.
         clock: What counts as time: ``wall``, or ``cpu``, this process's own on one thread.
@@ -110,16 +114,19 @@ class Settings:
         seed: Draws the batches.
     """
 
+    engines: tuple[EngineName, ...] = ("native", "compiled", "eager")
     sizes: tuple[int, ...] = (1024, 4096)
     small_size: int = 256
     agreement_size: int = 64
-    growth_sizes: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
+    count_sizes: tuple[int, ...] = (256, 1024)
+    base_size: int = 4096
+    largest_size: int = 16384
+    compile_sizes: tuple[int, ...] = (256, 1024, 4096)
     tiles: tuple[int | None, ...] = (32, 64, 128, 256, 512, None)
     rounds: int = 5
     small_processes: int = 7
     slow_rounds: int = 2
     tile_rounds: int = 3
-    growth_rounds: int = 3
     threads: int = 2
     patience: float = 60.0
     clock: Clock = "wall"
@@ -133,6 +140,11 @@ class Settings:
     sketch_pairs: int = 512
     sketch_seeds: int = 5
     seed: int = 0
+
+    @property
+    def first(self) -> str:
+        """The contender that is compared with everything else."""
+        return by_engine(self.engines[0])
 
     def rounds_at(self, size: int) -> int:
         """Turns at a batch size: more where they are cheap."""
@@ -148,18 +160,23 @@ class Settings:
 
 
 QUICK = Settings(
-    sizes=(256, 512),
-    small_size=128,
-    growth_sizes=(128, 256, 512, 1024),
-    tiles=(32, 128, None),
-    rounds=2,
+    engines=("native", "eager"),
+    sizes=(128, 256),
+    small_size=32,
+    count_sizes=(128, 256),
+    base_size=128,
+    largest_size=256,
+    compile_sizes=(128, 256),
+    tiles=(64, None),
+    rounds=1,
     small_processes=1,
     slow_rounds=1,
-    tile_rounds=2,
-    growth_rounds=2,
+    tile_rounds=1,
+    threads=1,
     patience=0.0,
-    sketch_pairs=128,
-    sketch_seeds=2,
+    sketch_sizes=(32, 128),
+    sketch_pairs=64,
+    sketch_seeds=1,
 )
 
 
@@ -172,8 +189,10 @@ class Report:
     agreement: dict[str, float] = field(default_factory=dict)
     times: list[dict[str, object]] = field(default_factory=list)
     speedups_by_process: list[dict[str, float]] = field(default_factory=list)
+    operations: list[dict[str, object]] = field(default_factory=list)
+    memory: list[dict[str, object]] = field(default_factory=list)
+    compiling: list[dict[str, object]] = field(default_factory=list)
     tiles: list[dict[str, object]] = field(default_factory=list)
-    growth: dict[str, object] = field(default_factory=dict)
     sketch: list[dict[str, object]] = field(default_factory=list)
     targets: list[dict[str, object]] = field(default_factory=list)
     disturbed: int = 0
@@ -196,39 +215,66 @@ class Contender:
         return value.detach()
 
 
-def unremix_contender(
-    batch: Batch, settings: Settings, *, tile: Tile = "auto", sketch_size: int | None = None
-) -> Contender:
+def by_engine(engine: EngineName) -> str:
+    """The name of a contender."""
+    return f"UnReMix, {engine}"
+
+
+def unremix_contender(batch: Batch, settings: Settings, **options: Any) -> Contender:
     """UnReMixLoss with the inputs of the last layer handed over and a learned mix."""
-    module = UnReMixLoss(
-        temperature=settings.temperature,
-        mix="learned",
-        layout="both",
-        tile=tile,
-        sketch=sketch_size,
-    )
+    module = UnReMixLoss(temperature=settings.temperature, **options)
     assert module.mix_parameters is not None
     leaves = (batch.z0, batch.z1, module.mix_parameters)
     return Contender(lambda: module(batch.z0, batch.z1, batch.h0, batch.h1), leaves)
 
 
-def module_contender(batch: Batch, module: TwoViewLoss) -> Contender:
-    """A loss of ours that needs the embeddings alone."""
-    return Contender(lambda: module(batch.z0, batch.z1), (batch.z0, batch.z1))
+def engine_contenders(batch: Batch, settings: Settings, **options: Any) -> dict[str, Contender]:
+    """UnReMixLoss by each engine."""
+    return {
+        by_engine(engine): unremix_contender(batch, settings, engine=engine, **options)
+        for engine in settings.engines
+    }
 
 
-def dense_contender(
-    batch: Batch, settings: Settings, uncertainty: Callable[[Batch, Tensor], Tensor]
-) -> Contender:
-    """UnReMix on whole arrays, its mix learned as well."""
+def kernel_contenders(batch: Batch, settings: Settings) -> dict[str, Contender]:
+    """The native engine without one of its kernels."""
+
+    def without(engine: Engine) -> Contender:
+        whole = unremix_contender(batch, settings)
+
+        def loss() -> Tensor:
+            with patch.object(core, "find_engine", lambda *_: engine):
+                return whole.loss()
+
+        return Contender(loss, whole.leaves)
+
+    if "native" not in settings.engines:
+        return {}
+    return {
+        f"UnReMix, native, {name} in torch": without(engine)
+        for name, engine in WITHOUT_KERNEL.items()
+    }
+
+
+def defined_contender(batch: Batch, settings: Settings) -> Contender:
+    """UnReMix as the package defines it, its mix learned as well."""
     parameters = nn.Parameter(torch.zeros(3))
 
     def loss() -> Tensor:
-        shares = parameters.softmax(0)
-        temperature = settings.temperature
-        return dense_unremix(batch, shares, temperature=temperature, uncertainty=uncertainty)
+        return defined_unremix(batch, parameters.softmax(0), temperature=settings.temperature)
 
     return Contender(loss, (batch.z0, batch.z1, parameters))
+
+
+def per_sample_contender(batch: Batch, settings: Settings) -> Contender:
+    """UnReMix with the uncertainty from per-sample gradients; everything else is the same."""
+    components = (per_sample_uncertainty(batch), "similarity", "representativeness")
+    return unremix_contender(batch, settings, components=components, engine="eager", tile=None)
+
+
+def module_contender(batch: Batch, module: TwoViewLoss) -> Contender:
+    """A loss of ours that needs the embeddings alone."""
+    return Contender(lambda: module(batch.z0, batch.z1), (batch.z0, batch.z1))
 
 
 def metric_learning_contender(batch: Batch, settings: Settings) -> Contender | None:
@@ -263,32 +309,19 @@ def plain_contenders(batch: Batch, settings: Settings) -> dict[str, Contender]:
 
 
 def main_contenders(batch: Batch, settings: Settings) -> dict[str, Run]:
-    """All that runs at every size."""
-    return {
-        UNREMIX: unremix_contender(batch, settings),
+    """All that runs at a size; the dense definition only at the smallest, for its memory."""
+    contenders: dict[str, Run] = {
+        **engine_contenders(batch, settings),
         PRODUCTS: bare_products(batch),
+        **kernel_contenders(batch, settings),
         **plain_contenders(batch, settings),
-        "UnReMix in closed form, dense": dense_contender(batch, settings, closed_form_uncertainty),
-        f"UnReMixLoss, sketch={settings.sketch_size}": unremix_contender(
-            batch, settings, sketch_size=settings.sketch_size
+        f"UnReMix, sketch={settings.sketch_size}": unremix_contender(
+            batch, settings, sketch=settings.sketch_size
         ),
     }
-
-
-def small_contenders(batch: Batch, settings: Settings) -> dict[str, Run]:
-    """UnReMix and what it spares us: per-sample gradients, which take much memory."""
-    return {
-        UNREMIX: unremix_contender(batch, settings),
-        PER_SAMPLE: dense_contender(batch, settings, per_sample_uncertainty),
-    }
-
-
-def slow_contenders(batch: Batch, settings: Settings) -> dict[str, Run]:
-    """NT-Xent of pytorch-metric-learning where it is installed, or nothing."""
-    contender = metric_learning_contender(batch, settings)
-    if contender is None:
-        return {}
-    return {UNREMIX: unremix_contender(batch, settings), METRIC_LEARNING: contender}
+    if batch.size == min(settings.sizes):
+        contenders["UnReMix as defined, dense"] = defined_contender(batch, settings)
+    return contenders
 
 
 # Measurements -----------------------------------------------------------------------------------
@@ -308,15 +341,14 @@ def difference(first: Contender, second: Contender) -> float:
 def agreement(settings: Settings) -> dict[str, float]:
     """Whether those who should compute the same do: the relative differences."""
     batch = settings.batch(settings.agreement_size)
-    plain, ours = plain_contenders(batch, settings), unremix_contender(batch, settings)
+    plain, defined = plain_contenders(batch, settings), defined_contender(batch, settings)
+    ours = engine_contenders(batch, settings) | kernel_contenders(batch, settings)
     found = {
         "HCLLoss and HCL as published": difference(plain["HCLLoss"], plain[PUBLISHED_HCL]),
         "InfoNCELoss and NT-Xent": difference(plain["InfoNCELoss"], plain[DENSE_NT_XENT]),
-        "UnReMixLoss and its dense form": difference(
-            ours, dense_contender(batch, settings, closed_form_uncertainty)
-        ),
-        "UnReMixLoss and per-sample gradients": difference(
-            ours, dense_contender(batch, settings, per_sample_uncertainty)
+        **{f"{name}, and UnReMix as defined": difference(ours[name], defined) for name in ours},
+        "per-sample gradients and UnReMix as defined": difference(
+            per_sample_contender(batch, settings), defined
         ),
     }
     metric_learning = metric_learning_contender(batch, settings)
@@ -327,6 +359,18 @@ def agreement(settings: Settings) -> dict[str, float]:
     return found
 
 
+def measure_small(settings: Settings) -> Race:
+    """Race UnReMix against per-sample gradients."""
+    torch.set_num_threads(settings.threads)
+    batch = settings.batch(settings.small_size)
+    engine = settings.engines[0]
+    contenders = {
+        settings.first: unremix_contender(batch, settings, engine=engine),
+        PER_SAMPLE: per_sample_contender(batch, settings),
+    }
+    return settings.race(contenders, settings.rounds_at(settings.small_size))
+
+
 def measure_tiles(size: int, settings: Settings) -> Race:
     """Time by rows per block."""
     batch = settings.batch(size)
@@ -335,53 +379,118 @@ def measure_tiles(size: int, settings: Settings) -> Race:
     return settings.race(contenders, settings.tile_rounds)
 
 
-@dataclass(frozen=True)
-class Growth:
-    """Time by batch size, and the memory that a call on the largest takes beyond its input."""
+class Operations(TorchDispatchMode):
+    """Counts what torch dispatches. Kernels that torch.compile generates are not dispatched."""
 
-    seconds: dict[int, list[float]]
-    largest: Call
-    exponent: float
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs as compiled."""
+        return True
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.counts[function.name().split(".")[0]] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Count:
+    """Operations of a call, forward and backward, and how many of them wait for the host."""
+
+    engine: EngineName
+    pairs: int
+    operations: int
+    waits: int
+    seconds: list[float]
+
+
+def count_operations(size: int, settings: Settings) -> list[Count]:
+    """Operations and times of each engine, without the checks that wait for the host."""
+    contenders = engine_contenders(settings.batch(size), settings, check=False)
+    times = settings.race(contenders, settings.rounds_at(size)).seconds
+    counts = []
+    for engine in settings.engines:
+        name = by_engine(engine)
+        with Operations() as seen:
+            contenders[name]()
+        waits = sum(seen.counts[each] for each in WAITS)
+        counts.append(Count(engine, size, seen.counts.total(), waits, times[name]))
+    return counts
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an engine takes at the largest N: memory beyond the input, and time.
+
+    Args:
+        engine: Which.
+        pairs: N.
+        extra_bytes: Peak of the resident memory, less what was held before.
+        seconds: Of that call.
+        base_seconds: Of a call at the base size.
+        steadiness: Time per N² compared with that at the base size.
+        disturbed: Calls during which other processes were busy.
+    """
+
+    engine: EngineName
+    pairs: int
+    extra_bytes: int
+    seconds: float
+    base_seconds: float
+    steadiness: float
     disturbed: int
 
-    def per_pair(self, size: int) -> float:
-        """Seconds per N²."""
-        return median(self.seconds[size]) / size**2
 
-
-def measure_small(settings: Settings) -> Race:
-    """Race UnReMix against per-sample gradients."""
-    torch.set_num_threads(settings.threads)
-    batch = settings.batch(settings.small_size)
-    contenders = small_contenders(batch, settings)
-    return settings.race(contenders, settings.rounds_at(settings.small_size))
-
-
-def measure_growth(settings: Settings) -> Growth:
+def measure_memory(settings: Settings, engine: EngineName) -> Memory:
     """Run in a fresh process, where nothing else has taken memory."""
     torch.set_num_threads(settings.threads)
-    *sizes, largest_size = sorted(settings.growth_sizes)
-    unremix_contender(settings.batch(64), settings)()  # so that code and threads are loaded
-    largest_contender = unremix_contender(settings.batch(largest_size), settings)
-    largest = measure_call(largest_contender, settings.clock)
-    contenders = {str(size): unremix_contender(settings.batch(size), settings) for size in sizes}
-    found = settings.race(contenders, settings.growth_rounds)
-    seconds = {int(size): values for size, values in found.seconds.items()}
-    again, quiet = time_call(largest_contender, settings.clock)  # on the other side of the race
-    seconds[largest_size] = [largest.seconds, again]
-    disturbed = (not largest.quiet) + (not quiet)
-    medians = [median(values) for values in seconds.values()]
-    exponent = growth_exponent(list(seconds), medians)
-    return Growth(seconds, largest, exponent, found.disturbed + disturbed)
+    for size in (600, 800) if engine == "compiled" else (64,):  # code, threads; compiled for any N
+        unremix_contender(settings.batch(size), settings, engine=engine)()
+    whole, base = settings.largest_size, settings.base_size
+    largest = measure_call(
+        unremix_contender(settings.batch(whole), settings, engine=engine), settings.clock
+    )
+    smaller = unremix_contender(settings.batch(base), settings, engine=engine)
+    times = [time_call(smaller, settings.clock) for _ in range(3)]
+    base_seconds = median(seconds for seconds, _ in times)
+    return Memory(
+        engine,
+        whole,
+        largest.extra_bytes,
+        largest.seconds,
+        base_seconds,
+        (largest.seconds / whole**2) / (base_seconds / base**2),
+        sum(not quiet for quiet in (largest.quiet, *(quiet for _, quiet in times))),
+    )
+
+
+def measure_compiling(settings: Settings, folder: str) -> list[float]:
+    """Seconds that the first call at each size takes longer than the second.
+
+    Run in a fresh process; ``folder`` is the cache of torch.compile.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    torch.set_num_threads(settings.threads)
+    found = []
+    for size in settings.compile_sizes:
+        contender = unremix_contender(settings.batch(size), settings, engine="compiled")
+        first, second = (time_call(contender, "wall")[0] for _ in range(2))
+        found.append(first - second)
+    return found
 
 
 Found = TypeVar("Found")
 
 
-def in_fresh_process(measure: Callable[[Settings], Found], settings: Settings) -> Found:
+def in_fresh_process(measure: Callable[..., Found], *arguments: Any) -> Found:
     """A measurement in a process of its own."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as executor:
-        return executor.submit(measure, settings).result()
+        return executor.submit(measure, *arguments).result()
 
 
 @dataclass(frozen=True)
@@ -440,8 +549,8 @@ def relative_error(values: Tensor, truth: Tensor) -> float:
 def rank_correlation(first: Tensor, second: Tensor) -> float:
     """Spearman's correlation of each row with its counterpart, averaged."""
     ranks = [values.argsort(1).argsort(1).double() for values in (first, second)]
-    centred = [rank - rank.mean(1, keepdim=True) for rank in ranks]
-    return float(torch.cosine_similarity(centred[0], centred[1], dim=1).mean())
+    centered = [rank - rank.mean(1, keepdim=True) for rank in ranks]
+    return float(torch.cosine_similarity(centered[0], centered[1], dim=1).mean())
 
 
 def measure_sketch(size: int, settings: Settings) -> SketchError:
@@ -494,32 +603,45 @@ class Target:
 
 
 def judge(
-    times: dict[int, Seconds], speedups: Sequence[Ratio], growth: Growth, size: int
+    times: dict[int, Seconds],
+    speedups: Sequence[Ratio],
+    memories: Sequence[Memory],
+    settings: Settings,
 ) -> list[Target]:
     """All targets.
 
     Args:
         times: Of the main contenders by N.
         speedups: Over per-sample gradients, in each process.
-        growth: By batch size.
-        size: N of the race against per-sample gradients.
+        memories: Of each engine.
+        settings: What was measured.
     """
 
-    def slowdown(n: int, other: str) -> float | None:
-        return ratio(times[n][UNREMIX], times[n][other]).medians if n in times else None
+    def slowdown(n: int, engine: EngineName, other: str) -> float | None:
+        if n not in times or by_engine(engine) not in times[n]:
+            return None
+        return ratio(times[n][by_engine(engine)], times[n][other]).medians
 
-    speedup = median(each.medians for each in speedups) if size == 256 else None
-    at_scale = {4096, 16384} <= growth.seconds.keys()
-    memory = growth.largest.extra_bytes / 2**30 if at_scale else None
-    steadiness = growth.per_pair(16384) / growth.per_pair(4096) if at_scale else None
-    return [
-        Target("UnReMix / bare products, N=1024", 2.0, slowdown(1024, PRODUCTS)),
-        Target("UnReMix / bare products, N=4096", 2.0, slowdown(4096, PRODUCTS)),
-        Target("UnReMix / HCL as published, N=4096", 1.0, slowdown(4096, PUBLISHED_HCL)),
-        Target("per-sample gradients / UnReMix, N=256", 50.0, speedup, at_least=True),
-        Target("extra memory at N=16384, GiB", 1.0, memory),
-        Target("time per N² at N=16384 / at N=4096", 1.5, steadiness),
+    limits: dict[EngineName, float] = {"native": 1.8, "compiled": 2.5, "eager": 4.0}
+    targets = [
+        Target(f"{engine} / bare products, N={n}", limit, slowdown(n, engine, PRODUCTS))
+        for engine, limit in limits.items()
+        for n in (1024, 4096)
     ]
+    hcl = slowdown(4096, "native", PUBLISHED_HCL)
+    speedup = median(each.medians for each in speedups) if settings.small_size == 256 else None
+    targets += [
+        Target("native / HCL as published, N=4096", 1.0, hcl),
+        Target("per-sample gradients / UnReMix, N=256", 50.0, speedup, at_least=True),
+    ]
+    at_scale = (settings.base_size, settings.largest_size) == (4096, 16384)
+    for one in memories:
+        memory = one.extra_bytes / 2**30 if at_scale else None
+        targets.append(Target(f"{one.engine}: extra memory at N=16384, GiB", 1.0, memory))
+        steadiness = one.steadiness if at_scale else None
+        name = f"{one.engine}: time per N² at N=16384 / at N=4096"
+        targets.append(Target(name, 1.5, steadiness))
+    return targets
 
 
 # Output -----------------------------------------------------------------------------------------
@@ -532,75 +654,86 @@ def milliseconds(seconds: Sequence[float]) -> str:
     )
 
 
-def ratio_table() -> Table:
-    """The head of the main table."""
-    table = Table(title="Forward and backward", title_justify="left")
-    table.add_column("N", justify="right")
-    table.add_column("contender")
-    table.add_column("ms", justify="right")
-    table.add_column("UnReMix takes", justify="right")
-    table.add_column("by minima", justify="right")
+def times_of(seconds: Sequence[float], others: Sequence[float]) -> str:
+    """A ratio, for a table."""
+    found = ratio(seconds, others)
+    return f"{found.medians:.3g} ({found.minima:.3g})"
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """An empty table, its first column to the left."""
+    table = Table(title=title, title_justify="left")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left")
     return table
 
 
-def add_ratios(table: Table, report: Report, size: int, found: Race) -> None:
-    """One line per contender, in the table and in the report."""
+def add_race(table: Table, report: Report, size: int, found: Race, others: Sequence[str]) -> None:
+    """One line per contender, with its ratio to some of the others."""
     seconds = found.seconds
     report.disturbed += found.disturbed
     for name, values in seconds.items():
-        slowdown = ratio(seconds[UNREMIX], values)
-        times, minima = f"× {slowdown.medians:.3g}", f"× {slowdown.minima:.3g}"
-        table.add_row(f"{size}", name, milliseconds(values), times, minima)
+        cells = [times_of(values, seconds[other]) if other in seconds else "" for other in others]
+        table.add_row(name, f"{size}", milliseconds(values), *cells)
         report.times.append(
             {
                 "pairs": size,
                 "contender": name,
                 "seconds": values,
                 "disturbed_in_table": found.disturbed,
-                "unremix_by_medians": slowdown.medians,
-                "unremix_by_minima": slowdown.minima,
+                "ratios": {
+                    other: asdict(ratio(values, seconds[other]))
+                    for other in others
+                    if other in seconds
+                },
             }
         )
     table.add_section()
 
 
-def tile_table(report: Report, times: dict[int, Race], settings: Settings) -> Table:
-    """Time by tile, relative to ``auto``."""
-    table = Table(title="Rows per block (tile): time relative to 'auto'", title_justify="left")
-    table.add_column("tile", justify="right")
-    for size in times:
-        rows = rows_per_block("auto", 2 * size, torch.float32.itemsize)
-        table.add_column(f"N={size} (auto: {rows})", justify="right")
-    for tile in map(str, settings.tiles):
-        found = [ratio(one.seconds[tile], one.seconds["auto"]) for one in times.values()]
-        cells = [f"× {one.medians:.2f} (minima {one.minima:.2f})" for one in found]
-        table.add_row(tile, *cells)
-    for size, one in times.items():
-        rows = rows_per_block("auto", 2 * size, torch.float32.itemsize)
-        report.tiles.append({"pairs": size, "auto": rows, "seconds": one.seconds})
-        report.disturbed += one.disturbed
+def operations_table(counts: Sequence[Count]) -> Table:
+    """Dispatched operations beside times."""
+    title = "Operations dispatched by a call, forward and backward, check=False"
+    table = new_table(title, "engine", "N", "operations", "waits for the host", "ms")
+    for count in counts:
+        cells = (f"{count.pairs}", f"{count.operations}", f"{count.waits}")
+        table.add_row(count.engine, *cells, milliseconds(count.seconds))
     return table
 
 
-def growth_table(report: Report, growth: Growth) -> Table:
-    """Time by batch size."""
-    title = f"Growth: time ~ N^{growth.exponent:.2f}"
-    memory = f"At the largest N the call took {growth.largest.extra_bytes / 2**20:.0f} MiB."
-    table = Table(title=title, title_justify="left", caption=memory, caption_justify="left")
-    for head in ("N", "ms", "ns per N²", "relative to the first"):
-        table.add_column(head, justify="right")
-    first = growth.per_pair(min(growth.seconds))
-    for size, seconds in growth.seconds.items():
-        each = growth.per_pair(size)
-        table.add_row(
-            f"{size}", milliseconds(seconds), f"{each * 1e9:.0f}", f"× {each / first:.2f}"
-        )
-    report.disturbed += growth.disturbed
-    report.growth = {
-        "seconds": {str(size): seconds for size, seconds in growth.seconds.items()},
-        "exponent": growth.exponent,
-        "extra_bytes_at_largest": growth.largest.extra_bytes,
+def memory_table(memories: Sequence[Memory]) -> Table:
+    """Memory and time at the largest N."""
+    title = "The largest batch, in a fresh process"
+    table = new_table(title, "engine", "N", "extra MiB", "s", "time per N², × the base size")
+    for one in memories:
+        cells = (f"{one.pairs}", f"{one.extra_bytes / 2**20:.0f}", f"{one.seconds:.2f}")
+        table.add_row(one.engine, *cells, f"{one.steadiness:.2f}")
+    return table
+
+
+def compile_table(settings: Settings, found: Mapping[str, Sequence[float]]) -> Table:
+    """What torch.compile takes."""
+    sizes = [f"N={size}, s" for size in settings.compile_sizes]
+    table = new_table("Compiling: first call less second, sizes in this order", "cache", *sizes)
+    for name, seconds in found.items():
+        table.add_row(name, *(f"{each:.1f}" for each in seconds))
+    return table
+
+
+def tile_table(report: Report, times: dict[int, Race], settings: Settings) -> Table:
+    """Time by tile, relative to ``auto``."""
+    auto = {
+        size: len(range(2 * size)[next(blocks(2 * size, 2 * size, "auto", torch.device("cpu")))])
+        for size in times
     }
+    heads = [f"N={size} (auto: {auto[size]})" for size in times]
+    table = new_table("Rows per block (tile): time relative to 'auto'", "tile", *heads)
+    for tile in map(str, settings.tiles):
+        cells = [times_of(one.seconds[tile], one.seconds["auto"]) for one in times.values()]
+        table.add_row(tile, *cells)
+    for size, one in times.items():
+        report.tiles.append({"pairs": size, "auto": auto[size], "seconds": one.seconds})
+        report.disturbed += one.disturbed
     return table
 
 
@@ -654,9 +787,10 @@ def save(report: Report, path: Path) -> None:
 
 def settings_from_arguments() -> tuple[Settings, Path, bool]:
     """Settings, the file for the results, and whether a missed target is an error."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small batches, a smoke test")
-    parser.add_argument("--sizes", type=int, nargs="+", help="N of the main tables")
+    parser.add_argument("--sizes", type=int, nargs="+", help="N of the main table")
+    parser.add_argument("--engines", nargs="+", choices=Settings.engines, help="which to measure")
     parser.add_argument("--rounds", type=int, help="turns at the largest N")
     parser.add_argument(
         "--cpu-time", action="store_true", help="one thread, CPU time: for a machine that is busy"
@@ -667,6 +801,8 @@ def settings_from_arguments() -> tuple[Settings, Path, bool]:
     chosen = asdict(QUICK if arguments.quick else Settings())
     if arguments.sizes:
         chosen["sizes"] = tuple(sorted(arguments.sizes))
+    if arguments.engines:
+        chosen["engines"] = tuple(dict.fromkeys(arguments.engines))
     if arguments.rounds:
         chosen["rounds"] = arguments.rounds
     if arguments.cpu_time:
@@ -675,6 +811,34 @@ def settings_from_arguments() -> tuple[Settings, Path, bool]:
     suffix = "-quick" * arguments.quick + "-cpu-time" * arguments.cpu_time
     name = f"loss{suffix}.json"
     return Settings(**chosen), arguments.output or RESULTS / name, arguments.strict
+
+
+def measure_times(settings: Settings, report: Report) -> tuple[dict[int, Seconds], list[Ratio]]:
+    """The main table: all races, and the speedups over per-sample gradients by process."""
+    others = (PRODUCTS, PUBLISHED_HCL, settings.first)
+    heads = ("contender", "N", "ms", *(f"/ {other}" for other in others))
+    table, size = new_table("Forward and backward", *heads), settings.small_size
+    races = [in_fresh_process(measure_small, settings) for _ in range(settings.small_processes)]
+    speedups = [ratio(each.seconds[PER_SAMPLE], each.seconds[settings.first]) for each in races]
+    report.speedups_by_process = [asdict(each) for each in speedups]
+    add_race(table, report, size, pool(races), others)
+    batch = settings.batch(size)
+    slow = metric_learning_contender(batch, settings)
+    if slow is None:
+        table.add_row(f"{METRIC_LEARNING}: not installed")
+        table.add_section()
+    else:
+        ours = unremix_contender(batch, settings, engine=settings.engines[0])
+        found = settings.race({settings.first: ours, METRIC_LEARNING: slow}, settings.slow_rounds)
+        add_race(table, report, size, found, others)
+    times: dict[int, Seconds] = {}
+    for size in settings.sizes:
+        contenders = main_contenders(settings.batch(size), settings)
+        main_race = settings.race(contenders, settings.rounds_at(size))
+        add_race(table, report, size, main_race, others)
+        times[size] = main_race.seconds
+    Console(highlight=False).print(table)
+    return times, speedups
 
 
 def main() -> None:
@@ -686,40 +850,41 @@ def main() -> None:
 
     report.agreement = agreement(settings)
     for name, value in report.agreement.items():
-        console.print(f"{name} differ by {value:.1e} (value and gradients, relative)")
+        console.print(f"{name}: differ by {value:.1e} (value and gradients, relative)")
+    times, speedups = measure_times(settings, report)
 
-    table, size = ratio_table(), settings.small_size
-    races = [in_fresh_process(measure_small, settings) for _ in range(settings.small_processes)]
-    speedups = [ratio(each.seconds[PER_SAMPLE], each.seconds[UNREMIX]) for each in races]
-    report.speedups_by_process = [asdict(each) for each in speedups]
-    add_ratios(table, report, size, pool(races))
-    slow = slow_contenders(settings.batch(size), settings)
-    if slow:
-        add_ratios(table, report, size, settings.race(slow, settings.slow_rounds))
-    else:
-        table.add_row(f"{size}", f"{METRIC_LEARNING}: not installed", "", "", "")
-        table.add_section()
-    times: dict[int, Seconds] = {}
-    for size in settings.sizes:
-        contenders = main_contenders(settings.batch(size), settings)
-        main_race = settings.race(contenders, settings.rounds_at(size))
-        add_ratios(table, report, size, main_race)
-        times[size] = main_race.seconds
-    console.print(table)
+    counts = [one for size in settings.count_sizes for one in count_operations(size, settings)]
+    report.operations = [asdict(count) for count in counts]
+    console.print(operations_table(counts))
+
+    memories = [in_fresh_process(measure_memory, settings, engine) for engine in settings.engines]
+    report.memory = [asdict(memory) for memory in memories]
+    report.disturbed += sum(memory.disturbed for memory in memories)
+    console.print(memory_table(memories))
+
+    if "compiled" in settings.engines:
+        with tempfile.TemporaryDirectory() as folder:
+            found = {
+                cache: in_fresh_process(measure_compiling, settings, folder)
+                for cache in ("empty", "of an earlier process")
+            }
+        report.compiling = [
+            {"cache": cache, "seconds": dict(zip(settings.compile_sizes, seconds, strict=True))}
+            for cache, seconds in found.items()
+        ]
+        console.print(compile_table(settings, found))
 
     tiles = {size: measure_tiles(size, settings) for size in settings.sizes}
     console.print(tile_table(report, tiles, settings))
-    growth = in_fresh_process(measure_growth, settings)
-    console.print(growth_table(report, growth))
     errors = [measure_sketch(size, settings) for size in settings.sketch_sizes]
     report.sketch = [asdict(error) for error in errors]
     console.print(sketch_table(errors, settings))
 
-    targets = judge(times, speedups, growth, settings.small_size)
+    targets = judge(times, speedups, memories, settings)
     for target in targets:
         console.print(target.line())
-    found = ", ".join(f"{each.medians:.0f} ({each.minima:.0f})" for each in speedups)
-    console.print(f"Over per-sample gradients, by process, medians (minima): {found}")
+    by_process = ", ".join(f"{each.medians:.0f} ({each.minima:.0f})" for each in speedups)
+    console.print(f"Over per-sample gradients, by process, medians (minima): {by_process}")
     if settings.clock == "wall":
         console.print(f"{report.disturbed} timed calls were disturbed by other processes.")
     else:

@@ -15,6 +15,13 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from unremix.core.contrast import definition, pose
+from unremix.core.engines import eager
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Options, Views
+from unremix.core.scores import COMPONENTS, Block, Score
+from unremix.core.weights import Weighting
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -45,12 +52,6 @@ class Batch:
     def inputs(self) -> Tensor:
         """h of all views, shape (2N, H)."""
         return torch.cat([self.h0, self.h1])
-
-    @cached_property
-    def lengths(self) -> Tensor:
-        """|z| of all views, shape (2N, 1)."""
-        embeddings = torch.cat([self.z0, self.z1]).detach()
-        return torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
 
     @cached_property
     def partner(self) -> Tensor:
@@ -144,64 +145,39 @@ def published_hcl(
     return (-torch.log(positive / (positive + debiased))).mean()
 
 
-def closed_form_uncertainty(batch: Batch, units: Tensor) -> Tensor:
-    """u of all pairs of views in closed form, dense, shape (2N, 2N); posterior temperature 1."""
-    posterior = (units @ units.T).masked_fill(~batch.negative, -math.inf).softmax(1)
-    residual = posterior @ units - units[posterior.argmax(1)]
-    delta = (residual - (residual * units).sum(1, keepdim=True) * units) / batch.lengths
-    return (delta @ delta.T) * (batch.inputs @ batch.inputs.T + 1)
-
-
-def per_sample_uncertainty(batch: Batch, units: Tensor) -> Tensor:
-    """u of all pairs of views by per-sample gradients of the last layer, shape (2N, 2N)."""
-
-    def cross_entropy(weight: Tensor, bias: Tensor, h: Tensor, classes: Tensor) -> Tensor:
-        unit = F.normalize(weight @ h + bias, dim=0)
-        logits = (units @ unit).masked_fill(~classes, -math.inf)
-        return F.cross_entropy(logits, logits.argmax())
-
-    differentiate = vmap(grad(cross_entropy, argnums=(0, 1)), in_dims=(None, None, 0, 0))
-    by_view = differentiate(batch.weight, batch.bias, batch.inputs, batch.negative)
-    gradients = torch.cat([part.flatten(1) for part in by_view], dim=1)  # (2N, D H + D)
-    return gradients @ gradients.T
-
-
-def minmax(score: Tensor, negative: Tensor) -> Tensor:
-    """A score scaled to [0, 1] over the negatives of each row and 0 elsewhere, shape (2N, 2N)."""
-    low = score.masked_fill(~negative, math.inf).amin(1, keepdim=True)
-    high = score.masked_fill(~negative, -math.inf).amax(1, keepdim=True)
-    return ((score - low) / (high - low)).masked_fill(~negative, 0.0)
-
-
-def dense_unremix(
-    batch: Batch,
-    shares: Tensor,
-    *,
-    temperature: float,
-    uncertainty: Callable[[Batch, Tensor], Tensor],
-) -> Tensor:
-    """UnReMix on whole (2N, 2N) arrays with autograd, as one would first write it.
+def defined_unremix(batch: Batch, mix: Tensor, *, temperature: float) -> Tensor:
+    """UnReMix as the package defines it: whole (2N, 2N) arrays, differentiated by autograd.
 
     Args:
         batch: The batch.
-        shares: λ of uncertainty, similarity and representativeness, shape (3,), with gradient.
+        mix: λ of the components, shape (3,), with gradient.
         temperature: τ.
-        uncertainty: Makes u, shape (2N, 2N), of the batch and its f.
     """
-    units, negative, count = batch.units(), batch.negative, 2 * batch.size - 2
-    similarity = units @ units.T
-    with torch.no_grad():
-        # f_j · f_j' summed over the negatives of i but j: all, less the two views of i, less j.
-        everyone = units @ units.sum(0) - 1
-        others = everyone - similarity - similarity.roll(batch.size, 0)
-        scores = (uncertainty(batch, units), similarity, 1 - others / (count - 1))
-        scaled = [minmax(score, negative) for score in scores]
-    mixed = shares[0] * scaled[0] + shares[1] * scaled[1] + shares[2] * scaled[2]
-    weights = mixed / (mixed.sum(1, keepdim=True) / count)
-    exponentials = torch.exp((similarity - 1) / temperature)
-    positive = similarity.gather(1, batch.partner[:, None])[:, 0] - 1
-    total = positive.div(temperature).exp() + (weights * exponentials).sum(1)
-    return (total.log() - positive / temperature).mean()
+    views = Views(torch.cat([batch.z0, batch.z1]), batch.inputs)
+    options = Options(Weighting(tuple(COMPONENTS)), tile=None)
+    problem, vectors = pose(
+        views, views, Pairs.both_views(batch.size), options, temperature, None, eager.ENGINE
+    )
+    return definition(*vectors, mix, temperature, problem) / (2 * batch.size)
+
+
+def per_sample_uncertainty(batch: Batch) -> Score:
+    """u by per-sample gradients of the last layer: a score for ``components=``."""
+
+    def uncertainty(block: Block) -> Tensor:
+        units, inputs = block.anchors.units, block.anchors.inputs
+
+        def cross_entropy(weight: Tensor, bias: Tensor, h: Tensor, classes: Tensor) -> Tensor:
+            unit = F.normalize(weight @ h + bias, dim=0)
+            logits = torch.where(classes, units @ unit, -math.inf)
+            return F.cross_entropy(logits, logits.argmax())
+
+        differentiate = vmap(grad(cross_entropy, argnums=(0, 1)), in_dims=(None, None, 0, 0))
+        by_view = differentiate(batch.weight, batch.bias, inputs, block.negatives)
+        gradients = torch.cat([part.flatten(1) for part in by_view], dim=1)  # (2N, D H + D)
+        return gradients @ gradients.T
+
+    return uncertainty
 
 
 def looped_jsd(nodes: Tensor, graphs: Tensor, owner: Tensor) -> Tensor:

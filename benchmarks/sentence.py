@@ -90,7 +90,7 @@ class Steps:
         return [self.model(batch) for batch in self.batches()]
 
     def learn(self) -> None:
-        """Forward, backward and a step of the optimiser, batch by batch."""
+        """Forward, backward and a step of the optimizer, batch by batch."""
         assert self.config.clip is not None
         for batch in self.batches():
             self.optimizer.zero_grad()
@@ -183,7 +183,7 @@ def main() -> int:
     )
     seconds = {name: median(times) for name, times in stages.seconds.items()}
     whole = median(found.seconds["quickthought-unremix"])
-    seconds["backward and optimiser"] = max(0.0, whole - sum(seconds.values()))
+    seconds["backward and optimizer"] = max(0.0, whole - sum(seconds.values()))
     shares = show_shares(seconds, whole)
     table = Table("sentences", "peak memory, MB")
     for count, size in memory:

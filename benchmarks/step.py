@@ -83,7 +83,7 @@ class Step:
         return self.loss
 
     def learn(self) -> None:
-        """Backward and a step of the optimiser."""
+        """Backward and a step of the optimizer."""
         self.optimizer.zero_grad()
         self.loss.backward()
         self.optimizer.step()
@@ -111,7 +111,7 @@ def stage_seconds(step: Step, options: Options) -> dict[str, float]:
 
     both = median(options.race({"both": forward_and_learn}).seconds["both"])
     before = seconds["encoder and head"] + seconds["loss and its gradient"]
-    seconds["backward and optimiser"] = max(0.0, both - before)
+    seconds["backward and optimizer"] = max(0.0, both - before)
     return seconds
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import random
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -142,14 +144,6 @@ def ratio(seconds: Sequence[float], others: Sequence[float]) -> Ratio:
     return Ratio(median(seconds) / median(others), min(seconds) / min(others))
 
 
-def growth_exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """The power of the size with which time grows: least squares on the logarithms."""
-    x, y = [math.log(size) for size in sizes], [math.log(second) for second in seconds]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return covariance / sum((a - mean_x) ** 2 for a in x)
-
-
 def resident_bytes() -> int:
     """Memory this process holds now (Linux)."""
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
@@ -168,11 +162,15 @@ class Call:
 def measure_call(run: Callable[[], object], clock: Clock = "wall", interval: float = 0.005) -> Call:
     """Call once while a thread watches the resident memory.
 
+    Memory that earlier calls gave back is returned to the system first, so that it counts.
+
     Args:
         run: The call.
         clock: What counts as time.
         interval: Seconds between two looks.
     """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).malloc_trim(0)
     before = resident_bytes()
     highest, done = before, threading.Event()
 

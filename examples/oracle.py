@@ -3,8 +3,8 @@
     python examples/oracle.py [--data MUTAG] [--seeds 5] [--epochs 200] [--repeats 3] [--limit N]
 
 InfoGraph is trained with uniform weights, with UnReMix's, and with those of an oracle: graphs of
-the node's own class, the false negatives, get weight 0, all others the same. The oracle is a
-component of one's own: a function from a block of anchors to a score per candidate. Labels are used
+the node's own class, the false negatives, get weight 0; all others get the same weight. The oracle
+is a score of your own: a function from a block of anchors to a score per candidate. Labels are used
 for nothing else in training. The table gives the SVM's accuracy on the frozen embeddings.
 """
 
@@ -20,11 +20,11 @@ from rich.table import Table
 from torch import Tensor
 
 from unremix import UnReMixLoss
+from unremix.core.scores import Block
 from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain, graph_features
 from unremix.evaluation.graphs import plan_evaluation
 from unremix.evaluation.svm import SVMResult, svm_accuracy
-from unremix.core.scores import Context, Rows
 from unremix.training.config import TrainConfig
 from unremix.training.optimizers import make_optimizer
 
@@ -36,16 +36,17 @@ class Oracle:
     """Scores graphs of another class than the anchor's by 1, of its own by 0."""
 
     def __init__(self) -> None:
-        self.classes = self.graph = torch.empty(0, dtype=torch.int64)
+        self.classes = torch.empty(0, dtype=torch.int64)
 
-    def look_at(self, classes: Tensor, graph: Tensor) -> None:
-        """The class of each graph, shape (G,), and the graph of each node, shape (n,)."""
-        self.classes, self.graph = classes, graph
+    def look_at(self, classes: Tensor) -> None:
+        """The class of each graph of the batch, shape (G,)."""
+        self.classes = classes
 
-    def __call__(self, rows: Rows, context: Context) -> Tensor:
+    def __call__(self, block: Block) -> Tensor:
         """Shape (B, G)."""
-        own = self.classes[self.graph[rows.block.anchors]]
-        return (own[:, None] != self.classes).to(rows.similarity.dtype)
+        own_graph = block.negatives.int().argmin(1)  # the one graph that is not a negative
+        own_class = self.classes[own_graph]  # (B,)
+        return (own_class[:, None] != self.classes).to(block.similarity.dtype)
 
 
 def accuracy(data: GraphData, config: TrainConfig, weighting: str, repeats: int) -> SVMResult:
@@ -65,7 +66,7 @@ def accuracy(data: GraphData, config: TrainConfig, weighting: str, repeats: int)
     for step in range(config.epochs * steps):
         indices = domain.indices(data, config, step)
         graphs = domain.fetch(data, indices)
-        oracle.look_at(labels[indices], graphs.graph)
+        oracle.look_at(labels[indices])
         batch = domain.batch(
             graphs, indices, model, config, shape, step=step, epoch=step // steps
         )  # fmt: skip

@@ -3,7 +3,7 @@
     python examples/quickstart.py [--epochs 80] [--seed 0]
 
 The data are scikit-learn's 1,797 digits of 8 x 8 pixels, so nothing is downloaded. A quarter of
-them is held out. Labels serve only to measure, in two ways: a nearest-neighbour vote with all the
+them is held out. Labels serve only to measure, in two ways: a nearest-neighbor vote with all the
 training labels, and one with ten labels per class, averaged over twenty draws.
 """
 
@@ -73,7 +73,7 @@ def make_encoder() -> nn.Module:
 def knn_accuracy(
     bank: Tensor, bank_labels: Tensor, queries: Tensor, labels: Tensor, *, k: int
 ) -> float:
-    """Share of queries whose k nearest neighbours vote right, by cosine weighted with e^(s/0.1)."""
+    """Share of queries whose k nearest neighbors vote right, by cosine weighted with e^(s/0.1)."""
     similarity = F.normalize(queries, dim=1) @ F.normalize(bank, dim=1).T  # (queries, bank)
     nearest, index = similarity.topk(k, dim=1)
     votes = torch.zeros(len(queries), 10).scatter_add_(1, bank_labels[index], (nearest / 0.1).exp())
@@ -83,7 +83,7 @@ def knn_accuracy(
 def few_label_accuracy(
     bank: Tensor, bank_labels: Tensor, queries: Tensor, labels: Tensor, *, draws: int = 20
 ) -> float:
-    """Mean kNN accuracy with ten labelled examples per class; the draws are the same every time."""
+    """Mean kNN accuracy with ten labeled examples per class; the draws are the same every time."""
     generator = torch.Generator().manual_seed(0)
     total = 0.0
     for _ in range(draws):
@@ -148,7 +148,7 @@ def main() -> None:
 
     results[f"trained encoder ({args.epochs} epochs, {seconds:.0f} s)"] = measure(encoder)
 
-    table = Table(title=f"Accuracy of nearest neighbours on {len(x_test)} held-out digits")
+    table = Table(title=f"Accuracy of nearest neighbors on {len(x_test)} held-out digits")
     table.add_column("features")
     table.add_column(f"all {len(y)} labels", justify="right")
     table.add_column("10 labels per class", justify="right")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,32 @@ def test_shown_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     exec(compile(code, "page", "exec"), names)  # the page itself asserts nothing: it must run
     if "loss" in names:
         assert names["loss"].isfinite()
+
+
+QUOTES = [
+    pytest.param(*quote, id=f"{page.name}-{quote[1]}-{number}")
+    for page in PAGES
+    for number, quote in enumerate(
+        re.findall(r'```py title="(\S+), (\w+)"\n(.*?)```', page.read_text(), re.DOTALL)
+    )
+]
+
+
+@pytest.mark.parametrize(("file", "function", "code"), QUOTES)
+def test_quoted_code_is_the_source(file: str, function: str, code: str) -> None:
+    source = (ROOT / "src" / "unremix" / file).read_text()
+    sources = [
+        textwrap.dedent(ast.get_source_segment(source, node, padded=True) or "")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == function
+    ]
+    assert any(textwrap.indent(code, "    ") in found + "\n" for found in sources)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_linked_parts_are_on_the_api_page(page: Path) -> None:
+    described = set(re.findall(r"^::: (\S+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\(api\.md#([\w.]+)\)", page.read_text())) <= described
 
 
 def test_the_readme_names_every_make_target_it_uses() -> None:
