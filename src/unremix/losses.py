@@ -186,10 +186,11 @@ class TwoViewLoss(nn.Module):
                         "expected no own negatives with layout='symmetric', got some; use "
                         "layout='one-way'"
                     )
-                there, back = self._arrange(first, second), self._arrange(second, first)
+                there = self._arrange(first, second, temperature=tau)
+                back = self._arrange(second, first, temperature=tau)
                 loss = (self._contrast(there, tau) + self._contrast(back, tau)) / 2
             else:
-                loss = self._contrast(self._arrange(first, second, own), tau)
+                loss = self._contrast(self._arrange(first, second, own, temperature=tau), tau)
             return self._finite(loss, **_named(first, second))
 
     def towards(
@@ -358,7 +359,13 @@ class TwoViewLoss(nn.Module):
 
     @torch.no_grad()
     def importance(
-        self, z0: Tensor, z1: Tensor, h0: Tensor | None = None, h1: Tensor | None = None
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None = None,
+        h1: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
     ) -> Importance:
         """All scores and weights of a batch, for analysis; this process's batch only.
 
@@ -370,7 +377,7 @@ class TwoViewLoss(nn.Module):
                     "expected layout 'both' or 'one-way' for importance, got 'symmetric', which "
                     "has two tables; use layout='one-way' in each direction"
                 )
-            first, second = self._prepare(z0, z1, h0, h1, needs_inputs=True)
+            first, second = self._prepare(z0, z1, h0, h1, ids, needs_inputs=True)
             if checks_on(self.options.check, z0):
                 check_finite(**_named(first, second))
             arranged = self._arrange(first, second, alone=True)
@@ -459,6 +466,7 @@ class TwoViewLoss(nn.Module):
         own: Own | None = None,
         *,
         aims: tuple[Tensor, Tensor] | None = None,
+        temperature: Tensor | float | None = None,
         alone: bool = False,
     ) -> Arranged:
         """Anchors, candidates and pairs of the layout, across processes where asked.
@@ -492,16 +500,21 @@ class TwoViewLoss(nn.Module):
         arranged = Arranged(anchors, candidates, pairs, own, share)
         if not self.weighting.needs_residuals:
             return arranged
-        return self._with_residuals(arranged, second, all_first, both)
+        tau = self.current_temperature() if temperature is None else temperature
+        return self._with_residuals(arranged, second, all_first, both, tau)
 
     def _with_residuals(
-        self, arranged: Arranged, second: Views, all_first: Views, both: bool
+        self,
+        arranged: Arranged,
+        second: Views,
+        all_first: Views,
+        both: bool,
+        temperature: Tensor | float,
     ) -> Arranged:
         """Each process derives δ of its own views and shares it with the others."""
         anchors, candidates, pairs = arranged.anchors, arranged.candidates, arranged.pairs
         own, share, options = arranged.own, arranged.share, self.options
         assert share is not None
-        temperature = self.current_temperature()
         engine = find_engine(options, anchors.embeddings, own is not None, temperature)
         settings = (options, temperature, engine)
         here, everyone = describe(anchors)[1], describe(candidates)[1]

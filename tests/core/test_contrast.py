@@ -196,9 +196,7 @@ def test_jsd_equals_the_loops(weighting: Weighting, name: str) -> None:
     expected_gradients = torch.autograd.grad(expected, inputs)
     for actual in losses:
         assert_close(actual, expected)
-        for one, other in zip(
-            torch.autograd.grad(actual, inputs), expected_gradients, strict=True
-        ):
+        for one, other in zip(torch.autograd.grad(actual, inputs), expected_gradients, strict=True):
             assert_close(one, other, 1e-9)
 
 
@@ -385,9 +383,7 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(complete, inputs)
 
 
-@pytest.mark.parametrize(
-    "shares", [(0.2, 0.5, 0.3), (3.0, 0.01, 1e-3), (0.4, 0.0, 0.9), (0, 0, 0)]
-)
+@pytest.mark.parametrize("shares", [(0.2, 0.5, 0.3), (3.0, 0.01, 1e-3), (0.4, 0.0, 0.9), (0, 0, 0)])
 @pytest.mark.parametrize("scaling", ["minmax", "none"])
 def test_the_gradient_to_the_mix_equals_differences(
     shares: tuple[float, ...], scaling: Literal["minmax", "none"]

@@ -20,7 +20,15 @@ from torch.utils.checkpoint import checkpoint
 from unremix.core.checks import checks_on, number
 from unremix.core.engines import Engine, find_engine
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Own, Rows, Views
+from unremix.core.problem import (
+    Options,
+    Own,
+    Rows,
+    Views,
+    check_pairs,
+    check_shapes,
+    settle_mix,
+)
 from unremix.core.residuals import blocks, with_residuals
 from unremix.core.scores import Block, Vectors, inner_products, normalize
 from unremix.core.weights import raw_scores, weigh
@@ -195,13 +203,13 @@ def contrast(
     """
     if not isinstance(temperature, Tensor):
         temperature = number("temperature", temperature, above=0)
-    _check_shapes(anchors, candidates, own, pairs, options)
+    check_shapes(anchors, candidates, own, pairs, options)
     check = checks_on(options.check, anchors.embeddings)
     if check:
-        _check_pairs(pairs, own)
+        check_pairs(pairs, own)
     with full_precision(anchors.embeddings.device):
         like = anchors.embeddings
-        shares = _check_mix(mix, options, like)
+        shares = settle_mix(mix, options, like)
         engine = find_engine(options, like, own is not None, temperature)
         problem, vectors = pose(anchors, candidates, pairs, options, temperature, own, engine)
         if torch.compiler.is_compiling():
@@ -290,7 +298,7 @@ class _Blockwise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """See :func:`rows_loss` for the tensors: anchors, candidates, mix and temperature."""
         wanted = ctx.needs_input_grad[2:]
-        anchors, *others = tensors
+        anchors, *others = (each.detach() if isinstance(each, Tensor) else each for each in tensors)
         assert isinstance(anchors, Tensor)
         total = anchors.new_zeros(())
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
@@ -356,76 +364,3 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device_type=device.type, enabled=False)
-
-
-def _check_mix(mix: Tensor | None, options: Options, like: Tensor) -> Tensor:
-    """λ, shape (K,), in the dtype of ``like``; equal shares by default."""
-    count = len(options.weighting.components)
-    if mix is None:
-        return like.new_full((count,), 1 / max(count, 1))
-    if mix.shape != (count,):
-        raise ValueError(
-            f"expected one share per component, shape ({count},), got {tuple(mix.shape)}; "
-            "pass as many as there are components"
-        )
-    return mix.to(like)
-
-
-def _check_pairs(pairs: Pairs, own: Own | None) -> None:
-    if not pairs.has_positives():
-        raise ValueError(
-            f"expected anchors with a positive, got {pairs.num_anchors} anchors and no positive "
-            "pair; check the pairs"
-        )
-    if own is None and not pairs.has_negatives():
-        raise ValueError(
-            "expected at least one negative, got none for any anchor; "
-            "use a batch of two samples or more, or check the masks"
-        )
-
-
-def _check_shapes(
-    anchors: Views, candidates: Views, own: Own | None, pairs: Pairs, options: Options
-) -> None:
-    """Refuse tensors that do not fit each other or the pairs."""
-    for views in (anchors, candidates):
-        if not isinstance(views, Views):
-            raise ValueError(
-                f"expected unremix.core.problem.Views, got {type(views).__name__}; pass Views(z), "
-                "or Views(z, h) with the input h of the last layer"
-            )
-    width, inputs = candidates.embeddings.shape[-1:], candidates.inputs
-    given = [views for views in (anchors, candidates, own) if views is not None]
-    tensors = [
-        each for views in given for each in (views.embeddings, views.inputs, views.residuals)
-    ]
-    dtypes = list(dict.fromkeys(str(each.dtype) for each in tensors if each is not None))
-    if len(dtypes) > 1:
-        raise ValueError(
-            "expected embeddings, inputs and residuals of one dtype, got "
-            f"{' and '.join(dtypes)}; convert with .to()"
-        )
-    some = len({views.inputs is None for views in given}) > 1
-    if some and options.weighting.needs_residuals:  # else nobody reads them
-        raise ValueError(
-            "expected the last layer's inputs h for anchors and candidates or for neither, "
-            "got them for some; pass all or none"
-        )
-    count = pairs.num_anchors
-    rows = ((count,), (pairs.num_candidates,), (count, *(own.embeddings.shape[1:2] if own else ())))
-    for name, views, shape in zip(
-        ("anchors", "candidates", "own candidates"), given, rows, strict=False
-    ):
-        for what, tensor, last in (
-            ("embeddings", views.embeddings, width),
-            ("residuals", views.residuals, width),
-            ("inputs", views.inputs, None if inputs is None else inputs.shape[-1:]),
-        ):
-            if tensor is None:
-                continue
-            expected = (*shape, *(last or tensor.shape[-1:]))
-            if tensor.shape != expected:
-                raise ValueError(
-                    f"expected {what} of the {name} of shape {expected}, one row per view and of "
-                    f"the candidates' width, got {tuple(tensor.shape)}; check the pairs"
-                )

@@ -11,9 +11,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 OVERFLOW = 60.0  # a negative without weight may lie this far above the others, in logits
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x) to the last digit; torch's own is linear beyond 20."""
+    return -logsigmoid(-x)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a loss is computed from: views, options, and the rows of a block; plain data."""
+"""What a loss is computed from: views, options, and the rows of a block; plain data and checks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from unremix.core.checks import choose, number
 from unremix.core.objectives import InfoNCE, Objective
+from unremix.core.pairs import Pairs
 from unremix.core.scores import Gradient, Vectors
 from unremix.core.weights import Weighting
 
@@ -141,3 +142,77 @@ class Rows:
     count: Tensor
     positives: Tensor
     shares: Tensor
+
+
+def settle_mix(mix: Tensor | None, options: Options, like: Tensor) -> Tensor:
+    """λ, shape (K,), in the dtype of ``like``; equal shares by default."""
+    count = len(options.weighting.components)
+    if mix is None:
+        return like.new_full((count,), 1 / max(count, 1))
+    if mix.shape != (count,):
+        raise ValueError(
+            f"expected one share per component, shape ({count},), got {tuple(mix.shape)}; "
+            "pass as many as there are components"
+        )
+    return mix.to(like)
+
+
+def check_pairs(pairs: Pairs, own: Own | None) -> None:
+    """Refuse pairs without any positive or any negative; waits for the device."""
+    if not pairs.has_positives():
+        raise ValueError(
+            f"expected anchors with a positive, got {pairs.num_anchors} anchors and no positive "
+            "pair; check the pairs"
+        )
+    if own is None and not pairs.has_negatives():
+        raise ValueError(
+            "expected at least one negative, got none for any anchor; "
+            "use a batch of two samples or more, or check the masks"
+        )
+
+
+def check_shapes(
+    anchors: Views, candidates: Views, own: Own | None, pairs: Pairs, options: Options
+) -> None:
+    """Refuse tensors that do not fit each other or the pairs."""
+    for each in (anchors, candidates):
+        if not isinstance(each, Views):
+            raise ValueError(
+                f"expected unremix.core.problem.Views, got {type(each).__name__}; pass Views(z), "
+                "or Views(z, h) with the input h of the last layer"
+            )
+    width, inputs = candidates.embeddings.shape[-1:], candidates.inputs
+    given = [views for views in (anchors, candidates, own) if views is not None]
+    tensors = [
+        each for views in given for each in (views.embeddings, views.inputs, views.residuals)
+    ]
+    dtypes = list(dict.fromkeys(str(each.dtype) for each in tensors if each is not None))
+    if len(dtypes) > 1:
+        raise ValueError(
+            "expected embeddings, inputs and residuals of one dtype, got "
+            f"{' and '.join(dtypes)}; convert with .to()"
+        )
+    some = len({views.inputs is None for views in given}) > 1
+    if some and options.weighting.needs_residuals:  # else nobody reads them
+        raise ValueError(
+            "expected the last layer's inputs h for anchors and candidates or for neither, "
+            "got them for some; pass all or none"
+        )
+    count = pairs.num_anchors
+    rows = ((count,), (pairs.num_candidates,), (count, *(own.embeddings.shape[1:2] if own else ())))
+    for name, views, shape in zip(
+        ("anchors", "candidates", "own candidates"), given, rows, strict=False
+    ):
+        for what, tensor, last in (
+            ("embeddings", views.embeddings, width),
+            ("residuals", views.residuals, width),
+            ("inputs", views.inputs, None if inputs is None else inputs.shape[-1:]),
+        ):
+            if tensor is None:
+                continue
+            expected = (*shape, *(last or tensor.shape[-1:]))
+            if tensor.shape != expected:
+                raise ValueError(
+                    f"expected {what} of the {name} of shape {expected}, one row per view and of "
+                    f"the candidates' width, got {tuple(tensor.shape)}; check the pairs"
+                )

@@ -48,16 +48,17 @@ def find_engine(
     if torch.compiler.is_compiling():
         return eager.ENGINE
     name = options.engine
-    refusal = native.refusal(options, like, own, temperature)
-    if name == "native" and refusal is not None:
-        raise ValueError(
-            f"expected a loss that engine='native' serves, got one that it does not: {refusal}; "
-            "use engine='auto'"
-        )
     if name == "auto":
         name = choose(VARIABLE, os.environ.get(VARIABLE, "auto"), get_args(EngineName))
-    if name in ("auto", "native") and refusal is None:
-        return native.ENGINE
+    if name in ("auto", "native"):
+        refusal = native.refusal(options, like, own, temperature)
+        if refusal is None:
+            return native.ENGINE
+        if options.engine == "native":
+            raise ValueError(
+                "expected a loss that engine='native' serves, got one that it does not: "
+                f"{refusal}; use engine='auto'"
+            )
     if name == "compiled" or (name == "auto" and _compiles(like.device)):
         return compiled.ENGINE
     return eager.ENGINE

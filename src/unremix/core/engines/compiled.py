@@ -42,7 +42,8 @@ def _evaluate(
 
 
 # Losses with other options must not count against each other's limit of recompilations.
-ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in signature(compile).parameters else {}
+_known = "isolate_recompiles" in signature(compile).parameters  # since torch 2.13
+ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _known else {}
 
 
 @lru_cache(maxsize=64)
