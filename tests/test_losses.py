@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
 
 LOSSES = [InfoNCELoss, HCLLoss, UnReMixLoss]
 
@@ -99,7 +103,8 @@ def test_unremix_equals_the_loops(
         inputs = (batch.z0, batch.z1, loss_fn.mix_parameters)
         expected_gradients = gradients(expected, *inputs)
         for tile in (1, 3, 6, 100, None, "auto"):
-            loss_fn.tile = tile  # ragged, single, larger than the batch, dense
+            # ragged, single, larger than the batch, dense
+            loss_fn.options = replace(loss_fn.options, tile=tile)
             actual = quiet(loss_fn, *batch.views)
             assert_close(actual, expected)
             both = zip(gradients(actual, *inputs), expected_gradients, strict=True)
@@ -170,6 +175,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gradient": {"gradient": "nt-xent"},
     "layout": {"layout": "one-way"},
     "class_prior": {"class_prior": 0.1},
+    "decoupled": {"decoupled": True},
+    "symmetric": {"layout": "symmetric"},
     "bias": {"bias": False},
     "sketch": {"sketch": 2},
     "fidelity paper": {"fidelity": "paper"},
@@ -265,10 +272,133 @@ def test_twice_in_one_graph(batch: Batch, make: type[nn.Module]) -> None:
     assert torch.equal(first, torch.autograd.grad(loss, batch.z0)[0])
 
 
-def test_a_second_derivative_is_refused(batch: Batch) -> None:
-    loss = UnReMixLoss()(*batch.views)
-    with pytest.raises(RuntimeError, match="create_graph=True"):
-        torch.autograd.grad(loss, batch.z0, create_graph=True)
+@pytest.mark.parametrize("make", LOSSES)
+@pytest.mark.parametrize("layout", ["both", "one-way"])
+def test_second_derivatives(batch: Batch, make: type[nn.Module], layout: str) -> None:
+    """With create_graph=True the definition is differentiated, which gradgradcheck confirms."""
+    loss_fn = make(layout=layout).double()
+    loss = loss_fn(*batch.views)
+    (first,) = torch.autograd.grad(loss, batch.z0, create_graph=True)
+    assert_close(first, gradients(loss_fn(*batch.views), batch.z0)[0])
+    (second,) = torch.autograd.grad(first.square().sum(), batch.z0)
+    assert second.abs().max() > 1e-3
+    if make is not UnReMixLoss:  # whose weights are constants, so that differences see more
+        z0 = batch.z0.detach().requires_grad_()
+        assert torch.autograd.gradgradcheck(lambda z: loss_fn(z, batch.z1.detach()), z0)
+
+
+@pytest.mark.parametrize("layout", ["both", "one-way"])
+def test_decoupled_leaves_the_positive_out_of_the_denominator(batch: Batch, layout: str) -> None:
+    """Against lightly's definition, written out: log Σ_j e^{s_ij/τ} - s_ip/τ."""
+    tau, n = 0.3, batch.z0.shape[0]
+    z = torch.cat([batch.z0, batch.z1]) if layout == "both" else batch.z0
+    others = z if layout == "both" else batch.z1
+    masks = reference.masks_both(n) if layout == "both" else reference.masks_one_way(n)
+    logits = reference.similarity(z, others) / tau
+    losses = []
+    for i in range(len(z)):
+        negatives = torch.stack([logits[i, j] for j in reference.members(masks[1], i)])
+        losses.append(negatives.logsumexp(0) - logits[i, reference.members(masks[0], i)[0]])
+    expected = torch.stack(losses).mean()
+    actual = InfoNCELoss(temperature=tau, layout=layout, decoupled=True)(batch.z0, batch.z1)
+    assert_close(actual, expected)
+    for one, other in zip(
+        gradients(actual, batch.z0, batch.z1), gradients(expected, batch.z0, batch.z1), strict=True
+    ):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("make", LOSSES)
+def test_decoupled_and_coupled_agree_by_their_identity(batch: Batch, make: Any) -> None:
+    """-log(p/(p + G)) = softplus(log G - log p), anchor by anchor."""
+    for row in range(batch.z0.shape[0]):
+        order = torch.arange(batch.z0.shape[0]).roll(-row)
+        views = [view[order] for view in batch.views]
+        pairs = Pairs.from_masks(*(mask[:1] for mask in reference.masks_one_way(len(order))))
+        anchors, candidates = Views(views[0][:1], views[2][:1]), Views(views[1], views[3])
+        coupled, decoupled = (
+            make(decoupled=flag, class_prior=0.0).double().against(anchors, candidates, pairs)
+            for flag in (False, True)
+        )
+        assert_close(coupled, nn.functional.softplus(decoupled))
+
+
+def test_symmetric_is_the_loss_of_clip(batch: Batch) -> None:
+    scale = 1 / 0.07
+    f0, f1 = (nn.functional.normalize(z, dim=1) for z in (batch.z0, batch.z1))
+    logits, target = scale * f0 @ f1.T, torch.arange(4)
+    cross_entropy = nn.functional.cross_entropy
+    expected = (cross_entropy(logits, target) + cross_entropy(logits.T, target)) / 2
+    (expected_gradient,) = gradients(expected, batch.z1)
+    for loss_fn in (
+        InfoNCELoss(temperature=0.07, layout="symmetric"),
+        UnReMixLoss(temperature=0.07, layout="symmetric", components=()),
+    ):
+        actual = loss_fn(batch.z0, batch.z1)
+        assert_close(actual, expected)
+        assert_close(gradients(actual, batch.z1)[0], expected_gradient)
+    unremix_both = UnReMixLoss(layout="symmetric").double()
+    there, back = UnReMixLoss(layout="one-way").double(), UnReMixLoss(layout="one-way").double()
+    z0, z1, h0, h1 = batch.views
+    assert_close(unremix_both(z0, z1, h0, h1), (there(z0, z1, h0, h1) + back(z1, z0, h1, h0)) / 2)
+    with pytest.raises(ValueError, match="layout 'both' or 'one-way' for importance"):
+        unremix_both.importance(*batch.views)
+
+
+@pytest.mark.parametrize("make", LOSSES)
+def test_the_temperature_can_be_learned(batch: Batch, make: Any) -> None:
+    learned = make(temperature=0.4, learnable_temperature=True).double()
+    with torch.no_grad():
+        learned.logit_scale.fill_(math.log(1 / 0.4))
+    actual = learned(*batch.views)
+    assert_close(actual, make(temperature=0.4).double()(*batch.views))
+    (gradient,) = torch.autograd.grad(actual, learned.logit_scale)
+    step = 1e-6
+    up, down = (
+        make(temperature=0.4 * math.exp(-each)).double()(*batch.views) for each in (step, -step)
+    )
+    assert_close(gradient, (up - down) / (2 * step), 1e-7)
+    with torch.no_grad():
+        learned.logit_scale.fill_(50.0)
+    assert learned.current_temperature().item() == pytest.approx(0.01)  # clamped, as in CLIP
+    tau = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+    called = make(temperature=7.0).double()(*batch.views, temperature=tau)
+    assert_close(called, actual)
+    assert_close(gradients(called, tau)[0], -gradient / 0.4)
+
+
+@pytest.mark.parametrize("make", LOSSES)
+def test_one_pair_gives_a_loss_of_zero_and_one_warning(make: Any) -> None:
+    z0, z1 = torch.randn(2, 1, 4).unbind()
+    z0.requires_grad_()
+    loss_fn = make()
+    with pytest.warns(UserWarning, match="one pair has no negatives"):
+        loss = loss_fn(z0, z1)
+    assert loss == 0
+    loss.backward()
+    assert torch.equal(z0.grad, torch.zeros(1, 4))
+    assert all(torch.equal(each.grad, torch.zeros_like(each)) for each in loss_fn.parameters())
+    assert loss_fn(z0, z1) == 0  # no further warning: warnings are errors here
+
+
+def test_ids_keep_one_sample_from_being_its_own_negative(batch: Batch) -> None:
+    twice = [torch.cat([view, view[:1]]) for view in batch.views]
+    ids = torch.tensor([5, 1, 2, 3, 5])
+    for make in LOSSES:
+        loss_fn = make().double()
+        found = loss_fn.importance(*twice, ids=ids)
+        assert not found.negatives[0, 4]
+        assert not found.weights[0, 4]
+        assert loss_fn(*twice, ids=ids) < loss_fn(*twice)
+    with pytest.raises(ValueError, match=r"ids of shape \(4,\), one per pair, got \(5,\)"):
+        InfoNCELoss()(*batch.views, ids=ids)
+
+
+def test_param_groups_spare_the_mix_from_decay() -> None:
+    loss_fn = UnReMixLoss(learnable_temperature=True)
+    (group,) = loss_fn.param_groups(lr=0.2)
+    assert {id(each) for each in group["params"]} == {id(each) for each in loss_fn.parameters()}
+    assert (group["lr"], group["weight_decay"]) == (0.2, 0.0)
 
 
 @pytest.mark.parametrize("make", LOSSES)
@@ -358,11 +488,11 @@ def test_sketch_at_full_size_changes_nothing(batch: Batch) -> None:
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0}, "temperature to be a number above 0"),
-    ({"temperature": -1.0}, "received -1.0"),
-    ({"temperature": float("nan")}, "received nan"),
-    ({"temperature": "warm"}, "received 'warm'"),
+    ({"temperature": -1.0}, "got -1.0"),
+    ({"temperature": float("nan")}, "got nan"),
+    ({"temperature": "warm"}, "got 'warm'"),
     ({"scaling": "min-max"}, "did you mean 'minmax'"),
-    ({"mass": "sum"}, "mass to be one of mean, none, received 'sum'"),
+    ({"mass": "sum"}, "mass to be one of mean, none, got 'sum'"),
     ({"mix": "learnt"}, "did you mean 'learned'"),
     ({"mix": (1.0, 2.0)}, "3 numbers"),
     ({"mix": (0.0, 0.0, 0.0)}, "not all 0"),
@@ -373,14 +503,14 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"components": ("similarty",)}, "did you mean 'similarity'"),
     ({"components": "similarity"}, "sequence of names"),
     ({"components": ("similarity", "similarity")}, "each component once"),
-    ({"components": (3,)}, "names or functions, received int"),
+    ({"components": (3,)}, "names or functions, got int"),
     ({"hardness": 2.0}, "only with scaling='zscore-exp'"),
     ({"hardness": -1.0, "scaling": "zscore-exp"}, "hardness to be a number at least 0"),
     ({"posterior_temperature": 0.0}, "posterior_temperature"),
     ({"class_prior": 1.0}, "below 1"),
     ({"class_prior": -0.1}, "at least 0"),
     ({"tile": 0}, "tile to be 'auto', None or a number"),
-    ({"tile": "big"}, "received 'big'"),
+    ({"tile": "big"}, "got 'big'"),
     ({"sketch": 0}, "sketch"),
 ]
 
@@ -399,7 +529,6 @@ def test_bad_input_says_what_was_expected(make: type[nn.Module]) -> None:
         with pytest.raises(ValueError, match=message):
             loss_fn(*views)
 
-    refused("at least 2 pairs, received 1", z[:1], z[:1])
     refused(r"\(4, 3\) and \(3, 3\)", z, z[:3])
     refused(r"\(4, 3\) and \(4, 2\)", z, z[:, :2])
     refused(r"\(4, 3, 1\)", z[..., None], z[..., None])
@@ -408,12 +537,12 @@ def test_bad_input_says_what_was_expected(make: type[nn.Module]) -> None:
     refused("int64", z.long(), z.long())
     broken = z.clone()
     broken[1, 2] = float("nan")
-    refused("finite z0, received NaN or infinity in 1 of 4 rows", broken, z)
+    refused("finite z0, got NaN or infinity in 1 of 4 rows", broken, z)
     broken[3, 0] = float("inf")
     refused("finite z1, .* 2 of 4 rows", z, broken)
-    refused("h0 and h1 together, received only h0", z, z, z)
-    refused("h0 and h1 together, received only h1", z, z, None, z)
-    refused("one row per embedding, 4, received 3", z, z, z[:3], z[:3])
+    refused("h0 and h1 together, got only h0", z, z, z)
+    refused("h0 and h1 together, got only h1", z, z, None, z)
+    refused("one row per embedding, 4, got 3", z, z, z[:3], z[:3])
     refused("finite h0", z, z, broken, z)
 
 

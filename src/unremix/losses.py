@@ -26,7 +26,7 @@ from unremix.core.gather import (
 from unremix.core.last_layer import LastLayer
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.pairs import Pairs
-from unremix.core.problem import EngineName, Options, Own, Products, Tile, Views
+from unremix.core.problem import EngineName, Options, Own, Products, Tile, Views, settle_mix
 from unremix.core.residuals import anchor_residuals, candidate_residuals, own_residuals
 from unremix.core.scores import COMPONENTS, Component, Gradient, Score, inner_products, sketch
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, resolve, weigh
@@ -394,8 +394,7 @@ class TwoViewLoss(nn.Module):
             block = make_block(inner_products(*vectors), *vectors, rows, everything)
             named = {name: component.score(block) for name, component in COMPONENTS.items()}
             scores = [component.score(block) for component in weighting.resolved]
-            mix = self.lambdas()
-            mix = block.similarity.new_empty(0) if mix is None else mix.to(block.similarity)
+            mix = settle_mix(self.lambdas(), self.options, block.similarity)
             return Importance(
                 **{name: torch.where(rows.negatives, each, 0.0) for name, each in named.items()},
                 weights=weigh(scores, rows.negatives, rows.count, mix, weighting, temperature),

@@ -331,11 +331,18 @@ class _Blockwise(torch.autograd.Function):
         saved = ctx.saved_tensors
         tensors, gradients = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         if torch.is_grad_enabled():  # create_graph=True: the gradients of the definition
-            inputs = [each for each, want in zip(tensors, ctx.wanted, strict=True) if want]
-            anchors, candidates, mix, temperature = tensors
-            temperature = ctx.temperature if temperature is None else temperature
+            # Aliases, since anchors and candidates may be one tensor.
+            given: list[Any] = [each if each is None else each.view_as(each) for each in tensors]
+            anchors, candidates, mix, temperature = given
             with full_precision(incoming.device):
-                loss = definition(anchors, candidates, mix, temperature, ctx.problem)
+                loss = definition(
+                    anchors,
+                    candidates,
+                    mix,
+                    ctx.temperature if temperature is None else temperature,
+                    ctx.problem,
+                )
+                inputs = [each for each, want in zip(given, ctx.wanted, strict=True) if want]
                 found = iter(
                     torch.autograd.grad(loss, inputs, create_graph=True, materialize_grads=True)
                 )

@@ -111,8 +111,9 @@ class InfoNCE:
         rest = (negatives - self.class_prior * count * false) / (1 - self.class_prior)
         tiny, lowest = torch.finfo(rest.dtype).tiny, torch.finfo(rest.dtype).min
         least = torch.where(count > 0, count.clamp(min=1).log() + least_logit, lowest)
-        log_rest = torch.where(rest > tiny, rest, tiny).log() + shift
-        return torch.where((rest > tiny) & (log_rest > least), log_rest, least)
+        nothing = rest <= tiny
+        log_rest = torch.where(nothing, tiny, rest).log() + shift
+        return torch.where(nothing | (log_rest <= least), least, log_rest)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def scale(
     low = torch.where(negatives, score, torch.inf).amin(1, keepdim=True)  # (B, 1)
     high = torch.where(negatives, score, -torch.inf).amax(1, keepdim=True)
     size = torch.maximum(high.abs(), low.abs()).clamp(min=magnitude or 0.0)
-    constant = high - low <= noise(score.dtype) * size
+    constant = ((high - low <= noise(score.dtype) * size) & size.isfinite()) | (count == 0)
     if scaling == "minmax":
         span = torch.where(constant, 1.0, high - low)
         return torch.where(constant, 1.0, (score - low) / span)

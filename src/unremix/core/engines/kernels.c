@@ -168,7 +168,7 @@ static inline __attribute__((always_inline)) void sweep_row(
         real size = high > -low[k] ? high : -low[k];
         size = in->magnitude[k] > size ? in->magnitude[k] : size;
         const real span = high - low[k];
-        if (count == 0 || span <= in->noise * size) constant += in->mix[k];
+        if (count == 0 || (span <= in->noise * size && size <= LARGEST)) constant += in->mix[k];
         else scale[k] = 1 / span;
         share[k] = in->mix[k] * scale[k];
     }

@@ -92,11 +92,15 @@ def evaluate(
     gathered, slopes, total, along = sweep(
         scores, negatives, mix, products, 1 / temperature, options, differentiate=wanted[2]
     )
+    count = rows.count[:, 0]
+    weightless = ((total == 0) & (count > 0)).sum()
+    positives = products.gather(1, rows.positives) / temperature
+    if not any(wanted):
+        losses = objective.settle(gathered, positives, rows.shares, count, -1 / temperature)
+        return losses.sum(), weightless, (None, None, None, None)
     # The rest concerns a few numbers per anchor: autograd differentiates it.
     with torch.enable_grad():
-        sums = gathered.requires_grad_()
-        positives = (products.gather(1, rows.positives) / temperature).requires_grad_()
-        count = rows.count[:, 0]
+        sums, positives = gathered.requires_grad_(), positives.requires_grad_()
         losses = objective.settle(sums, positives, rows.shares, count, -1 / temperature)
         by_sums, by_positives = torch.autograd.grad(losses.sum(), (sums, positives))
     by_logits = slopes.mul_(by_sums[:, None]).scatter_add_(1, rows.positives, by_positives)
@@ -106,8 +110,7 @@ def evaluate(
         by_sums @ along if wanted[2] else None,
         None,
     )
-    weightless = (total == 0) & (count > 0)
-    return losses.detach().sum(), weightless.sum(), gradients
+    return losses.detach().sum(), weightless, gradients
 
 
 def derive(
