@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.frameworks.base import Batch
-from unremix.frameworks.moco import MoCo
+from unremix.frameworks.moco import MoCo, MoCoOptions
 from unremix.frameworks.simclr import SimCLR
 from unremix.losses.two_views import TwoViewLoss
 from unremix.pairs import Pairs
@@ -90,6 +91,10 @@ def make_model(
 ) -> Any:
     """A framework; the key encoder of MoCo is already away from the encoder it follows."""
     loss = InfoNCELoss(temperature=0.3) if loss is None else loss
+    if issubclass(kind, MoCo):
+        own = {option.name: options.pop(option.name) for option in fields(MoCoOptions)
+               if option.name in options}  # fmt: skip
+        options["options"] = MoCoOptions(**own)
     model = kind(*make_parts(batch_norm=batch_norm, seed=seed), loss, **options).double()
     if isinstance(model, MoCo):
         for number, p in enumerate([*model.key_encoder.parameters(), *model.key_head.parameters()]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -52,6 +54,23 @@ class TwinEncoder(nn.Module):
         return torch.cat([f, g], dim=1)
 
 
+@dataclass(frozen=True)
+class QuickThoughtOptions:
+    """Options of Quick-Thought.
+
+    Args:
+        reach: How many sentences on either side are positives.
+        mask_repeats: Whether sentences of the same text as the anchor are left out.
+    """
+
+    reach: int = 1
+    mask_repeats: bool = True
+
+    def __post_init__(self) -> None:
+        if self.reach < 1:
+            raise ValueError(f"expected reach to be at least 1, got {self.reach}")
+
+
 class QuickThought(Framework):
     """Anchors are f of all sentences of a batch, candidates g of the same; scores are f · g.
 
@@ -67,15 +86,19 @@ class QuickThought(Framework):
     Args:
         encoder: f and g.
         loss: Weights the negatives.
-        reach: How many sentences on either side are positives.
-        mask_repeats: Whether sentences of the same text as the anchor are left out.
+        options: What counts as a positive.
 
     Raises:
-        ValueError: For a loss or a number that cannot be.
+        ValueError: For a loss that does not fit.
 
     Reference:
         Logeswaran and Lee 2018.
     """
+
+    summary = "Quick-Thought: neighboring sentences"
+    section = "quickthought"
+    Options = QuickThoughtOptions
+    domains = ("sentence",)
 
     encoder: TwinEncoder
 
@@ -84,12 +107,10 @@ class QuickThought(Framework):
         encoder: TwinEncoder,
         loss: TwoViewLoss,
         *,
-        reach: int = 1,
-        mask_repeats: bool = True,
+        options: QuickThoughtOptions | None = None,
     ) -> None:
         super().__init__()
-        if reach < 1:
-            raise ValueError(f"expected reach to be at least 1, received {reach}")
+        options = options or QuickThoughtOptions()
         if loss.class_prior:
             raise ValueError(
                 "expected class_prior=0 on Quick-Thought, whose products are not bounded, received "
@@ -103,8 +124,8 @@ class QuickThought(Framework):
         self.encoder = encoder
         self.loss = loss
         self.gather, loss.gather = loss.gather, False  # done here, for sentences and not views
-        self.reach = reach
-        self.mask_repeats = mask_repeats
+        self.reach = options.reach
+        self.mask_repeats = options.mask_repeats
         if encoder.maps is not None:
             loss.bias = encoder.maps[0].bias is not None
 
