@@ -198,8 +198,9 @@ class TrainConfig:
             .txt or .gz files. A name that is not found is looked up in the folder that
             UNREMIX_DATA names.
         domain: What the data are: image, graph or sentence; by default what the recipe is for.
-        recipe: Which composition of parts; ``unremix recipes`` lists them. By default unremix-simclr for
-            images, infograph-unremix for graphs, quickthought-unremix for sentences.
+        recipe: Which composition of parts; ``unremix recipes`` lists them. By default
+            unremix-simclr for images, infograph-unremix for graphs, quickthought-unremix for
+            sentences.
         framework: Another framework than the recipe's: simclr, moco or swav for images, infograph
             or simclr for graphs, quickthought for sentences.
         weighting: Another weighting of the negatives: uniform, hcl or unremix.
@@ -209,7 +210,8 @@ class TrainConfig:
             package.module:callable.
         image_size: Pixels per side; by default the median short side, at most 224.
         width: Channels of a ResNet's first stage.
-        stem: Stem of a ResNet: cifar, imagenet or auto; by default cifar up to 32 pixels, imagenet above.
+        stem: Stem of a ResNet: cifar, imagenet or auto; auto is cifar up to 32 pixels, imagenet
+            above.
         head_hidden: Sizes of the projection head's hidden layers.
         head_output: Size of the embeddings the loss sees.
         head_batch_norm: Whether the head normalizes its hidden layers.
