@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -78,9 +79,11 @@ assert main(["recipes"]) == 0
 def test_a_framework_is_one_file_and_one_line(tmp_path: Path) -> None:
     (tmp_path / "pull.py").write_text(FRAMEWORK)
     (tmp_path / "use.py").write_text(USE)
+    source = str(Path(recipes.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200
-    )
+        [sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": source},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "--pull.strength" in done.stdout
     assert "Pull: no negatives" in done.stdout

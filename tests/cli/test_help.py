@@ -47,7 +47,7 @@ def test_help_all_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
         if its.name in kinds:
             kind = kinds[its.name] or type(getattr(TrainConfig(), its.name))
             for option in fields(kind):
-                assert f"--{its.name}.{option.name} " in shown
+                assert re.search(rf"--{its.name}\.{option.name}\s", shown)
         elif its.name != "given":
             assert f"--{its.name} " in shown
     assert "4096" in shown  # the defaults of parts

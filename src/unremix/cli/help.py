@@ -81,9 +81,11 @@ def _option(name: str, text: str, usual: str, everything: bool) -> list[str]:
     else:
         short = re.split(r"(?<=\w)(?:\. |\.$|; |, by default|: (?=the embedded))", text)[0]
         texts = [textwrap.shorten(short, room - len(end), placeholder=" ...") + end]
-    first, *rest = texts or [""]
     label = f"  --{name}"
-    return [f"{label:<{NAMES}}  {first}", *(" " * (NAMES + 2) + line for line in rest)]
+    lines = [" " * (NAMES + 2) + line for line in texts]
+    if len(label) > NAMES:
+        return [label, *lines]
+    return [f"{label:<{NAMES}}  {texts[0]}", *lines[1:]]
 
 
 def _sections(of: str | None, domain: str, everything: bool) -> Iterator[list[str]]:
