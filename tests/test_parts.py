@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from unremix import recipes
+from unremix.frameworks.parts import described, option_fields, options_type, section_of
 from unremix.frameworks.weightings import HCL, Uniform, UnReMix
 from unremix.losses.modules import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.recipes import PARTS, described, option_fields, options_type, section_of
+from unremix.recipes import PARTS
 
 FRAMEWORK = '''
 """A framework in one file: SimCLR without negatives, the views pulled together."""

@@ -20,7 +20,8 @@ import unremix
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi
-from unremix.recipes import PARTS, RECIPES, compose, option_fields, options_of
+from unremix.frameworks.parts import option_fields
+from unremix.recipes import PARTS, RECIPES, compose, options_of
 from unremix.training import loop
 from unremix.training.config import TrainConfig
 from unremix.training.loop import Training, fit

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from torch import nn
 
@@ -15,6 +14,13 @@ from unremix.frameworks.base import Framework
 from unremix.frameworks.infograph import InfoGraph
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi, Patches
+from unremix.frameworks.parts import (
+    merged,
+    option_fields,
+    options_type,
+    section_of,
+    written,
+)
 from unremix.frameworks.quickthought import QuickThought
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.swav import SwAV
@@ -41,31 +47,6 @@ PARTS: dict[Kind, dict[str, Callable[..., Any]]] = {
 }
 
 
-def options_type(part: Any) -> type | None:
-    """The frozen dataclass of a part's options: its ``Options``, or the part itself."""
-    itself: Any = part if is_dataclass(part) else None
-    found: type | None = getattr(part, "Options", itself)
-    return found
-
-
-def option_fields(part: Any) -> dict[str, Field[Any]]:
-    """The options of a part, by name."""
-    kind = options_type(part)
-    return {} if kind is None else {option.name: option for option in fields(kind)}
-
-
-def section_of(part: Any) -> str:
-    """The section of a part's options on the command line; empty where it has none."""
-    section: str = getattr(part, "section", "")
-    return section
-
-
-def summary_of(part: Any) -> str:
-    """What a part is, in one line."""
-    said: str = getattr(part, "summary", "") or (part.__doc__ or "").partition("\n")[0]
-    return said
-
-
 def takes(framework: str, what: str) -> bool:
     """Whether a framework has a use for a loss, a mixing or further negatives."""
     return what in signature(PARTS["framework"][framework]).parameters
@@ -77,68 +58,9 @@ def frameworks_for(domain: str) -> list[str]:
     return [name for name, part in known if domain in getattr(part, "domains", ("image",))]
 
 
-def described(kind: type) -> dict[str, str]:
-    """The text of each argument in a docstring.
-
-    Example:
-        >>> described(MoCo.Options)["queue"]
-        'Old keys kept as negatives.'
-    """
-    listed = re.search(r"^    Args:\n(.*?)(?=^    \S|\Z)", kind.__doc__ or "", re.M | re.S)
-    found = re.findall(
-        r"^        (\w+): (.*?)(?=^        \w|\Z)", listed[1] if listed else "", re.M | re.S
-    )
-    return {name: " ".join(text.split()) for name, text in found}
-
-
 def sections() -> dict[str, type]:
-    """The options of all parts, by section: dataclasses whose fields are None until given.
-
-    Example:
-        >>> sections()["mixture"](cutmix=0.25)
-        MixtureOptions(alpha=None, cutmix=0.25)
-    """
-    types: dict[str, dict[str, Any]] = {}
-    texts: dict[str, dict[str, str]] = {}
-    defaults: dict[str, dict[str, dict[str, str]]] = {}
-    for known in PARTS.values():
-        for name, part in known.items():
-            kind, section = options_type(part), section_of(part)
-            if kind is None:
-                continue
-            hints, told = get_type_hints(kind), described(kind)
-            for option, its in option_fields(part).items():
-                types.setdefault(section, {}).setdefault(option, hints[option] | None)
-                texts.setdefault(section, {}).setdefault(option, told.get(option, ""))
-                shown = its.metadata.get("unset", written(its.default))
-                of_parts = defaults.setdefault(section, {}).setdefault(option, {})
-                of_parts.setdefault(shown, name)
-    made = {}
-    for section, options in types.items():
-        lines = [f"Options in the section {section}; None leaves the recipe's value.", "", "Args:"]
-        for option in options:
-            values = {
-                value: of for value, of in defaults[section][option].items() if value != "None"
-            }
-            usual = ", ".join(v if len(values) == 1 else f"{v} ({of})" for v, of in values.items())
-            end = f" Default: {usual}." if usual else ""
-            lines.append(f"    {option}: {texts[section][option]}{end}")
-        made[section] = make_dataclass(
-            f"{section.capitalize()}Options",
-            [(option, hint, None) for option, hint in options.items()],
-            frozen=True,
-            namespace={"__doc__": "\n    ".join(lines)},
-        )
-    return made
-
-
-def written(value: Any) -> str:
-    """A value as it is written on the command line."""
-    if isinstance(value, tuple | list):
-        return f'"[{", ".join(map(written, value))}]"'
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """The options of all parts, by section: dataclasses whose fields are None until given."""
+    return merged(PARTS)
 
 
 @dataclass(frozen=True)

@@ -133,16 +133,8 @@ def recipes(recipe: str | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from unremix.recipes import (
-        NOTHING,
-        PARTS,
-        RECIPES,
-        find_recipe,
-        option_fields,
-        options_of,
-        section_of,
-        summary_of,
-    )
+    from unremix.frameworks.parts import option_fields, section_of, summary_of
+    from unremix.recipes import NOTHING, PARTS, RECIPES, find_recipe, options_of
     from unremix.training.settings import shipped
 
     console = Console(highlight=False, markup=False)
