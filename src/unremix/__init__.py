@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-# Importing torch makes many objects and no garbage: without collections it takes a sixth less time.
+# Importing torch makes many objects and no garbage; without collections it takes less time.
 _collecting = gc.isenabled()
 gc.disable()
 from unremix.audit import Audit, audit  # noqa: E402
