@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from unremix.core.problem import Own
 from unremix.core.scores import COMPONENTS
 from unremix.core.weights import Weighting
 from unremix.frameworks.base import Batch
-from unremix.frameworks.moco import MoCo
+from unremix.frameworks.moco import MoCo, MoCoOptions
 from unremix.frameworks.simclr import SimCLR
 from unremix.losses import TwoViewLoss
 from unremix.views.randomness import keys as random_keys
@@ -107,6 +108,10 @@ def make_model(
 ) -> Any:
     """A framework; the key encoder of MoCo is already away from the encoder it follows."""
     loss = InfoNCELoss(temperature=0.3) if loss is None else loss
+    if issubclass(kind, MoCo):
+        own = {option.name: options.pop(option.name) for option in fields(MoCoOptions)
+               if option.name in options}  # fmt: skip
+        options["options"] = MoCoOptions(**own)
     model = kind(*make_parts(batch_norm=batch_norm, seed=seed), loss, **options).double()
     if isinstance(model, MoCo):
         for number, p in enumerate([*model.key_encoder.parameters(), *model.key_head.parameters()]):

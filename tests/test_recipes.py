@@ -19,7 +19,9 @@ from crashing import crash_at
 import unremix
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.moco import MoCo
-from unremix.recipes import PARTS, RECIPES, MoCHiOptions, MoCoOptions, compose, options_of
+from unremix.frameworks.negatives import MoCHi
+from unremix.frameworks.parts import option_fields
+from unremix.recipes import PARTS, RECIPES, compose, options_of
 from unremix.training import loop
 from unremix.training.config import TrainConfig
 from unremix.training.loop import Training, fit
@@ -45,9 +47,9 @@ def small(folder: Path, recipe: str, **options: Any) -> TrainConfig:
     )  # fmt: skip
     if RECIPES[recipe].framework == "moco":
         # Of a length that no number of batches makes full.
-        config = replace(config, moco=MoCoOptions(queue=75, momentum=0.9, group=16))
+        config = replace(config, moco=dict(queue=75, momentum=0.9, group=16))
     if recipe == "mochi":
-        config = replace(config, mochi=MoCHiOptions(16, 16, 8, warmup_epochs=1))
+        config = replace(config, mochi=MoCHi(16, 16, 8, warmup_epochs=1))
     return replace(config, **options)
 
 
@@ -185,7 +187,7 @@ def test_the_queue_is_part_of_the_checkpoint(whole: Callable[[str], Whole]) -> N
 def test_chunks_give_the_gradient_of_the_whole_batch(recipe: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 1, "limit": 64}
     if recipe == "mochi":
-        options["mochi"] = MoCHiOptions(16, 16, 8, warmup_epochs=0)
+        options["mochi"] = MoCHi(16, 16, 8, warmup_epochs=0)
     whole = trained(without_batch_norm(tmp_path / "whole", recipe, **options))
     parts = trained(without_batch_norm(tmp_path / "parts", recipe, chunk=5, **options))
     for name, tensor in state_of(whole)["model"].items():
@@ -201,7 +203,9 @@ def test_the_options_shown_are_those_of_the_parts_made(name: str) -> None:
     composition = compose(recipe)
     shown = {one.option: one.value for one in options_of(recipe)}
     assert len(shown) == sum(
-        len(PARTS[kind][part].options) for kind, part in recipe.parts.items() if part != "none"
+        len(option_fields(PARTS[kind][part]))
+        for kind, part in recipe.parts.items()
+        if part != "none"
     )
     loss: Any = composition.make_loss()
     if loss is not None:
@@ -249,7 +253,7 @@ def test_mixed_precision(options: dict[str, Any], tmp_path: Path) -> None:
     """Compositions of the command line, under autocast."""
     free = {"precision": "bf16-mixed", "epochs": 1, "limit": 64, **options}
     if options["recipe"] == "mochi":
-        free["mochi"] = MoCHiOptions(16, 16, 8, warmup_epochs=0)
+        free["mochi"] = MoCHi(16, 16, 8, warmup_epochs=0)
     found = trained(without_batch_norm(tmp_path, free.pop("recipe"), **free))
     assert state_of(found)["step"] == 2
     for tensor in state_of(found)["model"].values():

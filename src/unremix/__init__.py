@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from unremix.audit import Audit, audit
-from unremix.losses import HCLLoss, Importance, InfoNCELoss, UnReMixLoss, importance
 
 if TYPE_CHECKING:
+    from unremix.losses import HCLLoss, Importance, InfoNCELoss, UnReMixLoss, importance
     from unremix.pipeline import evaluate, train
     from unremix.training.run import Run
     from unremix.training.run import Run as load
@@ -27,12 +28,18 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# The losses need torch alone; training needs the extra [train] and is imported when asked for.
-_TRAINING = {
-    "train": ("unremix.pipeline", "train"),
-    "evaluate": ("unremix.pipeline", "evaluate"),
-    "load": ("unremix.training.run", "Run"),
-    "Run": ("unremix.training.run", "Run"),
+# Imported when asked for: the losses need torch, training needs the extra [train], and the command
+# line answers `--help` without either.
+_HOMES = {
+    "HCLLoss": "unremix.losses:HCLLoss",
+    "Importance": "unremix.losses:Importance",
+    "InfoNCELoss": "unremix.losses:InfoNCELoss",
+    "Run": "unremix.training.run:Run",
+    "UnReMixLoss": "unremix.losses:UnReMixLoss",
+    "evaluate": "unremix.pipeline:evaluate",
+    "importance": "unremix.losses:importance",
+    "load": "unremix.training.run:Run",
+    "train": "unremix.pipeline:train",
 }
 
 
@@ -41,15 +48,13 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _TRAINING:
+    if name not in _HOMES:
         raise AttributeError(f"module 'unremix' has no attribute {name!r}")
-    from importlib import import_module
-
-    module, attribute = _TRAINING[name]
+    module, _, attribute = _HOMES[name].partition(":")
     try:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("unremix"):
+        if error.name is None or error.name.startswith("unremix"):
             raise
         raise ImportError(
             f"expected the packages for training, but {error.name} is missing; "

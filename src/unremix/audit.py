@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # the package is imported without torch, so that the command line answers at once
+    from torch import Tensor
 
-if TYPE_CHECKING:
     from unremix.losses import Importance
 
 DECILES = 10
@@ -45,6 +44,8 @@ def effective_negatives(weights: Tensor) -> float:
     Args:
         weights: w, shape (A, C); 0 where there is no negative.
     """
+    import torch
+
     square = weights.square().sum(1).clamp(min=torch.finfo(weights.dtype).tiny)
     return float((weights.sum(1).square() / square).mean())
 
@@ -61,12 +62,14 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
         ValueError: If the labels do not fit the importance, or k is not positive.
 
     Example:
-        >>> import unremix
+        >>> import torch, unremix
         >>> z0, z1 = torch.eye(4), torch.eye(4)
         >>> found = unremix.audit(unremix.importance(z0, z1), torch.tensor([0, 0, 1, 1]), k=2)
         >>> round(found.base_rate, 3)  # each view has 6 negatives, 2 of them of its own class
         0.333
     """
+    import torch
+
     weights, negatives = importance.weights, importance.negatives
     anchors = weights.shape[0]
     if k < 1:

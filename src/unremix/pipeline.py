@@ -11,10 +11,10 @@ from unremix.data.atomic_files import write_whole
 from unremix.data.splits import name_some
 from unremix.data.suggestions import did_you_mean
 from unremix.report import write_report
-from unremix.training.config import TrainConfig
+from unremix.training.config import TrainConfig, make_config
 from unremix.training.preparation import prepare
 from unremix.training.progress import Progress
-from unremix.training.run import Run, make_config
+from unremix.training.run import Run
 
 NAMED = 50  # files left out that are named in warnings.txt
 
@@ -41,11 +41,11 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         names = [field.name for field in fields(TrainConfig)]
         for name in options:
             if name not in names:
-                hint = did_you_mean(name, names)
-                raise TypeError(f"expected options of TrainConfig, received {name!r}{hint}")
+                hint = did_you_mean(name, names) or "; see unremix train --help_all"
+                raise TypeError(f"expected options of TrainConfig, got {name!r}{hint}")
         config = make_config(options)
     elif options:
-        raise TypeError("expected either a config or options by name, received both")
+        raise TypeError("expected either a config or options by name, got both; leave one out")
     prepared = prepare(config)
     from unremix.training.loop import fit  # seconds of imports, once all is well
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Literal
 
@@ -14,226 +14,53 @@ from unremix.frameworks.base import Framework
 from unremix.frameworks.infograph import InfoGraph
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi, Patches
+from unremix.frameworks.parts import (
+    merged,
+    option_fields,
+    options_type,
+    section_of,
+    written,
+)
 from unremix.frameworks.quickthought import QuickThought
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.swav import SwAV
-from unremix.losses import PRESETS, HCLLoss, InfoNCELoss, TwoViewLoss, UnReMixLoss
+from unremix.frameworks.weightings import HCL, Uniform, UnReMix
+from unremix.losses import TwoViewLoss
 from unremix.views.mixing import IMix, UnMix
 
-
-@dataclass(frozen=True)
-class LossOptions:
-    """Options of the loss; None leaves the recipe's own value.
-
-    Args:
-        components: Which scores weight the negatives (UnReMix): any of uncertainty, similarity,
-            representativeness.
-        mix: How they are mixed (UnReMix): learned, free, fixed, adversarial, or one number each.
-        scaling: How scores are scaled (UnReMix): minmax, zscore-exp or none.
-        mass: Whether weights average 1 (UnReMix): mean or none.
-        hardness: β of HCL, or of zscore-exp.
-        posterior_temperature: t of the uncertainty's pseudo-posterior (UnReMix).
-        gradient: What the uncertainty differentiates (UnReMix): pseudo-label or nt-xent.
-        class_prior: τ⁺ of the debiasing.
-        similarity_gradient: Whether gradient flows through the similarity in the weights.
-        sketch: Dimensions that the last layer's input is projected to (UnReMix).
-        layout: both or one-way (SimCLR).
-        fidelity: Preset: sound, paper or code.
-    """
-
-    components: tuple[str, ...] | None = None
-    mix: Literal["learned", "free", "fixed", "adversarial"] | tuple[float, ...] | None = None
-    scaling: Literal["minmax", "zscore-exp", "none"] | None = None
-    mass: Literal["mean", "none"] | None = None
-    hardness: float | None = None
-    posterior_temperature: float | None = None
-    gradient: Literal["pseudo-label", "nt-xent"] | None = None
-    class_prior: float | None = None
-    similarity_gradient: bool | None = None
-    sketch: int | None = None
-    layout: Literal["both", "one-way"] | None = None
-    fidelity: Literal["sound", "paper", "code"] | None = None
-
-
-@dataclass(frozen=True)
-class MoCoOptions:
-    """Options of MoCo; None leaves the recipe's own value.
-
-    Args:
-        queue: Old keys kept as negatives; 4096 by default.
-        momentum: m of the key encoder; 0.99 by default.
-        symmetric: Whether both views ask.
-        group: Images that BatchNorm sees at a time; 32 by default, 0 for the whole batch.
-    """
-
-    queue: int | None = None
-    momentum: float | None = None
-    symmetric: bool | None = None
-    group: int | None = None
-
-
-@dataclass(frozen=True)
-class SwAVOptions:
-    """Options of SwAV; None leaves the recipe's own value.
-
-    Args:
-        prototypes: How many; 100 by default.
-        iterations: Of Sinkhorn's algorithm; 3 by default.
-        epsilon: ε of the codes; 0.05 by default.
-        frozen_epochs: Epochs for which the prototypes stay as they are; 1 by default.
-        queue: Earlier features that help to make the codes; 0 by default.
-        queue_from_epoch: When they begin to; 15 by default.
-        crops: Small crops beside the two views; 0 by default.
-    """
-
-    prototypes: int | None = None
-    iterations: int | None = None
-    epsilon: float | None = None
-    frozen_epochs: int | None = None
-    queue: int | None = None
-    queue_from_epoch: int | None = None
-    crops: int | None = None
-
-
-@dataclass(frozen=True)
-class MixOptions:
-    """Options of the mixing; None leaves the recipe's own value.
-
-    Args:
-        alpha: α of Beta(α, α), from which the shares are drawn; 1 by default.
-        cutmix: Probability of CutMix in place of mixup (Un-Mix); 0.5 by default.
-    """
-
-    alpha: float | None = None
-    cutmix: float | None = None
-
-
-@dataclass(frozen=True)
-class MoCHiOptions:
-    """Options of MoCHi's mixed negatives; None leaves the recipe's own value.
-
-    Args:
-        hardest: Keys of the queue that are mixed; 512 by default.
-        pairs: Mixtures of two keys per query; 512 by default.
-        queries: Mixtures of a key with the query; 64 by default.
-        warmup_epochs: Epochs without; a twentieth of all by default.
-    """
-
-    hardest: int | None = None
-    pairs: int | None = None
-    queries: int | None = None
-    warmup_epochs: int | None = None
-
-
-@dataclass(frozen=True)
-class PatchOptions:
-    """Options of the patch negatives; None leaves the recipe's own value.
-
-    Args:
-        smallest: Least side of a patch in pixels; a sixteenth of the image's by default.
-        largest: Largest side; a third of the image's by default.
-        factor: α, multiplies the logit; 2 by default.
-    """
-
-    smallest: int | None = None
-    largest: int | None = None
-    factor: float | None = None
-
-
-@dataclass(frozen=True)
-class InfoGraphOptions:
-    """Options of InfoGraph; None leaves the recipe's own value.
-
-    Args:
-        objective: jsd, by default, or info-nce.
-    """
-
-    objective: Literal["jsd", "info-nce"] | None = None
-
-
-@dataclass(frozen=True)
-class QuickThoughtOptions:
-    """Options of Quick-Thought; None leaves the recipe's own value.
-
-    Args:
-        reach: How many sentences on either side are positives; 1 by default.
-        mask_repeats: Whether sentences of the anchor's own text are left out; they are by default.
-    """
-
-    reach: int | None = None
-    mask_repeats: bool | None = None
-
-
 Kind = Literal["framework", "mixing", "negatives", "weighting"]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of the things a recipe is made of.
-
-    Args:
-        make: Makes it.
-        section: The section of its options.
-        options: The options it takes from there.
-        summary: What it is.
-    """
-
-    make: Callable[..., Any]
-    section: str
-    options: tuple[str, ...]
-    summary: str
-
-
-def _names(options: type) -> tuple[str, ...]:
-    return tuple(option.name for option in fields(options))
-
-
-PARTS: dict[Kind, dict[str, Part]] = {
-    "framework": {
-        "simclr": Part(SimCLR, "loss", ("layout",), "SimCLR: negatives from the batch"),
-        "moco": Part(MoCo, "moco", _names(MoCoOptions), "MoCo: negatives from a queue"),
-        "swav": Part(SwAV, "swav", _names(SwAVOptions), "SwAV: codes, no negatives"),
-        "infograph": Part(
-            InfoGraph, "infograph", _names(InfoGraphOptions), "InfoGraph: nodes against graphs"
-        ),
-        "quickthought": Part(
-            QuickThought,
-            "quickthought",
-            _names(QuickThoughtOptions),
-            "Quick-Thought: neighbouring sentences",
-        ),
-    },
-    "mixing": {
-        "imix": Part(IMix, "mixture", ("alpha",), "i-Mix: mixed views in place of the first"),
-        "unmix": Part(UnMix, "mixture", _names(MixOptions), "Un-Mix: mixed views added"),
-    },
-    "negatives": {
-        "mochi": Part(MoCHi, "mochi", _names(MoCHiOptions), "MoCHi: mixtures of hard keys"),
-        "patch": Part(Patches, "patch", _names(PatchOptions), "tiled patches of the own image"),
-    },
-    "weighting": {
-        "uniform": Part(InfoNCELoss, "loss", ("class_prior",), "all negatives alike"),
-        "hcl": Part(
-            HCLLoss,
-            "loss",
-            ("hardness", "class_prior", "similarity_gradient", "fidelity"),
-            "by similarity (HCL)",
-        ),
-        "unremix": Part(
-            UnReMixLoss,
-            "loss",
-            tuple(name for name in _names(LossOptions) if name != "layout"),
-            "by uncertainty, similarity and representativeness",
-        ),
-    },
-}
-SECTIONS = ("loss", "moco", "swav", "mixture", "mochi", "patch", "infograph", "quickthought")
-FRAMEWORKS = {
-    "image": ("simclr", "moco", "swav"),
-    "graph": ("simclr", "infograph"),
-    "sentence": ("quickthought",),
-}
 NOTHING = "none"
+
+# A part says for itself what it is (summary), which options it has and in which section of the
+# command line, which domains it is for, and by its constructor what it needs.
+PARTS: dict[Kind, dict[str, Callable[..., Any]]] = {
+    "framework": {
+        "simclr": SimCLR,
+        "moco": MoCo,
+        "swav": SwAV,
+        "infograph": InfoGraph,
+        "quickthought": QuickThought,
+    },
+    "mixing": {"imix": IMix, "unmix": UnMix},
+    "negatives": {"mochi": MoCHi, "patch": Patches},
+    "weighting": {"uniform": Uniform, "hcl": HCL, "unremix": UnReMix},
+}
+
+
+def takes(framework: str, what: str) -> bool:
+    """Whether a framework has a use for a loss, a mixing or further negatives."""
+    return what in signature(PARTS["framework"][framework]).parameters
+
+
+def frameworks_for(domain: str) -> list[str]:
+    """The names of the frameworks for a kind of data."""
+    known = PARTS["framework"].items()
+    return [name for name, part in known if domain in getattr(part, "domains", ("image",))]
+
+
+def sections() -> dict[str, type]:
+    """The options of all parts, by section: dataclasses whose fields are None until given."""
+    return merged(PARTS)
 
 
 @dataclass(frozen=True)
@@ -247,10 +74,10 @@ class Recipe:
         weighting: Name of the weighting.
         mixing: Name of the mixing, or none.
         negatives: Name of what makes further negatives, or none.
-        temperature: τ, unless told otherwise.
-        preset: Options it sets, by section, unless told otherwise.
+        temperature: τ, unless given.
+        preset: Options it sets, by section, unless given.
         domain: What kind of data it is for.
-        paper: Where the paper has it; empty where it has not.
+        paper: Where the paper has it; empty where it does not.
     """
 
     name: str
@@ -266,12 +93,12 @@ class Recipe:
 
     @property
     def parts(self) -> dict[Kind, str]:
-        """The names of its parts; a framework without negatives has no weighting."""
+        """The names of its parts; a framework without a loss has no weighting."""
         return {
             "framework": self.framework,
             "mixing": self.mixing,
             "negatives": self.negatives,
-            "weighting": NOTHING if self.framework == "swav" else self.weighting,
+            "weighting": self.weighting if takes(self.framework, "loss") else NOTHING,
         }
 
 
@@ -337,7 +164,7 @@ def _find(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     if name in known:
         return known[name]
     hint = did_you_mean(name, known)
-    raise ValueError(f"expected a {kind} among {', '.join(known)}, received {name!r}{hint}")
+    raise ValueError(f"expected a {kind} among {', '.join(known)}, got {name!r}{hint}")
 
 
 def find_recipe(name: str) -> Recipe:
@@ -358,32 +185,13 @@ class OptionValue:
         kind: The kind of the part that takes it.
         option: Its name on the command line.
         value: Its value, written as there; in words where it depends on something else.
-        changed: Whether the recipe sets it otherwise than the part does by itself.
+        changed: Whether the recipe sets it to something else than the part does.
     """
 
     kind: Kind
     option: str
     value: str
     changed: bool
-
-
-# What parts make of an option that is not given, where their signature does not say so.
-UNSET: dict[tuple[str, str], str] = {
-    ("hcl", "similarity_gradient"): "true",
-    ("unremix", "hardness"): "1, of zscore-exp only",
-    ("unremix", "sketch"): "none: not projected",
-    ("mochi", "warmup_epochs"): "a twentieth of the epochs",
-    ("patch", "smallest"): "a sixteenth of the image's side",
-    ("patch", "largest"): "a third of the image's side",
-}
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f'"[{", ".join(map(_written, value))}]"'
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def options_of(recipe: Recipe) -> list[OptionValue]:
@@ -396,22 +204,17 @@ def options_of(recipe: Recipe) -> list[OptionValue]:
         [('--loss.layout', 'both'), ('--loss.class_prior', '0.1')]
     """
     found = []
+    bare = Composition(recipe.parts, {}, recipe.temperature)
     for kind, name in recipe.parts.items():
-        if name == NOTHING:
+        options = {} if name == NOTHING else option_fields(PARTS[kind][name])
+        if not options:
             continue
-        part = PARTS[kind][name]
-        preset = recipe.preset.get(part.section, {})
-        # The layout is SimCLR's to offer, but the loss's to know.
-        maker = PARTS["weighting"][recipe.weighting].make if part.section == "loss" else part.make
-        known = signature(maker).parameters
-        fidelity = recipe.preset.get("loss", {}).get("fidelity", "sound")
-        for option in part.options:
-            default = known[option].default if option in known else None
-            if default is None and part.section == "loss":
-                default = getattr(PRESETS[fidelity], option, None)
-            usual = UNSET.get((name, option), _written(default))
-            value = _written(preset[option]) if option in preset else usual
-            found.append(OptionValue(kind, f"--{part.section}.{option}", value, value != usual))
+        section, usual = section_of(PARTS[kind][name]), bare.make_options(kind)
+        preset = recipe.preset.get(section, {})
+        for option, its in options.items():
+            default = its.metadata.get("unset", written(getattr(usual, option)))
+            value = written(preset[option]) if option in preset else default
+            found.append(OptionValue(kind, f"--{section}.{option}", value, value != default))
     return found
 
 
@@ -423,30 +226,35 @@ class Composition:
         parts: The name of each part; ``none`` where there is none.
         options: Options of each section, those of the recipe included.
         temperature: τ.
+        epochs: Of the whole training.
     """
 
     parts: dict[Kind, str]
     options: dict[str, dict[str, Any]]
     temperature: float
+    epochs: int = 200
 
-    def _make(self, kind: Kind, *given: Any, **further: Any) -> Any:
-        name = self.parts[kind]
-        if name == NOTHING:
-            return None
-        part = PARTS[kind][name]
-        chosen = self.options.get(part.section, {})
-        if kind == "framework":
-            chosen = {} if name == "simclr" else chosen  # its only option is the loss's
-        return part.make(*given, **further, **{k: v for k, v in chosen.items()
-                                               if k in part.options})  # fmt: skip
+    def make_options(self, kind: Kind) -> Any:
+        """The complete options of a part; a part that is its own options is made."""
+        part = PARTS[kind][self.parts[kind]]
+        chosen, known = self.options.get(section_of(part), {}), option_fields(part)
+        make = options_type(part)
+        if make is None:
+            return part() if kind != "framework" else None
+        made = make(**{name: value for name, value in chosen.items() if name in known})
+        return made.settled(epochs=self.epochs) if hasattr(made, "settled") else made
 
     def make_loss(self, *, gather: bool = False) -> TwoViewLoss | None:
         """The loss, where there are negatives."""
-        further: dict[str, Any] = {"temperature": self.temperature, "gather": gather}
-        layout = self.options.get("loss", {}).get("layout")
-        if layout is not None and self.parts["framework"] == "simclr":
-            further["layout"] = layout
-        loss: TwoViewLoss | None = self._make("weighting", **further)
+        if self.parts["weighting"] == NOTHING:
+            return None
+        framework = PARTS["framework"][self.parts["framework"]]
+        shared = getattr(framework, "loss_options", ())
+        given = vars(self.make_options("framework")) if shared else {}
+        further = {name: given[name] for name in shared if given[name] is not None}
+        loss: TwoViewLoss = self.make_options("weighting")(
+            temperature=self.temperature, gather=gather, **further
+        )
         return loss
 
     def make_framework(
@@ -456,19 +264,22 @@ class Composition:
 
         Args:
             encoder: Views of N samples to features (N, F).
-            head: Features to embeddings (N, D); not used by InfoGraph and Quick-Thought.
+            head: Features to embeddings (N, D), for the frameworks that have one.
             gather: Whether the negatives come from all processes.
         """
-        framework: Framework
-        loss = self.make_loss(gather=gather)
-        if loss is None:
-            framework = self._make("framework", encoder, head, temperature=self.temperature)
-            return framework
-        if self.parts["framework"] in ("infograph", "quickthought"):
-            framework = self._make("framework", encoder, loss)
-            return framework
-        mixing, negatives = self._make("mixing"), self._make("negatives")
-        framework = self._make("framework", encoder, head, loss, mixing=mixing, negatives=negatives)
+        part = PARTS["framework"][self.parts["framework"]]
+        available = {
+            "encoder": encoder,
+            "head": head,
+            "loss": self.make_loss(gather=gather),
+            "temperature": self.temperature,
+            "options": self.make_options("framework"),
+        }
+        kinds: tuple[Kind, ...] = ("mixing", "negatives")
+        for kind in kinds:
+            available[kind] = None if self.parts[kind] == NOTHING else self.make_options(kind)
+        wanted = signature(part).parameters
+        framework: Framework = part(**{k: v for k, v in available.items() if k in wanted})
         return framework
 
 
@@ -485,9 +296,9 @@ def compose(
     Args:
         recipe: The recipe.
         changes: Other parts; None leaves the recipe's.
-        options: Dataclasses of options by section; their None leaves the recipe's value.
+        options: Options by section, as dictionaries or dataclasses; None leaves the recipe's value.
         temperature: τ; None leaves the recipe's.
-        epochs: Of the whole training; MoCHi's warm-up is a twentieth of it, as published.
+        epochs: Of the whole training, on which some defaults depend.
 
     Raises:
         ValueError: For parts that do not go together, and for options that would do nothing.
@@ -496,68 +307,71 @@ def compose(
         >>> compose(RECIPES["moco"], changes={"weighting": "hcl"}).parts["weighting"]
         'hcl'
     """
-    parts = recipe.parts
-    for kind, name in (changes or {}).items():
-        if name is None:
-            continue
+    parts, given = recipe.parts, {k: v for k, v in (changes or {}).items() if v is not None}
+    for kind, name in given.items():
         if name != NOTHING or kind in ("framework", "weighting"):
             _find(kind, name, PARTS[kind])
         parts[kind] = name
-    if parts["framework"] != "swav" and parts["weighting"] == NOTHING:
+    if parts["weighting"] == NOTHING:
         parts["weighting"] = recipe.weighting
-    _check_parts(parts, changes or {}, recipe.domain)
-    used: dict[str, list[str]] = {section: [] for section in SECTIONS}
+    _check_parts(parts, given, recipe.domain)
+    known_parts = [part for known in PARTS.values() for part in known.values()]
+    used: dict[str, list[str]] = {section_of(part): [] for part in known_parts if section_of(part)}
     for kind, name in parts.items():
-        if name != NOTHING:
-            part = PARTS[kind][name]
-            used[part.section] += part.options
+        if name != NOTHING and option_fields(PARTS[kind][name]):
+            used[section_of(PARTS[kind][name])] += option_fields(PARTS[kind][name])
     chosen: dict[str, dict[str, Any]] = {
-        section: {k: v for k, v in recipe.preset.get(section, {}).items() if k in used[section]}
-        for section in SECTIONS
+        section: {k: v for k, v in recipe.preset.get(section, {}).items() if k in names}
+        for section, names in used.items()
     }
-    if parts["negatives"] == "mochi":
-        chosen["mochi"].setdefault("warmup_epochs", epochs // 20)
-    for section, given in (options or {}).items():
-        for name, value in asdict(given).items():
+    for section, values in (options or {}).items():
+        for name, value in dict(values if isinstance(values, Mapping) else vars(values)).items():
             if value is None:
                 continue
-            if name not in used[section]:
-                takes = ", ".join(f"--{section}.{one}" for one in used[section])
-                takes = takes or f"none of --{section}"
+            if name not in used.get(section, []):
+                known = ", ".join(f"--{section}.{one}" for one in used.get(section, []))
                 raise ValueError(
-                    f"expected options that recipe {recipe.name!r} uses ({takes}), received "
-                    f"--{section}.{name}, which would do nothing; leave it out or choose another "
-                    "recipe"
+                    f"expected options that recipe {recipe.name!r} uses "
+                    f"({known or f'none of --{section}'}), got --{section}.{name}, which would do "
+                    "nothing; leave it out or choose another recipe"
                 )
             chosen[section][name] = value
     temperature = recipe.temperature if temperature is None else temperature
-    return Composition(parts, chosen, temperature)
+    return Composition(parts, chosen, temperature, epochs)
 
 
-def _check_parts(parts: dict[Kind, str], changes: Mapping[Kind, str | None], domain: str) -> None:
-    if parts["framework"] not in FRAMEWORKS[domain]:
+def _check_parts(parts: dict[Kind, str], given: Mapping[Kind, str], domain: str) -> None:
+    framework, known = parts["framework"], frameworks_for(domain)
+    if framework not in known:
         raise ValueError(
-            f"expected a framework for {domain} data ({', '.join(FRAMEWORKS[domain])}), received "
-            f"{parts['framework']!r}"
+            f"expected a framework for {domain} data, got {framework!r}; use {' or '.join(known)}"
         )
-    for kind in ("mixing", "negatives"):
-        if domain != "image" and parts[kind] != NOTHING:
+    kinds: tuple[Kind, ...] = ("mixing", "negatives")
+    for kind in kinds:
+        part = PARTS[kind].get(parts[kind])
+        domains = (domain,) if part is None else getattr(part, "domains", ("image",))
+        if domain not in domains:
             raise ValueError(
-                f"expected images for {kind} {parts[kind]!r}, received {domain} data; leave it out"
+                f"expected {' or '.join(domains)} data for {kind} {parts[kind]!r}, got {domain} "
+                "data; leave it out"
             )
-    if parts["framework"] == "swav":
-        idle: list[Kind] = ["mixing", "negatives"]
-        idle = [kind for kind in idle if parts[kind] != NOTHING]
-        if changes.get("weighting") is not None:
-            idle.append("weighting")
-        if idle:
-            raise ValueError(
-                f"expected a framework with negatives for {' and '.join(idle)}, received 'swav', "
-                "which has none; use simclr or moco"
-            )
+    idle: list[Kind] = [
+        kind for kind in kinds if parts[kind] != NOTHING and not takes(framework, kind)
+    ]
+    if not takes(framework, "loss"):
+        idle += ["weighting"] if "weighting" in given else []
         parts["weighting"] = NOTHING
-    if parts["negatives"] == "mochi" and parts["framework"] != "moco":
+    if idle:
+        needed = "loss" if idle[0] == "weighting" else idle[0]
+        able = [name for name in known if takes(name, needed)]
         raise ValueError(
-            "expected a framework with a queue for negatives='mochi', received "
-            f"{parts['framework']!r}; use moco"
+            f"expected a framework with negatives for {' and '.join(idle)}, got {framework!r}, "
+            f"which has none; use {' or '.join(able)}"
+        )
+    negatives = PARTS["negatives"].get(parts["negatives"])
+    queues = [name for name in known if getattr(PARTS["framework"][name], "has_queue", False)]
+    if getattr(negatives, "needs_queue", False) and framework not in queues:
+        raise ValueError(
+            f"expected a framework with a queue for negatives={parts['negatives']!r}, got "
+            f"{framework!r}; use {' or '.join(queues)}"
         )

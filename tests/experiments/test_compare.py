@@ -49,7 +49,7 @@ from unremix.experiments.plan import (
 from unremix.experiments.processes import share_for, share_out
 from unremix.experiments.statistics import paired_difference, summarise
 from unremix.experiments.tables import Outcome
-from unremix.recipes import RECIPES, LossOptions
+from unremix.recipes import RECIPES
 from unremix.report.curves import learning_curves
 from unremix.training.config import TrainConfig
 from unremix.training.run import Run, config_from_yaml
@@ -240,7 +240,7 @@ def test_the_plan_extends_an_earlier_one() -> None:
     plan = make_plan(CompareConfig("debiased", seeds=2), TINY, earlier)
     assert (plan.recipes, plan.seeds, plan.reference) == (("simclr", "hcl", "debiased"), 3, "hcl")
     assert make_plan(CompareConfig("hcl", "simclr", 5), TINY, earlier).seeds == 5
-    other = replace(TINY, lr=0.5, loss=LossOptions(hardness=2.0), threads=2, seed=7)
+    other = replace(TINY, lr=0.5, loss=dict(hardness=2.0), threads=2, seed=7)
     with pytest.raises(
         ValueError, match=r"lr 0\.001 there, 0\.5 here; loss\.hardness None"
     ) as told:
@@ -258,7 +258,7 @@ def test_budgets() -> None:
     for text in ("20", "20 epochs", " 20epochs "):
         assert with_budget(default, text) == replace(default, epochs=20)
     assert with_budget(TINY, None) == with_budget(TINY, "epochs") == with_budget(TINY, "1 epoch")
-    with pytest.raises(ValueError, match="either --budget or --epochs, received '20' and 1"):
+    with pytest.raises(ValueError, match="either --budget or --epochs, got '20' and 1"):
         with_budget(TINY, "20")
     graphs = TrainConfig(domain="graph")  # 20 epochs by default
     assert with_budget(graphs, "5 epochs").epochs == 5
@@ -293,7 +293,7 @@ def test_a_budget_wins_over_a_file_but_not_over_the_command_line(
     code = main(["compare", "--config", "cifar10", "--recipes", "simclr,hcl", *words])
     if epochs is None:
         assert code == 1
-        assert "either --budget or --epochs, received '20' and" in capsys.readouterr().err
+        assert "either --budget or --epochs, got '20' and" in capsys.readouterr().err
     else:
         assert code == 0
         assert [(train.epochs, train.max_minutes) for train in planned] == [(epochs, minutes)]
@@ -356,7 +356,7 @@ def test_the_options_fit_on_one_command_line() -> None:
     parser = Parser()
     parser.add_class_arguments(CompareConfig)
     parser.add_class_arguments(TrainConfig, skip=set(OWN))
-    train = replace(TINY, threads=None, loss=LossOptions(mix=(0.5, 0.2, 0.3)), data="a b")
+    train = replace(TINY, threads=None, loss=dict(mix=(0.5, 0.2, 0.3)), data="a b")
     plan = make_plan(CompareConfig("hcl,simclr", "simclr", 2), train)
     words = shlex.split(command_of(plan, "some where"))
     assert words[:2] == ["unremix", "compare"]
@@ -745,7 +745,7 @@ def test_the_live_table(
 def test_the_run_of_a_plan_is_one_that_train_understands(
     tmp_path: Path, fake: Callable[..., None]
 ) -> None:
-    run_compare(tmp_path / "c", "hcl", seeds=1, loss=LossOptions(hardness=2.0), clip=1.0)
+    run_compare(tmp_path / "c", "hcl", seeds=1, loss=dict(hardness=2.0), clip=1.0)
     file = tmp_path / "c" / "logs" / "hcl-0.yaml"
     parsed = make_parser().parse_args(["train", "--config", str(file)])["train"]
     parsed.pop("config", None)
@@ -753,7 +753,7 @@ def test_the_run_of_a_plan_is_one_that_train_understands(
     assert config == config_from_yaml(file.read_text())
     assert config == replace(
         TINY, epochs=2, recipe="hcl", seed=0, name="hcl-0", runs=str(tmp_path / "c" / "runs"),
-        loss=LossOptions(hardness=2.0), clip=1.0, threads=None,
+        loss=dict(hardness=2.0), clip=1.0, threads=None,
     )  # fmt: skip
 
 
@@ -799,7 +799,7 @@ def test_real_runs_killed_and_started_again(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_real_run_that_fails(tmp_path: Path) -> None:
     """An option that only one of the two recipes has."""
-    found = run_compare(tmp_path, "simclr,hcl", seeds=1, loss=LossOptions(hardness=2.0))
+    found = run_compare(tmp_path, "simclr,hcl", seeds=1, loss=dict(hardness=2.0))
     (failed,) = found.failed
     assert failed.recipe == "simclr"
     assert failed.failure is not None

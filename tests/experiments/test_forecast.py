@@ -40,7 +40,6 @@ from unremix.experiments.forecast import (
 from unremix.experiments.plan import Plan
 from unremix.experiments.quantities import amount, duration
 from unremix.frameworks.queue import Queue
-from unremix.recipes import LossOptions, MoCHiOptions
 from unremix.training.config import TrainConfig
 
 SMALL = TrainConfig(
@@ -246,11 +245,11 @@ def test_the_queue_is_full_when_steps_are_timed() -> None:
 
 
 def test_mixtures_are_made_from_the_first_step() -> None:
-    config = replace(SMALL, recipe="mochi", epochs=400, mochi=MoCHiOptions(warmup_epochs=9))
+    config = replace(SMALL, recipe="mochi", epochs=400, mochi={"warmup_epochs": 9})
     composed = module._measuring(config).composition()
-    assert composed.options["mochi"]["warmup_epochs"] == 0
-    composed = module._measuring(replace(config, mochi=MoCHiOptions())).composition()
-    assert composed.options["mochi"]["warmup_epochs"] == 0
+    assert composed.make_options("negatives").warmup_epochs == 0
+    composed = module._measuring(replace(config, mochi={})).composition()
+    assert composed.make_options("negatives").warmup_epochs == 0
 
 
 def test_absent_data_of_a_setting_are_imagined(
@@ -300,7 +299,7 @@ def test_what_cannot_be_estimated(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_comparison_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    train = replace(SMALL, loss=LossOptions(layout="both"))
+    train = replace(SMALL, loss=dict(layout="both"))
     plan = Plan(("simclr", "moco", "unremix-simclr"), 3, "simclr", train)
     console = Console(width=200, record=True, quiet=False)
     with console.capture() as captured:

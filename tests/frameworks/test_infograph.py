@@ -40,9 +40,8 @@ from unremix.data.graph.store import GraphBatch
 from unremix.domains.graph import GraphDomain
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch
-from unremix.frameworks.infograph import InfoGraph, hard_jsd
+from unremix.frameworks.infograph import InfoGraph, InfoGraphOptions, hard_jsd
 from unremix.losses import TwoViewLoss
-from unremix.recipes import InfoGraphOptions, LossOptions
 from unremix.training.config import TrainConfig
 from unremix.training.run import Run
 
@@ -69,7 +68,7 @@ def make_model(loss: TwoViewLoss, **options: Any) -> InfoGraph:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoder = GraphEncoder(FEATURES, hidden=3, layers=2)
-        model = InfoGraph(encoder, loss, **options).double()
+        model = InfoGraph(encoder, loss, options=InfoGraphOptions(**options)).double()
     for parameter in loss.parameters():  # unequal shares, so that each matters
         parameter.data += torch.tensor([0.3, -0.2, 0.1])
     return model
@@ -555,8 +554,8 @@ def test_bad_lines_are_told_in_one_line(
 def test_options_reach_the_model() -> None:
     domain = GraphDomain()
     config = TrainConfig(
-        recipe="infograph-unremix", loss=LossOptions(scaling="zscore-exp", hardness=2.0),
-        infograph=InfoGraphOptions(objective="info-nce"),
+        recipe="infograph-unremix", loss=dict(scaling="zscore-exp", hardness=2.0),
+        infograph=dict(objective="info-nce"),
     )  # fmt: skip
     shape = domain.shape_from({"encoding": {"kind": "node-labels", "labels": [["a", "b"]]}})
     model = domain.build(config, shape)

@@ -11,7 +11,7 @@ from building import assert_gradients, draw, fill, make_batch, make_model, queri
 from conftest import assert_close
 from torch import Tensor
 
-from unremix.recipes import RECIPES, LossOptions, compose
+from unremix.recipes import RECIPES, compose
 
 
 def published(
@@ -59,7 +59,7 @@ def test_published_losses(
     # The same on a queue, whose keys are the negatives.
     model = make_model(
         loss=compose(RECIPES["moco"], changes={"weighting": "hcl" if beta else "uniform"},
-                     options={"loss": LossOptions(class_prior=class_prior)},
+                     options={"loss": dict(class_prior=class_prior)},
                      temperature=temperature).make_loss(), queue=7,
     )  # fmt: skip
     fill(model, 7)

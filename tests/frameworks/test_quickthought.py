@@ -33,9 +33,8 @@ from unremix.data.sentence.dataset import SentenceBatch
 from unremix.domains.sentence import NAME_LENGTH, SentenceDomain, SentenceShape
 from unremix.encoders.text import BagOfWords
 from unremix.frameworks.base import Batch
-from unremix.frameworks.quickthought import QuickThought, TwinEncoder
+from unremix.frameworks.quickthought import QuickThought, QuickThoughtOptions, TwinEncoder
 from unremix.losses import TwoViewLoss
-from unremix.recipes import LossOptions, QuickThoughtOptions
 from unremix.training.config import SentenceOptions, TrainConfig
 from unremix.training.run import Run
 
@@ -77,7 +76,9 @@ def make_model(
         maps = None
         if output is not None:
             maps = (nn.Linear(SIZE, output, bias=bias), nn.Linear(SIZE, output, bias=bias))
-        model = QuickThought(TwinEncoder(first, second, maps), loss, **options).double()
+        model = QuickThought(
+            TwinEncoder(first, second, maps), loss, options=QuickThoughtOptions(**options)
+        ).double()
     for table in (first.words, second.words):
         table.weight.data *= 20  # products of the size of 1
     for parameter in loss.parameters():  # unequal shares, so that each matters
@@ -738,8 +739,8 @@ def test_a_text_that_changed_is_told(trained: Run, text: Path, tmp_path: Path) -
 def test_options_reach_the_model() -> None:
     config = TrainConfig(
         recipe="quickthought-unremix",
-        loss=LossOptions(scaling="zscore-exp", hardness=2.0),
-        quickthought=QuickThoughtOptions(reach=3, mask_repeats=False),
+        loss=dict(scaling="zscore-exp", hardness=2.0),
+        quickthought=dict(reach=3, mask_repeats=False),
         sentence=SentenceOptions(words=4, units=6, output=5),
     )
     model = SentenceDomain().build(config, SentenceShape(("the", "cat"), (2, 1), 0))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unremix.frameworks.base import Batch
-from unremix.frameworks.swav import SwAV, enqueue, sinkhorn, swapped_prediction
+from unremix.frameworks.swav import SwAV, SwAVOptions, enqueue, sinkhorn, swapped_prediction
 
 # The processes of test_gather.py and of this file come from one server, on one worker.
 pytestmark = pytest.mark.xdist_group("gather")
@@ -38,7 +38,11 @@ def make_model(seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any
             nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
         )
         head = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 6))
-        return SwAV(encoder.to(dtype), head.to(dtype), **options)
+        temperature = options.pop("temperature", 0.1)
+        return SwAV(
+            encoder.to(dtype), head.to(dtype), temperature=temperature,
+            options=SwAVOptions(**options),
+        )  # fmt: skip
 
 
 def make_batch(

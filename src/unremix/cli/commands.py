@@ -1,23 +1,23 @@
-"""What each command does."""
+"""What each command does; each imports what it needs, so that the others answer at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from unremix.evaluation.card import card_table, spread_of
-from unremix.experiments.plan import CompareConfig, make_plan
-from unremix.training.config import TrainConfig
-from unremix.training.settings import shipped
+if TYPE_CHECKING:
+    from unremix.experiments.plan import CompareConfig
+    from unremix.training.config import TrainConfig
 
 
 def show_results(card: dict[str, Any], where: str) -> None:
     """The table at the end of a run, and where everything is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from unremix.evaluation.card import card_table, spread_of
+
     console = Console()
     if card["results"] is None:
         figures = ", ".join(f"{name} {value:.2f}" for name, value in card["health"].items())
@@ -39,7 +39,7 @@ def show_results(card: dict[str, Any], where: str) -> None:
 
 
 def train(config: TrainConfig, *, dry: bool = False) -> None:
-    """Train an encoder, or say what that would take."""
+    """Train an encoder on unlabeled data."""
     if dry:
         from unremix.experiments.dry_run import dry_run
 
@@ -58,6 +58,7 @@ def compare(
     """Train several recipes with several seeds under the same options, and compare them."""
     if dry:
         from unremix.experiments.dry_run import dry_comparison
+        from unremix.experiments.plan import make_plan
 
         dry_comparison(make_plan(config, training), config.jobs)
         return 0
@@ -97,14 +98,11 @@ def embed(run: str, data: str | None = None, output: str | None = None) -> None:
 
     path = Path(run) / "embeddings.npz" if output is None else Path(output)
     count, width = embed_to_file(run, data, path)
-    console = Console()
-    console.print(f"Wrote {count} embeddings of size {width} to {path}", highlight=False)
+    print(f"Wrote {count} embeddings of size {width} to {path}")
     config = Run(run).config
     if data is None and config.limit is not None:
-        console.print(
-            f"The run was limited by --limit {config.limit}; "
-            f"--data {config.data} embeds everything",
-            highlight=False,
+        print(
+            f"The run was limited by --limit {config.limit}; --data {config.data} embeds everything"
         )
 
 
@@ -122,8 +120,7 @@ def export(
     """
     from unremix.training.export import export_encoder
 
-    path = export_encoder(run, format, output)
-    Console().print(f"Wrote {path}", highlight=False)
+    print(f"Wrote {export_encoder(run, format, output)}")
 
 
 def recipes(recipe: str | None = None) -> None:
@@ -132,7 +129,13 @@ def recipes(recipe: str | None = None) -> None:
     Args:
         recipe: Which; by default all.
     """
-    from unremix.recipes import FRAMEWORKS, NOTHING, PARTS, RECIPES, find_recipe, options_of
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from unremix.frameworks.parts import option_fields, section_of, summary_of
+    from unremix.recipes import NOTHING, PARTS, RECIPES, find_recipe, options_of
+    from unremix.training.settings import shipped
 
     console = Console(highlight=False, markup=False)
     if recipe is not None:
@@ -144,7 +147,7 @@ def recipes(recipe: str | None = None) -> None:
         table.add_row("in the paper", chosen.paper or "no row of its own")
         table.add_row("--temperature", f"{chosen.temperature:g}")
         for kind, name in chosen.parts.items():
-            summary = NOTHING if name == NOTHING else f"{name} ({PARTS[kind][name].summary})"
+            summary = NOTHING if name == NOTHING else f"{name} ({summary_of(PARTS[kind][name])})"
             table.add_row(f"--{kind}", summary)
         console.print(table)
         table = Table(box=None, pad_edge=False)
@@ -156,7 +159,7 @@ def recipes(recipe: str | None = None) -> None:
         console.print()
         console.print(table)
         return
-    for domain in FRAMEWORKS:
+    for domain in dict.fromkeys(one.domain for one in RECIPES.values()):
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for heading in (f"{domain} recipes", "framework", "mixing", "negatives", "weighting", "τ"):
             table.add_column(heading, no_wrap=True)
@@ -175,8 +178,8 @@ def recipes(recipe: str | None = None) -> None:
         table.add_column("what it is")
         table.add_column("options")
         for name, part in known.items():
-            options = ", ".join(f"--{part.section}.{option}" for option in part.options)
-            table.add_row(name, part.summary, options)
+            options = (f"--{section_of(part)}.{option}" for option in option_fields(part))
+            table.add_row(name, summary_of(part), ", ".join(options))
         console.print()
         console.print(table)
     table = Table(box=None, pad_edge=False)
@@ -196,7 +199,7 @@ def report(run: str) -> None:
     """
     from unremix.report import write_report
 
-    Console().print(f"Wrote {write_report(run)}", highlight=False)
+    print(f"Wrote {write_report(run)}")
 
 
 def doctor() -> None:
@@ -214,3 +217,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "doctor": doctor,
 }
+SUMMARIES = {
+    name: (function.__doc__ or "").partition("\n")[0]
+    for name, function in {"train": train, "compare": compare, **COMMANDS}.items()
+} | {"reproduce": "Repeat an experiment."}

@@ -2,65 +2,96 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
-from jsonargparse import Namespace
-from rich.console import Console
-
+import unremix
 from unremix.cli import commands
-from unremix.cli.parser import Parser, make_parser
-from unremix.experiments.plan import CompareConfig, domain_of, settle_epochs
-from unremix.experiments.reproduce import EXPERIMENTS
-from unremix.training.config import TrainConfig
-from unremix.training.extensions import load_extensions
+from unremix.data.suggestions import did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what a person can mend is said in one line, without a trace."""
+    """Run a command; what the user can fix is said in one line, without a trace."""
     # One line a warning, without the place in our source that raised it.
     warnings.formatwarning = lambda message, *_, **__: f"unremix: {message}\n"
-    parser = make_parser()
-    typed = sys.argv[1:] if arguments is None else arguments
-    Parser.typed = typed
-    options = parser.parse_args(arguments)
-    command = options.subcommand
-    chosen: Namespace = options[command]
-    dry = bool(chosen.pop("dry_run", False))
-    console = Console(stderr=True, soft_wrap=True)
-    words = shlex.join(["unremix", *typed])
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    command = typed[0] if typed else "--help"
+    if command in ("-h", "--help"):
+        lines = [f"  {name:<11}{summary}" for name, summary in commands.SUMMARIES.items()]
+        print("usage: unremix COMMAND ...\n\nGood embeddings without labels.\n", *lines, sep="\n")
+        print("\nunremix COMMAND --help shows the options of a command.")
+        return 0
+    if command == "--version":
+        print(unremix.__version__)
+        return 0
+    if command not in commands.SUMMARIES:
+        known = ", ".join(commands.SUMMARIES)
+        hint = did_you_mean(command, commands.SUMMARIES) or "; see unremix --help"
+        return complain(f"expected a command among {known}, got {command!r}{hint}", 2)
     try:
-        if command == "train":
-            chosen.pop("config", None)
-            values = vars(Parser.commands["train"].instantiate(chosen))
-            commands.train(TrainConfig(**values), dry=dry)
-        elif command == "compare":
-            chosen.pop("config", None)
-            values = vars(Parser.commands["compare"].instantiate(chosen))
-            own = {field.name: values.pop(field.name) for field in fields(CompareConfig)}
-            load_extensions(values["imports"])
-            values["domain"] = values["domain"] or domain_of(own["recipes"])
-            values["epochs"] = settle_epochs(
-                own["budget"],
-                values["epochs"],
-                chosen=any(re.match(r"--epochs(=|$)", word) for word in typed),
-            )
-            return commands.compare(CompareConfig(**own), TrainConfig(**values), words, dry=dry)
-        elif command == "reproduce":
-            name = chosen.experiment
-            values = vars(Parser.commands[f"reproduce {name}"].instantiate(chosen[name]))
-            return EXPERIMENTS[name].run(EXPERIMENTS[name].options(**values), words)
-        else:
-            commands.COMMANDS[command](**vars(chosen))
+        return _run(command, typed)
     except (ValueError, OSError, ImportError) as error:
-        console.print(f"unremix: {error}", style="red", highlight=False, markup=False)
-        return 1
+        return complain(str(error), 1)
     except KeyboardInterrupt as stopped:
-        again = f"; go on with: unremix train --resume {stopped}" if str(stopped) else ""
-        console.print(f"unremix: stopped{again}", highlight=False)
+        again = f"; resume with: unremix train --resume {stopped}" if str(stopped) else ""
+        print(f"unremix: stopped{again}", file=sys.stderr)
         return 130
+
+
+def complain(message: str, code: int) -> int:
+    """Say in one line, red on a terminal, what is wrong."""
+    line = f"unremix: {message}"
+    print(f"\033[31m{line}\033[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+    return code
+
+
+def _run(command: str, typed: list[str]) -> int:
+    if command == "doctor" and len(typed) == 1:  # needs no parser
+        commands.doctor()
+        return 0
+    if command in ("train", "compare") and {"-h", "--help", "--help_all"} & set(typed):
+        from unremix.cli.help import options_help
+
+        print(options_help(command, typed[1:], everything="--help_all" in typed))
+        return 0
+    from unremix.cli.parser import Parser, make_parser
+
+    Parser.typed = typed
+    chosen = make_parser(command).parse_args(typed)[command]
+    dry = bool(chosen.pop("dry_run", False))
+    words = shlex.join(["unremix", *typed])
+
+    def values(of: str, options: Any) -> dict[str, Any]:
+        return dict(vars(Parser.commands[of].instantiate(options)))
+
+    if command in ("train", "compare"):
+        chosen.pop("config", None)
+        options = values(command, chosen)
+        if command == "train":
+            from unremix.training.config import TrainConfig
+
+            commands.train(TrainConfig(**options), dry=dry)
+            return 0
+        from unremix.experiments.plan import CompareConfig, domain_of
+        from unremix.training.config import TrainConfig
+        from unremix.training.extensions import load_extensions
+
+        own = {field.name: options.pop(field.name) for field in fields(CompareConfig)}
+        load_extensions(options["imports"] or ())
+        options["domain"] = options["domain"] or domain_of(own["recipes"])
+        # A budget wins over the epochs of a file, but not over those on the command line.
+        names = (word.lstrip("-").partition("=")[0] for word in typed if word.startswith("--"))
+        training = TrainConfig(**options, given=frozenset(names))
+        return commands.compare(CompareConfig(**own), training, words, dry=dry)
+    if command == "reproduce":
+        from unremix.experiments.reproduce import EXPERIMENTS
+
+        name = chosen.experiment
+        options = values(f"reproduce {name}", chosen[name])
+        return EXPERIMENTS[name].run(EXPERIMENTS[name].options(**options), words)
+    commands.COMMANDS[command](**vars(chosen))
     return 0

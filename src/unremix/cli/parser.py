@@ -9,14 +9,10 @@ from inspect import signature
 from typing import Any, ClassVar, NoReturn
 
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
-from rich.console import Console
 
 import unremix
-from unremix.cli.commands import COMMANDS, compare, recipes
+from unremix.cli.commands import COMMANDS, SUMMARIES
 from unremix.data.suggestions import did_you_mean
-from unremix.experiments.plan import OWN, CompareConfig
-from unremix.experiments.reproduce import EXPERIMENTS
-from unremix.training.config import TrainConfig
 from unremix.training.settings import find_config
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
@@ -24,31 +20,46 @@ DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors are one line and name the nearest option."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong, and what was probably meant."""
-        line = " ".join(self.typed)
-        asked = [parser for name, parser in self.commands.items() if line.startswith(f"{name} ")]
-        known = {
-            option.lstrip("-")
-            for parser in (self, *asked)
-            for action in parser._actions
-            for option in action.option_strings
-        }
-        listed = re.search(r"Expected a <class 'tuple'>\. Got value: (\S+)", message)
-        if listed:
-            message += f'; write "[{listed[1]}]"'
-        for option, quoted in re.findall(r"--([\w.]+)|[Oo]ption '([\w.]+)'", message):
-            word = option or quoted
-            if word not in known:
-                message += did_you_mean(word, known)
-        console = Console(stderr=True, soft_wrap=True)
-        console.print(f"unremix: {message}", style="red", highlight=False, markup=False)
-        sys.exit(2)
+    """A parser whose errors are one sentence and name the nearest option."""
 
     commands: ClassVar[dict[str, Parser]] = {}
     typed: ClassVar[Sequence[str]] = ()
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Say what is wrong, and what was probably meant."""
+        from unremix.cli.entry import complain
+
+        line = " ".join(self.typed)
+        asked = [parser for name, parser in self.commands.items() if line.startswith(f"{name} ")]
+        actions = [action for parser in (self, *asked) for action in parser._actions]
+        sys.exit(complain(_sentence(message, actions), 2))
+
+
+def _sentence(message: str, actions: Sequence[Any]) -> str:
+    """What jsonargparse says, in one sentence."""
+    types = {action.dest: getattr(action, "_typehint", action.type) for action in actions}
+    named = re.search(r'Parser key "([\w.]+)"', message)
+    value = re.search(r"(?:Given|Got) value: (.*)$", message)
+    if named and value:
+        from unremix.training.config import mismatch
+
+        hint = types.get(named[1], types.get(named[1].partition(".")[2]))
+        return mismatch(f"--{named[1]}", value[1].strip("'"), hint)
+    message = " ".join(message.split())
+    known = {option.lstrip("-") for action in actions for option in action.option_strings}
+    unknown = re.match(r"[Uu]nrecognized arguments: (.*)$", message)
+    if unknown:
+        word = unknown[1].split()[0].partition("=")[0].lstrip("-")
+        hint = did_you_mean(word, known) or "; see --help"
+        return f"expected options of this command, got {unknown[1]}{hint}"
+    required = re.search(r"arguments are required: (.*)$", message)
+    if required:
+        names = ", ".join(name.rpartition(".")[2] for name in required[1].split(", "))
+        return f"expected {names}, got nothing; see --help"
+    for option, quoted in re.findall(r"--([\w.]+)|[Oo]ption '([\w.]+)'", message):
+        if (option or quoted) not in known:
+            message += did_you_mean(option or quoted, known)
+    return message
 
 
 class ConfigAction(ActionConfigFile):
@@ -63,44 +74,48 @@ class ConfigAction(ActionConfigFile):
         super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
 
 
-def make_parser() -> Parser:
-    """The parser of all commands."""
+def make_parser(only: str | None = None) -> Parser:
+    """The parser of all commands; the options of one alone take less time to import."""
     parser = Parser(prog="unremix", description="Good embeddings without labels.")
     parser.add_argument("--version", action="version", version=unremix.__version__)
     subcommands = parser.add_subcommands()
-    training = Parser(description="Train an encoder on unlabelled data.")
-    training.add_argument("--config", action=ConfigAction, help=CONFIG)
-    training.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
-    training.add_class_arguments(TrainConfig)
-    subcommands.add_subcommand("train", training, help="Train an encoder on unlabelled data.")
-    Parser.commands["train"] = training
-    comparing = Parser(description=(compare.__doc__ or "").strip())
-    comparing.add_argument("--config", action=ConfigAction, help=CONFIG)
-    comparing.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
-    comparing.add_class_arguments(CompareConfig)
-    shared = {"progress", *OWN}
-    comparing.add_class_arguments(TrainConfig, skip=shared)
-    subcommands.add_subcommand("compare", comparing, help=(compare.__doc__ or "").strip())
-    Parser.commands["compare"] = comparing
-    reproducing = Parser(description="Repeat an experiment.")
-    subcommands.add_subcommand("reproduce", reproducing, help="Repeat an experiment.")
-    Parser.commands["reproduce"] = reproducing
-    experiments = reproducing.add_subcommands(dest="experiment")
-    for name, experiment in EXPERIMENTS.items():
-        inner = Parser(description=experiment.summary)
-        inner.add_class_arguments(experiment.options)
-        experiments.add_subcommand(name, inner, help=experiment.summary)
-        Parser.commands[f"reproduce {name}"] = inner
-    for name, function in COMMANDS.items():
-        summary = (function.__doc__ or "").splitlines()[0]
+    for name, summary in SUMMARIES.items():
         inner = Parser(description=summary)
-        if "output" in signature(function).parameters:
-            inner.add_argument("-o", "--output", type=str | None, help="The file to write.")
-            inner.add_function_arguments(function, as_positional=True, skip={"output"})
-        elif function is recipes:
-            inner.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
-        else:
-            inner.add_function_arguments(function, as_positional=True)
-        subcommands.add_subcommand(name, inner, help=summary)
         Parser.commands[name] = inner
+        subcommands.add_subcommand(name, inner, help=summary)
+        if only in (None, name):
+            _add_options(name, inner)
     return parser
+
+
+def _add_options(name: str, parser: Parser) -> None:
+    if name in ("train", "compare"):
+        from unremix.training.config import TrainConfig
+
+        parser.add_argument("--config", action=ConfigAction, help=CONFIG)
+        parser.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
+        skip = {"given"}
+        if name == "compare":
+            from unremix.experiments.plan import OWN, CompareConfig
+
+            parser.add_class_arguments(CompareConfig)
+            skip = {"progress", *OWN}
+        parser.add_class_arguments(TrainConfig, skip=skip)
+        return
+    if name == "reproduce":
+        from unremix.experiments.reproduce import EXPERIMENTS
+
+        experiments = parser.add_subcommands(dest="experiment")
+        for each, experiment in EXPERIMENTS.items():
+            inner = Parser(description=experiment.summary)
+            inner.add_class_arguments(experiment.options)
+            experiments.add_subcommand(each, inner, help=experiment.summary)
+            Parser.commands[f"{name} {each}"] = inner
+        return
+    function = COMMANDS[name]
+    if name == "recipes":
+        parser.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
+        return
+    if "output" in signature(function).parameters:
+        parser.add_argument("-o", "--output", type=str | None, help="The file to write.")
+    parser.add_function_arguments(function, as_positional=True, skip={"output"})

@@ -200,7 +200,7 @@ class ImageDomain:
         return evaluate_run(run, data, own=own, progress=progress)
 
     def embed(
-        self, run: Run, items: list[str | Path | Image.Image] | Tensor | np.ndarray
+        self, run: Run, items: str | Path | list[str | Path | Image.Image] | Tensor | np.ndarray
     ) -> Tensor:
         """Features of images, shape (n, F).
 
@@ -214,6 +214,11 @@ class ImageDomain:
         from unremix.evaluation.images import features_of
 
         shape = run.shape
+        if isinstance(items, (str, Path)):
+            raise ValueError(
+                f"expected a list of images, got one path; write embed([{str(items)!r}]) for a "
+                f"picture, or unremix embed {run.path} --data {items} for a folder"
+            )
         if isinstance(items, list):
             images = torch.stack(
                 [decode_image(item, size=shape.image_size, channels=shape.channels)

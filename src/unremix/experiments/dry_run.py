@@ -44,9 +44,10 @@ from unremix.experiments.processes import share_for
 from unremix.experiments.quantities import amount, duration
 from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
+from unremix.recipes import sections
 from unremix.training.config import TrainConfig
 from unremix.training.loop import Training, fit
-from unremix.training.preparation import Prepared, check_size
+from unremix.training.preparation import Prepared, fit_to
 from unremix.training.progress import Progress
 from unremix.training.run import Run
 
@@ -165,11 +166,14 @@ def _peak(device: torch.device, before: int | None) -> int | None:
 
 def _measuring(config: TrainConfig) -> TrainConfig:
     """The options for a few steps in one process, in which everything that costs time happens."""
-    mochi = config.mochi
-    if mochi.warmup_epochs is not None:
-        mochi = replace(mochi, warmup_epochs=0)
+    # A warm-up of further negatives would hide what they cost.
+    cold: dict[str, Any] = {
+        name: replace(getattr(config, name), warmup_epochs=0)
+        for name in sections()
+        if getattr(getattr(config, name), "warmup_epochs", None) is not None
+    }
     return replace(
-        config, epochs=1, warmup_epochs=0, max_minutes=None, mochi=mochi, devices=1, num_nodes=1,
+        config, epochs=1, warmup_epochs=0, max_minutes=None, devices=1, num_nodes=1, **cold,
         sync_batchnorm=False, checkpoint_every=None, loggers=(), progress=False, resume=None,
     )  # fmt: skip
 
@@ -323,7 +327,7 @@ def estimate(
     domain.check(config)
     if data is None:
         data = load_or_imagine(domain, config)[0]
-    check_size(domain, data, config)
+    config = fit_to(domain, data, config)
     shape = domain.shape(data, config)
     before = memory_in_use() if before is None else before
     measured = measure(config, data, shape, seconds=seconds, before=before)
@@ -372,6 +376,7 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     domain = find_domain(config.domain)
     domain.check(config)
     data, real = load_or_imagine(domain, config)
+    config = fit_to(domain, data, config)
     found = estimate(config, data)
     about = domain.describe(config, domain.shape(data, config))
     title = f"{config.composed_name} on {domain.name(data)}, {about}"

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from unremix.recipes import RECIPES, find_recipe
-from unremix.training.config import TrainConfig
-from unremix.training.run import config_to_yaml
+from unremix.training.config import TrainConfig, config_to_yaml
 
-OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads")  # not shared by the runs
+# Not shared by the runs.
+OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")
 UNITS = {"second": 1 / 60, "minute": 1.0, "hour": 60.0}
 
 
@@ -149,41 +149,23 @@ def read_budget(budget: str | None) -> tuple[int | None, float | None]:
     return int(amount), None
 
 
-def settle_epochs(budget: str | None, epochs: int | None, *, chosen: bool) -> int | None:
-    """The epochs of a run with a budget: its own, if it is one of epochs, else those of --epochs.
-
-    Args:
-        budget: The budget.
-        epochs: --epochs.
-        chosen: Whether they were chosen for this comparison, and not set by a file or by default.
-
-    Raises:
-        ValueError: If the budget and epochs that were chosen differ.
-
-    Example:
-        >>> settle_epochs("20 epochs", 400, chosen=False)
-        20
-    """
-    wanted, _ = read_budget(budget)
-    if wanted is not None and chosen and epochs != wanted:
-        raise ValueError(f"expected either --budget or --epochs, received {budget!r} and {epochs}")
-    return epochs if wanted is None else wanted
-
-
 def with_budget(train: TrainConfig, budget: str | None) -> TrainConfig:
     """The options with the epochs or the time of a budget.
 
     Raises:
-        ValueError: If the budget is neither, or epochs that are not the default say otherwise.
+        ValueError: If the budget is neither, or epochs were given that differ from it.
 
     Example:
         >>> with_budget(TrainConfig(), "20 epochs").epochs
         20
     """
-    default = TrainConfig(domain=train.domain, data=train.data).epochs
-    epochs = settle_epochs(budget, train.epochs, chosen=train.epochs != default)
-    assert epochs is not None
-    _, minutes = read_budget(budget)
+    epochs, minutes = read_budget(budget)
+    if epochs is not None and "epochs" in (train.given or ()) and train.epochs != epochs:
+        raise ValueError(
+            f"expected either --budget or --epochs, got {budget!r} and {train.epochs}; leave one "
+            "of them out"
+        )
+    epochs = train.epochs if epochs is None else epochs
     return replace(train, epochs=epochs, max_minutes=minutes or train.max_minutes)
 
 

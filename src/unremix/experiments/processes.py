@@ -23,7 +23,7 @@ from unremix.data.atomic_files import write_whole
 from unremix.experiments.display import Display
 from unremix.experiments.folder import BEGUN, Folder, try_lock
 from unremix.experiments.plan import Job, Plan
-from unremix.training.run import config_to_yaml
+from unremix.training.config import config_to_yaml
 
 TRAIN = (sys.executable, "-m", "unremix", "train")
 POLL = 0.1  # seconds between looks at the processes

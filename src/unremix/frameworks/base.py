@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,30 @@ class Batch:
 
 
 class Framework(nn.Module):
-    """What training asks of a model: the loss of a batch, and what follows a step."""
+    """What training asks of a model: the loss of a batch, and what follows a step.
+
+    A framework receives what its constructor names: ``encoder`` and, where it asks for them,
+    ``head``, ``loss``, ``temperature``, ``mixing``, ``negatives`` and its own ``options``. One
+    without ``loss`` has no weighting; one without ``mixing`` has no mixed views.
+    """
+
+    summary: ClassVar[str] = ""
+    """One line for ``unremix recipes``."""
+
+    section: ClassVar[str] = ""
+    """Where its options are on the command line: ``--section.option``."""
+
+    Options: ClassVar[type | None] = None
+    """A frozen dataclass of its options."""
+
+    loss_options: ClassVar[tuple[str, ...]] = ()
+    """Those of its options that the loss takes."""
+
+    domains: ClassVar[tuple[str, ...]] = ("image",)
+    """The kinds of data it is for."""
+
+    has_queue: ClassVar[bool] = False
+    """Whether it keeps old keys, which some further negatives need."""
 
     encoder: nn.Module
     """What is kept in the end."""

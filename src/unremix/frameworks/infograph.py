@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,20 @@ class Discriminator(nn.Module):
         return both
 
 
+@dataclass(frozen=True)
+class InfoGraphOptions:
+    """Options of InfoGraph.
+
+    Args:
+        objective: jsd (InfoGraph's) or info-nce.
+    """
+
+    objective: ObjectiveName = "jsd"
+
+    def __post_init__(self) -> None:
+        choose("objective", self.objective, ("jsd", "info-nce"))
+
+
 class InfoGraph(Framework):
     """Anchors are nodes, candidates are graphs; a node's positive is its own graph.
 
@@ -55,7 +70,7 @@ class InfoGraph(Framework):
     Args:
         encoder: Embeds nodes and graphs.
         loss: Weights the negatives.
-        objective: ``jsd`` (InfoGraph's) or ``info-nce``.
+        options: The objective.
 
     Raises:
         ValueError: For a loss that does not go with the objective.
@@ -64,18 +79,28 @@ class InfoGraph(Framework):
         Sun et al. 2020; its prior on the embeddings, off by default there, is left out.
     """
 
+    summary = "InfoGraph: nodes against graphs"
+    section = "infograph"
+    Options = InfoGraphOptions
+    domains = ("graph",)
+
     encoder: GraphEncoder
 
     def __init__(
-        self, encoder: GraphEncoder, loss: TwoViewLoss, *, objective: ObjectiveName = "jsd"
+        self,
+        encoder: GraphEncoder,
+        loss: TwoViewLoss,
+        *,
+        options: InfoGraphOptions | None = None,
     ) -> None:
         super().__init__()
+        options = options or InfoGraphOptions()
         self.encoder = encoder
         self.loss = loss
-        self.objective: ObjectiveName = choose("objective", objective, ("jsd", "info-nce"))
+        self.objective = options.objective
         self.nodes = Discriminator(encoder.features)
         self.graphs = Discriminator(encoder.features)
-        if loss.class_prior and not (isinstance(loss, HCLLoss) and objective == "jsd"):
+        if loss.class_prior and not (isinstance(loss, HCLLoss) and self.objective == "jsd"):
             raise ValueError(
                 "expected class_prior=0 on InfoGraph, whose products are not bounded, received "
                 f"{loss.class_prior}; leave it out, or use HCL with the objective jsd"

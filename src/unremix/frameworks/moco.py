@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,35 @@ from unremix.losses import TwoViewLoss
 from unremix.views.mixing import Mixing, Target, permutation
 
 SHUFFLING = 1 << 32  # from any keys to those that shuffle, out of the reach of other draws
+
+
+@dataclass(frozen=True)
+class MoCoOptions:
+    """Options of MoCo.
+
+    Args:
+        queue: Old keys kept as negatives.
+        momentum: m of the key encoder.
+        symmetric: Whether both views ask; the loss is then the mean of both ways (public code sums
+            them, which doubles the learning rate).
+        group: Images that BatchNorm sees at a time; 0 for the whole batch.
+
+    Raises:
+        ValueError: For numbers out of range.
+    """
+
+    queue: int = 4096
+    momentum: float = 0.99
+    symmetric: bool = False
+    group: int = 32
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum <= 1:
+            raise ValueError(f"expected momentum between 0 and 1, got {self.momentum}")
+        if self.group == 1 or self.group < 0:
+            raise ValueError(
+                f"expected groups of at least 2 images, or 0 for the whole batch, got {self.group}"
+            )
 
 
 class MoCo(Contrastive):
@@ -39,18 +69,19 @@ class MoCo(Contrastive):
         mixing: Mixes the images of the queries; i-Mix takes the other keys of the batch as
             negatives too.
         negatives: Makes further negatives.
-        queue: Keys kept.
-        momentum: m.
-        symmetric: Whether both views ask; the loss is the mean of both ways (public code sums them,
-            which doubles the learning rate).
-        group: Images that BatchNorm sees at a time; 0 for the whole batch.
+        options: The queue, the momentum and the groups.
 
     Raises:
-        ValueError: For numbers out of range, or parts that do not go together.
+        ValueError: For parts that do not go together.
 
     Reference:
         He et al. 2020, Chen et al. 2020 (MoCo-v2).
     """
+
+    summary = "MoCo: negatives from a queue"
+    section = "moco"
+    Options = MoCoOptions
+    has_queue = True
 
     memory: Queue
 
@@ -62,31 +93,25 @@ class MoCo(Contrastive):
         *,
         mixing: Mixing | None = None,
         negatives: Negatives | None = None,
-        queue: int = 4096,
-        momentum: float = 0.99,
-        symmetric: bool = False,
-        group: int = 32,
+        options: MoCoOptions | None = None,
     ) -> None:
         super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"expected momentum between 0 and 1, received {momentum}")
-        if group == 1 or group < 0:
-            raise ValueError(
-                f"expected groups of at least 2 images, or 0 for the whole batch, received {group}"
-            )
+        options = options or MoCoOptions()
         needs_inputs = loss.weighting.needs_residuals
         if needs_inputs and loss.options.gradient == "nt-xent":
             raise ValueError(
                 "expected gradient='pseudo-label' with a queue, whose old keys have no positive, "
                 "received 'nt-xent'; change one of them"
             )
-        self.momentum = momentum
-        self.symmetric = symmetric
-        self.group = group
+        self.momentum = options.momentum
+        self.symmetric = options.symmetric
+        self.group = options.group
         self.key_encoder = deepcopy(encoder).requires_grad_(False)
         self.key_head = deepcopy(head).requires_grad_(False)
         last = self.last_layer
-        self.memory = Queue(queue, last.out_features, last.in_features if needs_inputs else 0)
+        self.memory = Queue(
+            options.queue, last.out_features, last.in_features if needs_inputs else 0
+        )
         self._fresh: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def embed(self, images: Tensor) -> Embedded:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class MoCHi:
         hardest: How many keys, the most similar, are mixed.
         pairs: Mixtures of two keys per query.
         queries: Mixtures of a key with the query.
-        warmup_epochs: Epochs without.
+        warmup_epochs: Epochs without; by default a twentieth of the training, as published.
 
     Raises:
         ValueError: For negative numbers, or fewer than two keys to mix; when called, for a
@@ -38,18 +39,27 @@ class MoCHi:
         Kalantidis et al. 2020.
     """
 
+    summary: ClassVar[str] = "MoCHi: mixtures of hard keys"
+    section: ClassVar[str] = "mochi"
+    domains: ClassVar[tuple[str, ...]] = ("image",)
+    needs_queue: ClassVar[bool] = True
+
     hardest: int = 512
     pairs: int = 512
     queries: int = 64
-    warmup_epochs: int = 10
+    warmup_epochs: int | None = field(default=None, metadata={"unset": "a twentieth of the epochs"})
 
     def __post_init__(self) -> None:
-        if self.hardest < 2 or min(self.pairs, self.queries, self.warmup_epochs) < 0:
+        if self.hardest < 2 or min(self.pairs, self.queries, self.warmup_epochs or 0) < 0:
             raise ValueError(
-                "expected at least 2 hardest keys and no negative number, received "
+                "expected at least 2 hardest keys and no negative number, got "
                 f"hardest={self.hardest}, pairs={self.pairs}, queries={self.queries}, "
                 f"warmup_epochs={self.warmup_epochs}"
             )
+
+    def settled(self, *, epochs: int) -> MoCHi:
+        """The same with the warm-up that a training of so many epochs has."""
+        return self if self.warmup_epochs is not None else replace(self, warmup_epochs=epochs // 20)
 
     @torch.no_grad()
     def __call__(
@@ -67,7 +77,7 @@ class MoCHi:
             raise ValueError(
                 f"expected a framework with a queue, received {type(framework).__name__}; use MoCo"
             )
-        if epoch < self.warmup_epochs or self.pairs + self.queries == 0:
+        if epoch < (self.warmup_epochs or 0) or self.pairs + self.queries == 0:
             return None
         queue, dtype = memory.views, memory.embeddings.dtype
         query = Views(anchors[0].to(dtype), None if queue.inputs is None else anchors[1].to(dtype))
@@ -125,13 +135,19 @@ class Patches:
         Ge et al. 2021, patch-based non-semantic negatives.
     """
 
-    smallest: int | None = None
-    largest: int | None = None
+    summary: ClassVar[str] = "tiled patches of the own image"
+    section: ClassVar[str] = "patch"
+    domains: ClassVar[tuple[str, ...]] = ("image",)
+
+    smallest: int | None = field(
+        default=None, metadata={"unset": "a sixteenth of the image's side"}
+    )
+    largest: int | None = field(default=None, metadata={"unset": "a third of the image's side"})
     factor: float = 2.0
 
     def __post_init__(self) -> None:
         if not self.factor > 0:
-            raise ValueError(f"expected factor to be above 0, received {self.factor}")
+            raise ValueError(f"expected factor to be above 0, got {self.factor}")
 
     @torch.no_grad()
     def __call__(

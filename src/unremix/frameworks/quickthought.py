@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,27 @@ class TwinEncoder(nn.Module):
         return torch.cat([f, g], dim=1)
 
 
+@dataclass(frozen=True)
+class QuickThoughtOptions:
+    """Options of Quick-Thought.
+
+    Args:
+        reach: How many sentences on either side are positives.
+        mask_repeats: Whether sentences of the same text as the anchor are left out.
+        fidelity: code keeps the sentence itself in the denominator, with a score of 0, as the
+            public code does; sound and paper leave it out.
+    """
+
+    reach: int = 1
+    mask_repeats: bool = True
+    fidelity: Fidelity = "sound"
+
+    def __post_init__(self) -> None:
+        choose("fidelity", self.fidelity, tuple(PRESETS))
+        if self.reach < 1:
+            raise ValueError(f"expected reach to be at least 1, got {self.reach}")
+
+
 class QuickThought(Framework):
     """Anchors are f of all sentences of a batch, candidates g of the same; scores are f · g.
 
@@ -70,17 +91,19 @@ class QuickThought(Framework):
     Args:
         encoder: f and g.
         loss: Weights the negatives.
-        reach: How many sentences on either side are positives.
-        mask_repeats: Whether sentences of the same text as the anchor are left out.
-        fidelity: ``code`` keeps the sentence itself in the denominator, with a score of 0, as the
-            public code does; otherwise it is left out.
+        options: What counts as a positive.
 
     Raises:
-        ValueError: For a loss or a number that cannot be.
+        ValueError: For a loss that does not fit.
 
     Reference:
         Logeswaran and Lee 2018.
     """
+
+    summary = "Quick-Thought: neighboring sentences"
+    section = "quickthought"
+    Options = QuickThoughtOptions
+    domains = ("sentence",)
 
     encoder: TwinEncoder
 
@@ -89,13 +112,10 @@ class QuickThought(Framework):
         encoder: TwinEncoder,
         loss: TwoViewLoss,
         *,
-        reach: int = 1,
-        mask_repeats: bool = True,
-        fidelity: Fidelity = "sound",
+        options: QuickThoughtOptions | None = None,
     ) -> None:
         super().__init__()
-        if reach < 1:
-            raise ValueError(f"expected reach to be at least 1, received {reach}")
+        options = options or QuickThoughtOptions()
         if loss.class_prior:
             raise ValueError(
                 "expected class_prior=0 on Quick-Thought, whose products are not bounded, received "
@@ -109,9 +129,9 @@ class QuickThought(Framework):
         self.encoder = encoder
         self.loss = loss
         self.gather, loss.gather = loss.gather, False  # done here, for sentences and not views
-        self.reach = reach
-        self.mask_repeats = mask_repeats
-        self.fidelity: Fidelity = choose("fidelity", fidelity, tuple(PRESETS))
+        self.reach = options.reach
+        self.mask_repeats = options.mask_repeats
+        self.fidelity = options.fidelity
         if encoder.maps is not None:
             loss.options = replace(loss.options, bias=encoder.maps[0].bias is not None)
 

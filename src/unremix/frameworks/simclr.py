@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +12,17 @@ from torch import Tensor
 from unremix.core.problem import Own
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive
+
+
+@dataclass(frozen=True)
+class SimCLROptions:
+    """Options of SimCLR.
+
+    Args:
+        layout: both or one-way.
+    """
+
+    layout: Literal["both", "one-way"] | None = field(default=None, metadata={"unset": "both"})
 
 
 class SimCLR(Contrastive):
@@ -20,6 +33,12 @@ class SimCLR(Contrastive):
     Reference:
         Chen et al. 2020.
     """
+
+    summary = "SimCLR: negatives from the batch"
+    section = "loss"
+    Options = SimCLROptions
+    loss_options = ("layout",)
+    domains = ("image", "graph")
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """The second views, then the first views: as they are, mixed, or both."""

@@ -7,6 +7,7 @@ samples end at the same one. Across processes they are those of the joint batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 import torch
@@ -122,6 +123,41 @@ def enqueue(queue: Tensor, pointer: int, rows: Tensor) -> int:
     return end % length
 
 
+@dataclass(frozen=True)
+class SwAVOptions:
+    """Options of SwAV.
+
+    Args:
+        prototypes: K, the number of prototypes.
+        iterations: Of Sinkhorn's algorithm.
+        epsilon: ε of the codes.
+        frozen_epochs: Epochs during which the prototypes stay where they are.
+        queue: Earlier samples, over all processes, that help to make the codes; 0 for none.
+        queue_from_epoch: The first epoch to use the queue; it fills from the beginning.
+        crops: Small crops beside the two views.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+
+    prototypes: int = 100
+    iterations: int = 3
+    epsilon: float = 0.05
+    frozen_epochs: int = 1
+    queue: int = 0
+    queue_from_epoch: int = 15
+    crops: int = 0
+
+    def __post_init__(self) -> None:
+        _count("prototypes", self.prototypes, 2, "take some ten per class that you expect")
+        _count("iterations", self.iterations, 1, "3 are usual")
+        number("epsilon", self.epsilon, above=0)
+        _count("frozen_epochs", self.frozen_epochs, 0, "0 freezes nothing")
+        _count("queue", self.queue, 0, "0 is no queue")
+        _count("queue_from_epoch", self.queue_from_epoch, 0, "0 is at once")
+        _count("crops", self.crops, 0, "0 is two full views alone")
+
+
 class SwAV(Projecting):
     """An encoder, a projection head, and prototypes on the unit sphere.
 
@@ -135,21 +171,20 @@ class SwAV(Projecting):
         encoder: Images (N, C, S, S) to features (N, F); of any S, where small crops are used.
         head: Features to embeddings (N, D); its last module is ``nn.Linear``.
         temperature: τ of the predictions.
-        prototypes: K.
-        iterations: Of :func:`sinkhorn`.
-        epsilon: ε of :func:`sinkhorn`.
-        frozen_epochs: Epochs during which the prototypes stay where they are. Their gradient is
-            then 0, and :meth:`after_step` takes back what weight decay or momentum did to them.
-        queue: L, samples in the queue over all processes; 0 for none.
-        queue_from_epoch: The first epoch to use the queue; it fills from the beginning.
-        crops: Small crops to ask for beside two full views; the loss takes as many as come.
+        options: Prototypes, codes, queue and crops. While the prototypes are frozen, their gradient
+            is 0, and :meth:`after_step` takes back what weight decay or momentum did to them. The
+            loss takes as many crops as come.
 
     Raises:
-        ValueError: If an option is out of range or the head does not end in a linear layer.
+        ValueError: If the head does not end in a linear layer.
 
     Reference:
         Caron et al. 2020.
     """
+
+    summary = "SwAV: codes, no negatives"
+    section = "swav"
+    Options = SwAVOptions
 
     queue: Tensor
     queue_pointer: Tensor
@@ -161,24 +196,17 @@ class SwAV(Projecting):
         head: nn.Sequential,
         *,
         temperature: float = 0.1,
-        prototypes: int = 100,
-        iterations: int = 3,
-        epsilon: float = 0.05,
-        frozen_epochs: int = 1,
-        queue: int = 0,
-        queue_from_epoch: int = 15,
-        crops: int = 0,
+        options: SwAVOptions | None = None,
     ) -> None:
         super().__init__(encoder, head)
+        options = options or SwAVOptions()
         last = self.last_layer
         self.temperature = number("temperature", temperature, above=0)
-        self.iterations = _count("iterations", iterations, 1, "3 are usual")
-        self.epsilon = number("epsilon", epsilon, above=0)
-        self.frozen_epochs = _count("frozen_epochs", frozen_epochs, 0, "0 freezes nothing")
-        self.queue_length = _count("queue", queue, 0, "0 is no queue")
-        self.queue_from_epoch = _count("queue_from_epoch", queue_from_epoch, 0, "0 is at once")
-        self.crops = _count("crops", crops, 0, "0 is two full views alone")
-        count = _count("prototypes", prototypes, 2, "take some ten per class that you expect")
+        self.iterations, self.epsilon = options.iterations, float(options.epsilon)
+        self.frozen_epochs = options.frozen_epochs
+        self.queue_length, self.queue_from_epoch = options.queue, options.queue_from_epoch
+        self.crops = options.crops
+        count = options.prototypes
         self.prototypes = nn.Linear(last.out_features, count, bias=False).to(last.weight)
         self._to_sphere()
         if self.queue_length:

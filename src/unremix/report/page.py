@@ -11,8 +11,8 @@ from markupsafe import Markup
 from unremix.data.atomic_files import write_whole
 from unremix.evaluation.card import card_table, spread_of
 from unremix.report.figures import curve, probe_curve
-from unremix.training.config import OF_DOMAIN
-from unremix.training.run import Run, config_to_yaml
+from unremix.training.config import OF_DOMAIN, config_to_yaml
+from unremix.training.run import Run
 
 CURVES: tuple[tuple[str, dict[str, str], str, bool], ...] = (
     ("loss", {"loss": "loss"}, "Loss", False),

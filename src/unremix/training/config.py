@@ -1,25 +1,20 @@
 """The options of a training run, on the command line, in YAML and in Python."""
 
+# ruff: noqa: RUF009 (option() makes a field)
+
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from unremix.recipes import (
-    RECIPES,
-    SECTIONS,
-    Composition,
-    InfoGraphOptions,
-    LossOptions,
-    MixOptions,
-    MoCHiOptions,
-    MoCoOptions,
-    PatchOptions,
-    QuickThoughtOptions,
-    SwAVOptions,
-    compose,
-    find_recipe,
-)
+import yaml
+
+from unremix.data.suggestions import did_you_mean
+from unremix.recipes import RECIPES, Composition, compose, find_recipe, sections
 from unremix.training.extensions import load_extensions
 from unremix.training.optimizers import OptimizerName, ScheduleName
 
@@ -90,57 +85,122 @@ class SentenceOptions:
     tasks: tuple[str, ...] = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC", "SICK")
 
 
-# What a kind of data sets, unless told otherwise.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "image": {
-        "data": "digits",
-        "recipe": "unremix-simclr",
-        "epochs": 100,
-        "batch_size": 256,
-        "lr": 1e-3,
-        "weight_decay": 1e-6,
-    },
-    "graph": {
-        "data": "stdlib-ast",
-        "recipe": "infograph-unremix",
-        "epochs": 20,
-        "batch_size": 128,
-        "lr": 1e-3,
-        "weight_decay": 1e-6,
-    },
-    "sentence": {
-        "data": "pydocs",
-        "recipe": "quickthought-unremix",
-        "epochs": 1,
-        "batch_size": 400,
-        "lr": 5e-3,
-        "weight_decay": 0.0,
-    },
-}
+def option(
+    default: Any = None, *, domain: Domains | None = None, rare: bool = False, **by_domain: Any
+) -> Any:
+    """A field that is None until it is given, or settled.
+
+    Args:
+        default: Its value if it is not given.
+        domain: The only kind of data that has a use for it.
+        rare: Whether the short help leaves it out.
+        by_domain: Its value if it is not given, by kind of data.
+    """
+    about = {"default": default, "domain": domain, "rare": rare, "by_domain": by_domain}
+    return field(default=None, metadata=about)
 
 
-# Options that only one kind of data has a use for.
-OF_DOMAIN: dict[str, Domains] = {
-    **dict.fromkeys(("backbone", "image_size", "width", "stem", "augmentation"), "image"),
-    **dict.fromkeys(("head_hidden", "head_output", "head_batch_norm", "probe_epochs"), "image"),
-    "graph": "graph",
-    "sentence": "sentence",
-}
+def default_of(its: Field[Any], domain: str) -> Any:
+    """The value of an option that is not given."""
+    if its.default_factory is not MISSING:
+        return its.default_factory()
+    return its.metadata["by_domain"].get(domain, its.metadata["default"])
+
+
+def expected(hint: Any) -> str:
+    """What a value of a type is, in words.
+
+    Example:
+        >>> expected(int | None), expected(Literal["cpu", "gpu"]), expected(tuple[int, ...])
+        ('a whole number', 'cpu or gpu', 'a list such as [a whole number, ...]')
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        *most, last = map(str, inner)
+        return f"{', '.join(most)} or {last}" if most else last
+    if origin is tuple:
+        return f"a list such as [{expected(inner[0])}, ...]"
+    if inner:
+        return " or ".join(expected(one) for one in inner if one is not NoneType)
+    known = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return known.get(hint, "a dictionary of options")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type; whole numbers are numbers, and lists are tuples."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(fits(value, one) for one in inner)
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
+    if origin is tuple:
+        return isinstance(value, tuple | list) and all(fits(one, inner[0]) for one in value)
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool
+    kinds: dict[Any, Any] = {int: Integral, float: Real}
+    return isinstance(value, kinds.get(hint, hint))
+
+
+def mismatch(name: str, value: Any, hint: Any) -> str:
+    """What to say of a value that is not of an option's type.
+
+    Example:
+        >>> mismatch("epochs", "3", int | None)
+        "expected epochs to be a whole number, got '3'; write 3, without quotes"
+    """
+    remedy = "; change it, or leave it out"
+    choices = [str(one) for one in _choices(hint)]
+    if isinstance(value, str):
+        read = _read(value)
+        if not isinstance(read, str) and fits(read, hint):
+            remedy = f"; write {value}, without quotes"
+        elif fits([read], hint):
+            remedy = f'; write "[{value}]"'
+        else:
+            remedy = did_you_mean(value, choices) or remedy
+    return f"expected {name} to be {expected(hint)}, got {value!r}{remedy}"
+
+
+def _read(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _choices(hint: Any) -> list[Any]:
+    inner = get_args(hint)
+    return (
+        list(inner) if get_origin(hint) is Literal else [c for one in inner for c in _choices(one)]
+    )
+
+
+def _with_sections(cls: type) -> type:
+    """Add a field for the options of each section of parts."""
+    # Only a number once the data are read; so it is for the type checker.
+    cls.__annotations__["batch_size"] = int | Literal["auto"]
+    for name, kind in sections().items():
+        cls.__annotations__[name] = kind
+        setattr(cls, name, field(default_factory=kind, metadata={"domain": None}))
+    return cls
 
 
 @dataclass(frozen=True)
+@_with_sections
 class TrainConfig:
     """Options of a training run.
 
     Args:
-        data: Images: the embedded ``digits``, or a path: a folder or zip of images, CIFAR's python
-            files, idx files, an .npz, or WebDataset shards. Graphs: the embedded ``stdlib-ast``, or
+        data: What to train on, a path or an embedded data set. Images: the embedded ``digits``, or
+            a folder or zip of images, CIFAR's python files, idx files, an .npz, or WebDataset
+            shards. Graphs: the embedded ``stdlib-ast``, or
             a TU data set, or JSON lines. Sentences: the embedded ``pydocs``, or ordered text in
             .txt or .gz files. A name that is not found is looked up in the folder that
             UNREMIX_DATA names.
         domain: What the data are: image, graph or sentence; by default what the recipe is for.
-        recipe: Which composition; ``unremix recipes`` lists them. By default unremix-simclr for
-            images, infograph-unremix for graphs, quickthought-unremix for sentences.
+        recipe: Which composition of parts; ``unremix recipes`` lists them. By default
+            unremix-simclr for images, infograph-unremix for graphs, quickthought-unremix for
+            sentences.
         framework: Another framework than the recipe's: simclr, moco or swav for images, infograph
             or simclr for graphs, quickthought for sentences.
         weighting: Another weighting of the negatives: uniform, hcl or unremix.
@@ -150,45 +210,39 @@ class TrainConfig:
             package.module:callable.
         image_size: Pixels per side; by default the median short side, at most 224.
         width: Channels of a ResNet's first stage.
-        stem: A ResNet's stem; by default cifar up to 32 pixels, imagenet above.
+        stem: Stem of a ResNet: cifar, imagenet or auto; auto is cifar up to 32 pixels, imagenet
+            above.
         head_hidden: Sizes of the projection head's hidden layers.
         head_output: Size of the embeddings the loss sees.
-        head_batch_norm: Whether the head normalises its hidden layers.
+        head_batch_norm: Whether the head normalizes its hidden layers.
         augmentation: auto, or a name from unremix.views.image.SETTINGS.
         epochs: Passes over the data, by default 100 for images, 20 for graphs, 1 for
             sentences (30 for pydocs, which are few); 0 makes a run of the untrained encoder.
         max_minutes: End the training with the first epoch that ends after so many minutes of it.
-        batch_size: Samples per step, over all processes; by default 256 images, 128
-            graphs or 400 sentences.
-        optimizer: Which optimizer.
+        batch_size: Samples per step, over all processes; by default auto for images (256,
+            or the largest power of two that gives at least 4 steps an epoch, never below 16),
+            128 graphs or 400 sentences.
+        optimizer: adam, adamw, sgd or lars.
         lr: Learning rate.
         weight_decay: Weight decay.
         warmup_epochs: Epochs of linear warm-up.
-        schedule: Learning rate after the warm-up.
+        schedule: Learning rate after the warm-up: constant or cosine.
         clip: Largest norm of the gradient, if any; 5 for sentences.
         temperature: τ of the loss; the recipe's by default.
-        loss: Further options of the loss.
-        moco: Options of MoCo.
-        swav: Options of SwAV.
-        mixture: Options of the mixing.
-        mochi: Options of MoCHi's negatives.
-        patch: Options of the patch negatives.
-        infograph: Options of InfoGraph.
-        quickthought: Options of Quick-Thought.
         graph: Options for graphs.
         sentence: Options for sentences.
         chunk: Images per forward pass, for large batches in small memory; the gradient is that of
             the whole batch (but BatchNorm sees one chunk at a time).
         precision: Numbers to compute in.
         accelerator: cpu, gpu or auto.
-        devices: Processes on this machine, or auto; torchrun and SLURM are recognised.
+        devices: Processes on this machine, or auto; torchrun and SLURM are recognized.
         num_nodes: Machines.
         sync_batchnorm: Whether BatchNorm sees the batches of all processes.
         threads: CPU threads per process; all by default.
         seed: Seed of everything random.
         limit: Use at most so many samples.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
-        knn_k: Neighbours of the kNN measurement; by default 200, but at most a fifth of the images
+        knn_k: Neighbors of the kNN measurement; by default 200, but at most a fifth of the images
             per class.
         knn_temperature: Its temperature.
         probe_epochs: Epochs of the linear probe at the end; 0 leaves it out.
@@ -199,114 +253,134 @@ class TrainConfig:
         imports: Python files or modules to import first, which add parts and recipes of your own.
         name: Name of the run's folder; made of data, recipe and seed by default.
         runs: Folder of all runs.
-        resume: Folder of a run to go on with; its own options hold.
+        resume: Folder of a run to continue; it keeps its options.
         progress: Whether to show progress.
+        given: Names of the options that were given; found out by itself, and kept by
+            :func:`dataclasses.replace`.
+
+    The options of each part are a field as well, named after its section: ``loss``, ``moco`` and so
+    on (:func:`unremix.recipes.sections`), such as ``TrainConfig(moco={"queue": 64})``.
     """
 
-    # None stands for the domain's own value, and is gone once the options are made.
-    data: str = None  # type: ignore[assignment]
-    domain: Domains = None  # type: ignore[assignment]
-    recipe: str = None  # type: ignore[assignment]
-    framework: str | None = None
-    weighting: str | None = None
-    mixing: str | None = None
-    negatives: str | None = None
-    backbone: str = "auto"
-    image_size: int | None = None
-    width: int = 64
-    stem: Literal["auto", "cifar", "imagenet"] = "auto"
-    head_hidden: tuple[int, ...] = (512,)
-    head_output: int = 128
-    head_batch_norm: bool = True
-    augmentation: str = "auto"
-    epochs: int = None  # type: ignore[assignment]
-    max_minutes: float | None = None
-    batch_size: int = None  # type: ignore[assignment]
-    optimizer: OptimizerName = "adam"
-    lr: float = None  # type: ignore[assignment]
-    weight_decay: float = None  # type: ignore[assignment]
-    warmup_epochs: int = 0
-    schedule: ScheduleName = "constant"
-    clip: float | None = None
-    temperature: float | None = None
-    loss: LossOptions = field(default_factory=LossOptions)
-    moco: MoCoOptions = field(default_factory=MoCoOptions)
-    swav: SwAVOptions = field(default_factory=SwAVOptions)
-    mixture: MixOptions = field(default_factory=MixOptions)
-    mochi: MoCHiOptions = field(default_factory=MoCHiOptions)
-    patch: PatchOptions = field(default_factory=PatchOptions)
-    infograph: InfoGraphOptions = field(default_factory=InfoGraphOptions)
-    quickthought: QuickThoughtOptions = field(default_factory=QuickThoughtOptions)
-    graph: GraphOptions = field(default_factory=GraphOptions)
-    sentence: SentenceOptions = field(default_factory=SentenceOptions)
-    chunk: int | None = None
-    precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = "32-true"
-    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    devices: int | Literal["auto"] = "auto"
-    num_nodes: int = 1
-    sync_batchnorm: bool = False
-    threads: int | None = None
-    seed: int = 0
-    limit: int | None = None
-    evaluate_every: int | None = None
-    knn_k: int | None = None
-    knn_temperature: float = 0.5
-    probe_epochs: int = 100
-    checkpoint_every: int | None = None
-    log_every: int | None = None
-    loggers: tuple[Logger, ...] = ()
-    imports: tuple[str, ...] = ()
-    name: str | None = None
-    runs: str = "runs"
-    resume: str | None = None
-    progress: bool = True
+    data: str = option(image="digits", graph="stdlib-ast", sentence="pydocs")
+    domain: Domains = option()
+    recipe: str = option(
+        image="unremix-simclr", graph="infograph-unremix", sentence="quickthought-unremix"
+    )
+    framework: str | None = option()
+    weighting: str | None = option()
+    mixing: str | None = option()
+    negatives: str | None = option()
+    backbone: str = option("auto", domain="image")
+    image_size: int | None = option(domain="image")
+    width: int = option(64, domain="image")
+    stem: Literal["auto", "cifar", "imagenet"] = option("auto", domain="image")
+    head_hidden: tuple[int, ...] = option((512,), domain="image")
+    head_output: int = option(128, domain="image")
+    head_batch_norm: bool = option(True, domain="image")
+    augmentation: str = option("auto", domain="image")
+    epochs: int = option(image=100, graph=20, sentence=1)
+    max_minutes: float | None = option(rare=True)
+    batch_size: int = option(image="auto", graph=128, sentence=400)
+    optimizer: OptimizerName = option("adam")
+    lr: float = option(1e-3, sentence=5e-3)
+    weight_decay: float = option(1e-6, sentence=0.0)
+    warmup_epochs: int = option(0)
+    schedule: ScheduleName = option("constant")
+    clip: float | None = option(sentence=5.0, rare=True)
+    temperature: float | None = option()
+    graph: GraphOptions = field(default_factory=GraphOptions, metadata={"domain": "graph"})
+    sentence: SentenceOptions = field(
+        default_factory=SentenceOptions, metadata={"domain": "sentence"}
+    )
+    chunk: int | None = option(rare=True)
+    precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = option("32-true")
+    accelerator: Literal["auto", "cpu", "gpu"] = option("auto")
+    devices: int | Literal["auto"] = option("auto", rare=True)
+    num_nodes: int = option(1, rare=True)
+    sync_batchnorm: bool = option(False, rare=True)
+    threads: int | None = option()
+    seed: int = option(0)
+    limit: int | None = option()
+    evaluate_every: int | None = option()
+    knn_k: int | None = option(rare=True)
+    knn_temperature: float = option(0.5, rare=True)
+    probe_epochs: int = option(100, domain="image")
+    checkpoint_every: int | None = option(rare=True)
+    log_every: int | None = option(sentence=50, rare=True)
+    loggers: tuple[Logger, ...] = option((), rare=True)
+    imports: tuple[str, ...] = option((), rare=True)
+    name: str | None = option()
+    runs: str = option("runs")
+    resume: str | None = option()
+    progress: bool = option(True)
+    given: frozenset[str] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "imports", load_extensions(self.imports))
-        missing = {name for name in DEFAULTS["image"] if getattr(self, name) is None}
-        if self.domain not in DEFAULTS:
-            known = None if "recipe" in missing else RECIPES.get(self.recipe)
-            object.__setattr__(self, "domain", known.domain if known else "image")
-        for name in missing:
-            object.__setattr__(self, name, DEFAULTS[self.domain][name])
-        if "epochs" in missing and self.data == "pydocs":
-            object.__setattr__(self, "epochs", 30)  # a hundredth of a usual text
-        if self.domain == "sentence" and self.clip is None:
-            object.__setattr__(self, "clip", 5.0)
-        if self.domain == "sentence" and self.log_every is None:
-            object.__setattr__(self, "log_every", 50)  # an epoch is all there is
-        for name, least in (
-            ("epochs", 0),
-            ("batch_size", 2),
-            ("warmup_epochs", 0),
-            ("probe_epochs", 0),
-            ("head_output", 1),
-            ("width", 1),
-            ("num_nodes", 1),
-        ):
+        self._take()
+        self._set("imports", load_extensions(self.imports or ()))
+        self.settle()
+        self._check_numbers()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _take(self) -> None:
+        """Note what is given, and refuse what is of another type."""
+        hints, given = get_type_hints(type(self)), set()
+        for its in fields(self):
+            value, name, hint = getattr(self, its.name), its.name, hints[its.name]
+            if value is None or name == "given":
+                continue
+            if is_dataclass(hint):
+                if is_dataclass(value) and not isinstance(value, hint):  # type: ignore[arg-type]
+                    value = vars(value)
+                if isinstance(value, Mapping):
+                    self._set(name, value := make_options(hint, value, f"{name}."))  # type: ignore[arg-type]
+                if not isinstance(value, hint):  # type: ignore[arg-type]
+                    raise TypeError(mismatch(name, value, hint))
+                check_types(value, f"{name}.")
+                given |= {name} if value != default_of(its, "") else set()
+                continue
+            given.add(name)
+            if isinstance(value, os.PathLike) and fits("", hint):
+                self._set(name, os.fspath(value))
+            elif isinstance(value, list):
+                self._set(name, tuple(value))
+        check_types(self)
+        if self.given is None:
+            self._set("given", frozenset(given))
+
+    def settle(self) -> None:
+        """Give every option that was not given its value, by recipe and domain."""
+        unset = [its for its in fields(self) if getattr(self, its.name) is None]
+        names = {its.name for its in unset}
+        if "domain" in names:
+            known = RECIPES.get(self.recipe)
+            self._set("domain", known.domain if known else "image")
+        if "epochs" in names and self.domain == "sentence" and self.data in (None, "pydocs"):
+            self._set("epochs", 30)  # a hundredth of a usual text
+        for its in unset:
+            if getattr(self, its.name) is None:
+                self._set(its.name, default_of(its, self.domain))
+
+    def _check_numbers(self) -> None:
+        least = {"batch_size": 2, "epochs": 0, "warmup_epochs": 0, "probe_epochs": 0}
+        least |= dict.fromkeys(("head_output", "width", "num_nodes", "chunk", "evaluate_every"), 1)
+        least |= dict.fromkeys(("checkpoint_every", "log_every", "threads", "limit"), 1)
+        least |= dict.fromkeys(("knn_k", "image_size"), 1)
+        for name, bound in least.items():
             value = getattr(self, name)
-            if value < least:
-                raise ValueError(f"expected {name} to be at least {least}, received {value}")
+            if value not in (None, "auto") and value < bound:
+                raise ValueError(f"expected {name} to be at least {bound}, got {value}; change it")
         for name in ("lr", "temperature", "knn_temperature", "clip", "max_minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"expected {name} to be above 0, received {value}")
-        for name in (
-            "chunk",
-            "evaluate_every",
-            "checkpoint_every",
-            "log_every",
-            "threads",
-            "limit",
-            "knn_k",
-            "image_size",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"expected {name} to be at least 1, received {value}")
+                raise ValueError(f"expected {name} to be above 0, got {value}; change it")
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
             raise ValueError(
-                f"expected name to be that of a folder inside {self.runs!r}, received {self.name!r}"
+                f"expected name to be that of a folder inside {self.runs!r}, got {self.name!r}; "
+                "use --runs for the folder around it"
             )
 
     def composition(self) -> Composition:
@@ -319,7 +393,7 @@ class TrainConfig:
         recipe = find_recipe(self.recipe)
         if recipe.domain != self.domain:
             raise ValueError(
-                f"expected a recipe for {self.domain} data, received {self.recipe!r}, which is for "
+                f"expected a recipe for {self.domain} data, got {self.recipe!r}, which is for "
                 f"{recipe.domain} data; leave --domain out or choose another recipe"
             )
         return compose(
@@ -330,26 +404,25 @@ class TrainConfig:
                 "mixing": self.mixing,
                 "negatives": self.negatives,
             },
-            options={section: getattr(self, section) for section in SECTIONS},
+            options={section: getattr(self, section) for section in sections()},
             epochs=self.epochs,
             temperature=self.temperature,
         )
 
     def _refuse_foreign(self) -> None:
-        """Refuse what another kind of data alone has a use for."""
-        for each in fields(self):
-            domain, name = OF_DOMAIN.get(each.name, self.domain), each.name
-            made = each.default_factory
-            default, value = each.default if made is MISSING else made(), getattr(self, name)
-            if domain == self.domain or value == default:
+        """Refuse what only another kind of data has a use for."""
+        for its in fields(self):
+            domain, name, value = its.metadata.get("domain"), its.name, getattr(self, its.name)
+            # Complete files hold the defaults of all kinds of data.
+            if domain in (None, self.domain) or value == (default := default_of(its, self.domain)):
                 continue
-            if name == domain:  # a section: name the option in it
+            if is_dataclass(value):  # a section: name the option in it
                 inner = (one.name for one in fields(value))
                 changed = next(o for o in inner if getattr(value, o) != getattr(default, o))
                 name, value = f"{name}.{changed}", getattr(value, changed)
             raise ValueError(
-                f"expected --{name} only for {domain} data, received {value!r} for {self.domain} "
-                "data, which have no use for it; leave it out"
+                f"expected --{name} only for {domain} data, got {value!r} for {self.domain} data, "
+                "which have no use for it; leave it out"
             )
 
     @property
@@ -357,3 +430,74 @@ class TrainConfig:
         """The recipe's name and the parts that differ from it."""
         changes = (self.framework, self.weighting, self.mixing, self.negatives)
         return "+".join([self.recipe, *(change for change in changes if change is not None)])
+
+
+OF_DOMAIN: dict[str, Domains] = {
+    its.name: its.metadata["domain"] for its in fields(TrainConfig) if its.metadata.get("domain")
+}
+"""Options that only one kind of data has a use for."""
+
+
+def check_types(options: Any, prefix: str = "") -> None:
+    """Refuse values of another type than their field's.
+
+    Raises:
+        TypeError: For a value of another type.
+        ValueError: For a word that is none of those to choose from.
+    """
+    for name, hint in get_type_hints(type(options)).items():
+        value = getattr(options, name)
+        if value is not None and name != "given" and not fits(value, hint):
+            kind = ValueError if isinstance(value, str) and _choices(hint) else TypeError
+            raise kind(mismatch(f"{prefix}{name}", value, hint))
+
+
+def make_options(kind: type, options: Mapping[str, Any], prefix: str = "") -> Any:
+    """A dataclass of options from options by name.
+
+    Raises:
+        ValueError: For an option that does not exist.
+    """
+    names = [its.name for its in fields(kind)]
+    for name in options:
+        if name not in names:
+            hint = did_you_mean(name, names) or f"; choose among {', '.join(names)}"
+            raise ValueError(f"expected an option that exists, got {prefix}{name}{hint}")
+    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    return kind(**lists)
+
+
+def make_config(options: Mapping[str, Any]) -> TrainConfig:
+    """A configuration from options by name; those of a section may be a mapping.
+
+    Raises:
+        ValueError: For an option that does not exist.
+
+    Example:
+        >>> make_config({"recipe": "hcl", "loss": {"hardness": 2.0}}).loss.hardness
+        2.0
+    """
+    made: TrainConfig = make_options(TrainConfig, options)
+    return made
+
+
+def config_to_yaml(config: TrainConfig) -> str:
+    """A configuration as YAML."""
+    values = {name: value for name, value in asdict(config).items() if name != "given"}
+    return yaml.safe_dump(_plain(values), sort_keys=False)
+
+
+def config_from_yaml(text: str) -> TrainConfig:
+    """A configuration from YAML.
+
+    Raises:
+        ValueError: For an option that does not exist.
+    """
+    return make_config(yaml.safe_load(text) or {})
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that YAML shows no tags."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

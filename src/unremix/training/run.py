@@ -9,70 +9,16 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from unremix.data.atomic_files import write_whole
 from unremix.domains import Domain, find_domain
-from unremix.training.config import TrainConfig
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, so that YAML shows no tags."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def config_to_yaml(config: TrainConfig) -> str:
-    """A configuration as YAML."""
-    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False)
-
-
-def config_from_yaml(text: str) -> TrainConfig:
-    """A configuration from YAML.
-
-    Raises:
-        ValueError: For an option that does not exist.
-    """
-    return make_config(yaml.safe_load(text) or {})
-
-
-def make_config(options: Mapping[str, Any]) -> TrainConfig:
-    """A configuration from options by name; those of a section may be a mapping.
-
-    Raises:
-        ValueError: For an option that does not exist.
-
-    Example:
-        >>> make_config({"recipe": "hcl", "loss": {"hardness": 2.0}}).loss.hardness
-        2.0
-    """
-    made = dict(options)
-    for name, kind in get_type_hints(TrainConfig).items():
-        section = made.get(name) or {}
-        if is_dataclass(kind) and isinstance(section, Mapping):
-            assert isinstance(kind, type)
-            made[name] = kind(**_tuples(kind, section))
-    return TrainConfig(**_tuples(TrainConfig, made))
-
-
-def _tuples(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    unknown = [name for name in options if name not in names]
-    if unknown:
-        raise ValueError(
-            f"expected options among {', '.join(sorted(names))}, received {', '.join(unknown)}"
-        )
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
-    }
+from unremix.training.config import TrainConfig, config_from_yaml, config_to_yaml
 
 
 class Run:

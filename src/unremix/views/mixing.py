@@ -252,7 +252,7 @@ class IMix:
     image may meet itself. The mixed views replace the first views.
 
     Args:
-        alpha: α.
+        alpha: α of Beta(α, α), from which the shares are drawn.
 
     Raises:
         ValueError: If α is not positive and finite.
@@ -271,6 +271,9 @@ class IMix:
 
     alpha: float = 1.0
     keeps_original: ClassVar[bool] = False
+    summary: ClassVar[str] = "i-Mix: mixed views in place of the first"
+    section: ClassVar[str] = "mixture"
+    domains: ClassVar[tuple[str, ...]] = ("image",)
 
     def __post_init__(self) -> None:
         _check_alpha(self.alpha)
@@ -292,8 +295,8 @@ class UnMix:
     λ ~ Beta(α, α) per batch. The mixed views come on top of the views as they were.
 
     Args:
-        alpha: α.
-        cutmix: Probability of CutMix, else mixup.
+        alpha: α of Beta(α, α), from which the shares are drawn.
+        cutmix: Probability of CutMix in place of mixup.
 
     Raises:
         ValueError: If α is not positive and finite or the probability is none.
@@ -310,6 +313,9 @@ class UnMix:
     alpha: float = 1.0
     cutmix: float = 0.5
     keeps_original: ClassVar[bool] = True
+    summary: ClassVar[str] = "Un-Mix: mixed views added"
+    section: ClassVar[str] = "mixture"
+    domains: ClassVar[tuple[str, ...]] = ("image",)
 
     def __post_init__(self) -> None:
         _check_alpha(self.alpha)

@@ -1,0 +1,127 @@
+"""Parts that own their options: the table of recipes knows none of them by name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unremix import recipes
+from unremix.frameworks.parts import described, option_fields, options_type, section_of
+from unremix.frameworks.weightings import HCL, Uniform, UnReMix
+from unremix.losses import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.recipes import PARTS
+
+FRAMEWORK = '''
+"""A framework in one file: SimCLR without negatives, the views pulled together."""
+
+from dataclasses import dataclass
+
+from unremix.frameworks.base import Projecting
+
+
+@dataclass(frozen=True)
+class PullOptions:
+    """Options of Pull.
+
+    Args:
+        strength: Multiplies the loss.
+    """
+
+    strength: float = 2.0
+
+
+class Pull(Projecting):
+    """The two views of an image are pulled together."""
+
+    summary = "Pull: no negatives"
+    section = "pull"
+    Options = PullOptions
+
+    def __init__(self, encoder, head, *, options):
+        super().__init__(encoder, head)
+        self.strength = options.strength
+
+    def inputs(self, batch):
+        return batch.views[:2]
+
+    def objective(self, embedded, batch):
+        (z0, _), (z1, _) = embedded
+        return self.strength * (z0 - z1).pow(2).mean()
+'''
+USE = """
+import sys
+from unremix import recipes
+from pull import Pull
+recipes.PARTS["framework"]["pull"] = Pull  # the one line
+from unremix.cli import main
+small = ["--limit", "64", "--batch_size", "32", "--epochs", "1", "--probe_epochs", "0",
+         "--accelerator", "cpu", "--threads", "1", "--progress", "false", "--runs", "."]
+assert main(["train", "--framework", "pull", "--pull.strength", "3", "--name", "a", *small]) == 0
+import unremix
+run = unremix.load("a")
+model = run.domain.build(run.config, run.shape)
+assert (type(model), model.strength, run.config.pull.strength) == (Pull, 3.0, 3.0)
+for words in (["--weighting", "hcl"], ["--loss.class_prior", "0.1"], ["--moco.queue", "5"]):
+    assert main(["train", "--framework", "pull", *words, *small]) == 1, words
+assert main(["train", "--framework", "pull", "--pull.strength", "3", "--resume", "a"]) == 0
+assert main(["train", "--help"]) == 0
+assert main(["recipes"]) == 0
+"""
+
+
+def test_a_framework_is_one_file_and_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pull.py").write_text(FRAMEWORK)
+    (tmp_path / "use.py").write_text(USE)
+    source = str(Path(recipes.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": source},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--pull.strength" in done.stdout
+    assert "Pull: no negatives" in done.stdout
+    assert "got 'pull', which has none; use simclr or moco" in done.stderr
+
+
+def test_no_part_is_known_by_name() -> None:
+    """Outside the two tables, recipes.py does not mention a part."""
+    text = Path(recipes.__file__).read_text()
+    logic = text[: text.index("PARTS: ")] + text[text.index("def find_recipe") :]
+    logic = re.sub(r'""".*?"""|^from .*?$', "", logic, flags=re.S | re.M)
+    for known in PARTS.values():
+        for name in known:
+            assert f'"{name}"' not in logic, name
+
+
+PAIRS = [(kind, name) for kind, known in PARTS.items() for name in known]
+
+
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
+def test_parts_describe_their_options(kind: Any, name: str) -> None:
+    part = PARTS[kind][name]
+    options = options_type(part)
+    assert options is not None
+    assert set(described(options)) == set(option_fields(part))
+    assert section_of(part)
+    assert options() == options()  # complete without a word
+    with pytest.raises(AttributeError, match="cannot assign"):
+        setattr(options(), next(iter(option_fields(part))), 1)
+
+
+@pytest.mark.parametrize(
+    ("weighting", "loss"), [(Uniform, InfoNCELoss), (HCL, HCLLoss), (UnReMix, UnReMixLoss)]
+)
+def test_weightings_have_the_defaults_of_their_losses(weighting: type, loss: type) -> None:
+    known = signature(loss).parameters
+    for option in fields(weighting):
+        default = known[option.name].default
+        if default is not None:  # decided by the loss or its preset
+            assert option.default == default, option.name
