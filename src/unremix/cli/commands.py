@@ -50,6 +50,12 @@ def train(config: TrainConfig, *, dry: bool = False) -> None:
     run = pipeline.train(config)
     if run.evaluation is not None:
         show_results(run.evaluation, f"Everything is in {run.path}/ (open report.html first)")
+    Console().print(
+        f"Next:\n  unremix embed {run.path} --data {run.config.data} -o features.npz\n"
+        f"  unremix export {run.path}\n"
+        f"  unremix train --resume {run.path} --epochs {2 * run.config.epochs or 100}",
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def compare(

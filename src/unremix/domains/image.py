@@ -15,6 +15,7 @@ from torch import Tensor
 from unremix.data.image.dataset import ImageData, ImageSet, decode_image, load_images
 from unremix.domains.base import Features, Measuring, Observer
 from unremix.encoders import make_encoder, projection_head
+from unremix.encoders.registry import chosen_name
 from unremix.frameworks.base import Batch, Framework
 from unremix.training.config import TrainConfig
 from unremix.training.sampling import permuted, scramble
@@ -129,7 +130,8 @@ class ImageDomain:
 
     def describe(self, config: TrainConfig, shape: ImageShape) -> str:
         """The encoder, in a few words."""
-        return f"backbone {config.backbone}, {shape.image_size} px"
+        backbone = chosen_name(config.backbone, shape.image_size)
+        return f"backbone {backbone}, {shape.image_size} px"
 
     def name(self, data: ImageData) -> str:
         """What the images are called."""

@@ -73,6 +73,7 @@ class Training:
         self.rows = [dict(row) for row in state.get("rows", ())]
         self.seconds = float(state.get("seconds", 0.0))
         self.stopped = False  # by max_minutes
+        self.asked = False  # to stop, in any of the processes
         self.since = time.perf_counter()
         self.steps_per_epoch = self.domain.steps(self.data, self.config)
         self.total = self.config.epochs * self.steps_per_epoch
@@ -112,7 +113,12 @@ class Training:
         while self.step < self.total and not self.stopped:
             for indices, fetched in self._batches():
                 self.training_step(indices, fetched)
+                if self.asked and self.step % self.steps_per_epoch:
+                    self.save()
+                    self._interrupt()
             self._end_epoch()
+            if self.asked:
+                self._interrupt()
 
     def _indices(self, step: int) -> Tensor:
         """Which samples this process uses in a step."""
@@ -174,7 +180,8 @@ class Training:
         self.model.after_step()
         asked = self.stop is not None and self.stop.asked
         numbers = torch.stack([loss.detach().double(), loss.new_tensor(asked).double()])
-        value, asked_anywhere = self._mean(numbers).tolist()
+        value, anywhere = self._mean(numbers).tolist()
+        self.asked = anywhere > 0
         if not math.isfinite(value):
             mixed = config.precision not in ("32-true", "64-true")
             further = "use precision 32-true" if mixed else "look for extreme values in the data"
@@ -190,10 +197,8 @@ class Training:
         if config.log_every is not None and within and within % config.log_every == 0:
             self._add_row(self.step / self.steps_per_epoch)
         every = config.checkpoint_every
-        if within and (asked_anywhere or (every is not None and self.step % every == 0)):
+        if every is not None and self.step % every == 0 and within:
             self.save()
-        if within and asked_anywhere:
-            self._interrupt()
 
     def _interrupt(self) -> None:
         """End the training, whose checkpoint is written; on SLURM, queue the job again if asked."""
