@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from pathlib import Path
 
@@ -98,7 +99,18 @@ def test_the_threads_are_recorded_and_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setattr("unremix.training.preparation.choose_threads", lambda _: before + 1)
     run = unremix.train(small(tmp_path, threads=None, epochs=0))
     assert run.config.threads == before + 1  # a resumed run repeats exactly
     assert torch.get_num_threads() == before
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+
+
+def test_child_processes_take_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with threads.limited_threads(1):
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+        with threads.limited_threads(None):
+            assert torch.get_num_threads() == 1
+    assert "OMP_NUM_THREADS" not in os.environ

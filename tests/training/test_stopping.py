@@ -18,7 +18,9 @@ from test_training import assert_same_run, small, state_of
 import unremix
 from unremix.cli import main
 from unremix.training import preparation, stopping
+from unremix.training.config import TrainConfig
 from unremix.training.loop import Training
+from unremix.training.preparation import prepare
 from unremix.training.run import Run
 from unremix.training.stopping import Stop, handling
 
@@ -134,6 +136,13 @@ def test_a_finished_run_trains_further(tmp_path: Path, whole: Run) -> None:
     assert further.evaluation is not None
     assert further.evaluation["epoch"] == 3
     assert_same_run(further, whole)
+
+
+def test_the_default_number_of_epochs_counts_if_it_is_given(tmp_path: Path) -> None:
+    run = unremix.train(small(tmp_path, epochs=0))
+    usual = TrainConfig().epochs
+    assert prepare(TrainConfig(resume=str(run.path))).config.epochs == 0
+    assert prepare(TrainConfig(resume=str(run.path), epochs=usual)).config.epochs == usual
 
 
 def test_an_untrained_run_trains_further(tmp_path: Path, whole: Run) -> None:

@@ -270,6 +270,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "imports", load_extensions(self.imports))
         missing = {name for name in DEFAULTS["image"] if getattr(self, name) is None}
+        object.__setattr__(self, "epochs_given", "epochs" not in missing)
         if self.domain not in DEFAULTS:
             known = None if "recipe" in missing else RECIPES.get(self.recipe)
             object.__setattr__(self, "domain", known.domain if known else "image")

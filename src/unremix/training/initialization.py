@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from unremix.frameworks.base import Framework
@@ -36,6 +35,26 @@ def _pretrained(name: str, channels: int) -> dict[str, Tensor]:
     return state
 
 
+def find_weights(source: str) -> Path | None:
+    """The file that ``--init`` means; None for ``timm:NAME``.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    if source.startswith("timm:"):
+        return None
+    path = Path(source)
+    if path.is_dir():
+        path = path / "encoder.safetensors"
+        if not path.is_file():  # a run that was stopped early
+            path = path.parent / "checkpoints" / "last.ckpt"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"expected a run, a state dict or a .safetensors file for --init, found none at {path}"
+        )
+    return path
+
+
 def read_weights(source: str, channels: int = 3) -> dict[str, Tensor]:
     """Names and tensors of a run's encoder, a state dict, a .safetensors file or ``timm:NAME``.
 
@@ -43,18 +62,12 @@ def read_weights(source: str, channels: int = 3) -> dict[str, Tensor]:
         FileNotFoundError: If there is no such run or file.
         ValueError: If it holds no tensors.
     """
-    if source.startswith("timm:"):
+    path = find_weights(source)
+    if path is None:
         return _pretrained(source.removeprefix("timm:"), channels)
-    path = Path(source)
-    if path.is_dir():
-        path = path / "encoder.safetensors"
-        if not path.is_file() and (path.parent / "checkpoints" / "last.ckpt").is_file():
-            path = path.parent / "checkpoints" / "last.ckpt"  # a run that was stopped early
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"expected a run, a state dict or a .safetensors file for --init, found none at {path}"
-        )
     if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
         return load_file(path)
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)

@@ -7,6 +7,7 @@ that was stopped at any moment continues from its last checkpoint as if nothing 
 
 from __future__ import annotations
 
+import atexit
 import csv
 import logging
 import math
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
@@ -358,7 +360,15 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
         loggers=_loggers(config, run),
     )
     fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_leave)
     return fabric
+
+
+def _leave() -> None:
+    """Leave the process group: its threads, still running, would abort the process at its end."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def fit(

@@ -16,6 +16,7 @@ import torch
 from unremix.domains import Domain, find_domain
 from unremix.frameworks.base import Framework
 from unremix.training.config import TrainConfig
+from unremix.training.initialization import find_weights
 from unremix.training.run import Run
 from unremix.training.threads import choose_threads
 
@@ -56,7 +57,7 @@ def _stopped_early(config: TrainConfig) -> Run | None:
         return None
     run = Run(path)
     earlier, asked = asdict(run.config), asdict(config)
-    ignored = {"resume", "progress", "runs"} | ({"threads"} if config.threads is None else set())
+    ignored = {"resume", "progress", "runs", "threads"}
     changed = [name for name in asked if name not in ignored and asked[name] != earlier[name]]
     if run.evaluation is None and not changed:
         return run
@@ -104,12 +105,13 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any]]:
             f"its options but for {', '.join(EXTENDED)}; start a new run to change others"
         )
     state = run.load_checkpoint()
-    longer = {name: asdict(config)[name] for name in EXTENDED}
     longer = {
-        name: value
-        for name, value in longer.items()
-        if value not in (usual[name], asdict(run.config)[name])
+        name: getattr(config, name)
+        for name in EXTENDED
+        if getattr(config, name) not in (None, getattr(run.config, name))
     }
+    if not config.epochs_given:  # type: ignore[attr-defined]
+        longer.pop("epochs", None)
     done = int(state["rows"][-1]["epoch"]) if state["rows"] else 0
     if longer.get("epochs", done) < done:
         raise ValueError(
@@ -160,13 +162,20 @@ def prepare(config: TrainConfig) -> Prepared:
     run, state, made = None, None, False
     earlier = None if config.resume is not None else _stopped_early(config)
     if earlier is not None and earlier.checkpoint.exists():
-        config = replace(earlier.config, progress=config.progress, resume=str(earlier.path))
+        config = replace(
+            earlier.config,
+            progress=config.progress,
+            threads=config.threads or earlier.config.threads,
+            resume=str(earlier.path),
+        )
     if config.resume is not None:
         run, config, state = _resumed(config)
     domain = find_domain(config.domain)
     if config.accelerator == "gpu" and not torch.cuda.is_available():
         raise ValueError("expected a GPU for --accelerator gpu, found none; use cpu or auto")
     domain.check(config)
+    if config.init is not None and state is None:
+        find_weights(config.init)
     data = domain.load(config)
     shape = domain.shape(data, config) if run is None else run.shape
     # What cannot be is refused before anything is written. Without processes nothing is gathered.

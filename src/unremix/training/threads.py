@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+VARIABLE = "OMP_NUM_THREADS"
 SAMPLE = 0.25  # seconds over which the load is measured
 
 
@@ -42,18 +43,28 @@ def free_cores(seconds: float = SAMPLE) -> int:
 
 def choose_threads(processes: int = 1) -> int | None:
     """CPU threads for each of the processes of a run; None if OMP_NUM_THREADS already says so."""
-    if "OMP_NUM_THREADS" in os.environ:
+    if VARIABLE in os.environ:
         return None
     return max(1, min(torch.get_num_threads(), free_cores()) // processes)
 
 
 @contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
-    """Use so many threads; None leaves their number."""
-    before = torch.get_num_threads()
+    """Use so many threads, in child processes and libraries loaded later too; None changes nothing.
+
+    Args:
+        threads: How many.
+    """
+    if threads is None:
+        yield
+        return
+    before, variable = torch.get_num_threads(), os.environ.get(VARIABLE)
     try:
-        if threads is not None:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads)
+        os.environ[VARIABLE] = str(threads)
         yield
     finally:
         torch.set_num_threads(before)
+        del os.environ[VARIABLE]
+        if variable is not None:
+            os.environ[VARIABLE] = variable
