@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -312,22 +312,18 @@ class Training:
         write_whole(self.run.checkpoint, lambda path: torch.save(state, path))
 
 
-class _running_statistics_held:
-    """BatchNorm layers inside do not move their running statistics."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.layers = [
-            layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        ]
-
-    def __enter__(self) -> None:
-        self.tracked = [layer.track_running_stats for layer in self.layers]
-        for layer in self.layers:
-            layer.track_running_stats = False
-
-    def __exit__(self, *_: object) -> None:
-        for layer, tracked in zip(self.layers, self.tracked, strict=True):
-            layer.track_running_stats = tracked
+@contextmanager
+def _running_statistics_held(model: nn.Module) -> Iterator[None]:
+    """BatchNorm layers do not move their running statistics."""
+    kind = nn.modules.batchnorm._BatchNorm
+    layers = [m for m in model.modules() if isinstance(m, kind) and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
 
 
 def _loggers(config: TrainConfig, run: Run) -> list[Logger]:

@@ -118,10 +118,8 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any]]:
             f"expected --epochs of at least the {done} that {run.path} has trained, got "
             f"{config.epochs}"
         )
-    if longer:
-        state["stopped"] = False
-        if _is_first_process():
-            run.extend(**longer)
+    if longer.keys() - {"threads"}:
+        state["stopped"] = False  # by max_minutes
     return run, replace(run.config, progress=config.progress, **longer), state
 
 
@@ -191,4 +189,6 @@ def prepare(config: TrainConfig) -> Prepared:
         else:
             run = Run.unwritten(Path(config.runs), config, shape)
         config = replace(run.config, progress=config.progress)
+    else:
+        run.extend(config, write=_is_first_process())
     return Prepared(run, config, data, state, model, made)

@@ -145,11 +145,17 @@ class Run:
         text = f"{WRITER}{unremix.__version__}\n{config_to_yaml(replace(self.config, resume=None))}"
         write_whole(self.path / "config.yaml", lambda file: file.write_text(text))
 
-    def extend(self, **options: Any) -> None:
-        """Change how long the run trains; what was measured at its earlier end no longer holds."""
-        if options:
-            self.config = replace(self.config, **options)
+    def extend(self, config: TrainConfig, *, write: bool) -> None:
+        """Take over options that may change when a run is resumed, such as ``epochs``.
+
+        Args:
+            config: The run's options, some of them changed.
+            write: Whether this process writes the folder.
+        """
+        earlier, self.config = self.config, replace(config, progress=self.config.progress)
+        if write and self.config != earlier:
             self.write_config()
+            # What was measured at the earlier end no longer holds.
             (self.path / "evaluation.json").unlink(missing_ok=True)
 
     @property
