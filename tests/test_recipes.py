@@ -330,7 +330,8 @@ from test_recipes import trained, without_batch_norm
 from unremix.training.loop import Training
 folder, save = Path(sys.argv[1]), Training.save
 def saving(self):
-    torch.save(self.model.state_dict(), folder / f"{self.config.recipe}-{self.global_rank}.pt")
+    name = f"{self.config.recipe}-{self.fabric.global_rank}.pt"
+    torch.save(self.model.state_dict(), folder / name)
     save(self)
 Training.save = saving
 for recipe in sys.argv[2:]:

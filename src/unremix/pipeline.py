@@ -15,6 +15,8 @@ from unremix.training.config import TrainConfig, make_config
 from unremix.training.preparation import prepare
 from unremix.training.progress import Progress
 from unremix.training.run import Run
+from unremix.training.stopping import Stop, handling
+from unremix.training.threads import limited_threads
 
 NAMED = 50  # files left out that are named in warnings.txt
 
@@ -50,26 +52,33 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
     from unremix.training.loop import fit  # seconds of imports, once all is well
 
     config, data, run = prepared.config, prepared.data, prepared.run
-    progress = Progress(config)
-    domain = run.domain
+    progress, stop, domain = Progress(config), Stop(), run.domain
 
     def say(message: str) -> None:
         progress.say(message)
         run.warn(message)
 
-    observe = domain.observer(data, run.shape, config, say)
-    if fit(prepared, observe, progress):
-        skipped = getattr(data, "skipped", ())
-        if skipped:
-            run.warn(f"left out ({len(skipped)}): {name_some(skipped, NAMED)}")
-        progress.say("measuring the encoder, trained and untrained")
-        try:
-            with progress:
-                card = domain.evaluate(run, data, progress=progress.measured)
-        except KeyboardInterrupt as stopped:
-            raise KeyboardInterrupt(str(run.path)) from stopped
-        _write_card(run, card, "evaluation.json")
-        write_report(run.path)
+    try:
+        with handling(stop), limited_threads(config.threads):
+            first = fit(prepared, domain.observer(data, run.shape, config, say), progress, stop)
+            stop.at_once = True
+            if stop.asked:
+                raise KeyboardInterrupt
+            if first:
+                skipped = getattr(data, "skipped", ())
+                if skipped:
+                    run.warn(f"left out ({len(skipped)}): {name_some(skipped, NAMED)}")
+                progress.say("measuring the encoder, trained and untrained")
+                with progress:
+                    card = domain.evaluate(run, data, progress=progress.measured)
+                _write_card(run, card, "evaluation.json")
+                write_report(run.path)
+    except KeyboardInterrupt as stopped:
+        prepared.discard()
+        raise KeyboardInterrupt(str(run.path) if run.checkpoint.exists() else "") from stopped
+    except BaseException:
+        prepared.discard()
+        raise
     return run
 
 

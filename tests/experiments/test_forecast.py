@@ -179,10 +179,8 @@ class FakeTraining:
     """What the stopwatch asks of a training."""
 
     steps_per_epoch = 100
-    device = torch.device("cpu")
-
-    class trainer:
-        optimizers = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1),)
+    fabric = SimpleNamespace(device=torch.device("cpu"))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
     def __init__(self) -> None:
         self.model = torch.nn.Module()

@@ -528,7 +528,7 @@ def test_lines_in_a_log(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "step 2/12 · loss" in shown
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
-    assert "goes on at step 3 of 12" in " ".join(shown.split())
+    assert "resumes at step 3 of 12" in " ".join(shown.split())
     assert "step 2/12" not in shown
     assert "step 8/12 · loss" in shown
 

@@ -48,8 +48,16 @@ def train(config: TrainConfig, *, dry: bool = False) -> None:
     from unremix import pipeline
 
     run = pipeline.train(config)
-    if run.evaluation is not None:
-        show_results(run.evaluation, f"Everything is in {run.path}/ (open report.html first)")
+    if run.evaluation is None:  # another process writes it
+        return
+    show_results(run.evaluation, f"Everything is in {run.path}/ (open report.html first)")
+    lines = (
+        "Next:",
+        f"unremix embed {run.path} --data {run.config.data} -o features.npz",
+        f"unremix export {run.path}",
+        f"unremix train --resume {run.path} --epochs {2 * run.config.epochs or 100}",
+    )
+    print("\n  ".join(lines))
 
 
 def compare(

@@ -45,6 +45,13 @@ class External(nn.Module):
         return output.flatten(1)
 
 
+def chosen_name(name: str, image_size: int) -> str:
+    """The encoder that ``auto`` stands for; other names as they are."""
+    if name != "auto":
+        return name
+    return "small" if image_size <= LARGEST_SMALL else "resnet18"
+
+
 def make_encoder(
     name: str = "auto",
     *,
@@ -96,8 +103,7 @@ def make_encoder(
         )
     if stem not in ("auto", "cifar", "imagenet"):
         raise ValueError(f"expected the stem 'auto', 'cifar' or 'imagenet', received {stem!r}")
-    if name == "auto":
-        name = "small" if image_size <= LARGEST_SMALL else "resnet18"
+    name = chosen_name(name, image_size)
     if name in DEPTH_OF:
         kind: Stem = "cifar" if image_size <= LARGEST_CIFAR else "imagenet"
         if stem != "auto":

@@ -102,13 +102,12 @@ class Stopwatch(Progress):
                 _fill_queue(training.model)
                 self.times[-1] = time.perf_counter()
             return
-        (optimizer,) = training.trainer.optimizers
-        state = optimizer.state_dict()["state"]
+        state = training.optimizer.state_dict()["state"]
         self.found = {
             "checkpoint": tensor_bytes([training.model.state_dict(), state]),
             "encoder": tensor_bytes(training.model.encoder.state_dict()),
             "parameters": count_parameters(training.model),
-            "device": training.device,
+            "device": training.fabric.device,
         }
         raise Enough
 

@@ -216,6 +216,9 @@ class TrainConfig:
         head_output: Size of the embeddings the loss sees.
         head_batch_norm: Whether the head normalizes its hidden layers.
         augmentation: auto, or a name from unremix.views.image.SETTINGS.
+        init: Start from another encoder: a run's folder, a state dict, a .safetensors file, or
+            timm:NAME for pretrained weights.
+        pretrained: Whether --backbone timm:NAME starts from timm's pretrained weights.
         epochs: Passes over the data, by default 100 for images, 20 for graphs, 1 for
             sentences (30 for pydocs, which are few); 0 makes a run of the untrained encoder.
         max_minutes: End the training with the first epoch that ends after so many minutes of it.
@@ -238,7 +241,8 @@ class TrainConfig:
         devices: Processes on this machine, or auto; torchrun and SLURM are recognized.
         num_nodes: Machines.
         sync_batchnorm: Whether BatchNorm sees the batches of all processes.
-        threads: CPU threads per process; all by default.
+        threads: CPU threads per process; by default the cores that are free at the start, shared
+            among the processes, or what OMP_NUM_THREADS says.
         seed: Seed of everything random.
         limit: Use at most so many samples.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
@@ -253,7 +257,7 @@ class TrainConfig:
         imports: Python files or modules to import first, which add parts and recipes of your own.
         name: Name of the run's folder; made of data, recipe and seed by default.
         runs: Folder of all runs.
-        resume: Folder of a run to continue; it keeps its options.
+        resume: Folder of a run to continue. It keeps its options; with --epochs it trains further.
         progress: Whether to show progress.
         given: Names of the options that were given; found out by itself, and kept by
             :func:`dataclasses.replace`.
@@ -279,6 +283,8 @@ class TrainConfig:
     head_output: int = option(128, domain="image")
     head_batch_norm: bool = option(True, domain="image")
     augmentation: str = option("auto", domain="image")
+    init: str | None = option()
+    pretrained: bool = option(False, domain="image")
     epochs: int = option(image=100, graph=20, sentence=1)
     max_minutes: float | None = option(rare=True)
     batch_size: int = option(image="auto", graph=128, sentence=400)
@@ -377,6 +383,11 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"expected {name} to be above 0, got {value}; change it")
+        if self.pretrained and (self.init is not None or not self.backbone.startswith("timm:")):
+            raise ValueError(
+                "expected --pretrained with --backbone timm:NAME and without --init, got "
+                f"--backbone {self.backbone} and --init {self.init}; for other weights use --init"
+            )
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
             raise ValueError(
                 f"expected name to be that of a folder inside {self.runs!r}, got {self.name!r}; "

@@ -1,219 +1,226 @@
-"""Training on Lightning: loop, devices, precision; and what makes a run repeat and resume exactly.
+"""Training on Lightning Fabric: devices, precision and processes are Fabric's, the loop is ours.
 
-All randomness is a function of (seed, epoch, step, sample). The batches are indexed by the global
-step. So the state of a run is its model (mix included), its optimizer and its step, and a run that
-was stopped at any moment goes on from its last checkpoint as if nothing had happened.
+All randomness is a function of (seed, epoch, step, sample), and batches are indexed by the global
+step. The state of a run is therefore its model (mix included), its optimizer and its step. A run
+that was stopped at any moment continues from its last checkpoint as if nothing had happened.
 """
 
 from __future__ import annotations
 
+import atexit
 import csv
 import logging
+import math
 import os
 import time
-import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import unremix
 from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
-from unremix.frameworks.base import Framework, Projecting
+from unremix.frameworks.base import Projecting
 from unremix.training.config import TrainConfig
+from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at
 from unremix.training.preparation import Prepared
 from unremix.training.progress import Progress
 from unremix.training.run import Run
 from unremix.training.sampling import scramble
+from unremix.training.stopping import Stop, requeue
+from unremix.training.threads import limited_threads
 
 
-class Batches:
-    """The batches of an epoch from the current step on, read one step ahead.
-
-    Args:
-        training: Knows the data, the step, the rank and the configuration.
-    """
-
-    def __init__(self, training: Training) -> None:
-        self.training = training
-
-    def __len__(self) -> int:
-        return self.training.steps_per_epoch
-
-    def _indices(self, step: int) -> Tensor:
-        training = self.training
-        joint = training.domain.indices(training.data, training.config, step)
-        return joint.tensor_split(training.trainer.world_size)[training.trainer.global_rank]
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
-        first, fetch, data = self.training.step, self.training.domain.fetch, self.training.data
-        end = (first // len(self) + 1) * len(self)
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            following: Future[Any] | None = None
-            for step in range(first, end):
-                indices = self._indices(step)
-                waiting = following or pool.submit(fetch, data, indices)
-                fetched = waiting.result()
-                following = None
-                if step + 1 < end:
-                    following = pool.submit(fetch, data, self._indices(step + 1))
-                yield indices, fetched
-
-
-class Training(lightning.LightningModule):
-    """One step after the other, with all that an epoch's end brings.
+class Training:
+    """One step after the other, and what happens at the end of an epoch.
 
     Args:
-        model: The model.
-        config: The options.
-        data: The data.
-        run: The run's folder.
-        progress: Shows progress.
+        fabric: Devices, precision and processes; launched.
+        prepared: The model, its options and data, the run's folder, and a checkpoint if any.
         observe: What to measure at an epoch's end, in the first process.
-        state: A checkpoint to go on from.
+        progress: Shows progress.
+        stop: Notes requests to stop; None leaves Ctrl-C as it is.
     """
 
     def __init__(
         self,
-        model: Framework,
-        config: TrainConfig,
-        data: Any,
-        run: Run,
-        progress: Progress,
+        fabric: Fabric,
+        prepared: Prepared,
         observe: Observer,
-        state: dict[str, Any] | None,
+        progress: Progress,
+        stop: Stop | None = None,
     ) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.model = model
-        self.config = config
-        self.data = data
-        self.run = run
-        self.domain = run.domain
-        self.progress = progress
-        self.observe = observe
-        self.state = state
-        self.step = 0 if state is None else int(state["step"])
-        self.losses: list[float] = [] if state is None else list(state["losses"])
-        self.rows = [] if state is None else [dict(row) for row in state["rows"]]
-        self.seconds = 0.0 if state is None else float(state.get("seconds", 0.0))
+        self.fabric, self.observe, self.progress, self.stop = fabric, observe, progress, stop
+        self.prepared, self.run, self.config = prepared, prepared.run, prepared.config
+        self.data, self.domain = prepared.data, prepared.run.domain
+        model = prepared.model or self.domain.build(self.config, self.run.shape, gather=True)
+        if self.config.sync_batchnorm and fabric.world_size > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        self.model = model.to(fabric.device).train()
+        state = prepared.state or {}
+        self.step = int(state.get("step", 0))
+        self.losses: list[float] = list(state.get("losses", ()))
+        self.rows = [dict(row) for row in state.get("rows", ())]
+        self.seconds = float(state.get("seconds", 0.0))
+        self.stopped = False  # by max_minutes
+        self.asked = False  # to stop, in any of the processes
         self.since = time.perf_counter()
-        self.stopped = False
-        self.steps_per_epoch = self.domain.steps(data, config)
+        self.steps_per_epoch = self.domain.steps(self.data, self.config)
+        self.total = self.config.epochs * self.steps_per_epoch
+        if state:
+            self.run.restore(self.model, state)
+        elif self.config.init is not None or self.config.pretrained:
+            said = initialize(self.model, self.config, self.run.shape)
+            if fabric.is_global_zero:
+                progress.say(said)
 
     @property
     def epoch(self) -> int:
         """Epochs completed."""
-        return self.step // self.steps_per_epoch
+        return self.step // max(1, self.steps_per_epoch)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimizer for the model and the mix."""
-        return make_optimizer(
+    def __call__(self) -> None:
+        """Train to the last epoch.
+
+        Raises:
+            KeyboardInterrupt: If asked to stop; a checkpoint of the last step is written.
+        """
+        config, state = self.config, self.prepared.state or {}
+        self.optimizer = make_optimizer(
             self.model,
             self.model.undecayed(),
-            name=self.config.optimizer,
-            lr=self.config.lr,
-            weight_decay=self.config.weight_decay,
+            name=config.optimizer,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
         )
-
-    def train_dataloader(self) -> Batches:
-        """The batches, each process its own part of them."""
-        return Batches(self)
-
-    def transfer_batch_to_device(
-        self, batch: tuple[Tensor, Any], device: torch.device, _: int
-    ) -> tuple[Tensor, Any]:
-        """Images go to the device; of other data, the domain knows what has to."""
-        indices, fetched = batch
-        return indices.to(device), fetched.to(device) if isinstance(fetched, Tensor) else fetched
-
-    def on_train_start(self) -> None:
-        """Go on from the checkpoint, if there is one."""
+        if "optimizer" in state:
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.fabric.strategy.precision.load_state_dict(state["precision"])
+        self.prepared.state = None  # frees its memory
+        # Not fabric.setup_module(): in mixed precision it cannot pass on a frozen dataclass.
+        self.wrapped = self.fabric.strategy.setup_module(self.model)
         self.since = time.perf_counter()
-        if self.state is None:
-            return
-        self.model.load_state_dict(self.state["model"])
-        (optimizer,) = self.trainer.optimizers
-        optimizer.load_state_dict(self.state["optimizer"])
-        self.trainer.precision_plugin.load_state_dict(self.state["precision"])
-        self.state = None
+        while self.step < self.total and not self.stopped:
+            for indices, fetched in self._batches():
+                self.training_step(indices, fetched)
+                if self.asked and self.step % self.steps_per_epoch:
+                    self.save()
+                    self._interrupt()
+            self._end_epoch()
+            if self.asked:
+                self._interrupt()
 
-    def training_step(self, batch: tuple[Tensor, Any], _: int) -> None:
+    def _indices(self, step: int) -> Tensor:
+        """Which samples this process uses in a step."""
+        joint = self.domain.indices(self.data, self.config, step)
+        return joint.tensor_split(self.fabric.world_size)[self.fabric.global_rank]
+
+    def _batches(self) -> Iterator[tuple[Tensor, Any]]:
+        """The batches from the current step to the epoch's end, read one step ahead."""
+        steps = range(self.step, (self.epoch + 1) * self.steps_per_epoch)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+
+            def read(step: int) -> Any:
+                indices = self._indices(step)
+                return indices, pool.submit(self.domain.fetch, self.data, indices)
+
+            following = read(steps[0])
+            for step in steps:
+                indices, waiting = following
+                fetched = waiting.result()
+                if step + 1 in steps:
+                    following = read(step + 1)
+                device = self.fabric.device
+                # Of data other than images, the domain knows what has to be moved.
+                yield (
+                    indices.to(device),
+                    fetched.to(device) if isinstance(fetched, Tensor) else fetched,
+                )
+
+    def training_step(self, indices: Tensor, fetched: Any) -> None:
         """Views, loss, gradient, step."""
-        indices, fetched = batch
         config = self.config
         # For what draws at random inside the model, such as dropout.
-        torch.manual_seed(scramble(config.seed, self.step, self.global_rank))
-        views = self.domain.batch(
-            fetched,
-            indices,
-            self.model,
-            config,
-            self.run.shape,
-            step=self.step,
-            epoch=self.epoch,
-        )
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
+        torch.manual_seed(scramble(config.seed, self.step, self.fabric.global_rank))
         rate = rate_at(
             self.step,
             lr=config.lr,
-            total=config.epochs * self.steps_per_epoch,
+            total=self.total,
             warmup=config.warmup_epochs * self.steps_per_epoch,
             schedule=config.schedule,
         )
-        for group in optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
-        optimizer.zero_grad()
-        if config.chunk is None or config.chunk >= len(indices):
-            loss = self.model(views)
-            self.manual_backward(loss)
-        else:
-            loss = self._chunked(views, config.chunk)
+        self.optimizer.zero_grad()
+        with self.fabric.autocast():
+            views = self.domain.batch(
+                fetched, indices, self.model, config, self.run.shape, step=self.step,
+                epoch=self.epoch,
+            )  # fmt: skip
+            if config.chunk is None or config.chunk >= len(indices):
+                loss = self.wrapped(views)
+                self.fabric.backward(loss)
+            else:
+                loss = self._chunked(views, config.chunk)
         if config.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
-        optimizer.step()
+            self.fabric.clip_gradients(
+                self.model, self.optimizer, max_norm=config.clip, error_if_nonfinite=False
+            )
+        self.fabric.strategy.optimizer_step(self.optimizer)
         self.model.after_step()
-        value = self._mean(loss.detach().double())
-        if not torch.isfinite(value):
+        asked = self.stop is not None and self.stop.asked
+        numbers = torch.stack([loss.detach().double(), loss.new_tensor(asked).double()])
+        value, anywhere = self._mean(numbers).tolist()
+        self.asked = anywhere > 0
+        if not math.isfinite(value):
             mixed = config.precision not in ("32-true", "64-true")
             further = "use precision 32-true" if mixed else "look for extreme values in the data"
             raise ValueError(
-                f"expected a finite loss, received {float(value)} at step {self.step}; lower the "
+                f"expected a finite loss, received {value} at step {self.step}; lower the "
                 f"learning rate, or {further}"
             )
-        self.losses.append(float(value))
+        self.losses.append(value)
         self.step += 1
-        self.progress.stepped(self, float(value))
+        self.prepared.begun = True
+        self.progress.stepped(self, value)
         within = self.step % self.steps_per_epoch
         if config.log_every is not None and within and within % config.log_every == 0:
             self._add_row(self.step / self.steps_per_epoch)
         every = config.checkpoint_every
         if every is not None and self.step % every == 0 and within:
-            self._count_time()
             self.save()
+
+    def _interrupt(self) -> None:
+        """End the training, whose checkpoint is written; on SLURM, queue the job again if asked."""
+        if not self.fabric.is_global_zero:
+            raise KeyboardInterrupt
+        if self.stop is not None and self.stop.requeue:
+            requeue()
+        raise KeyboardInterrupt(str(self.run.path))
 
     def _add_row(self, epoch: float) -> dict[str, float]:
         """Add a row to the metrics; its loss is the mean over the steps since the row before."""
         row = {"epoch": epoch, "step": self.step, "loss": sum(self.losses) / len(self.losses)}
         self.losses = []
-        if self.trainer.is_global_zero:
+        if self.fabric.is_global_zero:
             if epoch == self.epoch:
                 row |= self.observe(self.model, self.epoch)
             row |= {f"mix_{name}": share for name, share in self.model.mix.items()}
             self.rows.append(row)
             self.write_metrics()
-            for logger in self.loggers:
-                logger.log_metrics(row, step=self.step)
+            self.fabric.log_dict(row, step=self.step)
         return row
 
     def _count_time(self) -> None:
@@ -224,7 +231,7 @@ class Training(lightning.LightningModule):
 
     def _mean(self, value: Tensor) -> Tensor:
         """The mean over processes."""
-        mean = self.trainer.strategy.reduce(value, reduce_op="mean")
+        mean = self.fabric.all_reduce(value, reduce_op="mean")
         assert isinstance(mean, Tensor)
         return mean
 
@@ -237,10 +244,11 @@ class Training(lightning.LightningModule):
         """
         assert isinstance(self.model, Projecting)  # the domain refuses chunks elsewhere
         inputs = [images.split(size) for images in self.model.inputs(batch)]
-        wrapped = self.trainer.model
         alone: AbstractContextManager[None] = nullcontext()
-        if isinstance(wrapped, DistributedDataParallel):
-            alone = wrapped.no_sync()  # it would average after the first chunk: we do so at the end
+        if isinstance(self.wrapped, DistributedDataParallel):
+            alone = (
+                self.wrapped.no_sync()
+            )  # it would average after the first chunk: we do at the end
         with alone:
             with torch.no_grad(), _running_statistics_held(self.model):
                 parts = [[self.model.embed(chunk) for chunk in chunks] for chunks in inputs]
@@ -249,30 +257,28 @@ class Training(lightning.LightningModule):
                 for part in parts
             ]
             loss: Tensor = self.model.objective(embedded, batch)
-            self.manual_backward(loss)
+            self.fabric.backward(loss)
             for chunks, (z, _) in zip(inputs, embedded, strict=True):
                 assert z.grad is not None
                 for chunk, gradient in zip(chunks, z.grad.split(size), strict=True):
-                    with self.trainer.precision_plugin.forward_context():
-                        again, _ = self.model.embed(chunk)
+                    again, _ = self.model.embed(chunk)
                     torch.autograd.backward(again, gradient.to(again.dtype))
-        if isinstance(wrapped, DistributedDataParallel):
+        if self.fabric.world_size > 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad = self._mean(parameter.grad)
         return loss
 
-    def on_train_epoch_end(self) -> None:
+    def _end_epoch(self) -> None:
         """Observe, write a row of metrics, save; stop if the time is up."""
         self._count_time()
         limit = self.config.max_minutes
         over = limit is not None and self.seconds >= 60 * limit
-        self.stopped = bool(self.trainer.strategy.broadcast(over))
+        self.stopped = bool(self.fabric.broadcast(over))
         row = self._add_row(self.epoch)
+        self.since = time.perf_counter()  # measuring does not count
         self.save()
         self.progress.epoch_ended(self, row)
-        self.trainer.should_stop = self.stopped
-        self.since = time.perf_counter()
 
     def write_metrics(self) -> None:
         """Write metrics.csv anew."""
@@ -288,120 +294,112 @@ class Training(lightning.LightningModule):
 
     def save(self) -> None:
         """Write the checkpoint; the previous one stands until this one is whole."""
-        if not self.trainer.is_global_zero:
+        self._count_time()
+        if not self.fabric.is_global_zero:
             return
-        (optimizer,) = self.trainer.optimizers
         state = {
+            "version": unremix.__version__,
             "step": self.step,
             "seconds": self.seconds,
             "stopped": self.stopped,
             "losses": self.losses,
             "rows": self.rows,
             "model": self.model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "precision": self.trainer.precision_plugin.state_dict(),
         }
+        if hasattr(self, "optimizer"):
+            state["optimizer"] = self.optimizer.state_dict()
+            state["precision"] = self.fabric.strategy.precision.state_dict()
         write_whole(self.run.checkpoint, lambda path: torch.save(state, path))
 
 
-class _running_statistics_held:
-    """BatchNorm layers inside do not move their running statistics."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.layers = [
-            layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        ]
-
-    def __enter__(self) -> None:
-        self.tracked = [layer.track_running_stats for layer in self.layers]
-        for layer in self.layers:
-            layer.track_running_stats = False
-
-    def __exit__(self, *_: object) -> None:
-        for layer, tracked in zip(self.layers, self.tracked, strict=True):
-            layer.track_running_stats = tracked
-
-
-def _processes(config: TrainConfig) -> tuple[int | str, int]:
-    """Devices per machine and machines: as torchrun started them, or as configured."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-        return local, int(os.environ["WORLD_SIZE"]) // local
-    return config.devices, config.num_nodes
+@contextmanager
+def _running_statistics_held(model: nn.Module) -> Iterator[None]:
+    """BatchNorm layers do not move their running statistics."""
+    kind = nn.modules.batchnorm._BatchNorm
+    layers = [m for m in model.modules() if isinstance(m, kind) and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
 
 
 def _loggers(config: TrainConfig, run: Run) -> list[Logger]:
     made: list[Logger] = []
     if "tensorboard" in config.loggers:
-        made.append(TensorBoardLogger(save_dir=run.path, name="", version="tensorboard"))
+        made.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     if "wandb" in config.loggers:
+        from lightning.pytorch.loggers import WandbLogger
+
         made.append(WandbLogger(save_dir=run.path, name=run.path.name, project="unremix"))
     return made
 
 
-def fit(prepared: Prepared, observe: Observer, progress: Progress) -> bool:
-    """Train from the prepared state to the last epoch, and save the encoder.
-
-    Args:
-        prepared: From :func:`prepare`.
-        observe: What to measure at an epoch's end.
-        progress: Shows progress.
-
-    Returns:
-        Whether this is the first of the processes.
-    """
+def _launched(config: TrainConfig, run: Run) -> Fabric:
+    """The processes: as torchrun or SLURM started them, or as configured."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    run, config, data = prepared.run, prepared.config, prepared.data
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    trainer = _trainer(config, run)
-    model = run.domain.build(config, run.shape, gather=trainer.world_size > 1)
-    training = Training(model, config, data, run, progress, observe, prepared.state)
-    if prepared.state is not None and prepared.state.get("stopped"):
-        training.step = config.epochs * training.steps_per_epoch
-    left = config.epochs - training.step // max(1, training.steps_per_epoch)
-    if left > 0:
-        if training.step and trainer.is_global_zero:
-            total = config.epochs * training.steps_per_epoch
-            progress.say(f"{run.path} goes on at step {training.step} of {total}")
-        trainer.fit_loop.max_epochs = left
-        with progress, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # The batches come from memory, by our own hand; and Lightning warns about itself.
-            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-            try:
-                trainer.fit(training)
-            except SystemExit as stopped:  # what Lightning makes of Ctrl-C
-                raise KeyboardInterrupt(str(run.path)) from stopped
-    elif prepared.state is not None:
-        model.load_state_dict(prepared.state["model"])
-    else:
-        state = {"step": 0, "losses": [], "rows": [], "model": model.state_dict()}
-        write_whole(run.checkpoint, lambda file: torch.save(state, file))
-    if trainer.is_global_zero:
-        weights = {name: t.contiguous().cpu() for name, t in model.encoder.state_dict().items()}
-        write_whole(run.path / "encoder.safetensors", lambda file: save_file(weights, file))
-    return trainer.is_global_zero
-
-
-def _trainer(config: TrainConfig, run: Run) -> lightning.Trainer:
-    devices, machines = _processes(config)
+    devices, machines = config.devices, config.num_nodes
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        machines = int(os.environ["WORLD_SIZE"]) // devices
     several = machines > 1 or (isinstance(devices, int) and devices > 1)
-    return lightning.Trainer(
+    fabric = Fabric(
         accelerator=config.accelerator,
         devices=devices,
         num_nodes=machines,
         strategy="ddp" if several else "auto",
         # Lightning's own 64 bits would change the default dtype of everything.
         precision="32-true" if config.precision == "64-true" else config.precision,
-        log_every_n_steps=1,
-        sync_batchnorm=config.sync_batchnorm,
-        use_distributed_sampler=False,
-        logger=_loggers(config, run) or False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        max_epochs=-1,
+        loggers=_loggers(config, run),
     )
+    fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_leave)
+    return fabric
+
+
+def _leave() -> None:
+    """Leave the process group: its threads, still running, would abort the process at its end."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def fit(
+    prepared: Prepared, observe: Observer, progress: Progress, stop: Stop | None = None
+) -> bool:
+    """Train from the prepared state to the last epoch, and save the encoder.
+
+    Args:
+        prepared: From :func:`prepare`.
+        observe: What to measure at an epoch's end.
+        progress: Shows progress.
+        stop: Notes requests to stop.
+
+    Returns:
+        Whether this is the first of the processes.
+
+    Raises:
+        KeyboardInterrupt: If asked to stop; its text is the run's folder.
+    """
+    run, config = prepared.run, prepared.config
+    fabric = _launched(config, run)
+    with limited_threads(config.threads), torch.random.fork_rng(devices=[]), progress:
+        done = prepared.state is not None and bool(prepared.state.get("stopped"))
+        training = Training(fabric, prepared, observe, progress, stop)
+        if fabric.is_global_zero:
+            progress.opened(training)
+        if training.step < training.total and not done:
+            training()
+            for logger in fabric.loggers:
+                logger.finalize("success")
+        elif prepared.state is None:
+            training.save()
+    if fabric.is_global_zero:
+        encoder = training.model.encoder.cpu()
+        weights = {name: tensor.contiguous() for name, tensor in encoder.state_dict().items()}
+        write_whole(run.path / "encoder.safetensors", lambda file: save_file(weights, file))
+        run.trained = encoder.eval()
+    return fabric.is_global_zero

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import torch
@@ -16,14 +17,27 @@ from torch import nn
 
 from unremix.domains import Domain, find_domain
 from unremix.encoders import make_encoder
+from unremix.frameworks.base import Framework
 from unremix.training.config import TrainConfig
+from unremix.training.initialization import find_weights
 from unremix.training.run import Run
+from unremix.training.threads import choose_threads
+
+EXTENDED = ("epochs", "max_minutes", "threads")  # what may change when a run is resumed
 
 
 def _is_first_process() -> bool:
     """Whether this is the first of the processes, as far as those who start them have said yet."""
     ranks = (os.environ.get(name) for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
     return next((int(rank) for rank in ranks if rank is not None), 0) == 0
+
+
+def _processes_here(config: TrainConfig) -> int:
+    """Processes of the run on this machine."""
+    started = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
+    if started is not None:
+        return int(started)
+    return config.devices if isinstance(config.devices, int) else max(1, torch.cuda.device_count())
 
 
 def _folder(config: TrainConfig, data_name: str) -> Path:
@@ -35,21 +49,39 @@ def _folder(config: TrainConfig, data_name: str) -> Path:
     return path
 
 
+def _stopped_early(config: TrainConfig) -> Run | None:
+    """The run of this name, if there is one and it was stopped early under the same options.
+
+    Raises:
+        FileExistsError: If it has finished, or has other options.
+    """
+    path = Path(config.runs) / (config.name or "")
+    if config.name is None or not (path / "config.yaml").exists():
+        return None
+    run = Run(path)
+    earlier, asked = asdict(run.config), asdict(config)
+    ignored = {"given", "resume", "progress", "runs", "threads"}
+    if config.batch_size == "auto":  # type: ignore[comparison-overlap]
+        ignored.add("batch_size")  # type: ignore[unreachable]
+    changed = [name for name in asked if name not in ignored and asked[name] != earlier[name]]
+    if run.evaluation is None and not changed:
+        return run
+    why = f"with other options ({', '.join(changed)})" if changed else "and is finished"
+    raise FileExistsError(
+        f"expected a new run's name, got {config.name!r}, which exists in {config.runs!r} "
+        f"{why}; choose another --name, or --resume {path} (with --epochs to train it further)"
+    )
+
+
 def check(config: TrainConfig) -> None:
     """Refuse everything that can be refused before the data are read.
 
     Raises:
         ValueError: For options that contradict each other or this machine.
-        FileExistsError: If the name is taken.
         ImportError: If a package is missing.
     """
     if config.accelerator == "gpu" and not torch.cuda.is_available():
         raise ValueError("expected a GPU for --accelerator gpu, got none; use cpu or auto")
-    if config.name is not None and (Path(config.runs) / config.name / "config.yaml").exists():
-        raise FileExistsError(
-            f"expected a new run's name, got {config.name!r}, which exists in {config.runs!r}; "
-            f"choose another --name, or --resume {Path(config.runs) / config.name}"
-        )
     needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
     needed |= {
         logger: (f"--loggers {logger}", f"pip install {logger}") for logger in config.loggers
@@ -58,6 +90,8 @@ def check(config: TrainConfig) -> None:
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"expected {package} to be installed for {what}, got none; {command}")
     find_domain(config.domain).check(config)
+    if config.init is not None:
+        find_weights(config.init)
     if config.domain == "image":
         with torch.random.fork_rng(devices=[]):
             _check_encoder(config)
@@ -115,15 +149,29 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any]]:
     run = Run(config.resume)
     changed = [
         name
-        for name in sorted(config.given - {"resume", "progress", "runs"})
+        for name in sorted(config.given - {"resume", "progress", "runs", *EXTENDED})
         if getattr(config, name) != getattr(run.config, name)
     ]
     if changed:
         raise ValueError(
             f"expected --resume alone, got {', '.join(changed)} as well; a resumed run keeps its "
-            "options: leave them out, or start a new run"
+            f"options but for {', '.join(EXTENDED)}: leave the others out, or start a new run"
         )
-    return run, replace(run.config, progress=config.progress), run.load_checkpoint()
+    state = run.load_checkpoint()
+    longer = {
+        name: getattr(config, name)
+        for name in config.given.intersection(EXTENDED)
+        if getattr(config, name) != getattr(run.config, name)
+    }
+    done = int(state["rows"][-1]["epoch"]) if state["rows"] else 0
+    if longer.get("epochs", done) < done:
+        raise ValueError(
+            f"expected --epochs of at least the {done} that {run.path} has trained, got "
+            f"{config.epochs}; give a larger number"
+        )
+    if longer.keys() - {"threads"}:
+        state["stopped"] = False  # by max_minutes
+    return run, replace(run.config, progress=config.progress, **longer), state
 
 
 @dataclass
@@ -134,13 +182,24 @@ class Prepared:
         run: The run's folder.
         config: Its options.
         data: Its data.
-        state: The checkpoint to go on from, if any.
+        state: The checkpoint to continue from, if any.
+        model: The model, not trained yet; None to have it built.
+        made: Whether the run's folder was made for it.
+        begun: Whether a step has been made.
     """
 
     run: Run
     config: TrainConfig
     data: Any
     state: dict[str, Any] | None
+    model: Framework | None = None
+    made: bool = False
+    begun: bool = False
+
+    def discard(self) -> None:
+        """Remove the folder of a run that came to nothing."""
+        if self.made and not self.begun:
+            rmtree(self.run.path, ignore_errors=True)
 
 
 def prepare(config: TrainConfig) -> Prepared:
@@ -149,21 +208,35 @@ def prepare(config: TrainConfig) -> Prepared:
     Raises:
         ValueError: For options or data that no run can be made of.
     """
-    run, state = None, None
+    run, state, made = None, None, False
+    earlier = None if config.resume is not None else _stopped_early(config)
+    if earlier is not None and earlier.checkpoint.exists():
+        config = replace(
+            earlier.config,
+            progress=config.progress,
+            threads=config.threads or earlier.config.threads,
+            resume=str(earlier.path),
+        )
     if config.resume is not None:
         run, config, state = _resumed(config)
     else:
         check(config)
     domain = find_domain(config.domain)
     data = domain.load(config)
+    shape = domain.shape(data, config) if run is None else run.shape
+    # What cannot be is refused before anything is written. Without processes nothing is gathered.
+    model = domain.build(config, shape, gather=True)
     if run is None:
-        shape = domain.shape(data, config)
-        domain.build(config, shape)  # what cannot be is refused before anything is written
         config = fit_to(domain, data, config)
+        if config.threads is None:
+            config = replace(config, threads=choose_threads(_processes_here(config)))
         if _is_first_process():
             path = _folder(config, domain.name(data))
+            made = not path.exists()
             run = Run.create(path, replace(config, name=path.name), shape)
         else:
             run = Run.unwritten(Path(config.runs), config, shape)
         config = replace(run.config, progress=config.progress)
-    return Prepared(run, config, data, state)
+    else:
+        run.extend(config, write=_is_first_process())
+    return Prepared(run, config, data, state, model, made)

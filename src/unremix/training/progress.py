@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -23,16 +24,17 @@ if TYPE_CHECKING:
 
     from unremix.training.loop import Training
 
+SILENCE = 30.0  # seconds without a line in a log file, at most (but for a single slow step)
+
 
 class Progress:
-    """Bars on a terminal, a line per row of metrics elsewhere, nothing if not wanted.
+    """A line per epoch, and a bar on a terminal or a line every 30 seconds elsewhere.
 
     Args:
         config: The run's options.
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        self.wanted = config.progress
         self.epochs = config.epochs
         self.batch_size = config.batch_size
         self.every = config.log_every
@@ -40,19 +42,19 @@ class Progress:
         self.console = Console(quiet=not config.progress)
         self.bars = Bars(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(),
+            TextColumn("elapsed"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=self.console,
             disable=not (config.progress and self.console.is_terminal),
         )
-        self.task: Any = None
-        self.measurements: dict[str, Any] = {}
-        self.knn: float | None = None
+        self.tasks: dict[str, Any] = {}
         self.speed: float | None = None
-        self.last = time.perf_counter()
+        self.last = self.said = time.perf_counter()
 
     def __enter__(self) -> Progress:
         self.bars.start()
@@ -68,22 +70,39 @@ class Progress:
         self.bars.stop()
         for task in self.bars.task_ids:  # what the terminal shows stays; the next begin anew
             self.bars.remove_task(task)
-        self.task = None
-        self.measurements.clear()
+        self.tasks.clear()
 
     def say(self, message: str) -> None:
         """Show a message, above the bars."""
-        self.console.print(message, highlight=False)
+        self.said = time.perf_counter()
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
-    def _numbers(self, loss: float, mix: dict[str, float]) -> str:
-        parts = [f"loss {loss:.3f}"]
-        if mix:
-            parts.append("mix " + "/".join(f"{share:.2f}" for share in mix.values()))
-        if self.knn is not None:
-            parts.append(f"kNN {self.knn:.1%}")
-        if self.speed is not None:
-            parts.append(f"{self.speed:,.0f} {self.unit}/s")
-        return " · ".join(parts)
+    def _advance(self, what: str, done: int, total: int, numbers: str = "") -> None:
+        """Move a bar; elsewhere than on a terminal, break a long silence."""
+        if what not in self.tasks:
+            self.tasks[what] = self.bars.add_task(what, total=total, numbers="")
+        self.bars.update(self.tasks[what], completed=done, numbers=numbers)
+        if not self.console.is_terminal and time.perf_counter() - self.said >= SILENCE:
+            self.say(f"{what} {done}/{total}{numbers and f' · {numbers}'}")
+
+    def opened(self, training: Training) -> None:
+        """Before the first step: data, encoder and machine."""
+        run, data, config = training.run, training.data, training.config
+        train, test = getattr(data, "train", data), getattr(data, "test", None)
+        classes = getattr(train, "classes", None) or getattr(train, "topics", None)
+        parts = [f"{training.domain.size(data):,} {self.unit}"]
+        parts += [f"{len(classes)} classes"] if classes else []
+        parts += [f"{len(test):,} more to test on"] if test is not None else ["no test split"]
+        self.say(f"{config.composed_name} on {training.domain.name(data)}: {', '.join(parts)}")
+        count = sum(parameter.numel() for parameter in training.model.encoder.parameters())
+        threads = torch.get_num_threads()
+        where = [str(training.fabric.device), f"{threads} thread{'s' * (threads > 1)}"]
+        if training.fabric.world_size > 1:
+            where.append(f"{training.fabric.world_size} processes")
+        encoder = training.domain.describe(config, run.shape)
+        self.say(f"{encoder}, {count:,} parameters; {', '.join(where)}")
+        if training.step:
+            self.say(f"{run.path} resumes at step {training.step} of {training.total}")
 
     def stepped(self, training: Training, loss: float) -> None:
         """After every step."""
@@ -91,36 +110,26 @@ class Progress:
         speed = self.batch_size / max(now - self.last, 1e-9)
         self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
         self.last = now
-        if not self.wanted or not training.trainer.is_global_zero:
+        if not training.fabric.is_global_zero:
             return
-        total = training.config.epochs * training.steps_per_epoch
-        if self.task is None:
-            self.task = self.bars.add_task(
-                "training", total=total, completed=training.step, numbers=""
-            )
-        mix = training.model.mix
-        epoch = (training.step - 1) // training.steps_per_epoch + 1
-        self.bars.update(
-            self.task,
-            description=f"epoch {epoch}/{self.epochs}",
-            completed=training.step,
-            numbers=self._numbers(loss, mix),
-        )
+        numbers = f"loss {loss:.3f} · {self.speed:,.0f} {self.unit}/s"
         within = training.step % training.steps_per_epoch
         if not self.console.is_terminal and self.every and within and within % self.every == 0:
-            self.say(f"step {training.step}/{total} · {self._numbers(loss, mix)}")
+            self.say(f"step {training.step}/{training.total} · {numbers}")
+        self._advance("step", training.step, training.total, numbers)
 
     def measured(self, what: str, done: int, total: int) -> None:
         """While an encoder is measured."""
-        if what not in self.measurements:
-            self.measurements[what] = self.bars.add_task(what, total=total, numbers="")
-        self.bars.update(self.measurements[what], completed=done)
+        self._advance(what, done, total)
 
     def epoch_ended(self, training: Training, row: dict[str, float]) -> None:
-        """After every epoch."""
-        self.knn = row.get("knn", self.knn)
+        """After every epoch: what was measured in it."""
         self.last = time.perf_counter()
-        if not self.wanted or not training.trainer.is_global_zero or self.console.is_terminal:
+        if not training.fabric.is_global_zero:
             return
-        mix = training.model.mix
-        self.say(f"epoch {int(row['epoch'])}/{self.epochs} · {self._numbers(row['loss'], mix)}")
+        parts = [f"epoch {int(row['epoch'])}/{self.epochs}", f"loss {row['loss']:.3f}"]
+        parts += [f"kNN {row['knn']:.1%}"] if "knn" in row else []
+        parts += [f"{self.speed:,.0f} {self.unit}/s"] if self.speed is not None else []
+        mix = ", ".join(f"{name} {share:.2f}" for name, share in training.model.mix.items())
+        parts += [f"mix: {mix}"] if mix else []
+        self.say(" · ".join(parts))

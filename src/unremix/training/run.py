@@ -16,9 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import unremix
 from unremix.data.atomic_files import write_whole
 from unremix.domains import Domain, find_domain
 from unremix.training.config import TrainConfig, config_from_yaml, config_to_yaml
+
+WRITER = "# unremix "  # and the version, in the first line of config.yaml
+
+
+def _writer(text: str) -> str:
+    """Which version wrote a config.yaml."""
+    first = text.partition("\n")[0]
+    return first.removeprefix("# ") if first.startswith(WRITER) else "an early version"
 
 
 class Run:
@@ -42,9 +51,17 @@ class Run:
                 f"expected a run folder with config.yaml, received {str(self.path)!r}; "
                 "give the folder that 'unremix train' named at its end"
             )
-        self.config = config_from_yaml(file.read_text())
-        shape = json.loads((self.path / "shape.json").read_text())
-        self.shape: Any = self.domain.shape_from(shape)
+        text = file.read_text()
+        try:
+            self.config = config_from_yaml(text)
+            shape = json.loads((self.path / "shape.json").read_text())
+            self.shape: Any = self.domain.shape_from(shape)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"expected a run folder of unremix {unremix.__version__}, got {str(self.path)!r} "
+                f"of {_writer(text)} ({error}); use that version, or train a new run"
+            ) from error
+        self.trained: nn.Module | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -58,17 +75,34 @@ class Run:
     def unwritten(cls, path: Path, config: TrainConfig, shape: Any) -> Run:
         """A run whose folder another process writes."""
         run = cls.__new__(cls)
-        run.path, run.config, run.shape = path, config, shape
+        run.path, run.config, run.shape, run.trained = path, config, shape, None
         return run
 
     @staticmethod
     def create(path: Path, config: TrainConfig, shape: Any) -> Run:
         """Make the folder of a new run."""
         path.mkdir(parents=True, exist_ok=True)
-        text = config_to_yaml(replace(config, resume=None))
-        write_whole(path / "config.yaml", lambda file: file.write_text(text))
         write_whole(path / "shape.json", lambda file: file.write_text(json.dumps(asdict(shape))))
+        Run.unwritten(path, config, shape).write_config()
         return Run(path)
+
+    def write_config(self) -> None:
+        """Write config.yaml."""
+        text = f"{WRITER}{unremix.__version__}\n{config_to_yaml(replace(self.config, resume=None))}"
+        write_whole(self.path / "config.yaml", lambda file: file.write_text(text))
+
+    def extend(self, config: TrainConfig, *, write: bool) -> None:
+        """Take over options that may change when a run is resumed, such as ``epochs``.
+
+        Args:
+            config: The run's options, some of them changed.
+            write: Whether this process writes the folder.
+        """
+        earlier, self.config = self.config, replace(config, progress=self.config.progress)
+        if write and self.config != earlier:
+            self.write_config()
+            # What was measured at the earlier end no longer holds.
+            (self.path / "evaluation.json").unlink(missing_ok=True)
 
     @property
     def checkpoint(self) -> Path:
@@ -83,17 +117,35 @@ class Run:
         """
         if not self.checkpoint.exists():
             raise FileNotFoundError(
-                f"expected a checkpoint at {self.checkpoint}, found none; the run was stopped "
-                "before its first one: start it anew"
+                f"expected a checkpoint at {self.checkpoint}, found none; the run ended "
+                "before its first one: start it again with the same --name and options"
             )
         state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         return state
 
+    def restore(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Load a checkpoint's model.
+
+        Raises:
+            ValueError: If it is the checkpoint of another model.
+        """
+        try:
+            model.load_state_dict(state["model"])
+        except (KeyError, RuntimeError) as error:
+            writer = f"unremix {state['version']}" if "version" in state else "an early version"
+            raise ValueError(
+                f"expected a checkpoint of this run's model at {self.checkpoint}, got another, "
+                f"written by {writer} (this is {unremix.__version__}); use that version, or train "
+                "a new run"
+            ) from error
+
     def encoder(self, *, trained: bool = True) -> nn.Module:
-        """The encoder, in eval mode; ``trained=False`` gives it as it was initialised."""
+        """The encoder, in eval mode; ``trained=False`` gives it with its random initial weights."""
+        if trained and self.trained is not None:
+            return self.trained
         model = self.domain.build(self.config, self.shape)
         if trained:
-            model.load_state_dict(self.load_checkpoint()["model"])
+            self.restore(model, self.load_checkpoint())
         return model.encoder.eval()
 
     def metrics(self) -> list[dict[str, float]]:

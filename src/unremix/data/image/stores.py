@@ -212,11 +212,11 @@ def _check_all(source: Source, title: str | None) -> list[str | None]:
 def _in_parallel(
     function: Callable[[int], Result], count: int, title: str | None = None
 ) -> list[Result]:
-    """``function`` of 0..count-1, by as many threads as there are processors.
+    """``function`` of 0..count-1, by as many threads as torch may use, at most one a processor.
 
     Pillow decodes and resizes without holding the interpreter's lock.
     """
-    workers = _processors()
+    workers = min(_processors(), torch.get_num_threads())
     # A few chunks per thread balance the load; few calls per chunk would cost more than they do.
     step = max(1, min(CHUNK, count // (4 * workers)))
     chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]

@@ -1,0 +1,160 @@
+"""Start from the encoder of another run, from a file of weights, or from timm's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix.frameworks.base import Framework
+from unremix.training.config import TrainConfig
+
+SHOWN = 4  # names listed in a message
+PREFIXES = ("module.", "model.", "encoder.", "backbone.")
+NESTED = ("state_dict", "model", "model_state", "teacher", "student")
+
+
+def _pretrained(name: str, channels: int) -> dict[str, Tensor]:
+    try:
+        import timm  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError as error:
+        raise ImportError(
+            f"expected timm to be installed for pretrained weights of {name!r}; pip install timm"
+        ) from error
+    try:
+        model = timm.create_model(name, pretrained=True, num_classes=0, in_chans=channels)
+    except Exception as error:
+        raise ValueError(
+            f"expected pretrained weights of {name!r} from timm, got {type(error).__name__}: "
+            f"{error}; check the name and the connection, or give a file to --init"
+        ) from error
+    state: dict[str, Tensor] = model.state_dict()
+    return state
+
+
+def find_weights(source: str) -> Path | None:
+    """The file that ``--init`` means; None for ``timm:NAME``.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    if source.startswith("timm:"):
+        return None
+    path = Path(source)
+    if path.is_dir():
+        path = path / "encoder.safetensors"
+        if not path.is_file():  # a run that was stopped early
+            path = path.parent / "checkpoints" / "last.ckpt"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"expected a run, a state dict or a .safetensors file for --init, found none at {path}"
+        )
+    return path
+
+
+def read_weights(source: str, channels: int = 3) -> dict[str, Tensor]:
+    """Names and tensors of a run's encoder, a state dict, a .safetensors file or ``timm:NAME``.
+
+    Raises:
+        FileNotFoundError: If there is no such run or file.
+        ValueError: If it holds no tensors.
+    """
+    path = find_weights(source)
+    if path is None:
+        return _pretrained(source.removeprefix("timm:"), channels)
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    try:
+        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"expected a state dict in {path}, got {type(error).__name__}: {error}; save one with "
+            "torch.save(model.state_dict(), path)"
+        ) from error
+    for name in NESTED:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    tensors = {
+        name: value
+        for name, value in (found.items() if isinstance(found, Mapping) else ())
+        if isinstance(value, Tensor)
+    }
+    if not tensors:
+        raise ValueError(f"expected names and tensors in {path}, got a {type(found).__name__}")
+    return tensors
+
+
+def _without_prefix(given: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The given tensors under the names that fit best once common prefixes are gone."""
+    forms = [given]
+    for form in forms:  # grows while prefixes are found
+        for prefix in PREFIXES:
+            inner = {n.removeprefix(prefix): t for n, t in form.items() if n.startswith(prefix)}
+            if inner:
+                forms.append(inner)
+    forms += [{f"model.{name}": tensor for name, tensor in form.items()} for form in list(forms)]
+
+    def fitting(form: dict[str, Tensor]) -> int:
+        return sum(name in wanted and wanted[name].shape == t.shape for name, t in form.items())
+
+    return max(forms, key=fitting)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" * (len(names) > SHOWN))
+
+
+def load_matching(encoder: nn.Module, given: dict[str, Tensor], source: str) -> str:
+    """Load what has the name and the shape of one of the encoder's tensors.
+
+    Args:
+        encoder: The encoder; nothing changes if nothing fits.
+        given: Names and tensors.
+        source: What to call them in messages.
+
+    Returns:
+        What was loaded and what was not.
+
+    Raises:
+        ValueError: If no parameter fits.
+    """
+    own = encoder.state_dict()
+    given = _without_prefix(given, own)
+    fits = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
+    weights = {name for name, _ in encoder.named_parameters()}
+    differ = [
+        f"{name} (expected {tuple(own[name].shape)}, got {tuple(tensor.shape)})"
+        for name, tensor in given.items()
+        if name in own and name not in fits
+    ]
+    if not weights & fits.keys():
+        hint = _some(differ) if differ else f"its names are {_some(list(given))}"
+        raise ValueError(
+            f"expected weights for this encoder ({_some(sorted(weights))}) from --init {source}, "
+            f"got none that fit: {hint}; choose the --backbone, --width, --stem and number of "
+            "channels that they were made with"
+        )
+    encoder.load_state_dict(fits, strict=False)
+    said = f"--init {source}: loaded {len(weights & fits.keys())} of {len(weights)} parameters"
+    left = sorted(weights - given.keys())
+    unused = [name for name in given if name not in own]
+    for label, names in (("other shape", differ), ("not in it", left), ("not used", unused)):
+        if names:
+            said += f"; {label}: {_some(names)}"
+    return said
+
+
+def initialize(model: Framework, config: TrainConfig, shape: Any) -> str:
+    """Set the encoder's weights as ``--init`` or ``--pretrained`` asks; says what was loaded."""
+    source = config.init or config.backbone
+    given = read_weights(source, getattr(shape, "channels", 3))
+    said = load_matching(model.encoder, given, source)
+    follower = getattr(model, "key_encoder", None)
+    if isinstance(follower, nn.Module):  # MoCo's begins as a copy
+        follower.load_state_dict(model.encoder.state_dict())
+    return said
