@@ -10,6 +10,7 @@ from typing import Any
 from unremix.data.atomic_files import write_whole
 from unremix.data.splits import name_some
 from unremix.data.suggestions import did_you_mean
+from unremix.evaluation.verdict import verdict
 from unremix.report import write_report
 from unremix.training.config import TrainConfig
 from unremix.training.preparation import prepare
@@ -95,5 +96,6 @@ def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
 
 
 def _write_card(run: Run, card: dict[str, Any], name: str) -> None:
+    card["verdict"] = verdict(card)
     text = json.dumps(card, indent=2)
     write_whole(run.path / name, lambda file: file.write_text(text))

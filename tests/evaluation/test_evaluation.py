@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -85,8 +86,16 @@ def looped_shares(
 class TestAccuracy:
     def test_binomial_standard_error(self) -> None:
         found = Accuracy.of(torch.arange(100) < 80)
-        assert found == Accuracy(0.8, pytest.approx(0.04), 100)
-        assert str(found) == "80.00 % ± 4.00"
+        assert (found.value, found.count) == (0.8, 100)
+        assert found.standard_error == pytest.approx(0.04)
+        assert str(found) == "80.00 % [71.12, 86.66]"
+
+    @pytest.mark.parametrize(("right", "count"), [(0, 14), (14, 14), (1, 1), (37, 100), (5, 9)])
+    def test_interval_equals_scipy(self, right: int, count: int) -> None:
+        found = Accuracy.of(torch.arange(count) < right)
+        expected = binomtest(right, count).proportion_ci(method="wilson")
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+        assert found.low < found.high  # 0 of 14 is not 0.0 ± 0.0 %
 
 
 class TestNeighbours:
@@ -170,7 +179,7 @@ class TestNeighbours:
         bank = torch.eye(3, requires_grad=True)
         labels = torch.arange(3, dtype=torch.int16)
         found = knn_accuracy(bank, labels, bank, labels)
-        assert found == Accuracy(1.0, 0.0, 3)
+        assert (found.value, found.standard_error, found.count) == (1.0, 0.0, 3)
         assert not knn_predict(bank, labels, bank).requires_grad
 
 

@@ -122,6 +122,7 @@ def _measure(
             "value": found.mean,
             "std_over_folds": found.std,
             "accuracies": list(found.accuracies),
+            "folds": plan.outer,
             "chosen_C": list(found.chosen),
             "protocol": found.protocol,
         }
@@ -165,7 +166,8 @@ def evaluate_run(
         data.name,
         facts,
         layer="encoder's graph embedding, before any head; eval mode; graphs not augmented",
-        health=("effective_rank",) if own else (),  # measured in training, on the run's own data
+        health=("effective_rank",),
+        own=own,
     )
     plan = plan_evaluation(data, config)
     if labels is None or plan is None:

@@ -172,8 +172,8 @@ def evaluate_run(
         data.name,
         facts,
         layer="backbone output, before the projection head; eval mode; images not augmented",
-        # Measured in training, on the run's own data.
-        health=("spread", "effective_rank", "alignment", "uniformity") if own else (),
+        health=("spread", "effective_rank", "alignment", "uniformity"),
+        own=own,
     )
     if data.train.labels is None or len(set(data.train.labels.tolist())) < 2:
         card["note"] = "no labels: accuracy cannot be measured"
@@ -186,7 +186,7 @@ def evaluate_run(
         "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, batches of at most 512, "
         f"{config.probe_epochs} epochs, the last reported, "
         + ("test images" if split else "a random fifth held out"),
-        "standard_error": "binomial, over the images measured; one training run",
+        "standard_error": "over the images measured; one training run",
     }
     encoders: dict[str, nn.Module | None] = {"trained": run.encoder(), "untrained": untrained}
     if len(data.train) * shape.channels * shape.image_size**2 <= MOST_PIXELS:

@@ -72,7 +72,8 @@ def fit_relatedness(
 
     @torch.no_grad()
     def predict(inputs: Tensor) -> np.ndarray:
-        return (layer(inputs.float()).softmax(1) @ torch.arange(1.0, BINS + 1)).double().numpy()
+        p: Tensor = layer(inputs.float()).softmax(1)
+        return (p @ torch.arange(1.0, BINS + 1)).double().numpy()
 
     best, kept, best_epoch = -1.0, deepcopy(layer.state_dict()), 0
     worse = epoch = 0

@@ -54,11 +54,7 @@ def _topic_knn(features: Tensor, documents: Tensor, config: TrainConfig) -> dict
     _, labels = documents.unique(return_inverse=True)
     k = config.knn_k or max(1, min(20, len(labels) // (5 * int(labels.max() + 1))))
     found = leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
-    return {
-        "value": found.value,
-        "standard_error": found.standard_error,
-        "count": found.count,
-    }
+    return asdict(found)
 
 
 class SentenceObserver:
@@ -184,7 +180,8 @@ def evaluate_run(
         data.name,
         facts,
         layer="outputs of both encoders side by side; eval mode",
-        health=("effective_rank",) if own else (),  # measured in training, on the run's own text
+        health=("effective_rank",),
+        own=own,
     )
     if not own and len(data) > 1:
         features, _ = corpus_features(reader(run)[0], data, WATCHED)

@@ -442,7 +442,7 @@ def _measure_sick(splits: Splits, embeddings: _Embeddings, seed: int) -> dict[st
     return {
         "pearson": asdict(pearson(predictions, test_y, seed=seed)),
         "spearman": asdict(spearman(predictions, test_y, seed=seed)),
-        "mse": asdict(squared_error(predictions, test_y)),
+        "mse": {**asdict(squared_error(predictions, test_y)), "percent": False},
         "examples": len(y),
         **card,
     }
@@ -480,7 +480,7 @@ def _protocol(
     }
     return {
         **{key: text for key, text in texts.items() if used[key]},
-        "standard_error": "accuracy: binomial over the samples classified; MSE: of the mean; "
+        "standard_error": "accuracy: over the samples classified; MSE: of the mean; "
         f"others: deviation over {RESAMPLES} resamples of the test samples. One encoder, one seed",
         "blank_lines": "kept, as the sentence '.'",
         "scale": "as the encoder gives it"
