@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from unremix.evaluation import bootstrap, logistic, relatedness, senteval
 from unremix.evaluation.logistic import fit_logistic
+from unremix.evaluation.nested import choose
 from unremix.evaluation.relatedness import fit_relatedness, score_bins
 from unremix.evaluation.senteval import TASKS, evaluate
 from unremix.evaluation.senteval_files import canonical_name, find_folder, read_task
@@ -396,8 +397,9 @@ def test_the_test_labels_are_not_looked_at() -> None:
 
 
 def test_a_draw_goes_to_the_strongest_penalty() -> None:
-    accuracies = torch.tensor([[0.5, 0.8, 0.8, 0.6], [0.5, 0.80001, 0.80003, 0.6]])
-    assert senteval._choose(accuracies.double()) == 1
+    accuracies = np.array([[0.5, 0.8, 0.8, 0.6], [0.5, 0.80001, 0.80003, 0.6]])
+    assert choose(accuracies, decimals=2) == 1
+    assert choose(accuracies) == 2
 
 
 def test_folds_in_groups_change_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

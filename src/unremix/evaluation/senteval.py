@@ -19,7 +19,8 @@ from torch import Tensor
 
 from unremix.evaluation.bootstrap import RESAMPLES, f1, pearson, spearman, squared_error
 from unremix.evaluation.knn import Accuracy
-from unremix.evaluation.logistic import fit_logistic
+from unremix.evaluation.logistic import eigenbasis, fit_logistic
+from unremix.evaluation.nested import Split, cross_validate, stratified
 from unremix.evaluation.relatedness import (
     BATCH,
     EPOCHS_BETWEEN,
@@ -264,29 +265,47 @@ def _measure(
     return nested_folds(features, labels, seed=seed, folds=folds, strengths=strengths or NESTED)
 
 
-def _folds(labels: Tensor, seed: int, folds: int) -> list[np.ndarray]:
-    """The held-out indices of each stratified fold, as scikit-learn draws them."""
-    from sklearn.model_selection import StratifiedKFold  # type: ignore[import-untyped]
+class _Logistic:
+    """Logistic regression on the same samples for many splits and strengths at once.
 
-    splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
-    return [held for _, held in splitter.split(np.zeros(len(labels)), labels.numpy())]
-
-
-def _without(kept: Tensor, held: Sequence[np.ndarray]) -> Tensor:
-    """The mask ``kept``, shape (n,), less each set of indices in turn: shape (n, len(held))."""
-    masks = kept[:, None].repeat(1, len(held))
-    for column, indices in enumerate(held):
-        masks[torch.from_numpy(indices), column] = False
-    return masks
-
-
-def _choose(accuracies: Tensor) -> int:
-    """The best of some strengths by mean accuracy over folds, shape (folds, C).
-
-    As in SentEval, accuracies are compared in per cent with two decimals, and the strongest
-    penalty wins a draw.
+    Args:
+        features: Shape (n, D).
+        labels: Integers from 0, shape (n,).
     """
-    return int(np.argmax(np.round(100 * accuracies.mean(0).numpy(), 2)))
+
+    def __init__(self, features: Tensor, labels: Tensor) -> None:
+        self.features, self.labels = features, labels
+        self.basis = eigenbasis(features)
+        self.converged = True
+
+    def __call__(
+        self, splits: Sequence[Split], grids: Sequence[Sequence[float]]
+    ) -> list[np.ndarray]:
+        """Predictions of the test samples, shape (samples, strengths) for each split."""
+        count = len(self.labels)
+        width = max(map(len, grids)) * max(1, int(self.labels.max()))
+        together = max(1, ENTRIES // (count * width))
+        found: list[np.ndarray] = []
+        for start in range(0, len(splits), together):
+            group = slice(start, start + together)
+            sizes = torch.tensor([len(grid) for grid in grids[group]])
+            train = torch.zeros(count, len(sizes), dtype=torch.bool)
+            for column, (fitted, _) in enumerate(splits[group]):
+                train[torch.from_numpy(fitted), column] = True
+            fits = fit_logistic(
+                self.features,
+                self.labels,
+                train.repeat_interleave(sizes, 1),
+                torch.tensor([C for grid in grids[group] for C in grid], dtype=torch.float64),
+                basis=self.basis,
+            )
+            self.converged &= fits.converged
+            parts = fits.predictions.split(sizes.tolist(), dim=1)
+            found += [
+                part[torch.from_numpy(test)].numpy()
+                for part, (_, test) in zip(parts, splits[group], strict=True)
+            ]
+        return found
 
 
 def nested_folds(
@@ -305,52 +324,25 @@ def nested_folds(
         The accuracy over all samples, each classified when it was held out; the accuracy of each
         fold, the strength chosen in it and its accuracy in the inner folds.
     """
-    candidates = torch.tensor(strengths, dtype=features.dtype)
-    width = (folds + 1) * len(strengths)
-    together = max(1, ENTRIES // (len(labels) * width * max(1, int(labels.max()))))
-    outer = _folds(labels, seed, folds)
-    everything = torch.ones(len(labels), dtype=torch.bool)
-    right = torch.zeros(len(labels), dtype=torch.bool)
-    chosen, inner_accuracies, converged = [], [], True
-    for start in range(0, folds, together):
-        group = outer[start : start + together]
-        masks, inner_held = [], []
-        for held in group:
-            rest = np.setdiff1d(np.arange(len(labels)), held)
-            inner = [rest[indices] for indices in _folds(labels[rest], seed, folds)]
-            kept = _without(everything, [held])[:, 0]
-            # The folds within, and last all of them, to be tested on the outer fold.
-            masks.append(torch.cat([_without(kept, inner), kept[:, None]], 1))
-            inner_held.append(inner)
-        train = torch.cat(masks, 1).repeat_interleave(len(strengths), 1)
-        fits = fit_logistic(features, labels, train, candidates.repeat(len(group) * (folds + 1)))
-        converged = converged and fits.converged
-        correct = (fits.predictions == labels[:, None]).reshape(
-            len(labels), len(group), folds + 1, len(strengths)
-        )
-        for position, (held, inner) in enumerate(zip(group, inner_held, strict=True)):
-            accuracies = torch.stack(
-                [
-                    correct[torch.from_numpy(indices), position, fold].double().mean(0)
-                    for fold, indices in enumerate(inner)
-                ]
-            )
-            best = _choose(accuracies)
-            chosen.append(best)
-            inner_accuracies.append(float(accuracies.mean(0)[best]))
-            indices = torch.from_numpy(held)
-            right[indices] = correct[indices, position, folds, best]
-    by_fold = [float(right[torch.from_numpy(held)].double().mean()) for held in outer]
+    truth, predict = labels.numpy(), _Logistic(features, labels)
+    outer = stratified(truth, folds, seed)
+    found = cross_validate(
+        truth, outer, [seed] * folds, folds=folds, grid=strengths, predict=predict, decimals=2
+    )
+    right = [
+        predicted == truth[test]
+        for predicted, (_, test) in zip(found.predictions, outer, strict=True)
+    ]
+    by_fold = [float(np.mean(part)) for part in right]
     # SentEval reports the mean over folds, whose sizes differ by one.
-    accuracy = Accuracy.of(right)
-    value = float(np.mean(by_fold))
+    accuracy = Accuracy.of(torch.from_numpy(np.concatenate(right)))
     return {
-        "accuracy": {**asdict(accuracy), "value": value},
+        "accuracy": {**asdict(accuracy), "value": float(np.mean(by_fold))},
         "examples": len(labels),
         "fold_accuracies": by_fold,
-        "inner_accuracy": float(np.mean(inner_accuracies)),
-        **_strength_card(chosen, strengths),
-        "converged": converged,
+        "inner_accuracy": float(np.mean(found.inner_accuracies)),
+        **_strength_card(found.chosen, strengths),
+        "converged": predict.converged,
     }
 
 
@@ -410,27 +402,23 @@ def choose_and_test(
         The predictions for the test samples, int64, shape (n - num_train,); the strength chosen
         and its accuracy in the folds.
     """
-    candidates = torch.tensor(strengths, dtype=features.dtype)
-    known = torch.arange(len(labels)) < num_train
-    held = _folds(labels[:num_train], seed, folds)
-    masks = torch.cat([_without(known, held), known[:, None]], 1)
-    train = masks.repeat_interleave(len(strengths), 1)
-    hidden = labels.where(known, 0)
-    fits = fit_logistic(features, hidden, train, candidates.repeat(folds + 1))
-    found = fits.predictions.reshape(len(labels), folds + 1, len(strengths))
-    accuracies = torch.stack(
-        [
-            (found[indices, fold] == labels[indices, None]).double().mean(0)
-            for fold, indices in enumerate(map(torch.from_numpy, held))
-        ]
+    places = np.arange(len(labels))
+    predict = _Logistic(features, labels.where(torch.from_numpy(places) < num_train, 0))
+    found = cross_validate(
+        labels.numpy(),
+        [(places[:num_train], places[num_train:])],
+        [seed],
+        folds=folds,
+        grid=strengths,
+        predict=predict,
+        decimals=2,
     )
-    best = _choose(accuracies)
     card = {
-        "fold_accuracy": float(accuracies.mean(0)[best]),
-        **_strength_card([best], strengths),
-        "converged": fits.converged,
+        "fold_accuracy": found.inner_accuracies[0],
+        **_strength_card(found.chosen, strengths),
+        "converged": predict.converged,
     }
-    return found[num_train:, folds, best], card
+    return torch.from_numpy(found.predictions[0]), card
 
 
 def _measure_sick(splits: Splits, embeddings: _Embeddings, seed: int) -> dict[str, Any]:
