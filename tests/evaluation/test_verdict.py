@@ -35,9 +35,9 @@ def test_training_helped() -> None:
 
 
 def test_too_few_measured_to_tell() -> None:
-    told, *advice = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(5, 14)}))
+    told, few, *advice = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(5, 14)}))
     assert told.startswith("Training did not measurably help: no difference")
-    assert "Only 14 samples were measured" in told
+    assert few.startswith("Only 14 samples were measured")
     assert advice == [
         "There were enough data and steps. Compare other recipes with 'unremix compare', or try "
         "another --lr."
@@ -80,22 +80,24 @@ def test_a_smaller_squared_error_is_better() -> None:
 
 def test_small_data_get_a_smaller_batch_and_a_start() -> None:
     facts = {"train_images": 70, "batch_size": 64, "epoch": 10, "step": 10}
-    _, batch, start = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(7, 14)}, **facts))
+    found = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(7, 14)}, **facts))
+    _, _, batch, epochs, start = found
     assert batch == (
         "70 images are few for batches of 64: an epoch has 1 step. Lower --batch_size to 16."
     )
+    assert epochs == "The encoder was trained for only 10 steps. Raise --epochs to 250."
     assert "--init" in start
 
 
 def test_few_steps_get_more_epochs() -> None:
     facts = {"epoch": 10, "step": 190}
     _, more = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}, **facts))
-    assert more.startswith("The encoder was trained for only 190 steps. Raise --epochs to 53 ")
+    assert more.startswith("The encoder was trained for only 190 steps. Raise --epochs to 53.")
 
 
 def test_without_labels_there_is_advice_only() -> None:
     facts = {"train_images": 70, "batch_size": 64, "epoch": 10, "step": 10, "results": None}
-    assert [sentence.split()[0] for sentence in verdict(facts)] == ["70", "70"]
+    assert [sentence.split()[0] for sentence in verdict(facts)] == ["70", "The", "70"]
     assert verdict(facts | {"own_data": False}) == []
     assert verdict(facts | {"epoch": 0, "step": 0}) == []
 

@@ -21,7 +21,8 @@ def difference(
 ) -> tuple[float, float, float] | None:
     """How much higher a measure is than another, with a 95 % interval.
 
-    - Accuracies: Newcombe's interval, from the Wilson intervals of both.
+    - Accuracies: Newcombe's interval, from the Wilson intervals of both. It takes the samples as
+      independent; measured on the same ones, it is too wide rather than too narrow.
     - Cross-validation: Student's t over the folds, paired, with the variance corrected for the
       training samples that folds share, s² (1/n + 1/(k - 1)) for n values of k folds.
     - Others: d ± 1.96 √(e₁² + e₂²) for standard errors e₁ and e₂.
@@ -83,12 +84,19 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
         ['Training helped: better than the untrained encoder (kNN 90.0 % against 70.0 %).']
     """
     results = card.get("results") or {}
-    sentences, helped = [], None
+    sentences: list[str] = []
+    helped = None
     for kind in results:
         if kind != "trained":
             outcome, sentence = _against(kind, results["trained"], results[kind])
             sentences += [sentence] if sentence else []
             helped = outcome if kind == "untrained" else helped
+    counts = [m["count"] for m in measures_of(results.get("trained", {})).values() if "count" in m]
+    if helped == "unclear" and counts and min(counts) < FEW_MEASURED:
+        sentences.append(
+            f"Only {min(counts)} samples were measured, so small differences cannot be seen. Label "
+            "more samples."
+        )
     if card.get("own_data", True):
         sentences += _advice(card, helped)
     return sentences
@@ -100,7 +108,6 @@ def _against(
     """Whether the trained encoder is better, worse or neither, and a sentence about it."""
     ours, theirs = measures_of(trained), measures_of(baseline)
     sides: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
-    fewest = math.inf
     for path, measure in ours.items():
         name = path.rpartition(".")[2]
         found = difference(measure, theirs[path]) if path in theirs else None
@@ -110,7 +117,6 @@ def _against(
         low, high = min(low, high), max(low, high)
         side = "better" if low > 0 else "worse" if high < 0 else "unclear"
         sides[side].append(f"{label_of(path)} {_shown(measure)} against {_shown(theirs[path])}")
-        fewest = min(fewest, measure.get("count", math.inf))
     name = FEATURES.get(kind, kind)
     name = f"the {name}" if name.endswith("encoder") else name
     better, worse, unclear = (_some(sides[side]) for side in ("better", "worse", "unclear"))
@@ -126,10 +132,7 @@ def _against(
     if not sides["unclear"]:
         return None, None
     start = "Training did not measurably help: no" if kind == "untrained" else "No"
-    sentence = f"{start} difference from {name} beyond the error ({unclear})."
-    if fewest < FEW_MEASURED:
-        sentence += f" Only {int(fewest)} samples were measured; more labeled samples tell more."
-    return "unclear", sentence
+    return "unclear", f"{start} difference from {name} beyond the error ({unclear})."
 
 
 def _some(parts: Sequence[str], most: int = 3) -> str:
@@ -157,13 +160,13 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
             f"{count} {unit} are few for batches of {batch}: an epoch has {per_epoch:.3g} "
             f"step{'s' * (per_epoch != 1)}. Lower --batch_size to {fitting}."
         )
-    elif steps < FEW_STEPS and helped != "worse":
+        per_epoch = max(per_epoch, count // fitting)
+    if steps < FEW_STEPS and helped != "worse":
         wanted = math.ceil(FEW_STEPS / per_epoch)
         magnitude = 10 ** max(0, len(str(wanted)) - 2)
         wanted = math.ceil(wanted / magnitude) * magnitude
         sentences.append(
-            f"The encoder was trained for only {steps} steps. Raise --epochs to {wanted} "
-            "(--resume continues this run)."
+            f"The encoder was trained for only {steps} steps. Raise --epochs to {wanted}."
         )
     if unit == "images" and count < FEW_SAMPLES and helped != "better":
         sentences.append(
