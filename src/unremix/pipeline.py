@@ -10,6 +10,7 @@ from typing import Any
 from unremix.data.atomic_files import write_whole
 from unremix.data.splits import name_some
 from unremix.data.suggestions import did_you_mean
+from unremix.evaluation.by_domain import evaluate_run, make_observer
 from unremix.evaluation.verdict import verdict
 from unremix.report import write_report
 from unremix.training.config import TrainConfig
@@ -52,13 +53,12 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
 
     config, data, run = prepared.config, prepared.data, prepared.run
     progress = Progress(config)
-    domain = run.domain
 
     def say(message: str) -> None:
         progress.say(message)
         run.warn(message)
 
-    observe = domain.observer(data, run.shape, config, say)
+    observe = make_observer(data, run.shape, config, say)
     if fit(prepared, observe, progress):
         skipped = getattr(data, "skipped", ())
         if skipped:
@@ -66,7 +66,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         progress.say("measuring the encoder, trained and untrained")
         try:
             with progress:
-                card = domain.evaluate(run, data, progress=progress.measured)
+                card = evaluate_run(run, data, progress=progress.measured)
         except KeyboardInterrupt as stopped:
             raise KeyboardInterrupt(str(run.path)) from stopped
         _write_card(run, card, "evaluation.json")
@@ -87,7 +87,7 @@ def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
     run = Run(folder)
     found = run.domain.load_for(run, data)
     with Progress(run.config) as progress:
-        card = run.domain.evaluate(run, found, own=data is None, progress=progress.measured)
+        card = evaluate_run(run, found, own=data is None, progress=progress.measured)
     name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
     _write_card(run, card, name)
     if data is None:

@@ -20,12 +20,12 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn
 
+from unremix.data.sentence.senteval_files import canonical_name, find_folder, read_task
 from unremix.evaluation import bootstrap, logistic, relatedness, senteval
 from unremix.evaluation.logistic import fit_logistic
 from unremix.evaluation.nested import choose
 from unremix.evaluation.relatedness import fit_relatedness, score_bins
 from unremix.evaluation.senteval import TASKS, evaluate
-from unremix.evaluation.senteval_files import canonical_name, find_folder, read_task
 
 GOOD = ["good", "fine", "great", "lovely"]
 BAD = ["bad", "poor", "awful", "dull"]

@@ -16,7 +16,7 @@ import unremix
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphStore
 from unremix.domains.base import Measuring
-from unremix.domains.graph import graph_features
+from unremix.domains.graph import GraphShape, graph_features
 from unremix.evaluation.cache import kept
 from unremix.evaluation.card import begin_card, label_of
 from unremix.evaluation.health import effective_rank
@@ -57,11 +57,14 @@ class GraphObserver:
 
     Args:
         data: The graphs.
+        shape: What they decided.
         config: The options.
         say: Shows a message.
     """
 
-    def __init__(self, data: GraphData, config: TrainConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, data: GraphData, shape: GraphShape, config: TrainConfig, say: Callable[[str], None]
+    ) -> None:
         self.data = data
         self.config = config
         self.say = say

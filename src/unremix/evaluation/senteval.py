@@ -17,6 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unremix.data.sentence.senteval_files import (
+    BINARY,
+    BINS,
+    TASKS,
+    Examples,
+    Splits,
+    canonical_name,
+    find_folder,
+    read_task,
+)
 from unremix.evaluation.bootstrap import RESAMPLES, f1, pearson, spearman, squared_error
 from unremix.evaluation.knn import Accuracy
 from unremix.evaluation.logistic import eigenbasis, fit_logistic
@@ -27,16 +37,6 @@ from unremix.evaluation.relatedness import (
     LEARNING_RATE,
     PATIENCE,
     fit_relatedness,
-)
-from unremix.evaluation.senteval_files import (
-    BINARY,
-    BINS,
-    TASKS,
-    Examples,
-    Splits,
-    canonical_name,
-    find_folder,
-    read_task,
 )
 
 __all__ = ["TASKS", "evaluate"]

@@ -237,3 +237,22 @@ def _read_sick(path: Path) -> Examples:
 
     form = "a number, two sentences and a score from 1 to 5, separated by tabs,"
     return _ordered(_parsed(path, parse, form, header="pair_ID"), np.float64)
+
+
+def asked_folder(asked: str) -> str | None:
+    """Where SentEval's tasks are, if they are to be measured and there.
+
+    Args:
+        asked: ``none``, ``auto`` (measured where they are found), or the folder.
+
+    Raises:
+        FileNotFoundError: If a folder was named and is none of theirs.
+    """
+    if asked == "none":
+        return None
+    try:
+        return str(find_folder("senteval" if asked == "auto" else asked))
+    except FileNotFoundError:
+        if asked == "auto":
+            return None
+        raise
