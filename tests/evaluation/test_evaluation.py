@@ -190,18 +190,18 @@ class TestRefusals:
         [
             ({0: torch.zeros(0, 3)}, r"at least one row"),
             ({2: torch.zeros(4, 0)}, r"at least one row"),
-            ({0: torch.zeros(4)}, r"received \(4,\)"),
+            ({0: torch.zeros(4)}, r"got \(4,\)"),
             ({0: torch.ones(4, 3).long()}, r"convert with \.float"),
             ({0: torch.full((4, 3), math.nan)}, r"NaN or infinity in 4 of 4 rows"),
             ({2: torch.tensor([[1.0, math.inf, 0]] * 4)}, r"NaN or infinity in 4 of 4"),
-            ({2: torch.ones(4, 2)}, r"received 3 and 2 columns"),
-            ({1: torch.tensor([0, 1])}, r"received \(2,\)"),
+            ({2: torch.ones(4, 2)}, r"got 3 and 2 columns"),
+            ({1: torch.tensor([0, 1])}, r"got \(2,\)"),
             ({1: torch.eye(4).long()}, r"argmax"),
             ({1: torch.tensor([0.0, 1, 2, 1])}, r"convert with \.long"),
-            ({1: torch.tensor([0, 1, -1, 1])}, r"received -1; leave samples without label out"),
+            ({1: torch.tensor([0, 1, -1, 1])}, r"got -1; leave samples without label out"),
             ({1: torch.ones(4).long()}, r"only class 1"),
-            ({3: torch.tensor([0, 1, 3, 1])}, r"number of classes, 3, received 3"),
-            ({3: torch.tensor([0, -1, 0, 1])}, r"received -1"),
+            ({3: torch.tensor([0, 1, 3, 1])}, r"number of classes, 3, got 3"),
+            ({3: torch.tensor([0, -1, 0, 1])}, r"got -1"),
         ],
     )
     def test_features_and_labels_that_do_not_fit(
@@ -237,7 +237,7 @@ class TestRefusals:
     ],
 )
 def test_impossible_options_are_refused(call: object) -> None:
-    with pytest.raises(ValueError, match=r"(?s)expected .*received "):
+    with pytest.raises(ValueError, match=r"(?s)expected .*got "):
         call(torch.eye(3), torch.arange(3))
 
 

@@ -112,7 +112,7 @@ def test_one_seed_has_no_spread() -> None:
     [
         (lambda: summarise([]), "one finite value or more"),
         (lambda: summarise([1.0, math.nan]), "finite"),
-        (lambda: paired_difference([1.0], [1.0, 2.0]), "received 1 and 2"),
+        (lambda: paired_difference([1.0], [1.0, 2.0]), "got 1 and 2"),
         (lambda: paired_difference([1.0], [1.0], confidence=1.0), "between 0 and 1"),
     ],
 )

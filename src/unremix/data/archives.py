@@ -120,7 +120,7 @@ def zip_members(path: Path) -> list[tuple[str, ZipSpan]]:
             members = [member for member in archive.infolist() if not member.is_dir()]
     except zipfile.BadZipFile as error:
         raise ValueError(
-            f"expected a zip file, received {path} ({error}); download or pack it again"
+            f"expected a zip file, got {path} ({error}); download or pack it again"
         ) from error
     # Some packers on Windows write backslashes.
     found = {

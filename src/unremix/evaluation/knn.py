@@ -100,13 +100,13 @@ def _class_shares(
     With ``leave_one_out`` the queries are the bank, and none is its own neighbour.
     """
     if k < 1:
-        raise ValueError(f"expected k of at least 1, received {k}")
+        raise ValueError(f"expected k of at least 1, got {k}")
     if not temperature > 0:
-        raise ValueError(f"expected a positive temperature, received {temperature}")
+        raise ValueError(f"expected a positive temperature, got {temperature}")
     if tile is None:
         tile = max(1, TILE_ENTRIES // bank.shape[0])
     elif tile < 1:
-        raise ValueError(f"expected a tile of at least 1 query, received {tile}")
+        raise ValueError(f"expected a tile of at least 1 query, got {tile}")
     k = min(k, bank.shape[0] - leave_one_out)
     bank = normalise(bank)[0]
     queries = bank if leave_one_out else normalise(queries)[0]

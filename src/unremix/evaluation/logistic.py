@@ -88,7 +88,7 @@ def fit_logistic(
     count, problems = train.shape
     if features.shape[:1] != (count,) or labels.shape != (count,) or strengths.shape != (problems,):
         raise ValueError(
-            "expected features (n, D), labels (n,), train (n, P) and strengths (P,), received "
+            "expected features (n, D), labels (n,), train (n, P) and strengths (P,), got "
             f"{tuple(features.shape)}, {tuple(labels.shape)}, {tuple(train.shape)} and "
             f"{tuple(strengths.shape)}"
         )
@@ -96,7 +96,7 @@ def fit_logistic(
     for label in range(classes):
         if not bool(train[labels == label].any(0).all()):
             raise ValueError(
-                f"expected samples of every class in every training set, received one without "
+                f"expected samples of every class in every training set, got one without "
                 f"class {label}; use fewer folds, or leave the class out"
             )
     inputs = eigenbasis(features) if basis is None else basis

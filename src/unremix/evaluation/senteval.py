@@ -107,19 +107,19 @@ def evaluate(
             ``encode`` does not return one finite vector per sentence.
     """
     if isinstance(tasks, str):
-        raise ValueError(f"expected a list of tasks, received a string; write [{tasks!r}]")
+        raise ValueError(f"expected a list of tasks, got a string; write [{tasks!r}]")
     names = [canonical_name(task) for task in tasks]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"expected some tasks, each once, received {list(tasks)}")
+        raise ValueError(f"expected some tasks, each once, got {list(tasks)}")
     if folds < 2 or batch_size < 1:
         raise ValueError(
             "expected at least 2 folds and batches of at least 1, "
-            f"received folds={folds}, batch_size={batch_size}"
+            f"got folds={folds}, batch_size={batch_size}"
         )
     if strengths is not None and (not len(strengths) or min(strengths) <= 0):
-        raise ValueError(f"expected positive strengths C, received {list(strengths)}")
+        raise ValueError(f"expected positive strengths C, got {list(strengths)}")
     if norm is not None and not norm > 0:
-        raise ValueError(f"expected a positive norm, received {norm}")
+        raise ValueError(f"expected a positive norm, got {norm}")
     folder = find_folder(root)
     read = {name: read_task(folder, name) for name in names}
     for name in names:
@@ -158,7 +158,7 @@ def _check_folds(name: str, train: Examples, folds: int) -> None:
     if left < folds:
         raise ValueError(
             f"expected enough training examples of each class in {name} for {folds} folds, "
-            f"received a class of {fewest}; use fewer folds"
+            f"got a class of {fewest}; use fewer folds"
         )
 
 
@@ -166,7 +166,7 @@ def _check_folds(name: str, train: Examples, folds: int) -> None:
 def _threads(jobs: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
     if jobs is not None and jobs < 1:
-        raise ValueError(f"expected at least 1 job, received {jobs}")
+        raise ValueError(f"expected at least 1 job, got {jobs}")
     try:
         if jobs is not None:
             torch.set_num_threads(jobs)
@@ -228,21 +228,21 @@ def _checked(output: Any, sentences: list[str], size: int | None) -> Tensor:
         vectors = torch.as_tensor(output).detach().to("cpu", torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            "expected encode to return an array or tensor of numbers, received "
+            "expected encode to return an array or tensor of numbers, got "
             f"{type(output).__name__} ({error})"
         ) from error
     expected = f"({len(sentences)}, {'D' if size is None else size})"
     wrong_size = vectors.dim() == 2 and size is not None and vectors.shape[1] != size
     if vectors.dim() != 2 or len(vectors) != len(sentences) or not vectors.shape[1] or wrong_size:
         raise ValueError(
-            f"expected encode to return one vector per sentence, shape {expected}, received "
+            f"expected encode to return one vector per sentence, shape {expected}, got "
             f"{tuple(vectors.shape)}; pool over words, and keep empty sentences"
         )
     broken = ~vectors.isfinite().all(1)
     if bool(broken.any()):
         sentence = sentences[int(broken.nonzero()[0])]
         raise ValueError(
-            "expected finite vectors from encode, received NaN or infinity for "
+            "expected finite vectors from encode, got NaN or infinity for "
             f"{int(broken.sum())} of {len(sentences)} sentences, such as {sentence[:60]!r}"
         )
     return vectors

@@ -105,7 +105,7 @@ def plan_folds(
         1 of 3 classes have fewer than 3 samples: 1 of 17 samples left out of the evaluation
     """
     if folds < 2:
-        raise ValueError(f"expected at least 2 folds, received {folds}")
+        raise ValueError(f"expected at least 2 folds, got {folds}")
     sizes = labels.bincount()
     present = int((sizes > 0).sum())
     least = next(size for size in count(1) if _trained_on(size, folds) >= 2)
@@ -215,13 +215,13 @@ def svm_accuracy(
         ("jobs", 1 if jobs is None else jobs, 1),
     ):  # fmt: skip
         if value < least:
-            raise ValueError(f"expected {name} of at least {least}, received {value}")
+            raise ValueError(f"expected {name} of at least {least}, got {value}")
     x: Floats = features.double().cpu().numpy()
     y: Labels = labels.cpu().numpy()
     plan = plan_folds(labels, folds=folds, inner_folds=inner_folds)
     if not plan.kept.all():
         raise ValueError(
-            "expected enough samples of every class for outer and inner folds, received "
+            "expected enough samples of every class for outer and inner folds, got "
             f"{plan.notes[0].partition(':')[0]}; leave these classes out or merge them"
         )
     for note in plan.notes:
@@ -295,11 +295,11 @@ def svm_accuracy(
 
 def _checked_grid(candidates: Sequence[float], kernel: str) -> tuple[float, ...]:
     if kernel not in _DESCRIBED:
-        raise ValueError(f"expected kernel among {', '.join(_DESCRIBED)}, received {kernel!r}")
+        raise ValueError(f"expected kernel among {', '.join(_DESCRIBED)}, got {kernel!r}")
     grid = tuple(sorted(float(value) for value in candidates))
     if not grid or not 0 < grid[0] <= grid[-1] < float("inf"):
         raise ValueError(
-            f"expected at least one C, all of them positive numbers, received {tuple(candidates)}"
+            f"expected at least one C, all of them positive numbers, got {tuple(candidates)}"
         )
     return grid
 

@@ -43,7 +43,7 @@ class Difference:
 
 def _checked(values: Sequence[float]) -> list[float]:
     if not values or not all(math.isfinite(value) for value in values):
-        raise ValueError(f"expected one finite value or more, received {list(values)}")
+        raise ValueError(f"expected one finite value or more, got {list(values)}")
     return list(values)
 
 
@@ -97,11 +97,11 @@ def paired_difference(
     """
     if len(values) != len(reference):
         raise ValueError(
-            f"expected as many values as of the reference, received {len(values)} and "
+            f"expected as many values as of the reference, got {len(values)} and "
             f"{len(reference)}; pair them by seed first"
         )
     if not 0 < confidence < 1:
-        raise ValueError(f"expected a confidence between 0 and 1, received {confidence}")
+        raise ValueError(f"expected a confidence between 0 and 1, got {confidence}")
     differences = [x - y for x, y in zip(_checked(values), _checked(reference), strict=True)]
     found = summarise(differences)
     size = max(abs(value) for value in (*values, *reference))

@@ -289,7 +289,7 @@ def test_a_forked_process_reads_the_same_zip(tmp_path: Path) -> None:
 def test_not_a_zip(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     path.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="expected a zip file, received"):
+    with pytest.raises(ValueError, match="expected a zip file, got"):
         load_images(path)
 
 
