@@ -10,6 +10,8 @@ from typing import Any
 from unremix.data.atomic_files import write_whole
 from unremix.data.splits import name_some
 from unremix.data.suggestions import did_you_mean
+from unremix.evaluation.by_domain import evaluate_run, make_observer
+from unremix.evaluation.verdict import verdict
 from unremix.report import write_report
 from unremix.training.config import TrainConfig, make_config
 from unremix.training.preparation import prepare
@@ -52,7 +54,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
     from unremix.training.loop import fit  # seconds of imports, once all is well
 
     config, data, run = prepared.config, prepared.data, prepared.run
-    progress, stop, domain = Progress(config), Stop(), run.domain
+    progress, stop = Progress(config), Stop()
 
     def say(message: str) -> None:
         progress.say(message)
@@ -60,7 +62,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
 
     try:
         with handling(stop), limited_threads(config.threads):
-            first = fit(prepared, domain.observer(data, run.shape, config, say), progress, stop)
+            first = fit(prepared, make_observer(data, run.shape, config, say), progress, stop)
             stop.at_once = True
             if stop.asked:
                 raise KeyboardInterrupt
@@ -70,7 +72,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                     run.warn(f"left out ({len(skipped)}): {name_some(skipped, NAMED)}")
                 progress.say("measuring the encoder, trained and untrained")
                 with progress:
-                    card = domain.evaluate(run, data, progress=progress.measured)
+                    card = evaluate_run(run, data, progress=progress.measured)
                 _write_card(run, card, "evaluation.json")
                 write_report(run.path)
     except KeyboardInterrupt as stopped:
@@ -95,7 +97,7 @@ def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
     run = Run(folder)
     found = run.domain.load_for(run, data)
     with Progress(run.config) as progress:
-        card = run.domain.evaluate(run, found, own=data is None, progress=progress.measured)
+        card = evaluate_run(run, found, own=data is None, progress=progress.measured)
     name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
     _write_card(run, card, name)
     if data is None:
@@ -104,5 +106,6 @@ def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
 
 
 def _write_card(run: Run, card: dict[str, Any], name: str) -> None:
+    card["verdict"] = verdict(card)
     text = json.dumps(card, indent=2)
     write_whole(run.path / name, lambda file: file.write_text(text))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -85,8 +86,16 @@ def looped_shares(
 class TestAccuracy:
     def test_binomial_standard_error(self) -> None:
         found = Accuracy.of(torch.arange(100) < 80)
-        assert found == Accuracy(0.8, pytest.approx(0.04), 100)
-        assert str(found) == "80.00 % ± 4.00"
+        assert (found.value, found.count) == (0.8, 100)
+        assert found.standard_error == pytest.approx(0.04)
+        assert str(found) == "80.00 % [71.12, 86.66]"
+
+    @pytest.mark.parametrize(("right", "count"), [(0, 14), (14, 14), (1, 1), (37, 100), (5, 9)])
+    def test_interval_equals_scipy(self, right: int, count: int) -> None:
+        found = Accuracy.of(torch.arange(count) < right)
+        expected = binomtest(right, count).proportion_ci(method="wilson")
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+        assert found.low < found.high  # 0 of 14 is not 0.0 ± 0.0 %
 
 
 class TestNeighbours:
@@ -170,7 +179,7 @@ class TestNeighbours:
         bank = torch.eye(3, requires_grad=True)
         labels = torch.arange(3, dtype=torch.int16)
         found = knn_accuracy(bank, labels, bank, labels)
-        assert found == Accuracy(1.0, 0.0, 3)
+        assert (found.value, found.standard_error, found.count) == (1.0, 0.0, 3)
         assert not knn_predict(bank, labels, bank).requires_grad
 
 
@@ -181,18 +190,18 @@ class TestRefusals:
         [
             ({0: torch.zeros(0, 3)}, r"at least one row"),
             ({2: torch.zeros(4, 0)}, r"at least one row"),
-            ({0: torch.zeros(4)}, r"received \(4,\)"),
+            ({0: torch.zeros(4)}, r"got \(4,\)"),
             ({0: torch.ones(4, 3).long()}, r"convert with \.float"),
             ({0: torch.full((4, 3), math.nan)}, r"NaN or infinity in 4 of 4 rows"),
             ({2: torch.tensor([[1.0, math.inf, 0]] * 4)}, r"NaN or infinity in 4 of 4"),
-            ({2: torch.ones(4, 2)}, r"received 3 and 2 columns"),
-            ({1: torch.tensor([0, 1])}, r"received \(2,\)"),
+            ({2: torch.ones(4, 2)}, r"got 3 and 2 columns"),
+            ({1: torch.tensor([0, 1])}, r"got \(2,\)"),
             ({1: torch.eye(4).long()}, r"argmax"),
             ({1: torch.tensor([0.0, 1, 2, 1])}, r"convert with \.long"),
-            ({1: torch.tensor([0, 1, -1, 1])}, r"received -1; leave samples without label out"),
+            ({1: torch.tensor([0, 1, -1, 1])}, r"got -1; leave samples without label out"),
             ({1: torch.ones(4).long()}, r"only class 1"),
-            ({3: torch.tensor([0, 1, 3, 1])}, r"number of classes, 3, received 3"),
-            ({3: torch.tensor([0, -1, 0, 1])}, r"received -1"),
+            ({3: torch.tensor([0, 1, 3, 1])}, r"number of classes, 3, got 3"),
+            ({3: torch.tensor([0, -1, 0, 1])}, r"got -1"),
         ],
     )
     def test_features_and_labels_that_do_not_fit(
@@ -228,7 +237,7 @@ class TestRefusals:
     ],
 )
 def test_impossible_options_are_refused(call: object) -> None:
-    with pytest.raises(ValueError, match=r"(?s)expected .*received "):
+    with pytest.raises(ValueError, match=r"(?s)expected .*got "):
         call(torch.eye(3), torch.arange(3))
 
 

@@ -216,10 +216,10 @@ def test_measuring_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     data = write(tmp_path / "rings.jsonl", (12, 12))
     run = unremix.train(data=str(data), runs=str(tmp_path / "runs"), **SMALL)
     kinds = ("trained", "untrained", "summed node features")
-    assert told == [(f"{kind}: SVM", fold, 10) for kind in kinds for fold in range(1, 11)]
+    assert told == [(f"{kind}: SVM", fold, 60) for kind in kinds for fold in range(1, 61)]
     told.clear()
     evaluate(run.path)
-    assert told == [("trained: SVM", fold, 10) for fold in range(1, 11)]
+    assert told == [("trained: SVM", fold, 60) for fold in range(1, 61)]
 
 
 def test_stopped_while_measuring_says_how_to_go_on(

@@ -20,11 +20,12 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn
 
+from unremix.data.sentence.senteval_files import canonical_name, find_folder, read_task
 from unremix.evaluation import bootstrap, logistic, relatedness, senteval
 from unremix.evaluation.logistic import fit_logistic
+from unremix.evaluation.nested import choose
 from unremix.evaluation.relatedness import fit_relatedness, score_bins
 from unremix.evaluation.senteval import TASKS, evaluate
-from unremix.evaluation.senteval_files import canonical_name, find_folder, read_task
 
 GOOD = ["good", "fine", "great", "lovely"]
 BAD = ["bad", "poor", "awful", "dull"]
@@ -167,14 +168,14 @@ def test_names_of_tasks() -> None:
         "SICK",
         "CR",
     ]
-    with pytest.raises(ValueError, match="received 'Sub'; did you mean 'SUBJ'"):
+    with pytest.raises(ValueError, match="got 'Sub'; did you mean 'SUBJ'"):
         canonical_name("Sub")
-    with pytest.raises(ValueError, match=r"received 'STS12'$"):
+    with pytest.raises(ValueError, match=r"got 'STS12'$"):
         canonical_name("STS12")
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a list of tasks, received a string; write \['TREC'\]"):
+    with pytest.raises(ValueError, match=r"a list of tasks, got a string; write \['TREC'\]"):
         evaluate(Bag(), tmp_path, "TREC")
     with pytest.raises(FileNotFoundError, match="get_transfer_data"):
         evaluate(Bag(), tmp_path)
@@ -187,14 +188,14 @@ def test_missing_files(tmp_path: Path) -> None:
     ("task", "name", "lines", "message"),
     [
         ("CR", "custrev.neg", [], "empty file"),
-        ("TREC", "TREC_10.label", ["WHAT:x Who ?"], "line 1 of .*TREC_10.label, received 'WHAT"),
+        ("TREC", "TREC_10.label", ["WHAT:x Who ?"], "line 1 of .*TREC_10.label, got 'WHAT"),
         ("TREC", "TREC_10.label", ["HUM:x Who ?", "HUM:x"], "in line 2 of"),
         ("MRPC", "msr_paraphrase_test.txt", ["1\t2\t3\ta\tb"], "begin with a header"),
         ("MRPC", "msr_paraphrase_test.txt", ["Quality\t"], "only its header"),
         ("MRPC", "msr_paraphrase_test.txt", ["Quality\t", "2\t2\t3\ta\tb"], "0 or 1, .* line 2"),
         ("MRPC", "msr_paraphrase_test.txt", ["Quality\t", "1\t2\t3\ta"], "five columns"),
         ("SICK", "SICK_trial.txt", ["pair_ID\t", "1\ta\tb\t5.5\tX"], "score from 1 to 5"),
-        ("SICK", "SICK_trial.txt", ["pair_ID\t", "1\ta\tb\thigh\tX"], "received '1.ta.tb.thigh"),
+        ("SICK", "SICK_trial.txt", ["pair_ID\t", "1\ta\tb\thigh\tX"], "got '1.ta.tb.thigh"),
     ],
 )
 def test_broken_files(
@@ -310,7 +311,7 @@ def test_no_end_of_iterations_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wrong_problems() -> None:
     features, labels, train, strengths = problems(20, 3, 2, seed=0)
-    with pytest.raises(ValueError, match=r"received \(20, 3\), \(19,\)"):
+    with pytest.raises(ValueError, match=r"got \(20, 3\), \(19,\)"):
         fit_logistic(features, labels[1:], train, strengths)
     with pytest.raises(ValueError, match="without class 1"):
         fit_logistic(features, labels, train & (labels == 0)[:, None], strengths)
@@ -396,8 +397,9 @@ def test_the_test_labels_are_not_looked_at() -> None:
 
 
 def test_a_draw_goes_to_the_strongest_penalty() -> None:
-    accuracies = torch.tensor([[0.5, 0.8, 0.8, 0.6], [0.5, 0.80001, 0.80003, 0.6]])
-    assert senteval._choose(accuracies.double()) == 1
+    accuracies = np.array([[0.5, 0.8, 0.8, 0.6], [0.5, 0.80001, 0.80003, 0.6]])
+    assert choose(accuracies, decimals=2) == 1
+    assert choose(accuracies) == 2
 
 
 def test_folds_in_groups_change_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -615,14 +617,14 @@ def spoil(change: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, _: x[1:], r"one vector per sentence, shape \(128, D\), received \(127, 3\)"),
-        (lambda x, _: x[0], r"received \(3,\)"),
-        (lambda x, _: x[:, :0], r"received \(128, 0\)"),
+        (lambda x, _: x[1:], r"one vector per sentence, shape \(128, D\), got \(127, 3\)"),
+        (lambda x, _: x[0], r"got \(3,\)"),
+        (lambda x, _: x[:, :0], r"got \(128, 0\)"),
         (lambda x, _: np.where(np.arange(3) == 1, np.nan, x), "NaN or infinity for 128 of 128"),
         (lambda x, _: np.where(x > 0, np.inf, x), "such as"),
-        (lambda x, call: x if call == 1 else x[:, :2], r", 3\), received \(\d+, 2\)"),
-        (lambda x, _: ["a"] * len(x), "array or tensor of numbers, received list"),
-        (lambda x, _: None, "received NoneType"),
+        (lambda x, call: x if call == 1 else x[:, :2], r", 3\), got \(\d+, 2\)"),
+        (lambda x, _: ["a"] * len(x), "array or tensor of numbers, got list"),
+        (lambda x, _: None, "got NoneType"),
     ],
 )
 def test_wrong_encoders(root: Path, change: Any, message: str) -> None:
@@ -640,7 +642,7 @@ def test_wrong_encoders(root: Path, change: Any, message: str) -> None:
         ({"strengths": []}, "positive strengths"),
         ({"norm": 0.0}, "positive norm"),
         ({"strengths": [0.0]}, "positive strengths"),
-        ({"folds": 50, "tasks": ["CR"]}, "in CR for 50 folds, received a class of 51"),
+        ({"folds": 50, "tasks": ["CR"]}, "in CR for 50 folds, got a class of 51"),
         ({"jobs": 0}, "at least 1 job"),
     ],
 )

@@ -169,7 +169,7 @@ def test_the_card_says_everything() -> None:
 
 @pytest.mark.parametrize("folds", [1, 0])
 def test_one_fold_leaves_nothing_to_train_on(folds: int) -> None:
-    with pytest.raises(ValueError, match=f"at least 2 folds, received {folds}"):
+    with pytest.raises(ValueError, match=f"at least 2 folds, got {folds}"):
         plan_folds(torch.tensor([0, 0, 1, 1]), folds=folds)
 
 
@@ -184,7 +184,7 @@ def test_rare_classes_have_fewer_folds() -> None:
     assert len(found.accuracies) == 4
     assert (found.protocol["outer_folds"], found.protocol["inner_folds"]) == (4, 3)
     labels[:2] = 3
-    with pytest.raises(ValueError, match=r"received 2 of 4 classes have fewer than 3 samples; lea"):
+    with pytest.raises(ValueError, match=r"got 2 of 4 classes have fewer than 3 samples; lea"):
         svm_accuracy(features, labels, C=(1,))
 
 
@@ -262,16 +262,16 @@ def test_fits_that_do_not_converge_are_counted(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": "poly"}, "kernel among rbf, linear, logistic, received 'poly'"),
+        ({"kernel": "poly"}, "kernel among rbf, linear, logistic, got 'poly'"),
         ({"C": ()}, "at least one C"),
         ({"C": (1, 0)}, "all of them positive"),
         ({"C": (1, math.nan)}, "all of them positive"),
-        ({"folds": 1}, "folds of at least 2, received 1"),
-        ({"inner_folds": 1}, "inner_folds of at least 2, received 1"),
-        ({"repeats": 0}, "repeats of at least 1, received 0"),
-        ({"jobs": 0}, "jobs of at least 1, received 0"),
+        ({"folds": 1}, "folds of at least 2, got 1"),
+        ({"inner_folds": 1}, "inner_folds of at least 2, got 1"),
+        ({"repeats": 0}, "repeats of at least 1, got 0"),
+        ({"jobs": 0}, "jobs of at least 1, got 0"),
         ({"features": torch.full((120, 2), math.nan)}, "NaN or infinity in 120 of 120 rows"),
-        ({"features": torch.ones(4)}, r"received \(4,\)"),
+        ({"features": torch.ones(4)}, r"got \(4,\)"),
         ({"labels": torch.zeros(120).long()}, "only class 0"),
         ({"labels": torch.zeros(7).long()}, r"of shape \(120,\)"),
     ],

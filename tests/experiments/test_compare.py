@@ -112,7 +112,7 @@ def test_one_seed_has_no_spread() -> None:
     [
         (lambda: summarise([]), "one finite value or more"),
         (lambda: summarise([1.0, math.nan]), "finite"),
-        (lambda: paired_difference([1.0], [1.0, 2.0]), "received 1 and 2"),
+        (lambda: paired_difference([1.0], [1.0, 2.0]), "got 1 and 2"),
         (lambda: paired_difference([1.0], [1.0], confidence=1.0), "between 0 and 1"),
     ],
 )
@@ -449,6 +449,7 @@ def test_a_comparison_and_its_files(
     assert "unremix compare --recipes simclr,hcl --seeds 2" in text
     assert f"unremix {unremix.__version__}" in text
     assert "- kNN: five neighbours" in text
+    assert "Two seeds cannot tell whether recipes differ" in text
     shown = printed.getvalue()
     for words in ("simclr, seed 0: begins", "hcl, seed 1: done · kNN", "4 of 4 runs done",
                   "untrained encoder", "2 epochs for every run"):  # fmt: skip
@@ -463,6 +464,27 @@ def test_a_comparison_and_its_files(
     run_compare(folder)
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
     assert starts(folder, "hcl-1") == 1
+
+
+def test_three_seeds_say_in_words_which_recipes_differ() -> None:
+    accuracies = {
+        "simclr": (0.50, 0.52, 0.54),
+        "hcl": (0.60, 0.63, 0.64),
+        "moco": (0.40, 0.41, 0.44),
+        "unremix": (0.50, 0.53, 0.53),
+    }
+    outcomes = [
+        Outcome(recipe, seed, results={"trained": {"knn": {"value": value, "count": 100}}})
+        for recipe, values in accuracies.items()
+        for seed, value in enumerate(values)
+    ]
+    rows = tables.table_rows(outcomes, reference="simclr")
+    plan = make_plan(CompareConfig(",".join(accuracies), seeds=3), TINY)
+    assert compare_module._verdict(plan, rows, tables.measures_among(outcomes)) == [
+        "kNN against simclr, higher: hcl; lower: moco; no clear difference: unremix."
+    ]
+    alone = make_plan(CompareConfig("simclr", seeds=3), TINY)
+    assert compare_module._verdict(alone, rows[:1], tables.measures_among(outcomes)) == []
 
 
 def test_recipes_and_seeds_can_be_added(tmp_path: Path, fake: Callable[..., None]) -> None:

@@ -34,7 +34,9 @@ def show_results(card: dict[str, Any], where: str) -> None:
         title += f"epoch{'s' * (card['epoch'] != 1)}, seed {card['seed']}"
         console.print(title, highlight=False, markup=False, soft_wrap=True)
         console.print(table)
-        console.print(f"± is {spread_of(card)}.", highlight=False)
+        console.print(spread_of(card), highlight=False, markup=False)
+    for sentence in card.get("verdict", ()):
+        console.print(sentence, highlight=False, markup=False)
     console.print(where, highlight=False)
 
 

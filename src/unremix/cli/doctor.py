@@ -32,7 +32,6 @@ PACKAGES = {
     "onnxruntime": ("export to ONNX", 'pip install "unremix[export]"'),
     "timm": ("--backbone timm:NAME", "pip install timm"),
     "torch_geometric": ("graphs", 'pip install "unremix[graph]"'),
-    "faiss-cpu": ("mining", 'pip install "unremix[mine]"'),
 }
 
 

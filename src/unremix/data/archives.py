@@ -1,18 +1,19 @@
-"""Files inside archives: found once, then read by their offset.
+"""Files inside archives, read where they are.
 
-No archive is ever unpacked, so no name in it can lead anywhere. A reading opens the archive anew,
-which costs microseconds and lets every thread and every process, forked or spawned, read at once.
+No archive is ever unpacked, so no name in it can lead anywhere. Every thread and every process,
+forked or spawned, can read at once.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -56,25 +57,17 @@ class Span(NamedTuple):
 
 
 class ZipSpan(NamedTuple):
-    """A member of a zip, whose local header begins at ``offset``.
+    """A member of a zip.
 
     Args:
         path: The zip.
-        offset: Where the member's local header begins.
-        packed: Bytes in the zip.
+        name: The member's name in it.
         size: Bytes once unpacked.
-        checksum: CRC-32 of the unpacked bytes.
-        method: How it is packed; `zipfile.ZIP_STORED` and `zipfile.ZIP_DEFLATED` can be read.
-        encrypted: Whether a password is needed.
     """
 
     path: str
-    offset: int
-    packed: int
+    name: str
     size: int
-    checksum: int
-    method: int
-    encrypted: bool
 
     def read(self, limit: int = MAX_FILE_BYTES) -> bytes:
         """The unpacked bytes, or the first ``limit`` of them.
@@ -83,36 +76,29 @@ class ZipSpan(NamedTuple):
             Unusable: As for :meth:`Span.read`; also if encrypted, packed otherwise, or corrupt.
         """
         _check_size(self.size)
-        if self.encrypted:
+        wanted = min(self.size, limit)
+        archive = _opened(self.path, os.getpid())
+        member = archive.getinfo(self.name)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise Unusable(f"packed by zip method {member.compress_type}, not stored or deflated")
+        if member.flag_bits & 1:
             raise Unusable("encrypted")
-        if self.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise Unusable(f"packed by zip method {self.method}, not stored or deflated")
-        data = self._unpack(min(self.size, limit))
-        if len(data) < min(self.size, limit):
+        try:
+            with archive.open(member) as file:
+                data = file.read(wanted)
+        except (zipfile.BadZipFile, zlib.error) as error:
+            raise Unusable(f"corrupt: {error}") from error
+        except EOFError as error:
+            raise Unusable("truncated") from error
+        if len(data) < wanted:
             raise Unusable("truncated")
-        if limit >= self.size and zlib.crc32(data) != self.checksum:
-            raise Unusable("corrupt: wrong checksum in the zip")
         return data
 
-    def _unpack(self, wanted: int) -> bytes:
-        stored = self.method == zipfile.ZIP_STORED
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            header = file.read(30)
-            if len(header) < 30 or header[:4] != b"PK\3\4":
-                raise Unusable("corrupt: no header in the zip")
-            name_length, extra_length = struct.unpack("<26x2H", header)
-            file.seek(name_length + extra_length, 1)
-            # Deflating makes some bytes more, but hardly; more than that is not needed or not true.
-            most = wanted if stored else wanted + wanted // 100 + 4096
-            packed = file.read(min(self.packed, most))
-        if stored:
-            return packed
-        try:
-            # Bounded by what the zip's directory announces: a bomb that unpacks to more is cut.
-            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, wanted)
-        except zlib.error as error:
-            raise Unusable("corrupt: cannot be inflated") from error
+
+@lru_cache(maxsize=8)
+def _opened(path: str, process: int) -> zipfile.ZipFile:
+    """A zip, opened once per process: its threads may share it, a forked process may not."""
+    return zipfile.ZipFile(path)
 
 
 def _check_size(size: int) -> None:
@@ -128,24 +114,17 @@ def zip_members(path: Path) -> list[tuple[str, ZipSpan]]:
     Raises:
         ValueError: If the file is not a zip.
     """
+    _opened.cache_clear()  # the file may have been replaced
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
     except zipfile.BadZipFile as error:
         raise ValueError(
-            f"expected a zip file, received {path} ({error}); download or pack it again"
+            f"expected a zip file, got {path} ({error}); download or pack it again"
         ) from error
+    # Some packers on Windows write backslashes.
     found = {
-        # Some packers on Windows write backslashes.
-        member.filename.replace("\\", "/"): ZipSpan(
-            path=str(path),
-            offset=member.header_offset,
-            packed=member.compress_size,
-            size=member.file_size,
-            checksum=member.CRC,
-            method=member.compress_type,
-            encrypted=bool(member.flag_bits & 1),
-        )
+        member.filename.replace("\\", "/"): ZipSpan(str(path), member.filename, member.file_size)
         for member in members
     }
     return list(found.items())

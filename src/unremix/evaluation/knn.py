@@ -16,6 +16,7 @@ from unremix.evaluation.checks import (
     count_classes,
 )
 
+Z95 = 1.959963984540054  # of the normal distribution
 TILE_ENTRIES = 2**24  # similarities held at a time: 64 MB in float32
 
 
@@ -25,28 +26,61 @@ class Accuracy:
 
     Args:
         value: p, from 0 to 1.
-        standard_error: sqrt(p (1 - p) / n), of the binomial distribution: what another draw of n
-            test samples would change. It says nothing of another training run.
+        standard_error: sqrt(p (1 - p) / n), of the binomial distribution. It is 0 for p = 0 and
+            p = 1, where the interval is not.
         count: n.
+        low: Lower end of the 95 % Wilson interval: what another draw of n test samples could give.
+            It says nothing about another training run.
+        high: Upper end.
 
     Example:
-        >>> print(Accuracy.of(torch.tensor([True, True, True, False])))
-        75.00 % ± 21.65
+        >>> print(Accuracy.of(torch.zeros(14, dtype=torch.bool)))
+        0.00 % [0.00, 21.53]
     """
 
     value: float
     standard_error: float
     count: int
+    low: float
+    high: float
 
     @classmethod
     def of(cls, correct: Tensor) -> Accuracy:
         """From whether each prediction is right, a boolean of shape (n,)."""
         count = correct.numel()
         value = int(correct.sum()) / count
-        return cls(value, math.sqrt(value * (1 - value) / count), count)
+        error = math.sqrt(value * (1 - value) / count)
+        return cls(value, error, count, *wilson_interval(value, count))
 
     def __str__(self) -> str:
-        return f"{100 * self.value:.2f} % ± {100 * self.standard_error:.2f}"
+        return f"{100 * self.value:.2f} % [{100 * self.low:.2f}, {100 * self.high:.2f}]"
+
+
+def wilson_interval(value: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share p of n samples, which is never empty.
+
+    (p + z²/2n ± z √(p (1 - p)/n + z²/4n²)) / (1 + z²/n)  with z = 1.96.
+
+    Args:
+        value: p.
+        count: n.
+
+    Example:
+        >>> low, high = wilson_interval(0.8, 100)
+        >>> round(low, 3), round(high, 3)
+        (0.711, 0.867)
+
+    Relations:
+        ``scipy.stats.binomtest(k, n).proportion_ci(method="wilson")``, without importing scipy.
+
+    Reference:
+        Wilson 1927.
+    """
+    square = Z95**2 / count
+    middle = value + square / 2
+    half = Z95 * math.sqrt(value * (1 - value) / count + square / (4 * count))
+    low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
+    return (0.0 if value == 0 else low), (1.0 if value == 1 else high)
 
 
 @torch.no_grad()
@@ -66,13 +100,13 @@ def _class_shares(
     With ``leave_one_out`` the queries are the bank, and none is its own neighbour.
     """
     if k < 1:
-        raise ValueError(f"expected k of at least 1, received {k}")
+        raise ValueError(f"expected k of at least 1, got {k}")
     if not temperature > 0:
-        raise ValueError(f"expected a positive temperature, received {temperature}")
+        raise ValueError(f"expected a positive temperature, got {temperature}")
     if tile is None:
         tile = max(1, TILE_ENTRIES // bank.shape[0])
     elif tile < 1:
-        raise ValueError(f"expected a tile of at least 1 query, received {tile}")
+        raise ValueError(f"expected a tile of at least 1 query, got {tile}")
     k = min(k, bank.shape[0] - leave_one_out)
     bank = normalize(bank)[0]
     queries = bank if leave_one_out else normalize(queries)[0]

@@ -103,12 +103,12 @@ def linear_probe(
     if epochs < 1 or batch_size < 1:
         raise ValueError(
             "expected at least 1 epoch and 1 sample per batch, "
-            f"received epochs={epochs}, batch_size={batch_size}"
+            f"got epochs={epochs}, batch_size={batch_size}"
         )
     if not lr > 0 or not weight_decay >= 0:
         raise ValueError(
             "expected a positive learning rate and a weight decay of at least 0, "
-            f"received lr={lr}, weight_decay={weight_decay}"
+            f"got lr={lr}, weight_decay={weight_decay}"
         )
     if standardise:
         mean, deviation = x.mean(0), x.std(0, correction=0)

@@ -1,8 +1,12 @@
 """Logistic regression for many subsets and penalties of the same samples at once.
 
 Cross-validation fits hundreds of problems that differ only in which samples they train on and how
-strongly they are penalised. Their weights are columns of one matrix here, so an iteration of all
-of them is two matrix products, which is what a processor does best.
+strongly they are penalized. Their weights are columns of one matrix here, so an iteration of all
+of them is two matrix products.
+
+Measured on one thread for the nested 10 folds of SentEval's CR (3775 samples), scikit-learn's
+``GridSearchCV`` over ``LogisticRegression`` takes 7.0 times as long with 600 features and 5.2 times
+with 2400: ``python benchmarks/handwork.py logistic``.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ def fit_logistic(
     strengths: Tensor,
     *,
     tolerance: float = 1e-10,
+    basis: Tensor | None = None,
 ) -> Fits:
     """Minimise, for each problem p, ½ |W|² + C_p Σ_{i in train_p} -log softmax(W x_i + b)_{y_i}.
 
@@ -65,6 +70,7 @@ def fit_logistic(
         strengths: C, positive, shape (P,).
         tolerance: A problem is solved when the mean loss over its samples can fall by no more than
             about this. In float32, rounding lets nothing below 1e-9 be reached.
+        basis: ``eigenbasis(features)``, where several calls share the features.
 
     Returns:
         The logits of all samples in all problems.
@@ -82,7 +88,7 @@ def fit_logistic(
     count, problems = train.shape
     if features.shape[:1] != (count,) or labels.shape != (count,) or strengths.shape != (problems,):
         raise ValueError(
-            "expected features (n, D), labels (n,), train (n, P) and strengths (P,), received "
+            "expected features (n, D), labels (n,), train (n, P) and strengths (P,), got "
             f"{tuple(features.shape)}, {tuple(labels.shape)}, {tuple(train.shape)} and "
             f"{tuple(strengths.shape)}"
         )
@@ -90,17 +96,17 @@ def fit_logistic(
     for label in range(classes):
         if not bool(train[labels == label].any(0).all()):
             raise ValueError(
-                f"expected samples of every class in every training set, received one without "
+                f"expected samples of every class in every training set, got one without "
                 f"class {label}; use fewer folds, or leave the class out"
             )
-    inputs = _eigenbasis(features)
+    inputs = eigenbasis(features) if basis is None else basis
     solver = _Solver(inputs, labels, classes, train, strengths.to(inputs))
     iterations = solver.run(tolerance)
     logits = solver.found
     return Fits(logits.squeeze(2) if classes == 2 else logits, iterations, solver.all_converged)
 
 
-def _eigenbasis(features: Tensor) -> Tensor:
+def eigenbasis(features: Tensor) -> Tensor:
     """The features in the eigenbasis of their covariance.
 
     Subtracting the mean changes nothing but the bias. Directions in which nothing varies are left

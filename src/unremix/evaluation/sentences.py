@@ -10,43 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import unremix
 from unremix.data.sentence.dataset import EncodedCorpus, Vocabulary
+from unremix.data.sentence.senteval_files import asked_folder
 from unremix.domains.base import Measuring
-from unremix.domains.sentence import encode_texts, reader
+from unremix.domains.sentence import SentenceShape, corpus_features, encode_texts, reader
+from unremix.encoders.word_vectors import check_expansion, load_word_vectors
 from unremix.evaluation import senteval
 from unremix.evaluation.cache import kept
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import leave_one_out_knn
-from unremix.evaluation.senteval_files import find_folder
 from unremix.frameworks.base import Framework
 from unremix.training.config import TrainConfig
 from unremix.training.run import Run
 
 WATCHED = 2000  # sentences that are measured at an epoch's end
-BATCH = 512
-
-
-@torch.no_grad()
-def corpus_features(
-    encoder: nn.Module, corpus: EncodedCorpus, count: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Embeddings (n, F) of the first sentences, all by default, and their documents (n,)."""
-    device = next(encoder.parameters()).device
-    was_training = encoder.training
-    encoder.eval()
-    total = len(corpus) if count is None else min(count, len(corpus))
-    parts, documents = [], []
-    for start in range(0, total, BATCH):
-        batch = corpus.batch(start, min(BATCH, total - start))
-        parts.append(encoder(batch.tokens.to(device), batch.lengths.to(device)).float().cpu())
-        documents.append(batch.documents)
-    encoder.train(was_training)
-    return torch.cat(parts), torch.cat(documents)
 
 
 def _topic_knn(features: Tensor, documents: Tensor, config: TrainConfig) -> dict[str, Any]:
@@ -54,11 +35,7 @@ def _topic_knn(features: Tensor, documents: Tensor, config: TrainConfig) -> dict
     _, labels = documents.unique(return_inverse=True)
     k = config.knn_k or max(1, min(20, len(labels) // (5 * int(labels.max() + 1))))
     found = leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
-    return {
-        "value": found.value,
-        "standard_error": found.standard_error,
-        "count": found.count,
-    }
+    return asdict(found)
 
 
 class SentenceObserver:
@@ -66,13 +43,25 @@ class SentenceObserver:
 
     Args:
         data: The text.
+        shape: What it decided.
         config: The options.
         say: Shows a message.
     """
 
     def __init__(
-        self, data: EncodedCorpus, config: TrainConfig, say: Callable[[str], None]
+        self,
+        data: EncodedCorpus,
+        shape: SentenceShape,
+        config: TrainConfig,
+        say: Callable[[str], None],
     ) -> None:
+        given, expand = config.sentence.word_vectors, config.sentence.expand
+        if given is not None:
+            count = int(load_word_vectors(given, shape.vocabulary)[1].sum())
+            say(f"{given} has {count:,} of the {len(shape.words):,} words; others start at random.")
+        if expand is not None:  # before, not after hours of training
+            shared = check_expansion(expand, shape.vocabulary)
+            say(f"Further words will be known by a map fitted on the {shared:,} words of {expand}.")
         self.data = data
         self.config = config
         self.say = say
@@ -93,19 +82,6 @@ class SentenceObserver:
         if self.data.topics is not None and len(documents.unique()) > 1:
             row["knn"] = _topic_knn(features, documents, self.config)["value"]
         return row
-
-
-def senteval_folder(config: TrainConfig) -> str | None:
-    """Where SentEval's tasks are, if they are to be measured and there."""
-    asked = config.sentence.senteval
-    if asked == "none":
-        return None
-    try:
-        return str(find_folder("senteval" if asked == "auto" else asked))
-    except FileNotFoundError:
-        if asked == "auto":
-            return None
-        raise
 
 
 def _measure(
@@ -173,7 +149,7 @@ def evaluate_run(
         The evaluation card.
     """
     config = run.config
-    folder = senteval_folder(config) if own else None
+    folder = asked_folder(config.sentence.senteval) if own else None
     facts = {
         "train_sentences": len(data),
         "documents": data.documents,
@@ -184,7 +160,8 @@ def evaluate_run(
         data.name,
         facts,
         layer="outputs of both encoders side by side; eval mode",
-        health=("effective_rank",) if own else (),  # measured in training, on the run's own text
+        health=("effective_rank",),
+        own=own,
     )
     if not own and len(data) > 1:
         features, _ = corpus_features(reader(run)[0], data, WATCHED)

@@ -17,17 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unremix.evaluation.bootstrap import RESAMPLES, f1, pearson, spearman, squared_error
-from unremix.evaluation.knn import Accuracy
-from unremix.evaluation.logistic import fit_logistic
-from unremix.evaluation.relatedness import (
-    BATCH,
-    EPOCHS_BETWEEN,
-    LEARNING_RATE,
-    PATIENCE,
-    fit_relatedness,
-)
-from unremix.evaluation.senteval_files import (
+from unremix.data.sentence.senteval_files import (
     BINARY,
     BINS,
     TASKS,
@@ -36,6 +26,17 @@ from unremix.evaluation.senteval_files import (
     canonical_name,
     find_folder,
     read_task,
+)
+from unremix.evaluation.bootstrap import RESAMPLES, f1, pearson, spearman, squared_error
+from unremix.evaluation.knn import Accuracy
+from unremix.evaluation.logistic import eigenbasis, fit_logistic
+from unremix.evaluation.nested import Split, cross_validate, stratified
+from unremix.evaluation.relatedness import (
+    BATCH,
+    EPOCHS_BETWEEN,
+    LEARNING_RATE,
+    PATIENCE,
+    fit_relatedness,
 )
 
 __all__ = ["TASKS", "evaluate"]
@@ -106,19 +107,19 @@ def evaluate(
             ``encode`` does not return one finite vector per sentence.
     """
     if isinstance(tasks, str):
-        raise ValueError(f"expected a list of tasks, received a string; write [{tasks!r}]")
+        raise ValueError(f"expected a list of tasks, got a string; write [{tasks!r}]")
     names = [canonical_name(task) for task in tasks]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"expected some tasks, each once, received {list(tasks)}")
+        raise ValueError(f"expected some tasks, each once, got {list(tasks)}")
     if folds < 2 or batch_size < 1:
         raise ValueError(
             "expected at least 2 folds and batches of at least 1, "
-            f"received folds={folds}, batch_size={batch_size}"
+            f"got folds={folds}, batch_size={batch_size}"
         )
     if strengths is not None and (not len(strengths) or min(strengths) <= 0):
-        raise ValueError(f"expected positive strengths C, received {list(strengths)}")
+        raise ValueError(f"expected positive strengths C, got {list(strengths)}")
     if norm is not None and not norm > 0:
-        raise ValueError(f"expected a positive norm, received {norm}")
+        raise ValueError(f"expected a positive norm, got {norm}")
     folder = find_folder(root)
     read = {name: read_task(folder, name) for name in names}
     for name in names:
@@ -157,7 +158,7 @@ def _check_folds(name: str, train: Examples, folds: int) -> None:
     if left < folds:
         raise ValueError(
             f"expected enough training examples of each class in {name} for {folds} folds, "
-            f"received a class of {fewest}; use fewer folds"
+            f"got a class of {fewest}; use fewer folds"
         )
 
 
@@ -165,7 +166,7 @@ def _check_folds(name: str, train: Examples, folds: int) -> None:
 def _threads(jobs: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
     if jobs is not None and jobs < 1:
-        raise ValueError(f"expected at least 1 job, received {jobs}")
+        raise ValueError(f"expected at least 1 job, got {jobs}")
     try:
         if jobs is not None:
             torch.set_num_threads(jobs)
@@ -227,21 +228,21 @@ def _checked(output: Any, sentences: list[str], size: int | None) -> Tensor:
         vectors = torch.as_tensor(output).detach().to("cpu", torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            "expected encode to return an array or tensor of numbers, received "
+            "expected encode to return an array or tensor of numbers, got "
             f"{type(output).__name__} ({error})"
         ) from error
     expected = f"({len(sentences)}, {'D' if size is None else size})"
     wrong_size = vectors.dim() == 2 and size is not None and vectors.shape[1] != size
     if vectors.dim() != 2 or len(vectors) != len(sentences) or not vectors.shape[1] or wrong_size:
         raise ValueError(
-            f"expected encode to return one vector per sentence, shape {expected}, received "
+            f"expected encode to return one vector per sentence, shape {expected}, got "
             f"{tuple(vectors.shape)}; pool over words, and keep empty sentences"
         )
     broken = ~vectors.isfinite().all(1)
     if bool(broken.any()):
         sentence = sentences[int(broken.nonzero()[0])]
         raise ValueError(
-            "expected finite vectors from encode, received NaN or infinity for "
+            "expected finite vectors from encode, got NaN or infinity for "
             f"{int(broken.sum())} of {len(sentences)} sentences, such as {sentence[:60]!r}"
         )
     return vectors
@@ -264,29 +265,47 @@ def _measure(
     return nested_folds(features, labels, seed=seed, folds=folds, strengths=strengths or NESTED)
 
 
-def _folds(labels: Tensor, seed: int, folds: int) -> list[np.ndarray]:
-    """The held-out indices of each stratified fold, as scikit-learn draws them."""
-    from sklearn.model_selection import StratifiedKFold  # type: ignore[import-untyped]
+class _Logistic:
+    """Logistic regression on the same samples for many splits and strengths at once.
 
-    splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
-    return [held for _, held in splitter.split(np.zeros(len(labels)), labels.numpy())]
-
-
-def _without(kept: Tensor, held: Sequence[np.ndarray]) -> Tensor:
-    """The mask ``kept``, shape (n,), less each set of indices in turn: shape (n, len(held))."""
-    masks = kept[:, None].repeat(1, len(held))
-    for column, indices in enumerate(held):
-        masks[torch.from_numpy(indices), column] = False
-    return masks
-
-
-def _choose(accuracies: Tensor) -> int:
-    """The best of some strengths by mean accuracy over folds, shape (folds, C).
-
-    As in SentEval, accuracies are compared in per cent with two decimals, and the strongest
-    penalty wins a draw.
+    Args:
+        features: Shape (n, D).
+        labels: Integers from 0, shape (n,).
     """
-    return int(np.argmax(np.round(100 * accuracies.mean(0).numpy(), 2)))
+
+    def __init__(self, features: Tensor, labels: Tensor) -> None:
+        self.features, self.labels = features, labels
+        self.basis = eigenbasis(features)
+        self.converged = True
+
+    def __call__(
+        self, splits: Sequence[Split], grids: Sequence[Sequence[float]]
+    ) -> list[np.ndarray]:
+        """Predictions of the test samples, shape (samples, strengths) for each split."""
+        count = len(self.labels)
+        width = max(map(len, grids)) * max(1, int(self.labels.max()))
+        together = max(1, ENTRIES // (count * width))
+        found: list[np.ndarray] = []
+        for start in range(0, len(splits), together):
+            group = slice(start, start + together)
+            sizes = torch.tensor([len(grid) for grid in grids[group]])
+            train = torch.zeros(count, len(sizes), dtype=torch.bool)
+            for column, (fitted, _) in enumerate(splits[group]):
+                train[torch.from_numpy(fitted), column] = True
+            fits = fit_logistic(
+                self.features,
+                self.labels,
+                train.repeat_interleave(sizes, 1),
+                torch.tensor([C for grid in grids[group] for C in grid], dtype=torch.float64),
+                basis=self.basis,
+            )
+            self.converged &= fits.converged
+            parts = fits.predictions.split(sizes.tolist(), dim=1)
+            found += [
+                part[torch.from_numpy(test)].numpy()
+                for part, (_, test) in zip(parts, splits[group], strict=True)
+            ]
+        return found
 
 
 def nested_folds(
@@ -305,52 +324,25 @@ def nested_folds(
         The accuracy over all samples, each classified when it was held out; the accuracy of each
         fold, the strength chosen in it and its accuracy in the inner folds.
     """
-    candidates = torch.tensor(strengths, dtype=features.dtype)
-    width = (folds + 1) * len(strengths)
-    together = max(1, ENTRIES // (len(labels) * width * max(1, int(labels.max()))))
-    outer = _folds(labels, seed, folds)
-    everything = torch.ones(len(labels), dtype=torch.bool)
-    right = torch.zeros(len(labels), dtype=torch.bool)
-    chosen, inner_accuracies, converged = [], [], True
-    for start in range(0, folds, together):
-        group = outer[start : start + together]
-        masks, inner_held = [], []
-        for held in group:
-            rest = np.setdiff1d(np.arange(len(labels)), held)
-            inner = [rest[indices] for indices in _folds(labels[rest], seed, folds)]
-            kept = _without(everything, [held])[:, 0]
-            # The folds within, and last all of them, to be tested on the outer fold.
-            masks.append(torch.cat([_without(kept, inner), kept[:, None]], 1))
-            inner_held.append(inner)
-        train = torch.cat(masks, 1).repeat_interleave(len(strengths), 1)
-        fits = fit_logistic(features, labels, train, candidates.repeat(len(group) * (folds + 1)))
-        converged = converged and fits.converged
-        correct = (fits.predictions == labels[:, None]).reshape(
-            len(labels), len(group), folds + 1, len(strengths)
-        )
-        for position, (held, inner) in enumerate(zip(group, inner_held, strict=True)):
-            accuracies = torch.stack(
-                [
-                    correct[torch.from_numpy(indices), position, fold].double().mean(0)
-                    for fold, indices in enumerate(inner)
-                ]
-            )
-            best = _choose(accuracies)
-            chosen.append(best)
-            inner_accuracies.append(float(accuracies.mean(0)[best]))
-            indices = torch.from_numpy(held)
-            right[indices] = correct[indices, position, folds, best]
-    by_fold = [float(right[torch.from_numpy(held)].double().mean()) for held in outer]
+    truth, predict = labels.numpy(), _Logistic(features, labels)
+    outer = stratified(truth, folds, seed)
+    found = cross_validate(
+        truth, outer, [seed] * folds, folds=folds, grid=strengths, predict=predict, decimals=2
+    )
+    right = [
+        predicted == truth[test]
+        for predicted, (_, test) in zip(found.predictions, outer, strict=True)
+    ]
+    by_fold = [float(np.mean(part)) for part in right]
     # SentEval reports the mean over folds, whose sizes differ by one.
-    accuracy = Accuracy.of(right)
-    value = float(np.mean(by_fold))
+    accuracy = Accuracy.of(torch.from_numpy(np.concatenate(right)))
     return {
-        "accuracy": {**asdict(accuracy), "value": value},
+        "accuracy": {**asdict(accuracy), "value": float(np.mean(by_fold))},
         "examples": len(labels),
         "fold_accuracies": by_fold,
-        "inner_accuracy": float(np.mean(inner_accuracies)),
-        **_strength_card(chosen, strengths),
-        "converged": converged,
+        "inner_accuracy": float(np.mean(found.inner_accuracies)),
+        **_strength_card(found.chosen, strengths),
+        "converged": predict.converged,
     }
 
 
@@ -410,27 +402,23 @@ def choose_and_test(
         The predictions for the test samples, int64, shape (n - num_train,); the strength chosen
         and its accuracy in the folds.
     """
-    candidates = torch.tensor(strengths, dtype=features.dtype)
-    known = torch.arange(len(labels)) < num_train
-    held = _folds(labels[:num_train], seed, folds)
-    masks = torch.cat([_without(known, held), known[:, None]], 1)
-    train = masks.repeat_interleave(len(strengths), 1)
-    hidden = labels.where(known, 0)
-    fits = fit_logistic(features, hidden, train, candidates.repeat(folds + 1))
-    found = fits.predictions.reshape(len(labels), folds + 1, len(strengths))
-    accuracies = torch.stack(
-        [
-            (found[indices, fold] == labels[indices, None]).double().mean(0)
-            for fold, indices in enumerate(map(torch.from_numpy, held))
-        ]
+    places = np.arange(len(labels))
+    predict = _Logistic(features, labels.where(torch.from_numpy(places) < num_train, 0))
+    found = cross_validate(
+        labels.numpy(),
+        [(places[:num_train], places[num_train:])],
+        [seed],
+        folds=folds,
+        grid=strengths,
+        predict=predict,
+        decimals=2,
     )
-    best = _choose(accuracies)
     card = {
-        "fold_accuracy": float(accuracies.mean(0)[best]),
-        **_strength_card([best], strengths),
-        "converged": fits.converged,
+        "fold_accuracy": found.inner_accuracies[0],
+        **_strength_card(found.chosen, strengths),
+        "converged": predict.converged,
     }
-    return found[num_train:, folds, best], card
+    return torch.from_numpy(found.predictions[0]), card
 
 
 def _measure_sick(splits: Splits, embeddings: _Embeddings, seed: int) -> dict[str, Any]:
@@ -442,7 +430,7 @@ def _measure_sick(splits: Splits, embeddings: _Embeddings, seed: int) -> dict[st
     return {
         "pearson": asdict(pearson(predictions, test_y, seed=seed)),
         "spearman": asdict(spearman(predictions, test_y, seed=seed)),
-        "mse": asdict(squared_error(predictions, test_y)),
+        "mse": {**asdict(squared_error(predictions, test_y)), "percent": False},
         "examples": len(y),
         **card,
     }
@@ -480,7 +468,7 @@ def _protocol(
     }
     return {
         **{key: text for key, text in texts.items() if used[key]},
-        "standard_error": "accuracy: binomial over the samples classified; MSE: of the mean; "
+        "standard_error": "accuracy: over the samples classified; MSE: of the mean; "
         f"others: deviation over {RESAMPLES} resamples of the test samples. One encoder, one seed",
         "blank_lines": "kept, as the sentence '.'",
         "scale": "as the encoder gives it"

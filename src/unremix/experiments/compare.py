@@ -83,11 +83,40 @@ def versions() -> dict[str, str]:
     }
 
 
+FEWEST_SEEDS = 3  # below, a spread is hardly known
+
 CAUTION = (
     "A seed sets initial weights, order of the data, augmentation and the folds of a "
     "cross-validation, alike for all recipes. Each interval is for one difference by itself: among "
     "many, some exclude 0 by chance."
 )
+
+
+def _verdict(plan: Plan, rows: Sequence[TableRow], measures: Sequence[Measure]) -> list[str]:
+    """Which recipes differ from the reference beyond the error, for each measure of the table."""
+    rivals = [row for row in rows if not row.baseline and row.name != plan.reference]
+    if not measures or not rivals:
+        return []
+    if plan.seeds < FEWEST_SEEDS:
+        seeds = "One seed" if plan.seeds == 1 else "Two seeds"
+        return [
+            f"{seeds} cannot tell whether recipes differ: training with other seeds may reverse "
+            "the order. Use at least --seeds 3, better 5."
+        ]
+    sentences = []
+    for measure in tables.in_table(measures):
+        sides: dict[str, list[str]] = {"higher": [], "lower": [], "no clear difference": []}
+        for row in rivals:
+            cell = row.cells.get(measure.path)
+            found = None if cell is None else cell.difference
+            if found is None or found.low is None or found.high is None:
+                continue
+            side = "higher" if found.low > 0 else "lower" if found.high < 0 else None
+            sides[side or "no clear difference"].append(row.name)
+        parts = [f"{side}: {', '.join(names)}" for side, names in sides.items() if names]
+        if parts:
+            sentences.append(f"{measure.label} against {plan.reference}, {'; '.join(parts)}.")
+    return sentences
 
 
 def _notes(plan: Plan, outcomes: Sequence[Outcome], measures: Sequence[Measure]) -> list[str]:
@@ -206,7 +235,8 @@ def _write_results(
     measures = tables.measures_among(outcomes)
     rows = tables.table_rows(outcomes, reference=plan.reference)
     grids = tables.grids(rows, measures, reference=plan.reference, epochs=plan.minutes is not None)
-    notes, protocol = _notes(plan, outcomes, measures), _protocol(cards, measures)
+    notes = _verdict(plan, rows, measures) + _notes(plan, outcomes, measures)
+    protocol = _protocol(cards, measures)
     if len(ordered) < len(planned):
         notes.append(f"Unfinished: {len(planned) - len(ordered)} of {len(planned)} runs to come.")
     names = [str(card["data"]) for card in cards if "data" in card] or [plan.train.data]

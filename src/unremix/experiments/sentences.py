@@ -17,8 +17,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from unremix.data.sentence.senteval_files import find_folder
 from unremix.evaluation.card import measures_of
-from unremix.evaluation.senteval_files import find_folder
 from unremix.experiments.plan import chosen_recipes
 from unremix.experiments.record import (
     difference_text,

@@ -26,7 +26,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much higher values are than those of a reference, seed by seed.
+    """How much higher values are than those of a reference, paired by seed.
 
     Args:
         count: n, pairs.
@@ -43,7 +43,7 @@ class Difference:
 
 def _checked(values: Sequence[float]) -> list[float]:
     if not values or not all(math.isfinite(value) for value in values):
-        raise ValueError(f"expected one finite value or more, received {list(values)}")
+        raise ValueError(f"expected one finite value or more, got {list(values)}")
     return list(values)
 
 
@@ -75,8 +75,7 @@ def paired_difference(
     """The mean of value minus reference, pair by pair, with Student's t interval.
 
     d ± t · s / √n,  d and s the differences' mean and deviation, t the quantile of n - 1 degrees of
-    freedom. What a seed does to both of a pair cancels, so the interval is narrower than that of
-    two independent means where the seed matters.
+    freedom. The effect that a seed has on both values of a pair cancels.
 
     Args:
         values: One per seed.
@@ -84,8 +83,8 @@ def paired_difference(
         confidence: How often such intervals cover the true mean, if differences are normal.
 
     Returns:
-        The mean difference and its interval. A single pair has none, nor have pairs that all differ
-        by the same, such as by one image: how much they vary cannot be told from them.
+        The mean difference and its interval. There is no interval for a single pair, nor for pairs
+        that all differ by the same amount, such as by one image.
 
     Raises:
         ValueError: If there are no pairs, their numbers differ, a value is not finite, or the
@@ -95,24 +94,20 @@ def paired_difference(
         >>> difference = paired_difference([0.90, 0.92, 0.94], [0.89, 0.90, 0.91])
         >>> f"{difference.mean:.3f} [{difference.low:.3f}, {difference.high:.3f}]"
         '0.020 [-0.005, 0.045]'
-
-    Relations:
-        The interval of ``scipy.stats.ttest_rel(values, reference).confidence_interval()``.
     """
     if len(values) != len(reference):
         raise ValueError(
-            f"expected as many values as of the reference, received {len(values)} and "
+            f"expected as many values as of the reference, got {len(values)} and "
             f"{len(reference)}; pair them by seed first"
         )
     if not 0 < confidence < 1:
-        raise ValueError(f"expected a confidence between 0 and 1, received {confidence}")
+        raise ValueError(f"expected a confidence between 0 and 1, got {confidence}")
     differences = [x - y for x, y in zip(_checked(values), _checked(reference), strict=True)]
     found = summarise(differences)
     size = max(abs(value) for value in (*values, *reference))
     if found.deviation is None or found.deviation <= 1e-12 * size:
         return Difference(found.count, found.mean, None, None)
-    from scipy.stats import t  # type: ignore[import-untyped]
+    from scipy.stats import ttest_rel  # type: ignore[import-untyped]
 
-    quantile = float(t.ppf((1 + confidence) / 2, found.count - 1))
-    half = quantile * found.deviation / math.sqrt(found.count)
-    return Difference(found.count, found.mean, found.mean - half, found.mean + half)
+    interval = ttest_rel(values, reference).confidence_interval(confidence)
+    return Difference(found.count, found.mean, float(interval.low), float(interval.high))

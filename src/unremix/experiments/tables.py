@@ -106,6 +106,11 @@ def measures_among(outcomes: Iterable[Outcome]) -> list[Measure]:
     return columns
 
 
+def in_table(measures: Iterable[Measure]) -> list[Measure]:
+    """The measures that the table shows: all but those in :data:`ASIDE`."""
+    return [measure for measure in measures if measure.path.split(".")[-1] not in ASIDE]
+
+
 @dataclass(frozen=True)
 class Cell:
     """One measure of one recipe.
@@ -262,7 +267,7 @@ def grids(
         reference: The recipe compared with.
         epochs: Whether to show how many epochs were trained.
     """
-    shown = [measure for measure in measures if measure.path.split(".")[-1] not in ASIDE]
+    shown = in_table(measures)
     head = ["recipe", "runs"] + (["epochs"] if epochs else [])
     starts = [
         [row.name, _runs(row)]

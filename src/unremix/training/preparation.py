@@ -58,7 +58,11 @@ def _stopped_early(config: TrainConfig) -> Run | None:
     path = Path(config.runs) / (config.name or "")
     if config.name is None or not (path / "config.yaml").exists():
         return None
-    run = Run(path)
+    taken = f"expected a new run's name, got {config.name!r}, which exists in {config.runs!r}"
+    try:
+        run = Run(path)
+    except (OSError, ValueError) as error:
+        raise FileExistsError(f"{taken} and cannot be read; choose another --name") from error
     earlier, asked = asdict(run.config), asdict(config)
     ignored = {"given", "resume", "progress", "runs", "threads"}
     if config.batch_size == "auto":  # type: ignore[comparison-overlap]
@@ -68,8 +72,7 @@ def _stopped_early(config: TrainConfig) -> Run | None:
         return run
     why = f"with other options ({', '.join(changed)})" if changed else "and is finished"
     raise FileExistsError(
-        f"expected a new run's name, got {config.name!r}, which exists in {config.runs!r} "
-        f"{why}; choose another --name, or --resume {path} (with --epochs to train it further)"
+        f"{taken} {why}; choose another --name, or --resume {path} (with --epochs to train further)"
     )
 
 

@@ -370,7 +370,7 @@ def test_zips(tmp_path: Path, wrap: str) -> None:
 
 def test_broken_zips(tmp_path: Path) -> None:
     (tmp_path / "no.zip").write_bytes(b"PK and nothing else")
-    with pytest.raises(ValueError, match=r"expected a zip file, received .*no\.zip"):
+    with pytest.raises(ValueError, match=r"expected a zip file, got .*no\.zip"):
         load(tmp_path / "no.zip")
     path = zipped(write(tmp_path / "TINY", TINY), tmp_path / "TINY.zip", "TINY/")
     content = bytearray(path.read_bytes())

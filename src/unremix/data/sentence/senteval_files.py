@@ -77,8 +77,7 @@ def canonical_name(task: str) -> str:
     if name in TASKS:
         return name
     raise ValueError(
-        f"expected a task among {', '.join(TASKS)}, received {task!r}"
-        f"{did_you_mean(task.upper(), TASKS)}"
+        f"expected a task among {', '.join(TASKS)}, got {task!r}{did_you_mean(task.upper(), TASKS)}"
     )
 
 
@@ -151,7 +150,7 @@ def _lines(path: Path) -> list[str]:
     if lines[-1] == "":
         del lines[-1]
     if not lines:
-        raise ValueError(f"expected lines of text in {path}, received an empty file")
+        raise ValueError(f"expected lines of text in {path}, got an empty file")
     return lines
 
 
@@ -193,7 +192,7 @@ def _parsed(
     lines = _lines(path)
     if header is not None and not lines[0].startswith(header):
         raise ValueError(
-            f"expected {path} to begin with a header line '{header} …', received {lines[0][:60]!r}"
+            f"expected {path} to begin with a header line '{header} …', got {lines[0][:60]!r}"
         )
     examples = []
     for number, line in enumerate(lines[header is not None :], start=1 + (header is not None)):
@@ -201,11 +200,11 @@ def _parsed(
             examples.append(parse(line))
         except (ValueError, IndexError):
             raise ValueError(
-                f"expected {form} in line {number} of {path}, received {line[:80]!r}; "
+                f"expected {form} in line {number} of {path}, got {line[:80]!r}; "
                 "fetch the file again, or remove the line"
             ) from None
     if not examples:
-        raise ValueError(f"expected examples in {path}, received only its header")
+        raise ValueError(f"expected examples in {path}, got only its header")
     return examples
 
 
@@ -237,3 +236,22 @@ def _read_sick(path: Path) -> Examples:
 
     form = "a number, two sentences and a score from 1 to 5, separated by tabs,"
     return _ordered(_parsed(path, parse, form, header="pair_ID"), np.float64)
+
+
+def asked_folder(asked: str) -> str | None:
+    """Where SentEval's tasks are, if they are to be measured and there.
+
+    Args:
+        asked: ``none``, ``auto`` (measured where they are found), or the folder.
+
+    Raises:
+        FileNotFoundError: If a folder was named and is none of theirs.
+    """
+    if asked == "none":
+        return None
+    try:
+        return str(find_folder("senteval" if asked == "auto" else asked))
+    except FileNotFoundError:
+        if asked == "auto":
+            return None
+        raise

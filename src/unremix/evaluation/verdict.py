@@ -1,0 +1,181 @@
+"""A verdict in words: whether training helped, and what to do next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unremix.evaluation.card import FEATURES, label_of, measures_of
+
+CONFIDENCE = 0.95
+FEW_STEPS = 1000  # below, more epochs are likely to help
+FEW_SAMPLES = 1000  # below, an encoder learns little from scratch
+FEW_MEASURED = 200  # below, only large differences can be seen
+STEPS_PER_EPOCH, SMALLEST_BATCH = 4, 16
+SMALLER_IS_BETTER = ("mse",)
+
+
+def difference(
+    measure: Mapping[str, Any], other: Mapping[str, Any]
+) -> tuple[float, float, float] | None:
+    """How much higher a measure is than another, with a 95 % interval.
+
+    - Accuracies: Newcombe's interval, from the Wilson intervals of both. It takes the samples as
+      independent; measured on the same ones, it is too wide rather than too narrow.
+    - Cross-validation: Student's t over the folds, paired, with the variance corrected for the
+      training samples that folds share, s² (1/n + 1/(k - 1)) for n values of k folds.
+    - Others: d ± 1.96 √(e₁² + e₂²) for standard errors e₁ and e₂.
+
+    Args:
+        measure: A measure of an evaluation card.
+        other: The same measure of other features.
+
+    Returns:
+        The difference and both ends of the interval; None if the card has no error.
+
+    Example:
+        >>> none, few = (
+        ...     {"value": 0.0, "low": 0.0, "high": 0.215},
+        ...     {"value": 1 / 14, "low": 0.013, "high": 0.315},
+        ... )
+        >>> [round(number, 2) for number in difference(few, none)]
+        [0.07, -0.15, 0.32]
+
+    Reference:
+        Newcombe 1998, method 10; Nadeau and Bengio 2003.
+    """
+    delta = measure["value"] - other["value"]
+    if "low" in measure and "low" in other:
+        low = math.hypot(measure["value"] - measure["low"], other["high"] - other["value"])
+        high = math.hypot(measure["high"] - measure["value"], other["value"] - other["low"])
+        return delta, delta - low, delta + high
+    if "accuracies" in measure and len(measure["accuracies"]) == len(other["accuracies"]) > 1:
+        half = _over_folds(measure, other["accuracies"])
+    elif "standard_error" in measure and "standard_error" in other:
+        half = 1.96 * math.hypot(measure["standard_error"], other["standard_error"])
+    else:
+        return None
+    return delta, delta - half, delta + half
+
+
+def _over_folds(measure: Mapping[str, Any], others: Sequence[float]) -> float:
+    from statistics import stdev
+
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    gaps = [a - b for a, b in zip(measure["accuracies"], others, strict=True)]
+    shared = 1 / (measure.get("folds", len(gaps)) - 1)
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(gaps) - 1))
+    return quantile * float(stdev(gaps)) * math.sqrt(1 / len(gaps) + shared)
+
+
+def verdict(card: Mapping[str, Any]) -> list[str]:
+    """What an evaluation card says, in sentences: results first, then what to do next.
+
+    Args:
+        card: The card. Advice needs its ``batch_size``, ``epoch``, ``step`` and number of training
+            samples, and is left out where ``own_data`` is false.
+
+    Example:
+        >>> trained = {"knn": {"value": 0.9, "low": 0.88, "high": 0.92, "count": 1000}}
+        >>> untrained = {"knn": {"value": 0.7, "low": 0.67, "high": 0.73, "count": 1000}}
+        >>> verdict({"results": {"trained": trained, "untrained": untrained}})
+        ['Training helped: better than the untrained encoder (kNN 90.0 % against 70.0 %).']
+    """
+    results = card.get("results") or {}
+    sentences: list[str] = []
+    helped = None
+    for kind in results:
+        if kind != "trained":
+            outcome, sentence = _against(kind, results["trained"], results[kind])
+            sentences += [sentence] if sentence else []
+            helped = outcome if kind == "untrained" else helped
+    counts = [m["count"] for m in measures_of(results.get("trained", {})).values() if "count" in m]
+    if helped == "unclear" and counts and min(counts) < FEW_MEASURED:
+        sentences.append(
+            f"Only {min(counts)} samples were measured, so small differences cannot be seen. Label "
+            "more samples."
+        )
+    if card.get("own_data", True):
+        sentences += _advice(card, helped)
+    return sentences
+
+
+def _against(
+    kind: str, trained: Mapping[str, Any], baseline: Mapping[str, Any]
+) -> tuple[str | None, str | None]:
+    """Whether the trained encoder is better, worse or neither, and a sentence about it."""
+    ours, theirs = measures_of(trained), measures_of(baseline)
+    sides: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
+    for path, measure in ours.items():
+        name = path.rpartition(".")[2]
+        found = difference(measure, theirs[path]) if path in theirs else None
+        if found is None or name == "top5":
+            continue
+        _, low, high = (-x for x in found) if name in SMALLER_IS_BETTER else found
+        low, high = min(low, high), max(low, high)
+        side = "better" if low > 0 else "worse" if high < 0 else "unclear"
+        sides[side].append(f"{label_of(path)} {_shown(measure)} against {_shown(theirs[path])}")
+    name = FEATURES.get(kind, kind)
+    name = f"the {name}" if name.endswith("encoder") else name
+    better, worse, unclear = (_some(sides[side]) for side in ("better", "worse", "unclear"))
+    if sides["better"] and sides["worse"]:
+        return "unclear", f"Mixed: better than {name} by {better}; worse by {worse}."
+    if sides["better"]:
+        rest = f"; no clear difference by {unclear}" if sides["unclear"] else ""
+        start = "Training helped: better" if kind == "untrained" else "Better"
+        return "better", f"{start} than {name} ({better}{rest})."
+    if sides["worse"]:
+        start = "Training did harm: worse" if kind == "untrained" else "Worse"
+        return "worse", f"{start} than {name} ({worse})."
+    if not sides["unclear"]:
+        return None, None
+    start = "Training did not measurably help: no" if kind == "untrained" else "No"
+    return "unclear", f"{start} difference from {name} beyond the error ({unclear})."
+
+
+def _some(parts: Sequence[str], most: int = 3) -> str:
+    """The first few of a list, and how many more there are."""
+    return "; ".join([*parts[:most], *([f"{len(parts) - most} more"] if parts[most:] else [])])
+
+
+def _shown(measure: Mapping[str, Any]) -> str:
+    if measure.get("percent") is False:
+        return f"{measure['value']:.3f}"
+    return f"{100 * measure['value']:.1f} %"
+
+
+def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
+    """What to change: batch size, epochs, where to start from."""
+    counted = next((name for name in card if name.startswith("train_")), None)
+    epochs, steps, batch = (card.get(name) for name in ("epoch", "step", "batch_size"))
+    if counted is None or not epochs or not steps or not batch:
+        return []
+    unit, count, per_epoch = counted.removeprefix("train_"), card[counted], steps / epochs
+    sentences = []
+    if per_epoch < STEPS_PER_EPOCH and batch > SMALLEST_BATCH:
+        fitting = 2 ** int(math.log2(max(count // STEPS_PER_EPOCH, SMALLEST_BATCH)))
+        sentences.append(
+            f"{count} {unit} are few for batches of {batch}: an epoch has {per_epoch:.3g} "
+            f"step{'s' * (per_epoch != 1)}. Lower --batch_size to {fitting}."
+        )
+        per_epoch = max(per_epoch, count // fitting)
+    if steps < FEW_STEPS and helped != "worse":
+        wanted = math.ceil(FEW_STEPS / per_epoch)
+        magnitude = 10 ** max(0, len(str(wanted)) - 2)
+        wanted = math.ceil(wanted / magnitude) * magnitude
+        sentences.append(
+            f"The encoder was trained for only {steps} steps. Raise --epochs to {wanted}."
+        )
+    if unit == "images" and count < FEW_SAMPLES and helped != "better":
+        sentences.append(
+            f"{count} images are few to learn from. Add unlabeled images, or start from a "
+            "pretrained encoder with --init."
+        )
+    if not sentences and helped in ("unclear", "worse"):
+        sentences.append(
+            "There were enough data and steps. Compare other recipes with 'unremix compare', or "
+            "try another --lr."
+        )
+    return sentences

@@ -1,0 +1,130 @@
+"""The verdict in words: what it says for clear, unclear and contradictory results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ttest_rel
+
+from unremix.evaluation.card import card_table, shown, spread_of
+from unremix.evaluation.knn import Accuracy
+from unremix.evaluation.verdict import difference, verdict
+
+
+def accuracy(right: int, count: int) -> dict[str, Any]:
+    return vars(Accuracy.of(torch.arange(count) < right))
+
+
+def card(trained: dict[str, Any], untrained: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    known = {"train_images": 5000, "batch_size": 256, "epoch": 100, "step": 1900}
+    return known | facts | {"results": {"trained": trained, "untrained": untrained}}
+
+
+def test_none_of_14_has_an_interval() -> None:
+    assert shown(accuracy(0, 14)) == "0.0 [0.0–21.5]"
+
+
+def test_training_helped() -> None:
+    found = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}))
+    assert found == [
+        "Training helped: better than the untrained encoder (kNN 90.0 % against 70.0 %)."
+    ]
+
+
+def test_too_few_measured_to_tell() -> None:
+    told, few, *advice = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(5, 14)}))
+    assert told.startswith("Training did not measurably help: no difference")
+    assert few.startswith("Only 14 samples were measured")
+    assert advice == [
+        "There were enough data and steps. Compare other recipes with 'unremix compare', or try "
+        "another --lr."
+    ]
+
+
+def test_training_did_harm() -> None:
+    (told, *_) = verdict(card({"knn": accuracy(100, 1000)}, {"knn": accuracy(700, 1000)}))
+    assert told.startswith("Training did harm: worse than the untrained encoder")
+
+
+def test_measures_that_disagree() -> None:
+    (told, *_) = verdict(
+        card(
+            {"knn": accuracy(900, 1000), "linear": {"top1": accuracy(500, 1000)}},
+            {"knn": accuracy(700, 1000), "linear": {"top1": accuracy(700, 1000)}},
+        )
+    )
+    assert told == (
+        "Mixed: better than the untrained encoder by kNN 90.0 % against 70.0 %; worse by linear "
+        "probe 50.0 % against 70.0 %."
+    )
+
+
+def test_raw_pixels_have_a_sentence_of_their_own() -> None:
+    shared = card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)})
+    shared["results"]["pixels"] = {"knn": accuracy(950, 1000)}
+    assert verdict(shared)[1] == "Worse than raw pixels (kNN 90.0 % against 95.0 %)."
+
+
+def test_a_smaller_squared_error_is_better() -> None:
+    trained, untrained = (
+        {"SICK": {"mse": {"value": value, "standard_error": 0.01, "percent": False}}}
+        for value in (0.3, 0.5)
+    )
+    assert verdict(card(trained, untrained))[0] == (
+        "Training helped: better than the untrained encoder (SICK mse 0.300 against 0.500)."
+    )
+
+
+def test_small_data_get_a_smaller_batch_and_a_start() -> None:
+    facts = {"train_images": 70, "batch_size": 64, "epoch": 10, "step": 10}
+    found = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(7, 14)}, **facts))
+    _, _, batch, epochs, start = found
+    assert batch == (
+        "70 images are few for batches of 64: an epoch has 1 step. Lower --batch_size to 16."
+    )
+    assert epochs == "The encoder was trained for only 10 steps. Raise --epochs to 250."
+    assert "--init" in start
+
+
+def test_few_steps_get_more_epochs() -> None:
+    facts = {"epoch": 10, "step": 190}
+    _, more = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}, **facts))
+    assert more.startswith("The encoder was trained for only 190 steps. Raise --epochs to 53.")
+
+
+def test_without_labels_there_is_advice_only() -> None:
+    facts = {"train_images": 70, "batch_size": 64, "epoch": 10, "step": 10, "results": None}
+    assert [sentence.split()[0] for sentence in verdict(facts)] == ["70", "The", "70"]
+    assert verdict(facts | {"own_data": False}) == []
+    assert verdict(facts | {"epoch": 0, "step": 0}) == []
+
+
+def test_folds_are_paired_and_corrected() -> None:
+    random = np.random.default_rng(0)
+    ours, theirs = random.uniform(0.6, 0.9, (2, 10)).tolist()
+    found = difference(
+        {"value": np.mean(ours), "accuracies": ours, "folds": 10},
+        {"value": np.mean(theirs), "accuracies": theirs, "folds": 10},
+    )
+    assert found is not None
+    naive = ttest_rel(ours, theirs).confidence_interval()
+    factor = ((1 / 10 + 1 / 9) / (1 / 10)) ** 0.5
+    assert found[2] - found[1] == pytest.approx(factor * (naive.high - naive.low))
+
+
+def test_a_measure_without_error_tells_nothing() -> None:
+    assert difference({"value": 0.5}, {"value": 0.4}) is None
+    assert verdict({"results": {"trained": {"knn": {"value": 1}}, "untrained": {}}}) == []
+
+
+def test_the_table_fits_80_columns() -> None:
+    measured = {"features": 2048, "knn": accuracy(999, 1000)}
+    measured["linear"] = {"top1": accuracy(999, 1000), "top5": accuracy(999, 1000)}
+    found = {"results": dict.fromkeys(("trained", "untrained", "pixels"), measured)}
+    headings, rows = card_table(found)
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    assert sum(widths) + 3 * len(widths) + 1 <= 80
+    assert spread_of(found) == "[ ] is a 95 % interval (Wilson)."
