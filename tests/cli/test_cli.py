@@ -130,7 +130,8 @@ def test_embed_writes_npz_and_parquet(
     stacked = np.stack(table["embeddings"].to_numpy())
     row = table["names"].to_pylist().index(str(names[0]))
     np.testing.assert_allclose(stacked[row], embeddings[0], rtol=1e-5)
-    assert main(["embed", str(digits), "-o", str(tmp_path / "e.csv")]) == 1
+    assert main(["embed", str(digits), "-o", str(tmp_path / "e.json")]) == 1
+    assert "ends in .npz, .parquet, .csv" in capsys.readouterr().err
 
 
 def test_grey_pictures_go_through_a_colour_encoder_and_back(

@@ -12,7 +12,7 @@ from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ign
 from rich.console import Console
 
 import unremix
-from unremix.cli.commands import COMMANDS, compare, recipes
+from unremix.cli.commands import COMMANDS, compare, embed, recipes
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments.plan import OWN, CompareConfig
 from unremix.experiments.reproduce import EXPERIMENTS
@@ -20,6 +20,8 @@ from unremix.training.config import TrainConfig
 from unremix.training.settings import find_config
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
+EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
+NORMALIZE = "Scale each embedding to length 1."
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
 
@@ -96,7 +98,12 @@ def make_parser() -> Parser:
         inner = Parser(description=summary)
         if "output" in signature(function).parameters:
             inner.add_argument("-o", "--output", type=str | None, help="The file to write.")
-            inner.add_function_arguments(function, as_positional=True, skip={"output"})
+            own: set[str | int] = {"output"}
+            if function is embed:  # as a person types them: --data *.jpg --normalize
+                own |= {"data", "normalize"}
+                inner.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
+                inner.add_argument("--normalize", action="store_true", help=NORMALIZE)
+            inner.add_function_arguments(function, as_positional=True, skip=own)
         elif function is recipes:
             inner.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
         else:
