@@ -10,6 +10,7 @@ from unremix.losses.two_views import Importance
 
 if TYPE_CHECKING:
     from unremix.pipeline import evaluate, train
+    from unremix.training.exported import load_exported
     from unremix.training.run import Run
     from unremix.training.run import Run as load
 
@@ -24,6 +25,7 @@ __all__ = [
     "evaluate",
     "importance",
     "load",
+    "load_exported",
     "train",
 ]
 __version__ = "0.1.0"
@@ -33,6 +35,7 @@ _TRAINING = {
     "train": ("unremix.pipeline", "train"),
     "evaluate": ("unremix.pipeline", "evaluate"),
     "load": ("unremix.training.run", "Run"),
+    "load_exported": ("unremix.training.exported", "load_exported"),
     "Run": ("unremix.training.run", "Run"),
 }
 

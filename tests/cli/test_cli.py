@@ -179,20 +179,6 @@ def test_a_warning_is_kept_once(digits: Path) -> None:
     assert "and &lt;this&gt;" in (digits / "report.html").read_text()
 
 
-@pytest.mark.slow
-def test_export_to_onnx(digits: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    # In a process of its own: the exporter warns about its own future.
-    command = [sys.executable, "-m", "unremix", "export", str(digits), "--format", "onnx"]
-    subprocess.run(command, check=True, timeout=200)
-    session = onnxruntime.InferenceSession(str(digits / "encoder.onnx"))
-    images = torch.randn(5, 1, 8, 8)
-    (features,) = session.run(None, {"images": images.numpy()})
-    with torch.no_grad():
-        expected = unremix.load(digits).encoder()(images)
-    torch.testing.assert_close(torch.from_numpy(features), expected, rtol=1e-3, atol=1e-4)
-
-
 def test_evaluate_report_recipes_doctor(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(digits)]) == 0
     assert "trained encoder" in capsys.readouterr().out

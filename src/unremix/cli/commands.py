@@ -121,7 +121,7 @@ def export(
     format: Literal["safetensors", "torchvision", "onnx"] = "safetensors",
     output: str | None = None,
 ) -> None:
-    """Write a run's encoder for use elsewhere.
+    """Write a run's encoder for use elsewhere, with its preprocessing.
 
     Args:
         run: The run's folder.
@@ -130,8 +130,12 @@ def export(
     """
     from unremix.training.export import export_encoder
 
-    path = export_encoder(run, format, output)
-    Console().print(f"Wrote {path}", highlight=False)
+    written = export_encoder(run, format, output)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    beside = ", ".join(path.name for path in written.beside)
+    console.print(f"Wrote {written.path}, and beside it {beside}")
+    if written.note is not None:
+        console.print(written.note)
 
 
 def recipes(recipe: str | None = None) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,6 +28,7 @@ from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
 from unremix.frameworks.base import Framework, Projecting
 from unremix.training.config import TrainConfig
+from unremix.training.export import write_weights
 from unremix.training.optimizers import make_optimizer, rate_at
 from unremix.training.preparation import Prepared
 from unremix.training.progress import Progress
@@ -380,8 +380,7 @@ def fit(prepared: Prepared, observe: Observer, progress: Progress) -> bool:
         state = {"step": 0, "losses": [], "rows": [], "model": model.state_dict()}
         write_whole(run.checkpoint, lambda file: torch.save(state, file))
     if trainer.is_global_zero:
-        weights = {name: t.contiguous().cpu() for name, t in model.encoder.state_dict().items()}
-        write_whole(run.path / "encoder.safetensors", lambda file: save_file(weights, file))
+        write_weights(run, model.encoder, run.path / "encoder.safetensors")
     return trainer.is_global_zero
 
 
