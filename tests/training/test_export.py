@@ -132,10 +132,15 @@ def test_onnx_takes_bytes_and_gives_the_runs_embeddings(
 
 
 @pytest.mark.slow
-def test_onnx_of_gray_pictures(digits: Run, pictures: list[Any], tmp_path: Path) -> None:
+def test_onnx_of_gray_pictures_trained_in_double_precision(
+    pictures: list[Any], tmp_path: Path
+) -> None:
     pytest.importorskip("onnxruntime")
-    written = export_encoder(str(digits.path), "onnx", str(tmp_path / "gray.onnx"))
-    assert_close(unremix.load_exported(written.path).embed(pictures), digits.embed(pictures), 1e-5)
+    run = train(tmp_path, "double", limit=16, precision="64-true", epochs=0)
+    expected = run.embed(pictures)
+    for kind in ("onnx", "safetensors"):
+        written = export_encoder(str(run.path), kind)  # type: ignore[arg-type]
+        assert_close(unremix.load_exported(written.path).embed(pictures), expected, 1e-5)
 
 
 def test_torchvision_says_what_does_not_fit_and_writes_code(
@@ -188,6 +193,9 @@ def test_files_that_cannot_be_loaded(color: Run, tmp_path: Path) -> None:
     bare.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="expected a safetensors file, got"):
         unremix.load_exported(bare)
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(ValueError, match="expected an ONNX file, got"):
+        unremix.load_exported(bare.rename(tmp_path / "bare.onnx"))
 
 
 def test_a_file_cannot_name_code_to_run(tmp_path: Path) -> None:
@@ -217,17 +225,22 @@ def test_graphs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoder", ["gru", "bow"])
 def test_sentences(encoder: str, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
+    text, vectors = tmp_path / "text.txt", tmp_path / "vectors.txt"
     text.write_text("The cat sat.\nThe dog ran.\nA bird sang.\nThe cat ran.\n" * 3)
+    words = ["the", "cat", "sat", "dog", "ran", "a", "bird", "sang", "horse"]
+    vectors.write_text("".join(f"{word} {n} {n * n % 7} 1\n" for n, word in enumerate(words)))
     run = unremix.train(
         data=str(text), domain="sentence", epochs=0, runs=str(tmp_path), name="s", batch_size=4,
-        sentence={"encoder": encoder, "words": 6, "units": 4, "senteval": "none"},
+        sentence={"encoder": encoder, "words": 6, "units": 4, "senteval": "none",
+                  "expand": str(vectors)},
         progress=False, accelerator="cpu", threads=1,
     )  # fmt: skip
-    sentences = ["The cat sang.", "An unknown word"]
-    for file in (run.path / "encoder.safetensors",
-                 export_encoder(str(run.path), "safetensors").path):  # fmt: skip
-        exported = unremix.load_exported(file)
-        assert_close(exported.embed(sentences), run.embed(sentences), 1e-6)
+    sentences = ["The cat sang.", "An unknown word", "A horse"]  # the last by --sentence.expand
+    own = unremix.load_exported(run.path / "encoder.safetensors")
+    assert_close(own.embed(sentences[:2]), run.embed(sentences[:2]), 1e-6)
+    exported = unremix.load_exported(export_encoder(str(run.path), "safetensors").path)
+    assert_close(exported.embed(sentences), run.embed(sentences), 1e-6)
+    vectors.unlink()  # its words are in the file
+    assert exported.embed(sentences).shape[0] == 3
     with pytest.raises(ValueError, match="got one on sentences"):
         export_encoder(str(run.path), "torchvision")

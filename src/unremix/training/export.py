@@ -286,7 +286,8 @@ def _write_onnx(encoder: nn.Module, facts: dict[str, Any], path: Path) -> None:
     shape = (2, facts["channels"], facts["size"], facts["size"])
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    model = FromBytes(encoder, facts["mean"], facts["std"]).eval()
+    # In single precision: onnxruntime has no convolution in double.
+    model = FromBytes(encoder.float(), facts["mean"], facts["std"]).eval()
 
     def write(file: Path) -> None:
         with _quiet():

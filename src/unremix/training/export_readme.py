@@ -33,7 +33,7 @@ def readme(facts: dict[str, Any], path: Path, code: Path | None) -> str:
     loadable = loadable or files.get(".safetensors") or files.get(".onnx")
     parts = [
         f"{README_START} {facts['version']}\n\nIt maps {unit} to embeddings of size "
-        f"{facts['features']}: the backbone's output, before the projection head."
+        f"{facts['features']}, the output of the {facts['layer']}."
     ]
     if loadable is not None:
         parts.append(f"""\

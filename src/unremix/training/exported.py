@@ -97,7 +97,10 @@ def _from_onnx(path: Path) -> ExportedEncoder:
             "expected onnxruntime for an .onnx file, but it is not installed; "
             "pip install onnxruntime"
         ) from error
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no base of their own
+        raise ValueError(f"expected an ONNX file, got {path} ({error})") from error
     facts = _facts(path, session.get_modelmeta().custom_metadata_map)
 
     def network(images: Tensor) -> Tensor:

@@ -145,6 +145,8 @@ def load_images(
             skipped += bad
             budget -= stored_bytes(images.images)
     message = f"skipped {len(skipped)} of {total} files: {name_some(skipped)}"
+    if not len(sets[0]) and not isinstance(data, str | Path):
+        raise ValueError(f"expected at least one usable image, got none ({message})")
     if not len(sets[0]):
         raise ValueError(
             f"expected at least one usable image for training in {data}, received none "
