@@ -118,7 +118,7 @@ def test_onnx_takes_bytes_and_gives_the_runs_embeddings(
     facts = session.get_modelmeta().custom_metadata_map
     assert {"size", "crop", "mean", "std", "layer", "version"} <= set(facts)
     # The README's code, without this package and with it.
-    picture(3, (40, 30)).save(target.parent / "photo.png")
+    picture(3, (140, 100)).save(target.parent / "photo.jpg")  # decoded at a fraction of its size
     blocks = re.findall(
         r"```python\n(.*?)```", (target.parent / "README.md").read_text(), re.DOTALL
     )
@@ -126,7 +126,7 @@ def test_onnx_takes_bytes_and_gives_the_runs_embeddings(
     monkeypatch.chdir(target.parent)
     names: dict[str, Any] = {}
     exec(blocks[0], names)
-    expected = color.embed(["photo.png"])
+    expected = color.embed(["photo.jpg"])
     for embeddings in (output, names["embeddings"]):
         assert_close(embeddings, expected, 1e-5)
 
@@ -153,9 +153,11 @@ def test_torchvision_says_what_does_not_fit_and_writes_code(
     assert "torchvision's resnet18 cannot load it (first convolution 3x3" in shown
     assert "width 4 instead of 64" in shown
     assert "net_model.py builds the module" in shown
-    save(tmp_path / "photo.png", picture(5, (40, 30)))
+    clear = picture(5, (40, 30)).convert("RGBA")
+    clear.putalpha(picture(6, (40, 30), "L"))
+    save(tmp_path / "photo.jpg", clear, format="PNG")
     blocks = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
-    expected = color.embed([tmp_path / "photo.png"])
+    expected = color.embed([tmp_path / "photo.jpg"])
     assert_close(run_code("\n".join(blocks), tmp_path), expected, 1e-5)
 
 

@@ -10,7 +10,7 @@ README_START = "# An encoder exported by unremix"
 ITEMS = {  # what they are called, an example of them, and what else it can be
     "graph": ("graphs", "[graph]", "of torch_geometric.data.Data"),
     "sentence": ("sentences", '["A sentence.", "Another one."]', "of strings"),
-    "image": ("pictures", '["photo.png"]', "of paths, PIL images or arrays"),
+    "image": ("pictures", '["photo.jpg"]', "of paths, PIL images or arrays"),
 }
 
 
@@ -63,7 +63,8 @@ def _image_parts(facts: dict[str, Any], files: dict[str, str], code: Path | None
         f"""\
 ## Preprocessing
 
-`preprocess.json` and the metadata of the files hold the same values.
+`preprocess.json` and the metadata of the files hold the same values. `load_exported` also reads
+pictures of 16 bits per channel, which the code below does not scale.
 
 1. Turn the picture upright (EXIF) and lay transparent pixels over white.
 2. Crop the central square and resize it to {size} x {size} pixels, bicubic and antialiased.
@@ -77,7 +78,14 @@ from PIL import Image, ImageOps
 
 
 def read(path):
-    picture = ImageOps.exif_transpose(Image.open(path))
+    picture = Image.open(path)
+    side = min(picture.size)
+    if side >= {4 * size}:  # a JPEG is decoded at a fraction of its size
+        picture.draft(None, tuple({2 * size} * length // side for length in picture.size))
+    picture = ImageOps.exif_transpose(picture)
+    if picture.has_transparency_data:
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture.convert("RGBA"))
     side = min(picture.size)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     picture = picture.crop((left, top, left + side, top + side)).convert("{mode}")
@@ -85,7 +93,7 @@ def read(path):
     return np.asarray(picture.resize(({size}, {size}), bicubic, reducing_gap=2.0)){axes}
 
 
-images = np.stack([read("photo.png")])
+images = np.stack([read("photo.jpg")])
 ```"""
     ]
     if ".onnx" in files:
