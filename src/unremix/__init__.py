@@ -10,6 +10,7 @@ from unremix.audit import Audit, audit
 if TYPE_CHECKING:
     from unremix.losses import HCLLoss, Importance, InfoNCELoss, UnReMixLoss, importance
     from unremix.pipeline import evaluate, train
+    from unremix.training.exported import load_exported
     from unremix.training.run import Run
     from unremix.training.run import Run as load
 
@@ -24,6 +25,7 @@ __all__ = [
     "evaluate",
     "importance",
     "load",
+    "load_exported",
     "train",
 ]
 __version__ = "0.1.0"
@@ -39,6 +41,7 @@ _HOMES = {
     "evaluate": "unremix.pipeline:evaluate",
     "importance": "unremix.losses:importance",
     "load": "unremix.training.run:Run",
+    "load_exported": "unremix.training.exported:load_exported",
     "train": "unremix.pipeline:train",
 }
 

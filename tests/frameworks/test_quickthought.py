@@ -499,6 +499,8 @@ def test_embed_takes_sentences_only(trained: Run) -> None:
         trained.embed("one")
     with pytest.raises(ValueError, match="expected sentences, received 1"):
         trained.embed([1, 2])
+    with pytest.raises(ValueError, match="list of sentences, got int 3; pass strings"):
+        trained.embed(3)
     assert trained.embed([]).shape == (0, 12)
     assert repr(trained) == f"Run({str(trained.path)!r})"
 

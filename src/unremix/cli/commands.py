@@ -94,20 +94,28 @@ def evaluate_run(run: str, data: str | None = None) -> None:
     show_results(card, where)
 
 
-def embed(run: str, data: str | None = None, output: str | None = None) -> None:
-    """Write the embeddings of a data set.
+def embed(
+    run: str,
+    data: list[str] | None = None,
+    output: str | None = None,
+    layer: Literal["backbone", "head"] = "backbone",
+    normalize: bool = False,
+) -> None:
+    """Write the embeddings of a data set or of some files.
 
     Args:
         run: The run's folder.
-        data: The data; by default the run's own.
-        output: An .npz or .parquet file, by default embeddings.npz in the run's folder; arrays
-            embeddings, names and, where known, labels and class_names.
+        data: The data, by default the run's own; several picture files, or a .txt file of their
+            paths.
+        output: An .npz, .parquet or .csv file, by default embeddings.npz in the run's folder.
+        layer: The encoder's output (backbone), or the projection head's behind it (head).
+        normalize: Scale each embedding to length 1.
     """
     from unremix.training.embedding import embed_to_file
     from unremix.training.run import Run
 
     path = Path(run) / "embeddings.npz" if output is None else Path(output)
-    count, width = embed_to_file(run, data, path)
+    count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize)
     print(f"Wrote {count} embeddings of size {width} to {path}")
     config = Run(run).config
     if data is None and config.limit is not None:
@@ -121,7 +129,7 @@ def export(
     format: Literal["safetensors", "torchvision", "onnx"] = "safetensors",
     output: str | None = None,
 ) -> None:
-    """Write a run's encoder for use elsewhere.
+    """Write a run's encoder for use elsewhere, with its preprocessing.
 
     Args:
         run: The run's folder.
@@ -130,7 +138,10 @@ def export(
     """
     from unremix.training.export import export_encoder
 
-    print(f"Wrote {export_encoder(run, format, output)}")
+    written = export_encoder(run, format, output)
+    print(f"Wrote {written.path}, and beside it {', '.join(path.name for path in written.beside)}")
+    if written.note is not None:
+        print(written.note)
 
 
 def recipes(recipe: str | None = None) -> None:

@@ -22,6 +22,7 @@ PACKAGES = {
     "jsonargparse": ("the command line", 'pip install "unremix[train]"'),
     "scikit-learn": ("the embedded digits", 'pip install "unremix[train]"'),
     "pillow": ("reading images", 'pip install "unremix[train]"'),
+    "pillow-heif": ("reading HEIC pictures", "pip install pillow-heif"),
     "safetensors": ("saving encoders", 'pip install "unremix[train]"'),
     "tensorboard": ("--loggers [tensorboard]", 'pip install "unremix[train]"'),
     "wandb": ("--loggers [wandb]", "pip install wandb"),
@@ -29,7 +30,7 @@ PACKAGES = {
     "matplotlib": ("figures", 'pip install "unremix[report]"'),
     "pyarrow": ("embed to .parquet", "pip install pyarrow"),
     "onnx": ("export to ONNX", 'pip install "unremix[export]"'),
-    "onnxruntime": ("export to ONNX", 'pip install "unremix[export]"'),
+    "onnxruntime": ("ONNX, export and load", 'pip install "unremix[export]"'),
     "timm": ("--backbone timm:NAME", "pip install timm"),
     "torch_geometric": ("graphs", 'pip install "unremix[graph]"'),
 }

@@ -16,6 +16,8 @@ from unremix.data.suggestions import did_you_mean
 from unremix.training.settings import find_config
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
+EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
+NORMALIZE = "Scale each embedding to length 1."
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
 
@@ -116,6 +118,11 @@ def _add_options(name: str, parser: Parser) -> None:
     if name == "recipes":
         parser.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
         return
+    own: set[str | int] = {"output"}
     if "output" in signature(function).parameters:
         parser.add_argument("-o", "--output", type=str | None, help="The file to write.")
-    parser.add_function_arguments(function, as_positional=True, skip={"output"})
+    if name == "embed":  # as a person types them: --data *.jpg --normalize
+        own |= {"data", "normalize"}
+        parser.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
+        parser.add_argument("--normalize", action="store_true", help=NORMALIZE)
+    parser.add_function_arguments(function, as_positional=True, skip=own)

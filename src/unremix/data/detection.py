@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from unremix.data.graph.json_lines import is_json_lines
 from unremix.data.image.arrays import read_cifar, read_digits, read_npz, tar_pickles
-from unremix.data.image.folders import read_folder, read_pattern, read_tars, read_tree, zip_files
+from unremix.data.image.folders import (
+    read_files,
+    read_folder,
+    read_pattern,
+    read_tars,
+    read_tree,
+    zip_files,
+)
 from unremix.data.locate import candidates, locate
 from unremix.data.splits import ACCEPTED, IMAGES, Found, name_and_suffix
 
@@ -19,8 +27,10 @@ def _of_domain(path: Path, domain: str) -> ValueError:
     )
 
 
-def find_images(data: str | Path) -> Found:
-    """Recognise the format and find the images."""
+def find_images(data: str | Path | Sequence[str | Path]) -> Found:
+    """Recognize the format and find the images."""
+    if not isinstance(data, str | Path):
+        return read_files(data)
     if str(data) == "digits":
         return read_digits()
     if "{" in str(data) and not Path(data).exists():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
-from unremix.data.image.dataset import ImageData, ImageSet, decode_image, load_images
+from unremix.data.image.dataset import ImageData, ImageSet, load_images
+from unremix.data.image.items import read_items
 from unremix.domains.base import Features
 from unremix.encoders import make_encoder, projection_head
 from unremix.encoders.registry import chosen_name
@@ -22,8 +22,6 @@ from unremix.views.image import SETTINGS, Augmentation, augment, plain, settings
 from unremix.views.randomness import keys
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from unremix.training.run import Run
 
 # Which of a sample's random streams is whose; the observer takes 2 and 3.
@@ -116,8 +114,8 @@ class ImageDomain:
             config.data, image_size=config.image_size, limit=config.limit, progress=config.progress
         )
 
-    def load_for(self, run: Run, data: str | None) -> ImageData:
-        """The run's own images, or others, in the run's image size and channels."""
+    def load_for(self, run: Run, data: str | Sequence[str] | None) -> ImageData:
+        """The run's own images, or others or a list of files, in the run's size and channels."""
         config, shape = run.config, run.shape
         return load_images(
             config.data if data is None else data,
@@ -218,37 +216,10 @@ class ImageDomain:
             epoch=epoch,
         )
 
-    def embed(
-        self, run: Run, items: str | Path | list[str | Path | Image.Image] | Tensor | np.ndarray
-    ) -> Tensor:
-        """Features of images, shape (n, F).
-
-        Args:
-            run: Whose encoder.
-            items: Paths or PIL images; or an array of uint8 images, shape (n, C, S, S).
-
-        Raises:
-            ValueError: For an array of another shape or dtype.
-        """
+    def embed(self, run: Run, items: Any) -> Tensor:
+        """Features of pictures, shape (n, F); see :func:`unremix.data.image.items.read_items`."""
         shape = run.shape
-        if isinstance(items, (str, Path)):
-            raise ValueError(
-                f"expected a list of images, got one path; write embed([{str(items)!r}]) for a "
-                f"picture, or unremix embed {run.path} --data {items} for a folder"
-            )
-        if isinstance(items, list):
-            images = torch.stack(
-                [decode_image(item, size=shape.image_size, channels=shape.channels)
-                 for item in items]
-            )  # fmt: skip
-        else:
-            images = torch.as_tensor(items)
-        wanted = (shape.channels, shape.image_size, shape.image_size)
-        if images.dtype != torch.uint8 or images.dim() != 4 or tuple(images.shape[1:]) != wanted:
-            raise ValueError(
-                f"expected uint8 images of shape (n, {', '.join(map(str, wanted))}), received "
-                f"{images.dtype} of shape {tuple(images.shape)}"
-            )
+        images = read_items(items, channels=shape.channels, size=shape.image_size)
         return features_of(run.encoder(), images, shape.settings)
 
     def features(self, run: Run, data: ImageData) -> Features:

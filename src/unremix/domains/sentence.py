@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -320,6 +321,11 @@ class SentenceDomain:
             raise ValueError(
                 f"expected a list of sentences, received one string; embed([{items!r}])"
             )
+        if not isinstance(items, Iterable):
+            raise ValueError(
+                f"expected a list of sentences, got {type(items).__name__} {items!r}; pass strings"
+            )
+        items = list(items)
         wrong = [item for item in items if not isinstance(item, str)]
         if wrong:
             raise ValueError(f"expected sentences, received {wrong[0]!r}; each is a string")

@@ -117,6 +117,7 @@ class ResNet(nn.Module):
 
     Attributes:
         features: Size of the output: 8 width, and 32 width at depth 50.
+        depth, channels, width, stem: As given.
 
     Raises:
         ValueError: For another depth or stem, or no channel.
@@ -153,6 +154,7 @@ class ResNet(nn.Module):
                 "expected at least 1 channel and a width of at least 1, "
                 f"received channels={channels}, width={width}"
             )
+        self.depth, self.channels, self.width, self.stem = depth, channels, width, stem
         block, counts = DEPTHS[depth]
         self.features = 8 * width * block.expansion
         small = stem == "cifar"

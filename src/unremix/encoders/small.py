@@ -17,6 +17,7 @@ class SmallCNN(nn.Module):
 
     Attributes:
         features: Size of the output, 4 width.
+        width: As given.
 
     Raises:
         ValueError: For no channel.
@@ -43,7 +44,7 @@ class SmallCNN(nn.Module):
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
             return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
 
-        self.features = 4 * width
+        self.width, self.features = width, 4 * width
         self.blocks = nn.Sequential(
             block(channels, width, stride=1),
             block(width, 2 * width, stride=2),

@@ -1,62 +1,127 @@
-"""Features of whole data sets, written to a file that needs nothing of ours to read."""
+"""Embeddings of whole data sets, written to a file that needs nothing of ours to read."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
 
 from unremix.data.atomic_files import write_whole
-from unremix.training.run import Run
+from unremix.data.image.decoding import HEIF_SUFFIXES, suffixes
+from unremix.training.run import Layer, Run
+
+ENDINGS = (".npz", ".parquet", ".csv")
 
 
-def embed_to_file(run_folder: str, data: str | None, path: Path) -> tuple[int, int]:
-    """Write the features of a whole data set, training samples first.
+def embed_to_file(
+    run_folder: str,
+    data: str | Sequence[str] | None,
+    path: Path,
+    *,
+    layer: Layer = "backbone",
+    normalize: bool = False,
+) -> tuple[int, int]:
+    """Write the embeddings of a whole data set, training samples first.
 
     Args:
         run_folder: The run.
-        data: The data; None for the run's own.
+        data: The data; None for the run's own. For pictures also several files, or a ``.txt`` file
+            with a path on each line.
         path: ``.npz`` or ``.parquet``: ``embeddings`` (n, F), ``names`` (n,) and, where known,
-            ``labels`` (n,) and their ``class_names`` (n,).
+            ``labels`` (n,) and their ``class_names`` (n,). ``.csv``: the same, with one column per
+            dimension, ``embedding_0`` and so on.
+        layer: See :class:`unremix.training.run.Run`.
+        normalize: Whether to scale each embedding to length 1.
 
     Returns:
         n and F.
 
     Raises:
-        ValueError: For another kind of file.
+        ValueError: For another kind of file, or data the run cannot read.
     """
-    if path.suffix not in (".npz", ".parquet"):
-        raise ValueError(f"expected a file that ends in .npz or .parquet, received {str(path)!r}")
-    run = Run(run_folder)
+    if path.suffix not in ENDINGS:
+        raise ValueError(f"expected a file that ends in {', '.join(ENDINGS)}, got {str(path)!r}")
+    run = Run(run_folder, layer=layer)
     domain = run.domain
-    found = domain.features(run, domain.load_for(run, data))
-    embeddings = found.embeddings.numpy()
-    arrays = {"embeddings": embeddings, "names": np.array(found.names)}
+    source: Any = _source(run, data)  # a list for images only
+    found = domain.features(run, domain.load_for(run, source))
+    embeddings = F.normalize(found.embeddings, dim=1) if normalize else found.embeddings
+    arrays: dict[str, Any] = {"embeddings": embeddings.numpy(), "names": np.array(found.names)}
     if found.labels is not None:
         arrays["labels"] = found.labels.numpy()
         if found.classes is not None:
             arrays["class_names"] = np.array(found.classes)[arrays["labels"]]
-    if path.suffix == ".npz":
-
-        def write(file: Path) -> None:
-            with file.open("wb") as stream:  # a stream, or NumPy would append a suffix
-                np.savez(stream, allow_pickle=False, **arrays)
-
-        write_whole(path, write)
-    else:
-        _write_parquet(path, arrays)
+    writers = {".npz": _write_npz, ".parquet": _write_parquet, ".csv": _write_csv}
+    writers[path.suffix](path, arrays)
     count, width = embeddings.shape
     return count, width
 
 
-def _write_parquet(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def _source(run: Run, data: str | Sequence[str] | None) -> str | list[str] | None:
+    """What the domain reads: its own data, one path, or a list of pictures."""
+    if data is None:
+        return None
+    paths = [data] if isinstance(data, str) else list(data)
+    if run.config.domain == "image":
+        suffix = Path(paths[0]).suffix.lower()
+        if len(paths) == 1 and suffix == ".txt":
+            return _listed(Path(paths[0]))
+        if len(paths) > 1 or suffix in suffixes() | HEIF_SUFFIXES:
+            return paths
+    elif len(paths) > 1:
+        raise ValueError(
+            f"expected one path for {run.domain.unit}, got {len(paths)}; put them into one file"
+        )
+    return paths[0]
+
+
+def _listed(file: Path) -> list[str]:
+    """The paths in a text file; relative ones are looked up here, then beside the file."""
+    if not file.is_file():
+        raise FileNotFoundError(f"expected a text file of paths at {str(file)!r}, found no file")
+    lines = [line.strip() for line in file.read_text().splitlines()]
+    beside = [(line, file.parent / line) for line in lines if line]
+    return [
+        str(path) if path.exists() and not Path(line).exists() else line for line, path in beside
+    ]
+
+
+def _write_npz(path: Path, arrays: dict[str, Any]) -> None:
+    def write(file: Path) -> None:
+        with file.open("wb") as stream:  # a stream, or NumPy would append a suffix
+            np.savez(stream, allow_pickle=False, **arrays)
+
+    write_whole(path, write)
+
+
+def _write_csv(path: Path, arrays: dict[str, Any]) -> None:
+    embeddings = arrays["embeddings"]
+    others = [name for name in arrays if name != "embeddings"]
+
+    def write(file: Path) -> None:
+        with file.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream)
+            writer.writerow([*others, *(f"embedding_{i}" for i in range(embeddings.shape[1]))])
+            for row, values in enumerate(embeddings):
+                # Nine digits give every float32 back exactly.
+                numbers = (f"{value:.9g}" for value in values.tolist())
+                writer.writerow([*(arrays[name][row] for name in others), *numbers])
+
+    write_whole(path, write)
+
+
+def _write_parquet(path: Path, arrays: dict[str, Any]) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise ValueError(
             "expected pyarrow for a .parquet file, but it is not installed; "
-            "pip install pyarrow, or write .npz"
+            "pip install pyarrow, or write .npz or .csv"
         ) from error
     embeddings = arrays["embeddings"]
     values = pyarrow.array(embeddings.reshape(-1))

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,6 +32,7 @@ from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
 from unremix.frameworks.base import Projecting
 from unremix.training.config import TrainConfig
+from unremix.training.export import write_weights
 from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at
 from unremix.training.preparation import Prepared
@@ -399,7 +399,6 @@ def fit(
             training.save()
     if fabric.is_global_zero:
         encoder = training.model.encoder.cpu()
-        weights = {name: tensor.contiguous() for name, tensor in encoder.state_dict().items()}
-        write_whole(run.path / "encoder.safetensors", lambda file: save_file(weights, file))
+        write_weights(run, encoder, run.path / "encoder.safetensors")
         run.trained = encoder.eval()
     return fabric.is_global_zero

@@ -11,17 +11,22 @@ import csv
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unremix
 from unremix.data.atomic_files import write_whole
 from unremix.domains import Domain, find_domain
+from unremix.frameworks.base import Projecting
 from unremix.training.config import TrainConfig, config_from_yaml, config_to_yaml
 
 WRITER = "# unremix "  # and the version, in the first line of config.yaml
+
+Layer = Literal["backbone", "head"]
+"""Which output of a model is an embedding: the encoder's, or the projection head's behind it."""
 
 
 def _writer(text: str) -> str:
@@ -35,16 +40,23 @@ class Run:
 
     Args:
         path: The folder.
+        layer: What embeddings are made of: ``backbone``, the encoder's output, or ``head``, the
+            projection head's output behind it, which the loss compares.
 
     Raises:
         FileNotFoundError: If it holds no ``config.yaml``.
+        ValueError: For another layer.
 
     Example:
         ``unremix.load("runs/digits").embed(["a.png", "b.png"])`` gives an array (2, F).
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    layer: Layer = "backbone"
+
+    def __init__(self, path: str | Path, *, layer: Layer = "backbone") -> None:
+        if layer not in get_args(Layer):
+            raise ValueError(f"expected the layer 'backbone' or 'head', got {layer!r}")
+        self.path, self.layer = Path(path), layer
         file = self.path / "config.yaml"
         if not file.exists():
             raise FileNotFoundError(
@@ -140,13 +152,27 @@ class Run:
             ) from error
 
     def encoder(self, *, trained: bool = True) -> nn.Module:
-        """The encoder, in eval mode; ``trained=False`` gives it with its random initial weights."""
-        if trained and self.trained is not None:
+        """The encoder in eval mode, with its head if that is the run's layer.
+
+        Args:
+            trained: False gives it as it was initialized.
+
+        Raises:
+            ValueError: If the model has no head to use.
+        """
+        if trained and self.trained is not None and self.layer == "backbone":
             return self.trained
         model = self.domain.build(self.config, self.shape)
         if trained:
             self.restore(model, self.load_checkpoint())
-        return model.encoder.eval()
+        if self.layer == "backbone":
+            return model.encoder.eval()
+        if not isinstance(model, Projecting):
+            raise ValueError(
+                f"expected a model with a projection head for the layer 'head', got "
+                f"{type(model).__name__}, which has none; use the layer 'backbone'"
+            )
+        return nn.Sequential(model.encoder, model.head).eval()
 
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv."""
@@ -181,13 +207,17 @@ class Run:
             text = "\n".join([*self.warnings, line]) + "\n"
             write_whole(self.path / "warnings.txt", lambda file: file.write_text(text))
 
-    def embed(self, items: Any) -> Tensor:
-        """Features of items, shape (n, F).
+    def embed(self, items: Any, *, normalize: bool = False) -> Tensor:
+        """Embeddings of items, shape (n, F).
 
         Args:
-            items: Images: paths, PIL images, or an array of uint8 images, shape (n, C, S, S).
+            items: Pictures: a list of paths, PIL images or arrays, or one array of shape
+                (n, C, H, W) or (n, H, W, C), see :func:`unremix.data.image.items.read_items`.
+                Graphs: a list of ``torch_geometric.data.Data``. Sentences: a list of strings.
+            normalize: Whether to scale each embedding to length 1.
 
         Raises:
             ValueError: For items the encoder cannot take.
         """
-        return self.domain.embed(self, items)
+        embeddings = self.domain.embed(self, items)
+        return F.normalize(embeddings, dim=1) if normalize else embeddings

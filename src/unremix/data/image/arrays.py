@@ -252,7 +252,7 @@ def read_npz(name: str, path: Path) -> Found:
     splits, values = [], []
     for split, images_key, labels_key in keys:
         if images_key in arrays:
-            images = _image_array(arrays[images_key], images_key)
+            images = image_array(arrays[images_key], images_key)
             splits.append((index_names(split, len(images)), ArraySource(images)))
             values.append(_label_values(arrays.get(labels_key), labels_key, len(images)))
     return Found(name, labelled(splits, values))
@@ -273,7 +273,7 @@ def _npz_arrays(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def _image_array(array: Array, key: str) -> Pixels:
+def image_array(array: Array, key: str) -> Pixels:
     """Any accepted array as uint8 of shape (n, H, W) or (n, H, W, C) with C 3 or 4."""
     depths = (1, 3, 4)
     if array.ndim == 4 and array.shape[3] not in depths and array.shape[1] in depths:

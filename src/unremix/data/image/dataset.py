@@ -8,6 +8,7 @@ decoded once (:class:`CachedImages`) or on demand (:class:`LazyImages`).
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class ImageData:
 
 
 def load_images(
-    data: str | Path = "digits",
+    data: str | Path | Sequence[str | Path] = "digits",
     *,
     image_size: int | None = None,
     channels: int | None = None,
@@ -80,6 +81,7 @@ def load_images(
       ``y_test``): (n, H, W), (n, H, W, C) or (n, C, H, W), in 0..255 or floats in [0, 1].
     - WebDataset shards: a ``.tar``, a folder of them or a pattern like ``shards-{000..099}.tar``.
       Where some names say train and others test or val, they are a split.
+    - A list of image files.
 
     Every image is turned upright by its EXIF tag, reduced to its first frame, laid over white
     where it is transparent, brought to 8 bits (16 bits are divided by 257; other integers and
@@ -92,8 +94,9 @@ def load_images(
     files are ignored. Names are sorted, so the order is always the same.
 
     Args:
-        data: What to load: a word, a path or a pattern. A path that does not exist is looked up
-            in the folder that the environment variable ``UNREMIX_DATA`` names.
+        data: What to load: a word, a path, a pattern or a list of image files. A path that does
+            not exist is looked up in the folder that the environment variable ``UNREMIX_DATA``
+            names.
         image_size: S. By default the median short side of up to 200 images, within 8..224.
         channels: C, 1 or 3. By default 1 if all images looked at are grey, else 3.
         limit: At most so many images for training and for testing each, drawn with a fixed seed
@@ -142,6 +145,8 @@ def load_images(
             skipped += bad
             budget -= stored_bytes(images.images)
     message = f"skipped {len(skipped)} of {total} files: {name_some(skipped)}"
+    if not len(sets[0]) and not isinstance(data, str | Path):
+        raise ValueError(f"expected at least one usable image, got none ({message})")
     if not len(sets[0]):
         raise ValueError(
             f"expected at least one usable image for training in {data}, received none "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -27,13 +28,16 @@ from unremix.data.archives import (
 # Only formats that Pillow decodes itself: for others, such as EPS, it would start a program.
 FORMATS = frozenset(
     [
-        *("AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "JPEG2000", "MPO"),
+        *("AVIF", "BMP", "DIB", "GIF", "HEIF", "ICO", "JPEG", "JPEG2000", "MPO"),
         *("PCX", "PNG", "PPM", "QOI", "SGI", "TGA", "TIFF", "WEBP"),
     ]
 )
 SIZE_SAMPLE = 200
 DEFAULT_SIZE_RANGE = (8, 224)
 HEADER_BYTES = 65536
+HEIF_SUFFIXES = frozenset([".heic", ".heif", ".hif"])
+HEIF_BRANDS = frozenset([b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"])
+NEEDS_HEIF = "HEIC needs a plugin of Pillow: pip install pillow-heif"
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 
@@ -117,9 +121,17 @@ class ArraySource:
 
 
 @cache
-def _formats() -> tuple[str, ...]:
-    """The accepted formats that this build of Pillow can open, the common ones first."""
+def _register_plugins() -> None:
+    """Let Pillow know its own formats, and HEIC where pillow-heif is installed."""
     Image.init()
+    with suppress(ImportError):
+        import_module("pillow_heif").register_heif_opener()
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The accepted formats that this installation of Pillow can open, the common ones first."""
+    _register_plugins()
     common = [name for name in ("JPEG", "PNG") if name in Image.OPEN]
     return (*common, *sorted(FORMATS & set(Image.OPEN) - set(common)))
 
@@ -127,12 +139,18 @@ def _formats() -> tuple[str, ...]:
 @cache
 def suffixes() -> frozenset[str]:
     """File name endings of the accepted formats."""
+    _register_plugins()
     registered = Image.registered_extensions()
     return frozenset(suffix for suffix, name in registered.items() if name in FORMATS)
 
 
 def _open_image(data: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(data), formats=_formats())
+    try:
+        image = Image.open(io.BytesIO(data), formats=_formats())
+    except UnidentifiedImageError as error:
+        if data[4:8] == b"ftyp" and data[8:12] in HEIF_BRANDS and "HEIF" not in Image.OPEN:
+            raise Unusable(NEEDS_HEIF) from error
+        raise
     width, height = image.size
     most = Image.MAX_IMAGE_PIXELS
     # Pillow itself only warns up to twice the maximum.
@@ -259,12 +277,12 @@ def decode_image(item: str | Path | Image.Image, *, channels: int, size: int) ->
     try:
         opened = item if isinstance(item, Image.Image) else _open_image(Path(item).read_bytes())
         pixels = np.array(_unify(opened, Shape(channels, size)))
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"expected a picture at {str(item)!r}, found no file") from error
     except Exception as error:
-        raise ValueError(
-            f"expected a usable image, received {item} ({reason_for(error)}); leave it out"
-        ) from error
+        reason = reason_for(error)
+        remedy = "" if reason == NEEDS_HEIF else "; leave it out"
+        raise ValueError(f"expected a usable image, got {item} ({reason}){remedy}") from error
     decoded = torch.from_numpy(pixels)
     return decoded[None] if channels == 1 else decoded.permute(2, 0, 1)
 

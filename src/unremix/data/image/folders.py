@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from stat import S_ISREG
 
@@ -20,9 +20,15 @@ from unremix.data.archives import (
     zip_members,
 )
 from unremix.data.image.arrays import CIFAR_FILES, IDX_NAME, read_cifar, read_idx
-from unremix.data.image.decoding import FileSource, reason_for, suffixes
+from unremix.data.image.decoding import (
+    HEIF_SUFFIXES,
+    NEEDS_HEIF,
+    FileSource,
+    reason_for,
+    suffixes,
+)
 from unremix.data.locate import locate
-from unremix.data.splits import IMAGES, Found, labelled
+from unremix.data.splits import IMAGES, Found, Split, labelled
 
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
@@ -106,7 +112,7 @@ def read_tree(name: str, files: Files, skipped: list[Skipped]) -> Found:
         if _is_image(file, span):
             images[file] = span
         else:
-            skipped.append(Skipped(file, "empty" if span.size == 0 else "not an image"))
+            skipped.append(Skipped(file, _why_not(file, span)))
     annotated = _annotated_classes(files)
     depth = _shared_folders(list(images))
     parts, outside = _split_by_folder(list(images), depth, annotated)
@@ -130,6 +136,31 @@ def _is_image(name: str, span: Span | ZipSpan) -> bool:
     except Exception as error:
         return reason_for(error).startswith("more than")  # an image, to be refused as too large
     return True
+
+
+def _why_not(name: str, span: Span | ZipSpan) -> str:
+    """Why a file that is no image by its name is left out."""
+    if span.size == 0:
+        return "empty"
+    heif = posixpath.splitext(name)[1].lower() in HEIF_SUFFIXES
+    return NEEDS_HEIF if heif else "not an image"
+
+
+def read_files(paths: Sequence[str | Path]) -> Found:
+    """Image files named one by one, in the order given.
+
+    Raises:
+        FileNotFoundError: If one does not exist.
+        ValueError: If one is a folder, or there are none.
+    """
+    if not paths:
+        raise ValueError("expected the paths of pictures, got an empty list")
+    places = [locate(path, IMAGES) for path in paths]
+    for place in places:
+        if not place.is_file():
+            raise ValueError(f"expected paths of pictures, got the folder {place}; name its files")
+    source = FileSource([Span(str(place), 0, place.stat().st_size) for place in places])
+    return Found("files", [Split([str(path) for path in paths], source)])
 
 
 def _shared_folders(names: list[str]) -> int:
