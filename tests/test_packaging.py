@@ -18,6 +18,7 @@ OPTIONAL = {"timm", "typing_extensions"}
 AT_RUN_TIME = {  # named in a string, or needed by another package
     "onnxruntime",
     "onnxscript",
+    "pillow-heif",
     "sentencex",
     "tensorboard",
 }

@@ -76,7 +76,7 @@ def test_small_classes_are_told_before_training(
         ({"graph": GraphOptions(repeats=0)}, r"graph\.repeats to be at least 1, received 0"),
         ({"graph": GraphOptions(kinds=("nodes",))}, r"--graph\.kinds only with views of graphs"),
         ({"graph": GraphOptions(ratio=0.1)}, r"--graph\.ratio only with views of graphs"),
-        ({"backbone": "resnet18"}, "--backbone only for image data, received 'resnet18' for graph"),
+        ({"backbone": "resnet18"}, "--backbone only for image data, got 'resnet18' for graph"),
         ({"probe_epochs": 1}, "--probe_epochs only for image data"),
         ({"sentence": SentenceOptions(units=4)}, r"--sentence\.units only for sentence data"),
     ],
@@ -92,7 +92,7 @@ def test_options_without_a_use_are_refused(
 
 def test_one_graph_is_too_few(tmp_path: Path) -> None:
     data = write(tmp_path / "ring.jsonl", (1,))
-    with pytest.raises(ValueError, match=r"at least 2 graphs to train on, .* received 1"):
+    with pytest.raises(ValueError, match=r"at least 2 graphs to train on, .* got 1"):
         unremix.train(data=str(data), runs=str(tmp_path / "runs"), **SMALL)
 
 
@@ -238,7 +238,7 @@ def test_stopped_while_measuring_says_how_to_go_on(
         patch.setattr(graphs, "svm_accuracy", stop)
         assert main(arguments) == 130
     said = " ".join(capsys.readouterr().err.split())
-    assert "go on with: unremix train --resume" in said
+    assert "resume with: unremix train --resume" in said
     assert main(["train", "--resume", str(tmp_path / "runs" / "run")]) == 0
     assert unremix.load(tmp_path / "runs" / "run").evaluation is not None
 

@@ -29,13 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.cli import main
-from unremix.core.contrast import contrast, make_block, pose, score
+from unremix.core.contrast import contrast, make_block, pose
 from unremix.core.engines import eager
 from unremix.core.objectives import JensenShannon
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Views
 from unremix.core.scores import inner_products
-from unremix.core.weights import weigh
+from unremix.core.weights import raw_scores, weigh
 from unremix.data.graph.store import GraphBatch
 from unremix.domains.graph import GraphDomain
 from unremix.encoders.graph import GraphEncoder
@@ -281,7 +281,7 @@ def test_weights_average_one_and_spare_the_own_graph(options: dict[str, Any]) ->
     options, weighting = replace(loss_fn.options, products="dot"), loss_fn.weighting
     problem, vectors = pose(anchors, candidates, pairs, options, 1.0, None, eager.ENGINE)
     rows = problem.rows()
-    scores = score(make_block(inner_products(*vectors), *vectors, rows, options), weighting)
+    scores = raw_scores(make_block(inner_products(*vectors), *vectors, rows, options), weighting)
     weights = weigh(scores, rows.negatives, rows.count, loss_fn.lambdas(), weighting)
     own = torch.nn.functional.one_hot(graphs.graph, graphs.num_graphs).bool()
     assert bool((weights[own] == 0).all())

@@ -232,7 +232,9 @@ def test_what_can_be_refused_is_refused_before_decoding(
 def test_a_folder_is_no_list_of_pictures(tmp_path: Path) -> None:
     run = unremix.train(**SMALL, runs=str(tmp_path), name="run")
     for folder in ("folder", Path("folder")):
-        with pytest.raises(ValueError, match=r"expected a list of images, got one path; write "):
+        with pytest.raises(
+            ValueError, match=r"expected a list of paths, .* got one string or path; pass"
+        ):
             run.embed(folder)
 
 

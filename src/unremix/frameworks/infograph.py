@@ -105,6 +105,11 @@ class InfoGraph(Framework):
                 "expected class_prior=0 on InfoGraph, whose products are not bounded, received "
                 f"{loss.class_prior}; leave it out, or use HCL with the objective jsd"
             )
+        if self.objective == "jsd" and getattr(loss.options.objective, "decoupled", False):
+            raise ValueError(
+                "expected decoupled=False with the objective jsd, which has no denominator, got "
+                "True; leave it out, or use --infograph.objective info-nce"
+            )
         if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:
             raise ValueError(
                 "expected gradient='pseudo-label' on InfoGraph, received 'nt-xent': a graph has "
