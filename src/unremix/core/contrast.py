@@ -144,7 +144,7 @@ class Problem:
             own_vectors=own_vectors,
             own_factor=self.own_factor,
             negatives=negatives,
-            count=negatives.sum(1, keepdim=True),
+            count=negatives.sum(1, keepdim=True, dtype=torch.int32),
             positives=self.pairs.positives[which],
             shares=self.pairs.normalized_shares(which, dtype=self.anchors.units.dtype),
         )

@@ -20,7 +20,7 @@ from unremix.core.scores import Vectors
 
 # Numbers in a (B, M) array of a block. On a CPU it and a few more stay in cache; on an accelerator
 # launching a kernel costs more than memory, and inside torch.compile blocks are unrolled.
-BLOCK_ON_CPU, BLOCK_ELSEWHERE = 2**20, 2**26
+BLOCK_ON_CPU, BLOCK_ELSEWHERE = 2**21, 2**26
 
 
 def blocks(count: int, width: int, tile: Tile, device: torch.device) -> Iterator[slice]:

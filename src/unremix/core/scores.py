@@ -150,7 +150,9 @@ def uncertainty(block: Block) -> Tensor:
     if block.anchors.inputs is None:
         return at_output
     at_input = block.products("inputs")
-    return at_output * (at_input + 1 if block.bias else at_input)
+    if not block.bias:
+        return at_output * at_input
+    return torch.addcmul(at_output, at_output, at_input)  # x + x y = x (y + 1)
 
 
 def representativeness(block: Block) -> Tensor:
