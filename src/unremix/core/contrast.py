@@ -302,25 +302,26 @@ class _Blockwise(torch.autograd.Function):
         assert isinstance(anchors, Tensor)
         total = anchors.new_zeros(())
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
-        to_anchors: list[Tensor] = []
-        to_others: list[Tensor | None] = [None] * len(others)
+        # Made beforehand: what is kept between blocks would leave holes among the arrays freed.
+        whole = [
+            torch.zeros_like(each) if want and isinstance(each, Tensor) else None
+            for each, want in zip(tensors, wanted, strict=True)
+        ]
         for which in problem.blocks():
             loss, none, gradients = engine.evaluate(
                 rows_loss, (anchors[which], *others), wanted, problem.rows(which), problem.options
             )
-            total, weightless = total + loss, weightless + none
-            if gradients[0] is not None:
-                to_anchors.append(gradients[0])
-            to_others = [
-                whole if part is None else part if whole is None else whole + part
-                for whole, part in zip(to_others, gradients[1:], strict=True)
-            ]
+            total += loss
+            weightless += none
+            for place, gradient in enumerate(gradients):
+                gathered = whole[place]
+                if gathered is not None and gradient is not None:
+                    part = gathered[which] if place == 0 else gathered
+                    part += gradient
         ctx.problem, ctx.wanted = problem, wanted
         ctx.temperature = tensors[3]
         ctx.save_for_backward(
-            *(each if isinstance(each, Tensor) else None for each in tensors),
-            torch.cat(to_anchors) if to_anchors else None,
-            *to_others,
+            *(each if isinstance(each, Tensor) else None for each in tensors), *whole
         )
         ctx.mark_non_differentiable(weightless)
         return total, weightless
