@@ -11,8 +11,8 @@ call during which other processes used the machine is timed again, for up to a m
 a machine that is never quiet, --cpu-time compares CPU times on one thread instead.
 
 "Bare products" is the limit: the matrix products that UnReMix cannot do without, and nothing else.
-"Sweep in torch" and "surprise in torch" are the native engine with one of its two C kernels
-replaced by the functions in torch. Per-sample gradients are raced in fresh processes and judged by
+The native engine is eager with one sweep in C, so eager against native is what the C gains.
+Per-sample gradients are raced in fresh processes and judged by
 the median of the processes' ratios. Memory is measured in a fresh process for each engine, and so
 is the time that torch.compile takes, with an empty cache and again with the cache it leaves.
 
@@ -38,7 +38,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -56,9 +55,6 @@ from timing import Clock, Race, Ratio, Seconds, measure_call, pool, race, ratio,
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import unremix.core.contrast as core
-from unremix.core import scores
-from unremix.core.engines import Engine, eager, native
 from unremix.core.problem import EngineName, Tile
 from unremix.core.residuals import blocks
 from unremix.core.scores import sketch
@@ -70,11 +66,6 @@ PUBLISHED_HCL = "HCL as published, dense"
 PRODUCTS = "bare products"
 DENSE_NT_XENT = "NT-Xent, one cross-entropy"
 METRIC_LEARNING = "NTXentLoss (metric-learning)"
-# The native engine with one of its kernels replaced by what it stands for in torch.
-WITHOUT_KERNEL = {
-    "sweep": Engine("native", native.derive, eager.evaluate),
-    "surprise": Engine("native", scores.residuals, native.evaluate),
-}
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::item")  # for the host
 
 Run = Callable[[], object]
@@ -236,26 +227,6 @@ def engine_contenders(batch: Batch, settings: Settings, **options: Any) -> dict[
     }
 
 
-def kernel_contenders(batch: Batch, settings: Settings) -> dict[str, Contender]:
-    """The native engine without one of its kernels."""
-
-    def without(engine: Engine) -> Contender:
-        whole = unremix_contender(batch, settings)
-
-        def loss() -> Tensor:
-            with patch.object(core, "find_engine", lambda *_: engine):
-                return whole.loss()
-
-        return Contender(loss, whole.leaves)
-
-    if "native" not in settings.engines:
-        return {}
-    return {
-        f"UnReMix, native, {name} in torch": without(engine)
-        for name, engine in WITHOUT_KERNEL.items()
-    }
-
-
 def defined_contender(batch: Batch, settings: Settings) -> Contender:
     """UnReMix as the package defines it, its mix learned as well."""
     parameters = nn.Parameter(torch.zeros(3))
@@ -313,7 +284,6 @@ def main_contenders(batch: Batch, settings: Settings) -> dict[str, Run]:
     contenders: dict[str, Run] = {
         **engine_contenders(batch, settings),
         PRODUCTS: bare_products(batch),
-        **kernel_contenders(batch, settings),
         **plain_contenders(batch, settings),
         f"UnReMix, sketch={settings.sketch_size}": unremix_contender(
             batch, settings, sketch=settings.sketch_size
@@ -342,7 +312,7 @@ def agreement(settings: Settings) -> dict[str, float]:
     """Whether those who should compute the same do: the relative differences."""
     batch = settings.batch(settings.agreement_size)
     plain, defined = plain_contenders(batch, settings), defined_contender(batch, settings)
-    ours = engine_contenders(batch, settings) | kernel_contenders(batch, settings)
+    ours = engine_contenders(batch, settings)
     found = {
         "HCLLoss and HCL as published": difference(plain["HCLLoss"], plain[PUBLISHED_HCL]),
         "InfoNCELoss and NT-Xent": difference(plain["InfoNCELoss"], plain[DENSE_NT_XENT]),

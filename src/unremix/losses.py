@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
-from unremix.core.contrast import contrast, describe, full_precision, make_block, pose
+from unremix.core.contrast import contrast, describe, full_precision, pose
 from unremix.core.engines import eager, find_engine
 from unremix.core.gather import (
     Share,
@@ -26,7 +26,16 @@ from unremix.core.gather import (
 from unremix.core.last_layer import LastLayer
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.pairs import Pairs
-from unremix.core.problem import EngineName, Options, Own, Products, Tile, Views, settle_mix
+from unremix.core.problem import (
+    EngineName,
+    Options,
+    Own,
+    Products,
+    Tile,
+    Views,
+    make_block,
+    settle_mix,
+)
 from unremix.core.residuals import anchor_residuals, candidate_residuals, own_residuals
 from unremix.core.scores import COMPONENTS, Component, Gradient, Score, inner_products, sketch
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, resolve, weigh

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unremix.core.contrast import make_block, pose
+from unremix.core.contrast import pose
 from unremix.core.engines import find_engine
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
+from unremix.core.problem import Options, Views, make_block
 from unremix.core.scores import (
     COMPONENTS,
     inner_products,

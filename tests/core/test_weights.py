@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unremix
-from unremix.core.contrast import make_block, pose
+from unremix.core.contrast import pose
 from unremix.core.engines import eager
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
+from unremix.core.problem import Options, Views, make_block
 from unremix.core.scores import COMPONENTS, Block, Component, inner_products
 from unremix.core.weights import Weighting, hard_negatives, name_of, raw_scores, weigh
 

@@ -210,8 +210,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "loss": {
         "components": ("similarity",), "mix": "fixed", "scaling": "minmax", "mass": "mean",
         "hardness": 1.0, "posterior_temperature": 1.0, "gradient": "pseudo-label",
-        "class_prior": 0.1, "similarity_gradient": True, "sketch": 8, "layout": "both", "decoupled": True,
-        "fidelity": "sound",
+        "class_prior": 0.1, "similarity_gradient": True, "sketch": 8, "layout": "both",
+        "fidelity": "sound", "decoupled": True,
     },
     "moco": {"queue": 8, "momentum": 0.9, "symmetric": False, "group": 2},
     "swav": vars(SwAVOptions(5, 3, 0.05, 0, 0, 15, 0)),

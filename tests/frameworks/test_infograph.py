@@ -29,11 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.cli import main
-from unremix.core.contrast import contrast, make_block, pose
+from unremix.core.contrast import contrast, pose
 from unremix.core.engines import eager
 from unremix.core.objectives import JensenShannon
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
+from unremix.core.problem import Options, Views, make_block
 from unremix.core.scores import inner_products
 from unremix.core.weights import raw_scores, weigh
 from unremix.data.graph.store import GraphBatch

@@ -27,10 +27,11 @@ from unremix.core.problem import (
     Views,
     check_pairs,
     check_shapes,
+    make_block,
     settle_mix,
 )
 from unremix.core.residuals import blocks, with_residuals
-from unremix.core.scores import Block, Vectors, inner_products, normalize
+from unremix.core.scores import Vectors, inner_products, normalize
 from unremix.core.weights import raw_scores, weigh
 
 
@@ -77,38 +78,6 @@ def rows_loss(
     return losses.sum(), weightless
 
 
-def make_block(
-    products: Tensor, anchors: Tensor, candidates: Tensor, rows: Rows, options: Options
-) -> Block:
-    """What the scores of B anchors are computed from.
-
-    Args:
-        products: Inner products of ``anchors`` and ``candidates``, shape (B, M).
-        anchors: See :func:`rows_loss`.
-        candidates: See there.
-        rows: See there.
-        options: Says whether gradient flows through the similarities; they are constant otherwise.
-    """
-    weighting = options.weighting
-    similarity = products
-    if options.products == "dot" and weighting.components:
-        units = (rows.anchors.units, rows.candidates.units)
-        if weighting.similarity_gradient:
-            units = (normalize(anchors)[0], normalize(candidates)[0])
-        similarity = inner_products(*units, None if rows.own is None else rows.own.units)
-    if not weighting.similarity_gradient:
-        similarity = similarity.detach()
-    return Block(
-        rows.anchors,
-        rows.candidates,
-        rows.own,
-        rows.negatives,
-        rows.count,
-        similarity,
-        options.bias,
-    )
-
-
 @dataclass(frozen=True)
 class Problem:
     """A loss of N anchors, apart from what is differentiated.
@@ -145,6 +114,7 @@ class Problem:
             own_factor=self.own_factor,
             negatives=negatives,
             count=negatives.sum(1, keepdim=True, dtype=torch.int32),
+            others=None if self.pairs.others is None else self.pairs.others[which],
             positives=self.pairs.positives[which],
             shares=self.pairs.normalized_shares(which, dtype=self.anchors.units.dtype),
         )

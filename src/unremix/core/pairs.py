@@ -38,6 +38,8 @@ class Pairs:
             are not its negatives.
         excluded: Further candidates that are not negatives, boolean, shape (N, M), or (1, M) where
             they are the same for all anchors.
+        others: The candidates that are not negatives of each anchor, shape (N, E), where they are
+            few and as many for every anchor; None where only the mask tells.
     """
 
     positives: Tensor
@@ -45,6 +47,7 @@ class Pairs:
     anchor_ids: Tensor
     candidate_ids: Tensor
     excluded: Tensor | None = None
+    others: Tensor | None = None
 
     @property
     def num_anchors(self) -> int:
@@ -123,12 +126,14 @@ class Pairs:
         """
         total = n if total is None else total
         sample = torch.arange(n, device=device) + offset
-        ids = torch.arange(total, device=device) if ids is None else ids
+        views = torch.stack([sample, sample + total], dim=1).repeat(2, 1)  # both of each sample
+        known = torch.arange(total, device=device) if ids is None else ids
         return Pairs(
             positives=torch.cat([sample + total, sample])[:, None],
             shares=torch.ones(2 * n, 1, device=device),
-            anchor_ids=ids[offset : offset + n].repeat(2)[:, None],
-            candidate_ids=ids.repeat(2),
+            anchor_ids=known[offset : offset + n].repeat(2)[:, None],
+            candidate_ids=known.repeat(2),
+            others=views if ids is None else None,
         )
 
     @staticmethod
@@ -149,13 +154,14 @@ class Pairs:
             tensor([[False,  True],
                     [ True, False]])
         """
-        total = n if total is None else total
-        ids = torch.arange(total, device=device) if ids is None else ids
+        own = (torch.arange(n, device=device) + offset)[:, None]
+        known = torch.arange(n if total is None else total, device=device) if ids is None else ids
         return Pairs(
-            positives=(torch.arange(n, device=device) + offset)[:, None],
+            positives=own,
             shares=torch.ones(n, 1, device=device),
-            anchor_ids=ids[offset : offset + n, None],
-            candidate_ids=ids,
+            anchor_ids=known[offset : offset + n, None],
+            candidate_ids=known,
+            others=own if ids is None else None,
         )
 
     @staticmethod
@@ -276,6 +282,7 @@ class Pairs:
             shares=torch.ones(groups.shape, device=groups.device),
             anchor_ids=groups,
             candidate_ids=torch.arange(num_groups, device=groups.device),
+            others=groups,
         )
 
     @staticmethod

@@ -10,7 +10,7 @@ from torch import Tensor
 from unremix.core.checks import choose, number
 from unremix.core.objectives import InfoNCE, Objective
 from unremix.core.pairs import Pairs
-from unremix.core.scores import Gradient, Vectors
+from unremix.core.scores import Block, Gradient, Vectors, inner_products, normalize
 from unremix.core.weights import Weighting
 
 Tile = int | Literal["auto"] | None
@@ -129,6 +129,8 @@ class Rows:
         own_factor: Multiplies their logits.
         negatives: Boolean, shape (B, M).
         count: How many negatives each anchor has, shape (B, 1).
+        others: The shared candidates that are not negatives, shape (B, E), where they are known as
+            a list.
         positives: Which candidates are positives, shape (B, P).
         shares: π, what each counts in the anchor's loss, shape (B, P); 0 in unused places.
     """
@@ -140,8 +142,42 @@ class Rows:
     own_factor: float
     negatives: Tensor
     count: Tensor
+    others: Tensor | None
     positives: Tensor
     shares: Tensor
+
+
+def make_block(
+    products: Tensor, anchors: Tensor, candidates: Tensor, rows: Rows, options: Options
+) -> Block:
+    """What the scores of B anchors are computed from.
+
+    Args:
+        products: Inner products of ``anchors`` and ``candidates``, shape (B, M).
+        anchors: What the logits of the anchors are made of, f or z, shape (B, D).
+        candidates: Likewise of the candidates, shape (M, D).
+        rows: Everything else about these anchors.
+        options: Says whether gradient flows through the similarities; they are constant otherwise.
+    """
+    weighting = options.weighting
+    similarity = products
+    if options.products == "dot" and weighting.components:
+        units = (rows.anchors.units, rows.candidates.units)
+        if weighting.similarity_gradient:
+            units = (normalize(anchors)[0], normalize(candidates)[0])
+        similarity = inner_products(*units, None if rows.own is None else rows.own.units)
+    if not weighting.similarity_gradient:
+        similarity = similarity.detach()
+    return Block(
+        anchors=rows.anchors,
+        candidates=rows.candidates,
+        own=rows.own,
+        negatives=rows.negatives,
+        count=rows.count,
+        others=rows.others,
+        similarity=similarity,
+        bias=options.bias,
+    )
 
 
 def settle_mix(mix: Tensor | None, options: Options, like: Tensor) -> Tensor:

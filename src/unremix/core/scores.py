@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -97,6 +97,8 @@ class Block:
         own: The anchors' own candidates, their tensors of shape (B, S, ...).
         negatives: Which candidates are negatives of which anchors, boolean, shape (B, M).
         count: How many negatives each anchor has, shape (B, 1).
+        others: The shared candidates that are not negatives, shape (B, E), where they are known as
+            a list; None where only the mask tells.
         similarity: s_ij = f_i · f_j, shape (B, M).
         bias: Whether the last layer has a bias.
     """
@@ -106,6 +108,7 @@ class Block:
     own: Vectors | None
     negatives: Tensor
     count: Tensor
+    others: Tensor | None
     similarity: Tensor
     bias: bool = True
 
@@ -165,14 +168,17 @@ def representativeness(block: Block) -> Tensor:
     """
     units, count = block.candidates.units, block.count
     own = None if block.own is None else block.own.units
-    total = block.negatives[:, : len(units)].to(units.dtype) @ units  # T_i, shape (B, D)
+    if block.others is None:
+        total = block.negatives[:, : len(units)].to(units.dtype) @ units  # T_i, shape (B, D)
+    else:  # the sum of all, less the few that are not negatives
+        total = units.sum(0) - units[block.others].sum(1)
     squares = (units * units).sum(1)  # f_j · f_j, shape (M,)
     if own is not None:
         total = total + own.sum(1)
         squares = torch.cat([squares.expand(len(total), -1), (own * own).sum(2)], dim=1)
-    others = inner_products(total, units, own) - squares
+    to_others = inner_products(total, units, own) - squares
     several = (count > 1).to(units.dtype)
-    return several - others * (several / (count - 1).clamp(min=1))
+    return several - to_others * (several / (count - 1).clamp(min=1))
 
 
 Score = Callable[[Block], Tensor]
@@ -232,7 +238,6 @@ def residuals(
     temperature: float | Tensor,
     target: Tensor | None = None,
     own: Tensor | None = None,
-    surprise: Callable[[Tensor, Tensor, Any], Tensor] = surprise,
 ) -> Tensor:
     """δ: gradient at z of the cross-entropy of a view's pseudo-posterior against its label.
 
@@ -252,7 +257,6 @@ def residuals(
         target: A distribution over the classes in place of the most probable one, shape (B, M);
             for ``nt-xent``, in which the positives are classes and the label.
         own: f of the classes of one view alone, shape (B, S, D); they take the last columns.
-        surprise: Makes p - y; an engine may have a faster one.
 
     Returns:
         δ, shape (B, D).

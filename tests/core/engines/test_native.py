@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unremix import UnReMixLoss
-from unremix.core import scores as readable
 from unremix.core.contrast import contrast
 from unremix.core.engines import native
 from unremix.core.objectives import InfoNCE, JensenShannon
@@ -39,34 +37,6 @@ def assert_like(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-@needed
-@DTYPES
-@pytest.mark.parametrize("temperature", [1.0, 0.1, 0.02])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.usefixtures("threads")
-def test_surprise(dtype: torch.dtype, temperature: float, shape: tuple[int, int]) -> None:
-    products = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    products = (2 * products - 1).to(dtype)
-    products[:, -1] = products[:, 0]  # ties: the first counts
-    classes = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.7
-    classes[0] = False  # without class
-    expected = readable.surprise(products.double(), classes, temperature)
-    actual = native.surprise(products.clone(), classes, temperature)
-    near = 200 * torch.finfo(dtype).eps
-    torch.testing.assert_close(actual.double(), expected, rtol=near, atol=near)
-    assert not actual[0].any()
-    across = products.T.contiguous().T, classes.T.contiguous().T  # in memory column by column
-    torch.testing.assert_close(native.surprise(*across, temperature), actual)
 
 
 WEIGHTINGS = {

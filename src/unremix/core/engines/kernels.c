@@ -1,6 +1,6 @@
-/* Two sweeps over the rows of (B, M) arrays, each row finished while it lies in cache.
+/* A sweep over the rows of (B, M) arrays, each row finished while it lies in cache.
  *
- * The mathematics is that of weights.py, objectives.py and scores.py; native.py says what each
+ * The mathematics is that of weights.py and objectives.py; native.py says what each
  * argument means. Built twice: with WIDE for double, without for float. Rows are shared among the
  * threads of the OpenMP that torch brought; sums run in a fixed order, so that a number of threads
  * always gives the same result.
@@ -268,35 +268,6 @@ int sweep(integer rows, integer columns, integer parts, const real *const *score
         default: SWEEP((int)parts);
         }
 #undef SWEEP
-    }
-    free(memory);
-    return 1;
-}
-
-/* p - y in place of the logits of each row: its softmax over the classes, less 1 at the first
- * largest; 0 where there is no class. Returns 0 for want of memory. */
-int surprise(integer rows, integer columns, const uint8_t *classes, real factor, real *logits) {
-    const integer threads = omp_get_max_threads();
-    real *memory = malloc(threads * columns * sizeof(real));
-    if (!memory) return 0;
-#pragma omp parallel for schedule(static) if (rows * columns >= WORTHWHILE)
-    for (integer row = 0; row < rows; row++) {
-        real *keep = memory + omp_get_thread_num() * columns, *values = logits + row * columns;
-#pragma omp simd
-        for (integer j = 0; j < columns; j++) keep[j] = classes[row * columns + j];
-        real low, high, sum = 0;
-        extremes(columns, values, keep, &low, &high);
-        integer label = 0;
-        while (label < columns && !(keep[label] != 0 && values[label] == high)) label++;
-#pragma omp simd reduction(+ : sum)
-        for (integer j = 0; j < columns; j++) {
-            values[j] = keep[j] != 0 ? exponential((values[j] - high) * factor) : 0;
-            sum += values[j];
-        }
-        const real inverse = sum > 0 ? 1 / sum : sum; /* a NaN stays */
-#pragma omp simd
-        for (integer j = 0; j < columns; j++) values[j] *= inverse;
-        if (label < columns) values[label] -= 1;
     }
     free(memory);
     return 1;

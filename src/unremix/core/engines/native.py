@@ -1,11 +1,8 @@
-"""The sweeps of a block in C, for tensors on the CPU.
+"""A sweep over a block in C, for tensors on the CPU.
 
-A sweep in torch reads and writes whole arrays once per operation; here each row is read once and
-everything is made of it while it lies in cache. Scores and matrix products stay in torch. Two
-kernels earn their place; docs/benchmarks.md says by how much:
-
-- ``sweep``: from scores to weights to the weighted sum of the negatives, and its derivatives;
-- ``surprise``: pseudo-posterior less pseudo-label, for δ.
+In torch, every operation reads and writes whole arrays; here each row is read once and everything
+is made of it while it lies in cache: from scores to weights to the weighted sum of the negatives,
+and its derivatives. Scores and matrix products stay in torch. See docs/benchmarks.md for the gain.
 
 ``kernels.c`` is built by the system's C compiler when first needed, which takes two or three
 seconds, and kept in the user's cache.
@@ -32,8 +29,8 @@ from torch import Tensor
 
 from unremix.core.engines.eager import Engine, Evaluated, RowsLoss
 from unremix.core.objectives import OVERFLOW, InfoNCE
-from unremix.core.problem import Options, Rows
-from unremix.core.scores import Block, inner_products, noise, residuals
+from unremix.core.problem import Options, Rows, make_block
+from unremix.core.scores import inner_products, noise, residuals
 from unremix.core.weights import raw_scores
 
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -46,7 +43,7 @@ FLAGS = (
 INSTRUCTIONS = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}  # by what torch found
 
 # As in the source: p a pointer, n an integer, x a number, b a flag.
-ARGUMENTS = {"sweep": "nnnpppxppxxbbpppp", "surprise": "nnpxp"}
+ARGUMENTS = {"sweep": "nnnpppxppxxbbpppp"}
 
 
 def refusal(
@@ -82,12 +79,7 @@ def evaluate(
     anchors, candidates, mix, temperature = tensors
     weighting, objective, negatives = options.weighting, options.objective, rows.negatives
     products = inner_products(anchors, candidates)  # (B, M)
-    similarity = products
-    if options.products == "dot" and weighting.components:
-        similarity = inner_products(rows.anchors.units, rows.candidates.units)
-    block = Block(
-        rows.anchors, rows.candidates, None, negatives, rows.count, similarity, options.bias
-    )
+    block = make_block(products, anchors, candidates, rows, options)
     scores = [score.contiguous() for score in raw_scores(block, weighting)]
     gathered, slopes, total, along = sweep(
         scores, negatives, mix, products, 1 / temperature, options, differentiate=wanted[2]
@@ -113,30 +105,7 @@ def evaluate(
     return losses.detach().sum(), weightless, gradients
 
 
-def derive(
-    units: Tensor,
-    lengths: Tensor,
-    classes: Tensor,
-    is_class: Tensor,
-    *,
-    temperature: float,
-    target: Tensor | None = None,
-    own: Tensor | None = None,
-) -> Tensor:
-    """As :func:`unremix.core.scores.residuals`."""
-    return residuals(
-        units,
-        lengths,
-        classes,
-        is_class,
-        temperature=temperature,
-        target=target,
-        own=own,
-        surprise=surprise,
-    )
-
-
-ENGINE = Engine("native", derive, evaluate)
+ENGINE = Engine("native", residuals, evaluate)
 
 
 def sweep(
@@ -195,19 +164,6 @@ def sweep(
     )
     _check_memory(done, width)
     return gathered, slopes, total, along
-
-
-def surprise(products: Tensor, is_class: Tensor, temperature: float) -> Tensor:
-    """As :func:`unremix.core.scores.surprise`, in place of the products, shape (B, M)."""
-    products, is_class = products.contiguous(), is_class.contiguous()  # alive during the call
-    done = _functions(products.dtype).surprise(
-        *products.shape,
-        is_class.data_ptr(),
-        1 / temperature,
-        products.data_ptr(),
-    )
-    _check_memory(done, products.shape[1])
-    return products
 
 
 def _check_memory(done: int, width: int) -> None:
