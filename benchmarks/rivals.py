@@ -15,12 +15,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from unremix.core.contrast import definition, pose
-from unremix.core.engines import eager
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
-from unremix.core.scores import COMPONENTS, Block, Score
-from unremix.core.weights import Weighting
+from unremix.core.scores import Block, Score
+from unremix.core.specification import unremix
 
 
 @dataclass(frozen=True)
@@ -146,19 +142,14 @@ def published_hcl(
 
 
 def defined_unremix(batch: Batch, mix: Tensor, *, temperature: float) -> Tensor:
-    """UnReMix as the package defines it: whole (2N, 2N) arrays, differentiated by autograd.
+    """UnReMix as the package specifies it: whole (2N, 2N) arrays, differentiated by autograd.
 
     Args:
         batch: The batch.
         mix: λ of the components, shape (3,), with gradient.
         temperature: τ.
     """
-    views = Views(torch.cat([batch.z0, batch.z1]), batch.inputs)
-    options = Options(Weighting(tuple(COMPONENTS)), tile=None)
-    problem, vectors = pose(
-        views, views, Pairs.both_views(batch.size), options, temperature, None, eager.ENGINE
-    )
-    return definition(*vectors, mix, temperature, problem) / (2 * batch.size)
+    return unremix(batch.z0, batch.z1, batch.h0, batch.h1, mix, temperature=temperature)
 
 
 def per_sample_uncertainty(batch: Batch) -> Score:

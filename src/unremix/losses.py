@@ -140,7 +140,9 @@ class TwoViewLoss(nn.Module):
         """τ, with gradient where it is learned."""
         if self.logit_scale is None:
             return self.temperature
-        return 1 / self.logit_scale.exp().clamp(max=LARGEST_LOGIT_SCALE)
+        scale = self.logit_scale.exp()
+        bounded = scale.clamp(max=LARGEST_LOGIT_SCALE)
+        return 1 / (scale + (bounded - scale).detach())  # gradient goes on beyond the bound
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         """The loss's own parameters for an optimizer: a learning rate of their own, no decay.
@@ -459,6 +461,7 @@ class TwoViewLoss(nn.Module):
                 f"expected ids of shape ({z0.shape[0]},), one per pair, got {tuple(ids.shape)}; "
                 "pass the numbers of the samples"
             )
+        ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
         needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
         if h0 is None and self.last_layer is not None and needs:
             check = checks_on(self.options.check, z0)
@@ -539,6 +542,7 @@ class TwoViewLoss(nn.Module):
                 positives=gather_rows(pairs.positives, share),
                 shares=gather_rows(pairs.shares, share),
                 anchor_ids=gather_rows(pairs.anchor_ids, share),
+                non_negatives=None,
             )
             asking = describe(all_first)[1]
             part = candidate_residuals(
@@ -914,7 +918,7 @@ def _mixed_weighting(
         scaling="zscore" if scaling == "zscore-exp" else scaling,
         sharpness=sharpness if exponential else None,
         mass=choose("mass", preset.mass if mass is None else mass, get_args(Mass)),
-        similarity_gradient=flows and "similarity" in components,
+        similarity_gradient=flows and bool(components),
     )
 
 

@@ -21,6 +21,7 @@ from unremix.core.objectives import InfoNCE, JensenShannon
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Views
 from unremix.core.scores import COMPONENTS, Block
+from unremix.core.specification import unremix
 from unremix.core.weights import Weighting, hard_negatives
 
 NAMES = tuple(COMPONENTS)
@@ -523,3 +524,31 @@ def test_debiasing_at_its_least_value_passes_no_gradient() -> None:
     (gradient,) = torch.autograd.grad(loss, anchor)
     assert loss.item() < 1e-30
     assert float(gradient.abs().max()) < 1e-30
+
+
+def test_the_specification_and_the_core_are_two_ways_to_the_same_loss() -> None:
+    """Written apart from each other: value, all gradients, and second derivatives."""
+    views = [draw(7, width, seed=seed) for seed, width in enumerate((5, 5, 6, 6))]
+    z0, z1, h0, h1 = (view.requires_grad_(number < 2) for number, view in enumerate(views))
+    mix = torch.tensor([0.2, 0.5, 0.3]).double().requires_grad_()
+    settings = {"temperature": 0.3, "posterior_temperature": 0.4}
+    expected = unremix(z0, z1, h0, h1, mix, **settings)
+    both = Views(torch.cat([z0, z1]), torch.cat([h0, h1]))
+    for engine in engines(Weighting(NAMES)):
+        actual = info_nce(
+            both, both, Pairs.both_views(7), weighting=Weighting(NAMES), mix=mix, engine=engine,
+            **settings,
+        )  # fmt: skip
+        assert_close(actual, expected)
+        first = [
+            torch.autograd.grad(loss, (z0, z1, mix), create_graph=True)
+            for loss in (actual, expected)
+        ]
+        for one, other in zip(*first, strict=True):
+            assert_close(one, other)
+        second = [
+            torch.autograd.grad(found[0].square().sum() + found[2][0], (z0, mix), retain_graph=True)
+            for found in first
+        ]
+        for one, other in zip(*second, strict=True):
+            assert_close(one, other)

@@ -145,3 +145,29 @@ def test_groups_of_any_integers(dtype: torch.dtype) -> None:
     groups = torch.arange(20) % 7
     expected = Pairs.membership(groups, 7).negatives()
     assert torch.equal(Pairs.membership(groups.to(dtype), 7).negatives(), expected)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        Pairs.both_views(4),
+        Pairs.both_views(2, offset=1, total=4),
+        Pairs.one_way(3),
+        Pairs.one_way(2, offset=2, total=5),
+        Pairs.membership(torch.tensor([0, 2, 1, 2]), 3),
+    ],
+)
+def test_the_list_of_non_negatives_says_what_the_mask_says(pairs: Pairs) -> None:
+    assert pairs.non_negatives is not None
+    listed = torch.zeros(pairs.num_anchors, pairs.num_candidates, dtype=torch.bool)
+    listed.scatter_(1, pairs.non_negatives, True)
+    assert torch.equal(~listed, pairs.negatives())
+    assert (listed.sum(1) == pairs.non_negatives.shape[1]).all()  # none twice
+    columns = slice(1, 3)
+    assert torch.equal(pairs.positive_mask(columns), pairs.positive_mask()[:, columns])
+
+
+def test_with_ids_only_the_mask_tells() -> None:
+    ids = torch.tensor([1, 2, 1])
+    assert Pairs.both_views(3, ids=ids).non_negatives is None
+    assert Pairs.one_way(3, ids=ids).non_negatives is None

@@ -52,7 +52,7 @@ def test_one_graph_equals_eager(name: str) -> None:
 
 def test_several_blocks_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are recomputed in the backward pass, so that memory stays that of a block."""
-    monkeypatch.setattr(residuals, "BLOCK_ELSEWHERE", 64 * 12)
+    monkeypatch.setattr(residuals, "BLOCK_TRACED", 64 * 12)
     check(lambda: UnReMixLoss(tile=5), "aot_eager")
 
 

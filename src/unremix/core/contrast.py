@@ -114,7 +114,9 @@ class Problem:
             own_factor=self.own_factor,
             negatives=negatives,
             count=negatives.sum(1, keepdim=True, dtype=torch.int32),
-            others=None if self.pairs.others is None else self.pairs.others[which],
+            non_negatives=None
+            if self.pairs.non_negatives is None
+            else self.pairs.non_negatives[which],
             positives=self.pairs.positives[which],
             shares=self.pairs.normalized_shares(which, dtype=self.anchors.units.dtype),
         )
@@ -123,6 +125,8 @@ class Problem:
         """The anchors, a block at a time."""
         device = self.anchors.units.device
         width = self.pairs.num_candidates
+        if self.own_vectors is not None:
+            width += self.own_vectors.shape[1]
         return blocks(self.pairs.num_anchors, width, self.options.tile, device)
 
 
@@ -323,17 +327,19 @@ class _Blockwise(torch.autograd.Function):
 
 def _traced(problem: Problem, *tensors: Any) -> tuple[Tensor, Tensor]:
     """The same for ``torch.compile`` to trace: few blocks, each recomputed in the backward pass."""
-    anchors, *others = tensors
-    losses, weightless = [], []
-    which_blocks = list(problem.blocks())
-    for which in which_blocks:
-        inputs = (anchors[which], *others, problem.rows(which), problem.options)
-        if len(which_blocks) == 1:
-            loss, none = rows_loss(*inputs)
-        else:
-            loss, none = checkpoint(rows_loss, *inputs, use_reentrant=False)
-        losses.append(loss)
-        weightless.append(none)
+
+    def block(
+        which: slice, anchors: Tensor, candidates: Tensor, mix: Tensor, temperature: Tensor | float
+    ) -> tuple[Tensor, Tensor]:
+        rows = problem.rows(which)
+        return rows_loss(anchors[which], candidates, mix, temperature, rows, problem.options)
+
+    slices = list(problem.blocks())
+    if len(slices) == 1:
+        return block(slices[0], *tensors)
+    losses, weightless = zip(
+        *(checkpoint(block, which, *tensors, use_reentrant=False) for which in slices), strict=True
+    )
     return torch.stack(losses).sum(), torch.stack(weightless).sum()
 
 

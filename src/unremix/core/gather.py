@@ -109,9 +109,7 @@ def _exchange(numbers: list[int]) -> list[list[int]]:
     """Each number as held by all processes, in the order of their ranks."""
     group = _cpu_group()
     on_cpu = dist.get_backend(group) == "gloo"
-    here = torch.tensor(
-        numbers, device="cpu" if on_cpu else torch.accelerator.current_accelerator()
-    )
+    here = torch.tensor(numbers, device="cpu" if on_cpu else "cuda")
     everyone = [torch.empty_like(here) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, here, group=group)
     columns: list[list[int]] = torch.stack(everyone, dim=1).tolist()

@@ -15,9 +15,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from unremix.core.checks import check_indices
+from unremix.core.checks import check_indices, checks_on
 
 EVERYTHING = slice(None)
+MANY = 16  # positives per anchor; beyond, a whole table of them is cheaper
 NO_ID = torch.iinfo(torch.int64).min  # an id that no candidate has
 
 
@@ -38,8 +39,8 @@ class Pairs:
             are not its negatives.
         excluded: Further candidates that are not negatives, boolean, shape (N, M), or (1, M) where
             they are the same for all anchors.
-        others: The candidates that are not negatives of each anchor, shape (N, E), where they are
-            few and as many for every anchor; None where only the mask tells.
+        non_negatives: The candidates that are not negatives of each anchor, shape (N, E), where
+            they are few and as many for every anchor; None where only the mask tells.
     """
 
     positives: Tensor
@@ -47,7 +48,7 @@ class Pairs:
     anchor_ids: Tensor
     candidate_ids: Tensor
     excluded: Tensor | None = None
-    others: Tensor | None = None
+    non_negatives: Tensor | None = None
 
     @property
     def num_anchors(self) -> int:
@@ -85,9 +86,19 @@ class Pairs:
         nothing = shares.new_zeros(shares.shape[0], self.num_candidates)
         return nothing.scatter_add(1, self.positives[anchors], shares)
 
-    def positive_mask(self) -> Tensor:
-        """Which candidates are positives of which anchors, boolean, shape (N, M)."""
-        return self.targets(dtype=torch.float32) > 0
+    def positive_mask(self, candidates: slice = EVERYTHING) -> Tensor:
+        """Which candidates are positives of which anchors, boolean, shape (N, M).
+
+        Args:
+            candidates: The columns to make.
+        """
+        columns = torch.arange(self.num_candidates, device=self.positives.device)[candidates]
+        if self.positives.shape[1] > MANY:
+            return self.targets(dtype=torch.float32)[:, candidates] > 0
+        mask = torch.zeros((), dtype=torch.bool, device=columns.device)
+        for each, share in zip(self.positives.unbind(1), self.shares.unbind(1), strict=True):
+            mask = mask | ((each[:, None] == columns) & (share > 0)[:, None])
+        return mask
 
     def has_positives(self) -> bool:
         """Whether any anchor has a positive; waits for the device."""
@@ -133,7 +144,7 @@ class Pairs:
             shares=torch.ones(2 * n, 1, device=device),
             anchor_ids=known[offset : offset + n].repeat(2)[:, None],
             candidate_ids=known.repeat(2),
-            others=views if ids is None else None,
+            non_negatives=views if ids is None else None,
         )
 
     @staticmethod
@@ -161,7 +172,7 @@ class Pairs:
             shares=torch.ones(n, 1, device=device),
             anchor_ids=known[offset : offset + n, None],
             candidate_ids=known,
-            others=own if ids is None else None,
+            non_negatives=own if ids is None else None,
         )
 
     @staticmethod
@@ -216,6 +227,7 @@ class Pairs:
             shares: The share of each in the query's loss, shape (N, P); a key with share 0 is
                 not a positive.
         """
+        sample_ids, queue_ids = sample_ids.long(), queue_ids.long()
         n, device = sample_ids.shape[0], sample_ids.device
         if keys is None or shares is None:
             keys, shares = torch.arange(n, device=device)[:, None], torch.ones(n, 1, device=device)
@@ -282,7 +294,7 @@ class Pairs:
             shares=torch.ones(groups.shape, device=groups.device),
             anchor_ids=groups,
             candidate_ids=torch.arange(num_groups, device=groups.device),
-            others=groups,
+            non_negatives=groups,
         )
 
     @staticmethod
@@ -302,7 +314,7 @@ class Pairs:
                 f"expected two masks of one shape (N, M), got {tuple(positives.shape)} and "
                 f"{tuple(negatives.shape)}; make one row per anchor and one column per candidate"
             )
-        if positives.device.type == "cpu" and (both := int((positives & negatives).sum())):
+        if checks_on(None, positives) and (both := int((positives & negatives).sum())):
             raise ValueError(
                 f"expected disjoint masks, got {both} pairs that are both positive and negative; "
                 "clear them in one of the masks"

@@ -129,8 +129,8 @@ class Rows:
         own_factor: Multiplies their logits.
         negatives: Boolean, shape (B, M).
         count: How many negatives each anchor has, shape (B, 1).
-        others: The shared candidates that are not negatives, shape (B, E), where they are known as
-            a list.
+        non_negatives: The shared candidates that are not negatives, shape (B, E), where they are
+            known as a list.
         positives: Which candidates are positives, shape (B, P).
         shares: π, what each counts in the anchor's loss, shape (B, P); 0 in unused places.
     """
@@ -142,7 +142,7 @@ class Rows:
     own_factor: float
     negatives: Tensor
     count: Tensor
-    others: Tensor | None
+    non_negatives: Tensor | None
     positives: Tensor
     shares: Tensor
 
@@ -174,7 +174,7 @@ def make_block(
         own=rows.own,
         negatives=rows.negatives,
         count=rows.count,
-        others=rows.others,
+        non_negatives=rows.non_negatives,
         similarity=similarity,
         bias=options.bias,
     )

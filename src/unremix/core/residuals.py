@@ -18,9 +18,9 @@ from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Tile
 from unremix.core.scores import Vectors
 
-# Numbers in a (B, M) array of a block. On a CPU it and a few more stay in cache; on an accelerator
-# launching a kernel costs more than memory, and inside torch.compile blocks are unrolled.
-BLOCK_ON_CPU, BLOCK_ELSEWHERE = 2**21, 2**26
+# Numbers in a (B, M) array of a block. On a CPU it and a few more stay near the cores; on an
+# accelerator a block should keep it busy; inside torch.compile blocks are unrolled: few are best.
+BLOCK_ON_CPU, BLOCK_ELSEWHERE, BLOCK_TRACED = 2**21, 2**24, 2**26
 
 
 def blocks(count: int, width: int, tile: Tile, device: torch.device) -> Iterator[slice]:
@@ -33,8 +33,9 @@ def blocks(count: int, width: int, tile: Tile, device: torch.device) -> Iterator
         device: Where they are.
     """
     if tile == "auto":
-        on_cpu = device.type == "cpu" and not torch.compiler.is_compiling()
-        tile = max(64, (BLOCK_ON_CPU if on_cpu else BLOCK_ELSEWHERE) // max(width, 1))
+        size = BLOCK_ON_CPU if device.type == "cpu" else BLOCK_ELSEWHERE
+        size = BLOCK_TRACED if torch.compiler.is_compiling() else size
+        tile = max(64, size // max(width, 1))
     step = count if tile is None else min(tile, count)
     return (slice(first, min(first + step, count)) for first in range(0, count, max(step, 1)))
 
@@ -74,11 +75,11 @@ def anchor_residuals(
     own: Vectors | None = None,
 ) -> Tensor:
     """δ of the anchors, shape (N, D)."""
-    _check_positives(pairs.shares.sum(1), options)
 
     def target(which: slice) -> Tensor | None:
         if options.gradient == "pseudo-label":
             return None
+        _check_positives(pairs.shares[which].sum(1), options)
         return pairs.targets(which, dtype=anchors.units.dtype)
 
     return _in_blocks(
@@ -97,19 +98,20 @@ def candidate_residuals(
     offset: int = 0,
 ) -> Tensor:
     """δ of some candidates, from ``offset`` on, shape (C, D); ``anchors`` are all of ``pairs``."""
-    positive = None
-    if options.gradient == "nt-xent":
-        positive = pairs.positive_mask()[:, offset : offset + len(candidates.units)].T
-        _check_positives(positive.sum(1), options)
+
+    def columns(which: slice) -> slice:
+        return slice(which.start + offset, which.stop + offset)
 
     def classes(which: slice) -> Tensor:
-        return pairs.negatives(candidates=slice(which.start + offset, which.stop + offset)).T
+        return pairs.negatives(candidates=columns(which)).T
 
     def target(which: slice) -> Tensor | None:
-        if positive is None:
+        if options.gradient == "pseudo-label":
             return None
-        share = positive[which].to(candidates.units.dtype)
-        return share / share.sum(1, keepdim=True).clamp(min=1)
+        share = pairs.positive_mask(columns(which)).T.to(candidates.units.dtype)
+        count = share.sum(1, keepdim=True)
+        _check_positives(count, options)
+        return share / count.clamp(min=1)
 
     return _in_blocks(candidates, anchors, classes, target, options, temperature, engine)
 

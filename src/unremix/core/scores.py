@@ -97,8 +97,8 @@ class Block:
         own: The anchors' own candidates, their tensors of shape (B, S, ...).
         negatives: Which candidates are negatives of which anchors, boolean, shape (B, M).
         count: How many negatives each anchor has, shape (B, 1).
-        others: The shared candidates that are not negatives, shape (B, E), where they are known as
-            a list; None where only the mask tells.
+        non_negatives: The shared candidates that are not negatives, shape (B, E), where they are
+            known as a list; None where only the mask tells.
         similarity: s_ij = f_i · f_j, shape (B, M).
         bias: Whether the last layer has a bias.
     """
@@ -108,7 +108,7 @@ class Block:
     own: Vectors | None
     negatives: Tensor
     count: Tensor
-    others: Tensor | None
+    non_negatives: Tensor | None
     similarity: Tensor
     bias: bool = True
 
@@ -168,10 +168,10 @@ def representativeness(block: Block) -> Tensor:
     """
     units, count = block.candidates.units, block.count
     own = None if block.own is None else block.own.units
-    if block.others is None:
+    if block.non_negatives is None:
         total = block.negatives[:, : len(units)].to(units.dtype) @ units  # T_i, shape (B, D)
     else:  # the sum of all, less the few that are not negatives
-        total = units.sum(0) - units[block.others].sum(1)
+        total = units.sum(0) - units[block.non_negatives].sum(1)
     squares = (units * units).sum(1)  # f_j · f_j, shape (M,)
     if own is not None:
         total = total + own.sum(1)
@@ -216,11 +216,13 @@ def surprise(products: Tensor, is_class: Tensor, temperature: float | Tensor) ->
         temperature: t.
 
     Returns:
-        Shape (B, M); the pseudo-label y is 1 at the first largest p and 0 elsewhere.
+        Shape (B, M); the pseudo-label y is 1 at the most probable class and 0 elsewhere.
     """
+    lowest = torch.finfo(products.dtype).min
+    label = torch.where(is_class, products, lowest).argmax(1, keepdim=True)
+    one_hot = torch.zeros_like(products).scatter(1, label, 1.0)
     posterior = pseudo_posterior(products, is_class, temperature)
-    label = torch.zeros_like(posterior).scatter(1, posterior.argmax(1, keepdim=True), 1.0)
-    return torch.where(is_class, posterior - label, 0.0)
+    return torch.where(is_class, posterior - one_hot, 0.0)
 
 
 def pseudo_posterior(products: Tensor, is_class: Tensor, temperature: float | Tensor) -> Tensor:
@@ -297,9 +299,11 @@ def sketch(inputs: Tensor, size: int, *, seed: int = 0) -> Tensor:
     width = inputs.shape[-1]
     if size >= width:
         return inputs
-    return inputs @ _projection(width, size, seed, inputs.dtype, inputs.device)
+    projection: Tensor = _projection(width, size, seed, inputs.dtype, inputs.device)
+    return inputs @ projection
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)
 def _projection(

@@ -99,8 +99,14 @@ def hard_negatives(
 
 
 def raw_scores(block: Block, weighting: Weighting) -> list[Tensor]:
-    """The scores of a block before scaling, one per component, each (B, M)."""
+    """The scores of a block before scaling, one per component, each (B, M).
+
+    They are constants, parameters of a score's own included, unless gradient is to flow through the
+    similarities.
+    """
     scores = [component.score(block).to(block.similarity.dtype) for component in weighting.resolved]
+    if not weighting.similarity_gradient:
+        scores = [score.detach() for score in scores]
     for score in scores:
         if score.shape != block.negatives.shape:
             raise ValueError(

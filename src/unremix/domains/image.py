@@ -212,7 +212,7 @@ class ImageDomain:
             views=tuple(images.to(model.dtype) for images in views),
             samples=indices,
             keys=keys(config.seed, epoch, indices, MIXING_VIEW),
-            batch_key=indices.new_tensor([scramble(config.seed, step, MIXING_VIEW)]),
+            batch_key=torch.tensor([scramble(config.seed, step, MIXING_VIEW)]),
             epoch=epoch,
         )
 

@@ -311,7 +311,7 @@ class SentenceDomain:
             views=(moved,),
             samples=indices,
             keys=keys(config.seed, epoch, indices, 4),
-            batch_key=indices.new_tensor([scramble(config.seed, step, 4)]),
+            batch_key=torch.tensor([scramble(config.seed, step, 4)]),
             epoch=epoch,
         )
 

@@ -21,7 +21,8 @@ class Batch:
             asked; or batches of N graphs.
         samples: Which samples they are, shape (N,).
         keys: One random key per sample, shape (N,); see :mod:`unremix.views.randomness`.
-        batch_key: One random key for the whole batch, shape (1,), the same in all processes.
+        batch_key: One random key for the whole batch, shape (1,), the same in all processes; on the
+            host, so that what is drawn from it waits for no device.
         epoch: Epochs completed.
     """
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from unremix.core.checks import choose, number
+from unremix.core.contrast import full_precision
 from unremix.core.gather import is_distributed, share_of
 from unremix.core.objectives import ObjectiveName
 from unremix.core.pairs import Pairs
@@ -132,13 +133,16 @@ class InfoGraph(Framework):
         node_inputs, graph_inputs = self.encoder.nodes_and_graphs(graphs)
         anchors, candidates = self.nodes(node_inputs), self.graphs(graph_inputs)
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
-            logits = anchors @ candidates.T / self.loss.temperature
+            with full_precision(anchors.device):
+                wide = torch.promote_types(anchors.dtype, torch.float32)
+                logits = anchors.to(wide) @ candidates.to(wide).T
+                logits = logits / self.loss.current_temperature()
             normalizer = None
             if self.loss.gather and is_distributed():
                 share = share_of(*anchors.shape)
                 normalizer = share.total / share.processes
             return hard_jsd(
-                logits.to(torch.promote_types(logits.dtype, torch.float32)),
+                logits,
                 graphs.graph,
                 hardness=self.loss.hardness,
                 class_prior=self.loss.class_prior,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -214,6 +215,7 @@ class SwAV(Projecting):
             self.register_buffer("queue", last.weight.new_zeros(shape))
             self.register_buffer("queue_pointer", torch.tensor(0))
             self.register_buffer("queued", torch.tensor(0))
+        self._pointer = self._queued = 0  # the same on the host: nothing waits
         # From an objective to the step that follows it.
         self._held: Tensor | None = None  # prototypes that must not move, (K, D)
         self._fresh: Tensor | None = None  # features to enqueue, (N, 2, D)
@@ -269,6 +271,11 @@ class SwAV(Projecting):
                 self._fresh = fresh if share is None else gather_rows(fresh, share)
         return loss
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        if self.queue_length:
+            self._pointer, self._queued = int(self.queue_pointer), int(self.queued)
+
     @torch.no_grad()
     def after_step(self) -> None:
         """Bring the prototypes back to the sphere, or where they were, and fill the queue.
@@ -280,9 +287,10 @@ class SwAV(Projecting):
         else:
             self.prototypes.weight.copy_(self._held)
         if self._fresh is not None:
-            pointer = enqueue(self.queue, int(self.queue_pointer), self._fresh)
-            self.queue_pointer.fill_(pointer)
-            self.queued.add_(len(self._fresh)).clamp_(max=self.queue_length)
+            self._pointer = enqueue(self.queue, self._pointer, self._fresh)
+            self._queued = min(self._queued + len(self._fresh), self.queue_length)
+            self.queue_pointer.fill_(self._pointer)
+            self.queued.fill_(self._queued)
         self._held = self._fresh = None
 
     @torch.no_grad()
@@ -299,7 +307,7 @@ class SwAV(Projecting):
         """This process's part of the queue, shape (n, 2, D); empty while it is not in use."""
         if not self.queue_length:
             return self.prototypes.weight.new_zeros(0, FULL_VIEWS, self.prototypes.in_features)
-        if epoch < self.queue_from_epoch or int(self.queued) < self.queue_length:
+        if epoch < self.queue_from_epoch or self._queued < self.queue_length:
             return self.queue[:0]
         if share is None:
             return self.queue

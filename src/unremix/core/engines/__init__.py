@@ -81,4 +81,6 @@ def engine_report() -> str:
 
 def _compiles(device: torch.device) -> bool:
     """Whether ``torch.compile`` makes kernels for a device."""
-    return device.type == "cuda" and find_spec("triton") is not None
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (7, 0)  # what Triton asks for

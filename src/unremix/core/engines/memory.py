@@ -14,7 +14,7 @@ from functools import lru_cache
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 KEPT = 2**28  # bytes of freed memory that the process keeps, at most
-LARGEST = 2**26  # bytes of an array that may be kept
+LARGEST = 2**25  # bytes of an array that may be kept; older versions refuse more
 
 
 @lru_cache(maxsize=1)
