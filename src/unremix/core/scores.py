@@ -155,7 +155,8 @@ def uncertainty(block: Block) -> Tensor:
     at_input = block.products("inputs")
     if not block.bias:
         return at_output * at_input
-    return torch.addcmul(at_output, at_output, at_input)  # x + x y = x (y + 1)
+    # x (y + 1) = x + x y, in one operation.
+    return torch.addcmul(at_output, at_output, at_input)
 
 
 def representativeness(block: Block) -> Tensor:
