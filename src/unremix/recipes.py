@@ -201,7 +201,7 @@ def options_of(recipe: Recipe) -> list[OptionValue]:
         >>> [(one.option, one.value) for one in options_of(RECIPES["unremix-u"]) if one.changed]
         [('--loss.components', '"[uncertainty]"')]
         >>> [(one.option, one.value) for one in options_of(RECIPES["debiased"])]
-        [('--loss.layout', 'both'), ('--loss.class_prior', '0.1')]
+        [('--loss.layout', 'both'), ('--loss.class_prior', '0.1'), ('--loss.decoupled', 'false')]
     """
     found = []
     bare = Composition(recipe.parts, {}, recipe.temperature)
