@@ -1,0 +1,90 @@
+"""Stages import only the stages before them, and nothing imports the command line."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "unremix"
+
+# In the order of docs/architecture.md; a stage may import itself and the stages before it.
+STAGES = [
+    "data",
+    "views",
+    "encoders",
+    "core",
+    "losses",
+    "audit",
+    "frameworks",
+    "recipes",
+    "domains",
+    "training",
+    "evaluation",
+    "report",
+    "pipeline",
+    "experiments",
+    "cli",
+]
+# A domain reads the options of a run and names the run whose features it computes, and a run finds
+# its domain: these two stages are one until domains are split by stage.
+TOGETHER = [{"domains", "training"}]
+
+
+def stage_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(path: Path) -> set[tuple[str, bool]]:
+    """Modules of ours that a file imports, and whether only for type checking."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+            if node.module == "unremix":
+                names = [f"unremix.{alias.name}" for alias in node.names]
+        found |= {(name, id(node) in for_types) for name in names if name.startswith("unremix.")}
+    return found
+
+
+FILES = sorted(
+    path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or path.stem in STAGES
+)
+
+
+def test_every_module_belongs_to_a_stage() -> None:
+    found = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
+    assert found - {"__init__", "__main__"} == set(STAGES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_stage_imports_only_earlier_stages(path: Path) -> None:
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    for module, for_types in imports(path):
+        stage = stage_of(module)
+        if for_types or stage == own or {stage, own} in TOGETHER or stage not in STAGES:
+            continue
+        assert STAGES.index(stage) < STAGES.index(own), f"{path.name} imports {module}"
+
+
+def test_the_core_imports_torch_and_the_standard_library_only() -> None:
+    known = {"torch", *sys.stdlib_module_names}
+    for path in (SOURCE / "core").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            for name in names:
+                assert name.partition(".")[0] in known or name.startswith("unremix.core")
