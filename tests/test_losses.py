@@ -360,7 +360,9 @@ def test_the_temperature_can_be_learned(batch: Batch, make: Any) -> None:
     assert_close(gradient, (up - down) / (2 * step), 1e-7)
     with torch.no_grad():
         learned.logit_scale.fill_(50.0)
-    assert learned.current_temperature().item() == pytest.approx(0.01)  # clamped, as in CLIP
+    bounded = learned.current_temperature()
+    assert bounded.item() == pytest.approx(0.01)  # clamped, as in CLIP
+    assert gradients(bounded, learned.logit_scale)[0] < 0  # and free to return
     tau = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
     called = make(temperature=7.0).double()(*batch.views, temperature=tau)
     assert_close(called, actual)

@@ -140,9 +140,10 @@ class TwoViewLoss(nn.Module):
         """τ, with gradient where it is learned."""
         if self.logit_scale is None:
             return self.temperature
-        scale = self.logit_scale.exp()
-        bounded = scale.clamp(max=LARGEST_LOGIT_SCALE)
-        return 1 / (scale + (bounded - scale).detach())  # gradient goes on beyond the bound
+        bounded = self.logit_scale.clamp(max=math.log(LARGEST_LOGIT_SCALE))
+        # The value is bounded; the gradient is not, so that it finds its way back.
+        scale = self.logit_scale + (bounded - self.logit_scale).detach()
+        return (-scale).exp()
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         """The loss's own parameters for an optimizer: a learning rate of their own, no decay.
