@@ -825,7 +825,7 @@ def test_a_real_run_that_fails(tmp_path: Path) -> None:
     (failed,) = found.failed
     assert failed.recipe == "simclr"
     assert failed.failure is not None
-    assert "received" in failed.failure
+    assert "got" in failed.failure
     assert found.rows[1].runs == 1
     assert yaml.safe_load((tmp_path / "comparison.yaml").read_text())["recipes"] == [
         "simclr",

@@ -287,7 +287,7 @@ def sketch(inputs: Tensor, size: int, *, seed: int = 0) -> Tensor:
     """Project h to ``size`` dimensions so that inner products are kept on average.
 
     h' = sqrt(H/size) Qᵀ h with Q a random orthonormal (H, size): E[h'_i · h'_j] = h_i · h_j over
-    draws of Q. At ``size`` ≥ H nothing is projected.
+    draws of Q. At ``size`` ≥ H nothing is projected. ``torch.compile`` breaks the graph here.
 
     Args:
         inputs: h, shape (..., H).
@@ -300,11 +300,9 @@ def sketch(inputs: Tensor, size: int, *, seed: int = 0) -> Tensor:
     width = inputs.shape[-1]
     if size >= width:
         return inputs
-    projection: Tensor = _projection(width, size, seed, inputs.dtype, inputs.device)
-    return inputs @ projection
+    return inputs @ _projection(width, size, seed, inputs.dtype, inputs.device)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)
 def _projection(
