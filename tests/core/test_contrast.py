@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 import reference
 import torch
+from building import draw, reference_weights
 from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,11 +27,6 @@ from unremix.core.weights import Weighting, hard_negatives
 
 NAMES = tuple(COMPONENTS)
 UNIFORM = Weighting()
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def info_nce(
@@ -70,26 +66,6 @@ def engines(weighting: Weighting) -> list[str]:
     """Those that serve a weighting and need no compilation; ``compiled`` is tested by itself."""
     refused = native.refusal(Options(weighting), torch.zeros(1, dtype=torch.float64))
     return ["eager"] if refused else ["eager", "native"]
-
-
-def reference_weights(
-    za: Tensor, zc: Tensor, ha: Tensor, hc: Tensor, pairs: Pairs, mix: Tensor, weighting: Weighting
-) -> Tensor:
-    negatives, positives = pairs.negatives(), pairs.positive_mask()
-    similarity = reference.similarity(za, zc)
-    scores = [
-        reference.uncertainty(za, zc, ha, hc, negatives, positives),
-        similarity if weighting.similarity_gradient else similarity.detach(),
-        reference.representativeness(zc, negatives).detach(),
-    ]
-    return reference.weights(
-        scores,
-        mix,
-        negatives,
-        scaling="zscore-exp" if weighting.scaling == "zscore" else weighting.scaling,
-        mass=weighting.mass,
-        hardness=weighting.sharpness,
-    )
 
 
 def windows() -> Pairs:
