@@ -213,7 +213,7 @@ def recipes(recipe: str | None = None) -> None:
 
 
 def report(run: str) -> None:
-    """Write a run's report.html anew.
+    """Write a run's report.html again.
 
     Args:
         run: The run's folder.

@@ -1,4 +1,4 @@
-"""``unremix train --help``: the options that matter for the data at hand, a line each."""
+"""``unremix train --help``: the options for your kind of data, one line each."""
 
 from __future__ import annotations
 

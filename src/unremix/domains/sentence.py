@@ -74,7 +74,7 @@ class SentenceCorpus(EncodedCorpus):
     source: SentenceData = field(kw_only=True)
 
     def names(self) -> list[str]:
-        """The text of each sentence, long ones cut; read anew.
+        """The text of each sentence, long ones cut; read from disk each time.
 
         Raises:
             ValueError: If the text has changed since it was numbered.

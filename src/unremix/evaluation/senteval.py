@@ -311,7 +311,7 @@ class _Logistic:
 def nested_folds(
     features: Tensor, labels: Tensor, *, seed: int, folds: int, strengths: Sequence[float]
 ) -> dict[str, Any]:
-    """Accuracy over stratified folds, the penalty chosen anew in each by inner folds.
+    """Accuracy over stratified folds, the penalty chosen in each by inner folds.
 
     Args:
         features: Shape (n, D).

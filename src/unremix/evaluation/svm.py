@@ -178,7 +178,7 @@ def svm_accuracy(
             regression.
         standardise: Whether to bring each feature to mean 0 and variance 1. InfoGraph's public code
             does not.
-        repeats: How often to draw the folds anew.
+        repeats: How often to draw new folds.
         seed: Draws the folds; repeat r uses seed + r.
         jobs: Folds at a time, each in its own thread; as many as torch has threads if None.
         progress: Called with the number of folds done, inner and outer, and how many there are.

@@ -1,8 +1,8 @@
 """Memory of blocks on the CPU: kept by the process from one block to the next.
 
 A block allocates and frees a few arrays of some megabytes. By default glibc returns such memory to
-the system at once, and every block pays for fresh pages: at N = 1024 that is a quarter of the time
-of ``native`` and a third of that of ``eager`` (docs/benchmarks.md).
+the system at once, and every block pays for fresh pages. Kept, a call at N = 1024 took 112 ms in
+place of 145 with ``native``, and 179 in place of 253 with ``eager``.
 """
 
 from __future__ import annotations

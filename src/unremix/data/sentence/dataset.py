@@ -65,7 +65,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class SentenceData:
-    """Ordered sentences that are read anew each time they are iterated over.
+    """Ordered sentences that are read again each time they are iterated over.
 
     Iterating yields :class:`Sentence`; documents are numbered from 0 in reading order. A pass that
     comes to the end warns, once, of bytes that are not UTF-8 and the like.
