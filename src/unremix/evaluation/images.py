@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unremix.audit import effective_negatives
 from unremix.data.image.dataset import ImageData
 from unremix.domains.base import Measuring
 from unremix.domains.image import ImageShape, set_features
@@ -110,9 +111,10 @@ class ImageObserver:
         first, second = embed(0), embed(1)
         # As many images as a batch has at most: how many negatives count depends on how many are.
         batch = slice(self.config.batch_size)
-        negatives = model.effective_negatives(
-            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch])
+        importance = model.importance(
+            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch]), indices[batch]
         )
+        negatives = None if importance is None else effective_negatives(importance.weights.double())
         model.train(was_training)
         z0, z1 = first[0], second[0]
         found = health(z0.float(), z1.float(), effective_negatives=negatives)
