@@ -149,7 +149,8 @@ def standing(evidence: Tensor, negatives: Tensor) -> Tensor:
     """
     values = torch.where(negatives, evidence, torch.inf)  # what is no negative comes last
     ordered = values.sort(dim=1).values.contiguous()
-    rounding = noise(evidence.dtype)
+    size = torch.where(negatives, evidence, 0.0).abs().amax(1, keepdim=True)
+    rounding = noise(evidence.dtype) * size
     below = torch.searchsorted(ordered, (values - rounding).contiguous())
     not_above = torch.searchsorted(ordered, (values + rounding).contiguous(), right=True)
     count = negatives.sum(1, keepdim=True).clamp(min=1)

@@ -246,6 +246,9 @@ class TrainConfig:
         seed: Seed of everything random.
         limit: Use at most so many samples.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
+        audit_every: Epochs between audits of the weights, for images with labels: which negatives
+            are heavy, and whether they are false; in columns of metrics.csv named audit_. None
+            by default.
         knn_k: Neighbors of the kNN measurement; by default 200, but at most a fifth of the images
             per class.
         knn_temperature: Its temperature.
@@ -309,6 +312,7 @@ class TrainConfig:
     seed: int = option(0)
     limit: int | None = option()
     evaluate_every: int | None = option()
+    audit_every: int | None = option(domain="image", rare=True)
     knn_k: int | None = option(rare=True)
     knn_temperature: float = option(0.5, rare=True)
     probe_epochs: int = option(100, domain="image")
@@ -374,7 +378,7 @@ class TrainConfig:
         least = {"batch_size": 2, "epochs": 0, "warmup_epochs": 0, "probe_epochs": 0}
         least |= dict.fromkeys(("head_output", "width", "num_nodes", "chunk", "evaluate_every"), 1)
         least |= dict.fromkeys(("checkpoint_every", "log_every", "threads", "limit"), 1)
-        least |= dict.fromkeys(("knn_k", "image_size"), 1)
+        least |= dict.fromkeys(("knn_k", "image_size", "audit_every"), 1)
         for name, bound in least.items():
             value = getattr(self, name)
             if value not in (None, "auto") and value < bound:
