@@ -27,12 +27,15 @@ class Views:
         inputs: h with z = W h + b, shape (N, H), if known.
         ids: Which sample each view shows, shape (N,), if known; for scores that ask for it.
         residuals: δ, shape (N, D), if computed already.
+        outputs: W h + b, shape (N, D), where z is made of it and differs, by BatchNorm for example;
+            δ is taken there.
     """
 
     embeddings: Tensor
     inputs: Tensor | None = None
     ids: Tensor | None = None
     residuals: Tensor | None = None
+    outputs: Tensor | None = None
 
 
 @dataclass(frozen=True)
