@@ -325,10 +325,10 @@ def test_every_run_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     plan = Plan(("simclr", "hcl"), 2, "simclr", replace(TINY, accelerator="auto"))
-    assert share_for(plan, None).gpus == (("0",), ("1",))
+    assert share_for(plan.jobs, None).gpus == (("0",), ("1",))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,6")
-    assert share_for(plan, None).gpus == (("3",), ("6",))
-    assert share_for(replace(plan, train=TINY), 2).gpus == ()  # on the CPU
+    assert share_for(plan.jobs, None).gpus == (("3",), ("6",))
+    assert share_for(replace(plan, train=TINY).jobs, 2).gpus == ()  # on the CPU
 
 
 times = st.lists(st.integers(0, 9), max_size=6)
@@ -706,7 +706,7 @@ def test_a_run_of_an_earlier_start_is_waited_for(
     run_compare(other, "simclr", seeds=1)
     (folder / "runs").mkdir(parents=True)
     (folder / "comparison.yaml").write_text((other / "comparison.yaml").read_text())
-    job = Job("simclr", 0)
+    job = Job("simclr", 0, "simclr-0", TINY)
     lock = try_lock(place.lock(job))
     assert lock is not None
     # It holds the lock, is in the midst of its run, and finishes it once the gate is open.
