@@ -44,6 +44,8 @@ def refusal(
         return "it does not serve gradient through the weights"
     if weighting.components and (weighting.scaling != "minmax" or weighting.sharpness is not None):
         return "it serves uniform weights and mixes with scaling='minmax'"
+    if weighting.filter is not None:
+        return "it does not serve false_negatives"
     if len(weighting.components) > MOST_COMPONENTS:
         return f"it serves at most {MOST_COMPONENTS} components"
     return missing(like.dtype)
