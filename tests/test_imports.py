@@ -24,6 +24,7 @@ STAGES = [
     "domains",
     "training",
     "evaluation",
+    "mining",
     "report",
     "pipeline",
     "experiments",

@@ -12,7 +12,7 @@ import pytest
 tomllib = pytest.importorskip("tomllib")
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+PACKAGE = {"PIL": "pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 # timm is asked for by name on the command line; typing_extensions is for type checking only; the
 # adapters serve libraries that their users have.
 OPTIONAL = {

@@ -32,6 +32,7 @@ from unremix.core.problem import (
 )
 from unremix.core.residuals import blocks, with_residuals
 from unremix.core.scores import Vectors, inner_products, normalize
+from unremix.core.signals import kept
 from unremix.core.weights import raw_scores, weigh
 
 
@@ -60,7 +61,8 @@ def rows_loss(
     products = inner_products(anchors, candidates, rows.own_vectors)  # (B, M)
     block = make_block(products, anchors, candidates, rows, options)
     scores = raw_scores(block, weighting)
-    weights = weigh(scores, negatives, rows.count, mix, weighting, temperature)
+    keep = None if weighting.filter is None else kept(block, weighting.filter)
+    weights = weigh(scores, negatives, rows.count, mix, weighting, temperature, keep)
     logits = products / temperature
     if rows.own_factor != 1:
         shared, own = logits[:, : len(candidates)], logits[:, len(candidates) :]
@@ -248,8 +250,11 @@ def describe(views: Views | Own) -> tuple[Tensor, Vectors]:
     """Unit vectors with gradient, and all that is known of the views as constants."""
     units, lengths = normalize(views.embeddings)
     inputs = None if views.inputs is None else views.inputs.detach()
-    ids = views.ids if isinstance(views, Views) else None
-    return units, Vectors(units.detach(), lengths.detach(), inputs, ids, views.residuals)
+    known = (units.detach(), lengths.detach(), inputs)
+    if isinstance(views, Own):
+        return units, Vectors(*known, residuals=views.residuals)
+    further = (views.ids, views.residuals, views.descriptors, views.thresholds)
+    return units, Vectors(*known, *further)
 
 
 def describe_layer(views: Views) -> Vectors:

@@ -398,7 +398,7 @@ def _record(stage: str, job: Job, folder: Folder, cpu_seconds: float) -> dict[st
         "loss": outcome["loss"],
         "results": outcome["results"],
         "metrics": rows[-1] if rows else {},
-        "cpu_seconds": round(cpu_seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 3),
         "command": command_of(job.train),
         "versions": versions(),
     }
