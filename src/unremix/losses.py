@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
-from unremix.core.contrast import contrast, describe, full_precision, pose
+from unremix.core.contrast import contrast, describe, describe_layer, full_precision, pose
 from unremix.core.engines import eager, find_engine
 from unremix.core.gather import (
     Share,
@@ -23,7 +23,7 @@ from unremix.core.gather import (
     share_of,
     withdraw,
 )
-from unremix.core.last_layer import LastLayer
+from unremix.core.last_layer import Found, LastLayer, Projection
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.pairs import Pairs
 from unremix.core.problem import (
@@ -93,6 +93,7 @@ PRESETS: dict[str, Preset] = {
     "code": Preset("both", "none", "mean", True, 0.1, "logit"),
 }
 
+T = TypeVar("T")
 V = TypeVar("V", Views, Own)
 
 
@@ -143,7 +144,8 @@ class TwoViewLoss(nn.Module):
         if not isinstance(gather, bool):
             choose("gather", gather, ("equal",))
         self.gather: Gather = gather
-        self.last_layer: LastLayer | None = None
+        self.last_layer: LastLayer | Projection | None = None
+        self.second_last_layer: LastLayer | Projection | None = None  # of a second encoder
         self.sketch: int | None = None
         self.logit_scale: nn.Parameter | None = None
         if learnable_temperature:
@@ -566,12 +568,22 @@ class TwoViewLoss(nn.Module):
             )
         ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
         needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
+        outputs = None
         if h0 is None and self.last_layer is not None and needs:
-            check = checks_on(self.options.check, z0)
-            h0, h1 = self.last_layer.inputs_of(z0, z1, check=check)
+            found = self._find_inputs(z0, z1)
+            h0, h1 = found[0].inputs, found[1].inputs
+            # All processes share what the layer made, or none does.
+            if self._gathers or any(each.outputs is not None for each in found):
+                outputs = tuple(
+                    z if each.outputs is None else each.outputs
+                    for z, each in zip((z0, z1), found, strict=True)
+                )
         if h0 is not None and h1 is not None:
             check_two_views("h", h0, h1, rows=z0.shape[0])
         first, second = self._ready(Views(z0, h0, ids)), self._ready(Views(z1, h1, ids))
+        if outputs is not None:
+            first = replace(first, outputs=outputs[0])
+            second = replace(second, outputs=outputs[1])
         settings = self.weighting.filter
         if settings is None:
             return first, second
@@ -633,6 +645,24 @@ class TwoViewLoss(nn.Module):
             arranged, anchors=limited, candidates=limited if shared else arranged.candidates
         )
 
+    def _find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
+        """h of both views, each from its own layer where there are two."""
+        assert self.last_layer is not None
+        check = checks_on(self.options.check, z0)
+        if self.second_last_layer is None:
+            first, second = self.last_layer.find(z0, z1, check=check)
+            return first, second
+        (first,), (second,) = (
+            self.last_layer.find(z0, check=check),
+            self.second_last_layer.find(z1, check=check),
+        )
+        if first.inputs.shape[1] != second.inputs.shape[1]:  # nothing to compare but their lengths
+            first, second = (
+                replace(each, inputs=torch.linalg.vector_norm(each.inputs, dim=1, keepdim=True))
+                for each in (first, second)
+            )
+        return first, second
+
     def _arrange(
         self,
         first: Views,
@@ -691,7 +721,7 @@ class TwoViewLoss(nn.Module):
         assert share is not None
         engine = find_engine(options, anchors.embeddings, own is not None, temperature)
         settings = (options, temperature, engine)
-        here, everyone = describe(anchors)[1], describe(candidates)[1]
+        here, everyone = describe_layer(anchors), describe_layer(candidates)
         own_here = None if own is None else describe(own)[1]
         delta = anchor_residuals(here, everyone, pairs, *settings, own=own_here)
         if both:
@@ -707,9 +737,9 @@ class TwoViewLoss(nn.Module):
                 anchor_ids=gather_rows(pairs.anchor_ids, share),
                 non_negatives=None,
             )
-            asking = describe(all_first)[1]
+            asking = describe_layer(all_first)
             part = candidate_residuals(
-                describe(second)[1], asking, whole, *settings, offset=share.offset
+                describe_layer(second), asking, whole, *settings, offset=share.offset
             )
             shared = gather_rows(part, share)
         if own is not None and own_here is not None:
@@ -732,7 +762,8 @@ def _stack(first: Views, second: Views) -> Views:
         return None if one is None or other is None else torch.cat([one, other])
 
     embeddings = torch.cat([first.embeddings, second.embeddings])
-    return Views(embeddings, join("inputs"), join("ids"), None, join("descriptors"))
+    joined = {name: join(name) for name in ("inputs", "ids", "descriptors", "outputs")}
+    return Views(embeddings, **joined)
 
 
 def _gathered(views: Views, share: Share) -> Views:
@@ -741,8 +772,8 @@ def _gathered(views: Views, share: Share) -> Views:
         gather_rows(views.embeddings, share),
         None if views.inputs is None else gather_rows(views.inputs, share),
         None if views.ids is None else gather_rows(views.ids, share),
-        None,
-        None if views.descriptors is None else gather_rows(views.descriptors, share),
+        descriptors=None if views.descriptors is None else gather_rows(views.descriptors, share),
+        outputs=None if views.outputs is None else gather_rows(views.outputs, share),
     )
 
 
@@ -917,8 +948,13 @@ class UnReMixLoss(TwoViewLoss):
     Args:
         temperature: τ.
         last_layer: The linear layer that makes the embeddings; it is watched for its input h, and
-            not registered as a submodule. Without it, and without h0 and h1 in the call, the
-            uncertainty ignores the layer's input.
+            not registered as a submodule. Where BatchNorm or an activation follows it, pass the
+            head, or its part from the linear layer on: h is that layer's input, and the uncertainty
+            takes δ at that layer's output. For two encoders, pass a pair; inputs of different
+            widths have no inner product, and enter as |h_i| |h_j|. Without ``last_layer``, and
+            without h0 and h1 in the call, the uncertainty ignores the layer's input.
+        projection: In place of ``last_layer``, the parameter P, shape (H, D), of embeddings
+            z = h P; or a pair, for two encoders.
         components: Any of ``uncertainty``, ``similarity``, ``representativeness``, or functions
             ``score(block) -> (B, M)``; see :class:`unremix.core.scores.Block`.
         mix: λ: ``learned`` (a softmax of parameters), ``free`` (non-negative parameters), ``fixed``
@@ -968,7 +1004,8 @@ class UnReMixLoss(TwoViewLoss):
         self,
         *,
         temperature: float = 0.5,
-        last_layer: nn.Linear | None = None,
+        last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None,
+        projection: Tensor | tuple[Tensor, Tensor] | None = None,
         components: Sequence[str | Score | Component] = tuple(COMPONENTS),
         mix: Mix = "learned",
         scaling: ScalingName | None = None,
@@ -991,7 +1028,7 @@ class UnReMixLoss(TwoViewLoss):
         fidelity: Fidelity = "sound",
     ) -> None:
         preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
-        watched = None if last_layer is None else LastLayer(last_layer)
+        watched = _watched(last_layer, projection)
         weighting = _mixed_weighting(
             components, scaling, mass, hardness, similarity_gradient, preset
         )
@@ -1003,7 +1040,7 @@ class UnReMixLoss(TwoViewLoss):
                 ),
                 posterior_temperature=posterior_temperature,
                 gradient=gradient,
-                bias=bias if watched is None else watched.bias,
+                bias=all(each.bias for each in watched) if watched else bias,
                 tile=tile,
                 engine=engine,
                 check=check,
@@ -1019,7 +1056,8 @@ class UnReMixLoss(TwoViewLoss):
                 "use a positive integer"
             )
         self.sketch = sketch
-        self.last_layer = watched
+        self.last_layer = watched[0] if watched else None
+        self.second_last_layer = watched[1] if len(watched) > 1 else None
         for component in components:  # a score with parameters or buffers of its own
             if isinstance(component, nn.Module):
                 self.add_module(name_of(component), component)
@@ -1075,6 +1113,33 @@ class UnReMixLoss(TwoViewLoss):
         """What ``print`` shows."""
         shares = ", ".join(f"{name}={share:.3f}" for name, share in self.mix.items())
         return f"temperature={self.temperature:g}, layout={self.layout!r}, mix=({shares})"
+
+
+def _watched(
+    last_layer: nn.Module | tuple[nn.Module, nn.Module] | None,
+    projection: Tensor | tuple[Tensor, Tensor] | None,
+) -> list[LastLayer | Projection]:
+    """Where h comes from: nothing, one layer, or two."""
+    if last_layer is not None and projection is not None:
+        raise ValueError(
+            "expected last_layer or projection, got both; pass the one that makes the embeddings"
+        )
+    if last_layer is not None:
+        return [LastLayer(each) for each in _one_or_two("last_layer", last_layer)]
+    if projection is not None:
+        return [Projection(each) for each in _one_or_two("projection", projection)]
+    return []
+
+
+def _one_or_two(name: str, given: T | tuple[T, T]) -> tuple[T, ...]:
+    """What was given as one, or as a pair."""
+    if not isinstance(given, tuple):
+        return (given,)
+    if len(given) != 2:
+        raise ValueError(
+            f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
+        )
+    return given
 
 
 def _mixed_weighting(

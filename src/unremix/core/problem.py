@@ -30,6 +30,8 @@ class Views:
         descriptors: What tells how alike two samples are, shape (N, K), where it is not f; see
             :mod:`unremix.core.signals`.
         thresholds: How alike a negative may be, shape (N,), where anchors have such a limit.
+        outputs: W h + b, shape (N, D), where z is made of it and differs, by BatchNorm for example;
+            δ is taken there.
     """
 
     embeddings: Tensor
@@ -38,6 +40,7 @@ class Views:
     residuals: Tensor | None = None
     descriptors: Tensor | None = None
     thresholds: Tensor | None = None
+    outputs: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -235,13 +235,14 @@ def evaluate_run(
         card["note"] = "no labels: accuracy cannot be measured"
         return card
     split = data.test is not None and data.test.labels is not None
+    held_out = "test images" if config.validation is None else "held-out training images"
     card["protocol"] = {
         "knn": f"cosine, k={neighbours(data, config)}, votes weighted by "
         f"exp(similarity/{config.knn_temperature:g}), "
-        + ("training images as bank, test images as queries" if split else "leave one out"),
+        + (f"training images as bank, {held_out} as queries" if split else "leave one out"),
         "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, batches of at most 512, "
         f"{config.probe_epochs} epochs, the last reported, "
-        + ("test images" if split else "a random fifth held out"),
+        + (held_out if split else "a random fifth held out"),
         "standard_error": "over the images measured; one training run",
     }
     encoders: dict[str, nn.Module | None] = {"trained": run.encoder(), "untrained": untrained}

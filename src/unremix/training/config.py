@@ -245,6 +245,8 @@ class TrainConfig:
             among the processes, or what OMP_NUM_THREADS says.
         seed: Seed of everything random.
         limit: Use at most so many samples.
+        validation: Hold out this share of the training images and measure on them, in place of
+            the test images: to choose options without seeing those.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
         audit_every: Epochs between audits of the weights, for images with labels: which negatives
             are heavy, and whether they are false; in columns of metrics.csv named audit_. None
@@ -311,6 +313,7 @@ class TrainConfig:
     threads: int | None = option()
     seed: int = option(0)
     limit: int | None = option()
+    validation: float | None = option(domain="image", rare=True)
     evaluate_every: int | None = option()
     audit_every: int | None = option(domain="image", rare=True)
     knn_k: int | None = option(rare=True)
@@ -383,6 +386,10 @@ class TrainConfig:
             value = getattr(self, name)
             if value not in (None, "auto") and value < bound:
                 raise ValueError(f"expected {name} to be at least {bound}, got {value}; change it")
+        if self.validation is not None and not 0 < self.validation < 1:
+            raise ValueError(
+                f"expected validation between 0 and 1, got {self.validation}; change it"
+            )
         for name in ("lr", "temperature", "knn_temperature", "clip", "max_minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
