@@ -6,21 +6,17 @@ links or pipes are made by a function.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
 import struct
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from data_seeds import (
-    GRAPHS,
     TU,
     cifar,
     lines,
@@ -29,7 +25,6 @@ from data_seeds import (
     read_images,
     read_senteval,
     read_text,
-    tarred,
     zipped,
 )
 from fuzzing import Files, packed, write_files
@@ -162,7 +157,9 @@ PICKLES: dict[str, Attack] = {
         "a label of two billion": (with_batch(labels(b"J\xff\xff\xff\x7f")), "labels below 10,000"),
         "a label of 2^100": (with_batch(labels(number(2**100))), "labels below 10,000"),
         "a label that is negative": (with_batch(labels(number(-1))), "labels below 10,000"),
-        "two million values": (with_batch(raw_pickle(b"](" + b"N" * 2_100_000 + b"e")), "more than"),
+        "two million values": (
+            with_batch(raw_pickle(b"](" + b"N" * 2_100_000 + b"e")), "more than"
+        ),
         "a shape of terabytes": (
             with_batch(array_pickle(BYTE_TYPE, number(2**40) + b"K\x02\x86", b"", b"data")),
             "shape does not match",
@@ -396,7 +393,9 @@ ARCHIVES = {
     ),
     "a member said to be short": Attack({"a.zip": resized(40)}, read_images, "a.zip", None),
     "a member said to be long": Attack({"a.zip": resized(2**29)}, read_images, "a.zip", None),
-    "a member said to be longest": Attack({"a.zip": resized(2**32 - 2)}, read_images, "a.zip", None),
+    "a member said to be longest": Attack(
+        {"a.zip": resized(2**32 - 2)}, read_images, "a.zip", None
+    ),
     **{name: Attack({"a.tar": data}, read_images, "a.tar", None) for name, data in TARS.items()},
     "CIFAR with holes": Attack(
         {"a.tar.gz": holes()}, read_images, "a.tar.gz", "expected"
@@ -455,7 +454,8 @@ ARRAYS = {
         read_images, "", "promises",
     ),
     "npz of terabytes": Attack(
-        {"a.npz": npz_of("images", shaped("|u1", 10**6, 10**6, 3))}, read_images, "a.npz", "promises"
+        {"a.npz": npz_of("images", shaped("|u1", 10**6, 10**6, 3))},
+        read_images, "a.npz", "promises",
     ),
     "npz of empty pictures": Attack(
         {"a.npz": npz_of("images", shaped("|u1", 10**12, 0, 0))}, read_images, "a.npz", "4 x 4"
@@ -475,7 +475,9 @@ ARRAYS = {
         {"a.npz": npz_of("images", "[" * 9000)}, read_images, "a.npz", "expected an .npz"
     ),
     "npz that unpacks to a gigabyte": Attack(
-        later(lambda: {"a.npz": npz_of("images", shaped("|u1", 3 * 2**18, 32, 32), bytes(3 * 2**28))}),
+        later(
+            lambda: {"a.npz": npz_of("images", shaped("|u1", 3 * 2**18, 32, 32), bytes(3 * 2**28))}
+        ),
         read_images, "a.npz", "unpacks to",
     ),
     "npz of floats that grow": Attack(
