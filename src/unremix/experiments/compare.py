@@ -24,10 +24,11 @@ from rich.console import Console
 
 import unremix
 from unremix.core.engines import engine_report
+from unremix.data.atomic_files import try_lock
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
 from unremix.experiments.display import Display, monitored
-from unremix.experiments.folder import Folder, path_for, try_lock
+from unremix.experiments.folder import Folder, path_for
 from unremix.experiments.plan import (
     CompareConfig,
     Job,

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import read_text, write_text
 from unremix.experiments.compare import compare, versions
 from unremix.experiments.plan import CompareConfig
 from unremix.experiments.reproduce import GraphsConfig, SentencesConfig
@@ -128,7 +128,7 @@ def write_record(
     path = folder / "results.json"
     whole = {"command": command, "versions": versions(), **record}
     if not trained and path.exists():
-        earlier = json.loads(path.read_text())
+        earlier = json.loads(read_text(path))
         kept = ("command", "versions", "settings")
         whole |= {key: earlier[key] for key in kept if key in earlier}
         trained = True
@@ -139,8 +139,8 @@ def write_record(
         f"{made['unremix']}, torch {made['torch']}, Python {made['python']}.\n"
     )
     content = json.dumps(whole, indent=1) + "\n"
-    write_whole(path, lambda file: file.write_text(content))
-    write_whole(folder / "table.md", lambda file: file.write_text(text))
+    write_text(path, content)
+    write_text(folder / "table.md", text)
     if figure is not None:
         write_figure(figure, folder / name)
 
@@ -148,4 +148,6 @@ def write_record(
 def show_table(table: str, folder: str, console: Console) -> None:
     """Print the table, and where everything is."""
     console.print(table, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"Everything is in {folder}/ (open table.md first)", highlight=False)
+    console.print(
+        f"Everything is in {folder}/ (open table.md first)", highlight=False, markup=False
+    )

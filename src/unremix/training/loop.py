@@ -39,7 +39,7 @@ from unremix.training.preparation import Prepared
 from unremix.training.progress import Progress
 from unremix.training.run import Run
 from unremix.training.sampling import scramble
-from unremix.training.stopping import Stop, requeue
+from unremix.training.stopping import Stop, requeue, resume_command
 from unremix.training.threads import limited_threads
 
 
@@ -285,7 +285,7 @@ class Training:
         names = list(dict.fromkeys(name for row in self.rows for name in row))
 
         def write(path: Path) -> None:
-            with path.open("w", newline="") as file:
+            with path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, names)
                 writer.writeheader()
                 writer.writerows(self.rows)
@@ -299,6 +299,7 @@ class Training:
             return
         state = {
             "version": unremix.__version__,
+            "record": self.prepared.record,
             "step": self.step,
             "seconds": self.seconds,
             "stopped": self.stopped,
@@ -309,7 +310,7 @@ class Training:
         if hasattr(self, "optimizer"):
             state["optimizer"] = self.optimizer.state_dict()
             state["precision"] = self.fabric.strategy.precision.state_dict()
-        write_whole(self.run.checkpoint, lambda path: torch.save(state, path))
+        self.run.save_checkpoint(state)
 
 
 @contextmanager
@@ -358,7 +359,13 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
     fabric.launch()
     if fabric.world_size > 1:
         atexit.register(_leave)
+        run.path = Path(fabric.broadcast(str(run.path)))  # only the first process made it
     return fabric
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether another process of the run has ended, which the next exchange with it reports."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 def _leave() -> None:
@@ -386,19 +393,38 @@ def fit(
     """
     run, config = prepared.run, prepared.config
     fabric = _launched(config, run)
+    try:
+        training = _train(fabric, prepared, observe, progress, stop)
+    except RuntimeError as error:
+        if fabric.world_size == 1 or not _is_lost(error):
+            raise
+        raise ChildProcessError(
+            f"expected all {fabric.world_size} processes of the run to work, lost one; resume with:"
+            f" {resume_command(str(run.path))}"
+        ) from error
+    if fabric.is_global_zero:
+        encoder = training.model.encoder.cpu()
+        write_weights(run, encoder, run.path / "encoder.safetensors")
+        run.trained = encoder.eval()
+    return fabric.is_global_zero
+
+
+def _train(
+    fabric: Fabric, prepared: Prepared, observe: Observer, progress: Progress, stop: Stop | None
+) -> Training:
+    """Train to the last epoch, if there is anything left to do."""
+    run, config = prepared.run, prepared.config
     with limited_threads(config.threads), torch.random.fork_rng(devices=[]), progress:
         done = prepared.state is not None and bool(prepared.state.get("stopped"))
         training = Training(fabric, prepared, observe, progress, stop)
         if fabric.is_global_zero:
             progress.opened(training)
         if training.step < training.total and not done:
+            if fabric.is_global_zero:  # that of an earlier end, or of an export meanwhile
+                (run.path / "encoder.safetensors").unlink(missing_ok=True)
             training()
             for logger in fabric.loggers:
                 logger.finalize("success")
         elif prepared.state is None:
             training.save()
-    if fabric.is_global_zero:
-        encoder = training.model.encoder.cpu()
-        write_weights(run, encoder, run.path / "encoder.safetensors")
-        run.trained = encoder.eval()
-    return fabric.is_global_zero
+    return training
