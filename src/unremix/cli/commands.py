@@ -136,7 +136,8 @@ def embed(
     say(f"Wrote {count} embeddings of size {width} to {path}")
     config = Run(run).config
     if data is None and config.limit is not None:
-        say(f"The run was limited by --limit {config.limit}; --data {config.data} embeds all")
+        limited = f"The run was limited by --limit {config.limit}"
+        say(f"{limited}; --data {quote(config.data)} embeds everything")
 
 
 def export(

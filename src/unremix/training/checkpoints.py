@@ -49,7 +49,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            _verify(file, path)
+            checked = _verify(file)
             file.seek(0)
             state = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -58,6 +58,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path} cannot be read (it holds more than numbers)") from error
     except Exception as error:  # what damaged files raise has no base of its own
         raise DamagedError(f"{path} cannot be read ({_first_line(error)})") from error
+    if not checked:
+        warnings.warn(f"{path} has no checksum: an early version wrote it", stacklevel=3)
     if not (
         isinstance(state, dict)
         and isinstance(state.get("step"), int)
@@ -69,16 +71,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def _verify(file: BinaryIO, path: Path) -> None:
+def _verify(file: BinaryIO) -> bool:
+    """Compare a checkpoint with its checksum; False if an early version wrote it without one."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - COMMENT))
     comment = file.read()
     if comment[-22:-18] == LAST_RECORD:
-        warnings.warn(f"{path} has no checksum: an early version wrote it", stacklevel=4)
-    elif not comment.startswith(MARK):
+        return False
+    if not comment.startswith(MARK):
         raise ValueError("its checksum is missing")
-    elif comment != MARK + _digest(file, size - COMMENT):
+    if comment != MARK + _digest(file, size - COMMENT):
         raise ValueError("its checksum does not match")
+    return True
 
 
 def _digest(file: BinaryIO, size: int) -> bytes:
@@ -110,7 +114,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise
     except Exception as error:
         raise DamagedError(f"{path} cannot be read ({_first_line(error)})") from error
-    if "sha256" in texts and texts["sha256"] != digest_of(weights):
+    if texts.pop("sha256", None) not in (None, digest_of(weights)):
         raise DamagedError(f"{path} cannot be read (its checksum does not match)")
     return weights, texts
 

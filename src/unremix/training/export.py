@@ -37,8 +37,7 @@ OPTIONS = {
     "graph": ("hidden", "layers"),
     "sentence": ("encoder", "words", "units", "bidirectional", "output", "max_length"),
 }
-# Others are written as JSON.
-TEXTS = ("made_by", "version", "domain", "layer", "crop", "resize", "sha256")
+TEXTS = ("made_by", "version", "domain", "layer", "crop", "resize")  # others are written as JSON
 
 
 class Export(NamedTuple):
@@ -130,7 +129,7 @@ def from_texts(texts: dict[str, str]) -> dict[str, Any]:
 def write_weights(run: Run, encoder: nn.Module, path: Path) -> None:
     """Write an encoder's weights as safetensors, with its description as metadata."""
     weights = {name: tensor.contiguous().cpu() for name, tensor in encoder.state_dict().items()}
-    texts = to_texts({**describe(run, encoder), "sha256": digest_of(weights)})
+    texts = to_texts(describe(run, encoder)) | {"sha256": digest_of(weights)}
     write_whole(path, lambda file: save_file(weights, file, metadata=texts))
 
 

@@ -113,7 +113,7 @@ def _from_safetensors(path: Path) -> ExportedEncoder:
     try:
         weights, texts = read_safetensors(path)
     except DamagedError as error:
-        raise ValueError(f"expected a safetensors file, but {error}") from error
+        raise ValueError(f"expected a safetensors file, got another: {error}") from error
     facts = _facts(path, texts)
     check_finite(weights, str(path))
     if facts["domain"] == "image":
