@@ -73,8 +73,10 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                 progress.say("measuring the encoder, trained and untrained")
                 with progress:
                     card = evaluate_run(run, data, progress=progress.measured)
-                _write_card(run, card, "evaluation.json")
-                write_report(run.path)
+                card["verdict"] = verdict(card)
+                write_report(run.path, card)
+                # Last: a run that has it is finished.
+                write_text(run.path / "evaluation.json", json.dumps(card, indent=2))
     except KeyboardInterrupt as stopped:
         prepared.discard()
         raise KeyboardInterrupt(str(run.path) if run.path.exists() else "") from stopped
@@ -107,12 +109,8 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
         with Progress(run.config) as progress:
             card = evaluate_run(run, found, own=data is None, progress=progress.measured)
         name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
-        _write_card(run, card, name)
+        card["verdict"] = verdict(card)
         if data is None:
-            write_report(run.path)
+            write_report(run.path, card)
+        write_text(run.path / name, json.dumps(card, indent=2))
     return card
-
-
-def _write_card(run: Run, card: dict[str, Any], name: str) -> None:
-    card["verdict"] = verdict(card)
-    write_text(run.path / name, json.dumps(card, indent=2))

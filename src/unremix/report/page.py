@@ -45,17 +45,18 @@ CURVES: tuple[tuple[str, dict[str, str], str, bool], ...] = (
 )
 
 
-def write_report(run_folder: str | Path) -> Path:
+def write_report(run_folder: str | Path, card: dict[str, Any] | None = None) -> Path:
     """Write report.html and the figures of a run.
 
     Args:
         run_folder: The run.
+        card: Its evaluation card; by default that in its folder, if there is one.
 
     Returns:
         The page.
     """
     run = Run(run_folder)
-    figures, page = _draw(run)
+    figures, page = _draw(run, run.evaluation if card is None else card)
     for name, svg in figures.items():
         write_text(run.path / "figures" / f"{name}.svg", svg)
     path = run.path / "report.html"
@@ -63,9 +64,9 @@ def write_report(run_folder: str | Path) -> Path:
     return path
 
 
-def _draw(run: Run) -> tuple[dict[str, str], str]:
+def _draw(run: Run, card: dict[str, Any] | None) -> tuple[dict[str, str], str]:
     """The figures as SVG, and the page."""
-    rows, card = run.metrics(), run.evaluation
+    rows = run.metrics()
     figures: dict[str, str] = {}
     for name, columns, title, percent in CURVES:
         drawn = curve(rows, columns, title=title, percent=percent)
