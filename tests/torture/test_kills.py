@@ -84,9 +84,7 @@ def spread(cases: list[Any], count: int) -> list[Any]:
     return [cases[index * (len(cases) - 1) // (count - 1)] for index in range(count)]
 
 
-def test_killed_at_any_operation(
-    nursery: Nursery, whole: tuple[Run, int], tmp_path: Path
-) -> None:
+def test_killed_at_any_operation(nursery: Nursery, whole: tuple[Run, int], tmp_path: Path) -> None:
     """Every write, fsync and rename × before, halfway and after; then kills at random moments."""
     reference, operations = whole
     matrix = [(operation, mode) for operation in range(1, operations + 1) for mode in KILLS]

@@ -12,6 +12,9 @@ import csv
 import logging
 import math
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +44,10 @@ from unremix.training.run import Run
 from unremix.training.sampling import scramble
 from unremix.training.stopping import Stop, requeue, resume_command
 from unremix.training.threads import limited_threads
+
+WATCHED = 0.5  # seconds between looks at the other processes
+GRACE = 10.0  # seconds in which the loss of one should be noticed
+STOPPED = (130, -2)  # exit codes of processes that were asked to stop
 
 
 class Training:
@@ -360,7 +367,31 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
     if fabric.world_size > 1:
         atexit.register(_leave)
         run.path = Path(fabric.broadcast(str(run.path)))  # only the first process made it
+        # Taken over from Lightning, which would kill this process too, without a word.
+        children: list[subprocess.Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
+        thread = threading.Thread(target=_watch, args=(list(children), run.path), daemon=True)
+        children.clear()
+        thread.start()
     return fabric
+
+
+def _watch(children: list[subprocess.Popen[bytes]], run: Path) -> None:
+    """End the run if one of its processes was lost and the main thread has not noticed."""
+    while any(child.poll() is None for child in children):
+        time.sleep(WATCHED)
+        if any(child.poll() not in (None, 0, *STOPPED) for child in children):
+            time.sleep(GRACE)  # the next exchange with the process reports it
+            print(f"unremix: {_lost(len(children) + 1, run)}", file=sys.stderr, flush=True)
+            for child in children:
+                child.kill()
+            os._exit(1)
+
+
+def _lost(processes: int, run: Path) -> str:
+    return (
+        f"expected all {processes} processes of the run to work, lost one; resume with: "
+        f"{resume_command(str(run))}"
+    )
 
 
 def _is_lost(error: RuntimeError) -> bool:
@@ -398,10 +429,7 @@ def fit(
     except RuntimeError as error:
         if fabric.world_size == 1 or not _is_lost(error):
             raise
-        raise ChildProcessError(
-            f"expected all {fabric.world_size} processes of the run to work, lost one; resume with:"
-            f" {resume_command(str(run.path))}"
-        ) from error
+        raise ChildProcessError(_lost(fabric.world_size, run.path)) from error
     if fabric.is_global_zero:
         encoder = training.model.encoder.cpu()
         write_weights(run, encoder, run.path / "encoder.safetensors")
