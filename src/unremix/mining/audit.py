@@ -1,0 +1,169 @@
+"""How many mined negatives are false, beside rows that are as similar to their anchors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unremix.mining.embeddings import Flags, Floats, Integers, open_embeddings, unit_rows
+from unremix.mining.filters import as_lists
+
+ANCHORS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class NegativesAudit:
+    """What :func:`audit_negatives` found; all means are over anchors that have a negative.
+
+    Args:
+        false_negative_rate: Share of an anchor's negatives that are relevant to it.
+        matched_rate: The same share among rows that were not chosen and come nearest to the chosen
+            ones in the order of similarity: what other rows as hard as these would have given.
+        difference: ``false_negative_rate - matched_rate``. Below 0, the choice avoids false
+            negatives; at 0, it avoids no more than its similarity does.
+        standard_error: Of the difference, over anchors.
+        base_rate: The same share among all rows that are no known positive.
+        similarity: Mean cosine of anchor and negative.
+        diversity: Mean of 1 - cosine of two negatives of one anchor; NaN if all have a single one.
+        anchors: How many were looked at.
+    """
+
+    false_negative_rate: float
+    matched_rate: float
+    difference: float
+    standard_error: float
+    base_rate: float
+    similarity: float
+    diversity: float
+    anchors: int
+
+    def __str__(self) -> str:
+        return (
+            f"false negatives {self.false_negative_rate:.1%}, rows of equal similarity "
+            f"{self.matched_rate:.1%} (difference {100 * self.difference:+.1f} ± "
+            f"{100 * self.standard_error:.1f} points), all rows {self.base_rate:.2%}"
+        )
+
+
+def audit_negatives(
+    indices: Any,
+    anchors: Any,
+    corpus: Any,
+    positives: Any,
+    *,
+    relevant: Any = None,
+    anchor_labels: Any = None,
+    corpus_labels: Any = None,
+    anchor_rows: Any = None,
+    window: int = 5,
+) -> NegativesAudit:
+    """Measure mined negatives with judgements or labels that mining did not see.
+
+    A choice of less similar rows has fewer false negatives for free. So each chosen row is
+    compared with the nearest rows in the order of similarity to the anchor that were not chosen,
+    ``window`` on either side. Known positives and the anchor's own row are in neither set.
+
+    Args:
+        indices: Chosen rows, shape (A, k), -1 for none: ``mined.indices``.
+        anchors: Embeddings, shape (A, D).
+        corpus: Embeddings, shape (C, D).
+        positives: The positives that mining knew, as for :func:`unremix.mine_hard_negatives`.
+        relevant: All rows that are relevant to each anchor, in the same form.
+        anchor_labels: In place of ``relevant``: the class of each anchor, shape (A,), ...
+        corpus_labels: ... and of each row, shape (C,); rows of the anchor's class are relevant.
+        anchor_rows: The anchors' own rows, shape (A,), -1 for none.
+        window: Rows on either side.
+
+    Raises:
+        ValueError: If shapes do not fit, or neither judgements nor labels are given.
+
+    Example:
+        >>> rows = np.float32([[1, 0], [0.99, 0.1], [0.9, 0.5], [0.8, 0.6], [0, 1], [-1, 0]])
+        >>> found = audit_negatives(
+        ...     [[2]], rows[:1], rows, [0], relevant=[[0, 1, 2]], window=1
+        ... )
+        >>> found.false_negative_rate, found.matched_rate  # rows 1 and 3 are as similar as row 2
+        (1.0, 0.5)
+    """
+    queries = unit_rows(open_embeddings(anchors, "the anchors"))
+    rows = open_embeddings(corpus, "the corpus")
+    size, total = len(queries), len(rows)
+    chosen = np.asarray(indices)
+    if chosen.ndim != 2 or len(chosen) != size:
+        raise ValueError(
+            f"expected indices of shape ({size}, k), got {chosen.shape}; pass mined.indices"
+        )
+    if (relevant is None) == (anchor_labels is None or corpus_labels is None):
+        raise ValueError(
+            "expected either relevant, or anchor_labels and corpus_labels, got both or neither; "
+            "pass judgements or labels"
+        )
+    if window < 1:
+        raise ValueError(f"expected a window of at least 1 row, got {window}; enlarge it")
+    known = as_lists(positives, size, total)
+    judged = None if relevant is None else as_lists(relevant, size, total)
+    own = np.full(size, -1) if anchor_rows is None else np.asarray(anchor_rows)
+    units = unit_rows(rows)
+    found: list[tuple[float, ...]] = []
+    for start in range(0, size, ANCHORS_AT_ONCE):
+        part = slice(start, min(start + ANCHORS_AT_ONCE, size))
+        similarity = queries[part] @ units.T  # (B, C)
+        for offset, number in enumerate(range(part.start, part.stop)):
+            taken = chosen[number][chosen[number] >= 0]
+            if judged is not None:
+                false = np.zeros(total, dtype=bool)
+                false[judged.rows[judged.starts[number] : judged.starts[number + 1]]] = True
+            else:
+                false = np.asarray(corpus_labels) == np.asarray(anchor_labels)[number]
+            eligible = np.ones(total, dtype=bool)
+            eligible[known.rows[known.starts[number] : known.starts[number + 1]]] = False
+            if own[number] >= 0:
+                eligible[own[number]] = False
+            if len(taken):
+                found.append(
+                    (
+                        float(false[taken].mean()),
+                        _matched(similarity[offset], taken, false, eligible, window),
+                        float(false[eligible].mean()),
+                        float(similarity[offset, taken].mean()),
+                        _diversity(units[taken]),
+                    )
+                )
+    if not found:
+        raise ValueError("expected at least one negative, got none; mine with a smaller margin")
+    rate, matched, base, similar, diverse = np.array(found).T
+    difference = rate - matched
+    error = difference.std(ddof=1) / len(found) ** 0.5 if len(found) > 1 else np.nan
+    return NegativesAudit(
+        false_negative_rate=float(rate.mean()),
+        matched_rate=float(matched.mean()),
+        difference=float(difference.mean()),
+        standard_error=float(error),
+        base_rate=float(base.mean()),
+        similarity=float(similar.mean()),
+        diversity=float(np.nanmean(diverse)) if np.isfinite(diverse).any() else float("nan"),
+        anchors=len(found),
+    )
+
+
+def _matched(
+    similarity: Floats, taken: Integers, false: Flags, eligible: Flags, window: int
+) -> float:
+    """The share of false rows among those nearest to the chosen ones, a mean over these."""
+    free = eligible.copy()
+    free[taken] = False
+    others = np.flatnonzero(free)
+    order = others[np.argsort(-similarity[others], kind="stable")]
+    # How many of the others are more similar than each chosen row.
+    place = np.searchsorted(-similarity[order], -similarity[taken])
+    shares = [false[order[max(0, at - window) : at + window]].mean() for at in place if len(order)]
+    return float(np.mean(shares)) if shares else 0.0
+
+
+def _diversity(units: Floats) -> float:
+    if len(units) < 2:
+        return float("nan")
+    upper = np.triu_indices(len(units), 1)
+    return float(1 - (units @ units.T)[upper].mean())
