@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unremix.audit import Audit, audit
 
 if TYPE_CHECKING:
+    from unremix.core.signals import FalseNegatives
     from unremix.losses import HCLLoss, Importance, InfoNCELoss, UnReMixLoss, importance
     from unremix.mining.mine import Mined, mine_hard_negatives
     from unremix.pipeline import evaluate, train
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Audit",
+    "FalseNegatives",
     "HCLLoss",
     "Importance",
     "InfoNCELoss",
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 # Imported when asked for: the losses need torch, training needs the extra [train], and the command
 # line answers `--help` without either.
 _HOMES = {
+    "FalseNegatives": "unremix.core.signals:FalseNegatives",
     "HCLLoss": "unremix.losses:HCLLoss",
     "Importance": "unremix.losses:Importance",
     "InfoNCELoss": "unremix.losses:InfoNCELoss",

@@ -223,6 +223,27 @@ def report(run: str) -> None:
     print(f"Wrote {write_report(run)}")
 
 
+def study(
+    file: str,
+    output: str | None = None,
+    stage: str | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Run many settings with paired seeds, within a budget.
+
+    Args:
+        file: The study's YAML file.
+        output: Its folder; by default a folder beside the file, named after it.
+        stage: Only this stage of it.
+        jobs: Runs at a time; by default one per GPU, or one per core.
+        dry_run: Only say what is to be run and what it costs.
+    """
+    from unremix.experiments.study import run_study
+
+    run_study(file, output=output, stage=stage, jobs=jobs, dry_run=dry_run)
+
+
 def doctor() -> None:
     """Say what is installed, what is missing, and the command that installs it."""
     from unremix.cli.doctor import examine
@@ -236,6 +257,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export,
     "recipes": recipes,
     "report": report,
+    "study": study,
     "doctor": doctor,
 }
 SUMMARIES = {

@@ -66,7 +66,7 @@ def _run(command: str, typed: list[str]) -> int:
     Parser.typed = typed
     chosen = make_parser(command).parse_args(typed)[command]
     gc.enable()
-    dry = bool(chosen.pop("dry_run", False))
+    dry = command in ("train", "compare") and bool(chosen.pop("dry_run", False))
     words = shlex.join(["unremix", *typed])
 
     def values(of: str, options: Any) -> dict[str, Any]:

@@ -125,4 +125,7 @@ def _add_options(name: str, parser: Parser) -> None:
         own |= {"data", "normalize"}
         parser.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
         parser.add_argument("--normalize", action="store_true", help=NORMALIZE)
+    if name == "study":
+        own |= {"dry_run"}
+        parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")
     parser.add_function_arguments(function, as_positional=True, skip=own)

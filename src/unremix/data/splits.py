@@ -62,6 +62,12 @@ class Split:
         order = torch.randperm(len(self.names), generator=torch.Generator().manual_seed(0))
         return self.keep(sorted(order[:limit].tolist()))
 
+    def part(self, share: float) -> list[Split]:
+        """These images without a share of them, drawn with a fixed seed, and that share."""
+        order = torch.randperm(len(self.names), generator=torch.Generator().manual_seed(1))
+        cut = round(share * len(self.names))
+        return [self.keep(sorted(order[cut:].tolist())), self.keep(sorted(order[:cut].tolist()))]
+
 
 @dataclass(frozen=True)
 class Found:

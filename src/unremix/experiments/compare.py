@@ -26,7 +26,7 @@ import unremix
 from unremix.core.engines import engine_report
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
-from unremix.experiments.display import Display, monitored
+from unremix.experiments.display import monitored, show_progress
 from unremix.experiments.folder import Folder, path_for, try_lock
 from unremix.experiments.plan import (
     CompareConfig,
@@ -195,7 +195,7 @@ def _curves(
 ) -> None:  # fmt: skip
     runs = {
         recipe: [
-            folder.rows(Job(o.recipe, o.seed))
+            folder.rows(plan.job(o.recipe, o.seed))
             for o in outcomes
             if o.recipe == recipe and o.failure is None
         ]
@@ -224,7 +224,7 @@ def _curves(
 def _write_results(
     plan: Plan, folder: Folder, failures: Mapping[Job, str], command: str, console: Console
 ) -> Comparison:
-    planned = [Job(recipe, seed) for recipe in plan.recipes for seed in range(plan.seeds)]
+    planned = sorted(plan.jobs, key=lambda job: plan.recipes.index(job.row))
     ordered = [job for job in planned if job in failures or folder.is_done(job)]
     outcomes = [folder.outcome(job, failures.get(job)) for job in ordered]
     cards = [
@@ -306,7 +306,7 @@ def compare(
     try:
         earlier = folder.earlier()
         plan = make_plan(config, train, earlier, str(folder.path))
-        share = share_for(plan, config.jobs)
+        share = share_for(plan.jobs, config.jobs)
         if earlier is not None and plan.minutes is not None:
             _check_threads(earlier["threads"], share)
         more = (plan.recipes, plan.seeds) != (asked, config.seeds)
@@ -326,9 +326,10 @@ def compare(
             "train": shared_options(plan.train),
         }
         folder.write("comparison.yaml", yaml.safe_dump(record, sort_keys=False))
-        runner = Runner(plan, folder, share, Display(plan, folder, console))
+        runner = Runner(plan.jobs, folder, share)
         try:
-            runner()
+            for _ in show_progress(runner, console):
+                pass
         except KeyboardInterrupt:
             if runner.done:
                 _write_results(plan, folder, runner.failures, command, Console(quiet=True))

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -54,18 +54,22 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the comparison."""
+    """One training of an experiment.
 
-    recipe: str
+    Args:
+        row: The row of the table that it belongs to, such as its recipe.
+        seed: Its seed.
+        name: The name of its folder, by which jobs are told apart.
+        train: Its options.
+    """
+
+    row: str
     seed: int
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return f"{self.recipe}-{self.seed}"
+    name: str
+    train: TrainConfig = field(compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.recipe}, seed {self.seed}"
+        return f"{self.row}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,15 @@ class Plan:
     reference: str
     train: TrainConfig
 
+    def job(self, recipe: str, seed: int) -> Job:
+        """The run of a recipe with a seed."""
+        train = replace(self.train, recipe=recipe, seed=seed)
+        return Job(recipe, seed, f"{recipe}-{seed}", train)
+
     @property
     def jobs(self) -> list[Job]:
         """The runs: first one of each recipe, so that there is soon something to compare."""
-        return [Job(recipe, seed) for seed in range(self.seeds) for recipe in self.recipes]
+        return [self.job(recipe, seed) for seed in range(self.seeds) for recipe in self.recipes]
 
     @property
     def minutes(self) -> float | None:
