@@ -18,6 +18,8 @@ from unremix.training.settings import find_config
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
 EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
 NORMALIZE = "Scale each embedding to length 1."
+QUERY = "Picture files, sentences, a .txt file of sentences, or names of samples."
+COUNTS = {"mine": "Negatives per anchor.", "neighbors": "Neighbors of each query."}
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
 
@@ -128,4 +130,10 @@ def _add_options(name: str, parser: Parser) -> None:
     if name == "study":
         own |= {"dry_run"}
         parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")
-    parser.add_function_arguments(function, as_positional=True, skip=own)
+    if name in ("mine", "neighbors"):
+        own.add("k")
+        parser.add_argument("-k", "--k", type=int, default=10, help=COUNTS[name])
+    if name == "neighbors":
+        own.add("query")
+        parser.add_argument("--query", nargs="+", type=str, required=True, help=QUERY)
+    parser.add_function_arguments(function, as_positional=name != "mine", skip=own)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from unremix.mining.embeddings import Flags, Floats, Integers, open_embeddings, unit_rows
+from unremix.audit import matched_rates
+from unremix.mining.embeddings import Floats, open_embeddings, unit_rows
 from unremix.mining.filters import as_lists
 
 ANCHORS_AT_ONCE = 64
@@ -19,8 +21,8 @@ class NegativesAudit:
 
     Args:
         false_negative_rate: Share of an anchor's negatives that are relevant to it.
-        matched_rate: The same share among rows that were not chosen and come nearest to the chosen
-            ones in the order of similarity: what other rows as hard as these would have given.
+        matched_rate: The same share among rows that come nearest to the chosen ones in the order of
+            similarity: what other rows as hard as these would have given.
         difference: ``false_negative_rate - matched_rate``. Below 0, the choice avoids false
             negatives; at 0, it avoids no more than its similarity does.
         standard_error: Of the difference, over anchors.
@@ -57,13 +59,14 @@ def audit_negatives(
     anchor_labels: Any = None,
     corpus_labels: Any = None,
     anchor_rows: Any = None,
-    window: int = 5,
+    window: int = 10,
 ) -> NegativesAudit:
     """Measure mined negatives with judgements or labels that mining did not see.
 
     A choice of less similar rows has fewer false negatives for free. So each chosen row is
-    compared with the nearest rows in the order of similarity to the anchor that were not chosen,
-    ``window`` on either side. Known positives and the anchor's own row are in neither set.
+    compared with the nearest rows in the order of similarity to the anchor, ``window`` on either
+    side; see :func:`unremix.audit.matched_rates`. Known positives and the anchor's own row are in
+    neither set.
 
     Args:
         indices: Chosen rows, shape (A, k), -1 for none: ``mined.indices``.
@@ -81,9 +84,7 @@ def audit_negatives(
 
     Example:
         >>> rows = np.float32([[1, 0], [0.99, 0.1], [0.9, 0.5], [0.8, 0.6], [0, 1], [-1, 0]])
-        >>> found = audit_negatives(
-        ...     [[2]], rows[:1], rows, [0], relevant=[[0, 1, 2]], window=1
-        ... )
+        >>> found = audit_negatives([[2]], rows[:1], rows, [0], relevant=[[0, 1, 2]], window=1)
         >>> found.false_negative_rate, found.matched_rate  # rows 1 and 3 are as similar as row 2
         (1.0, 0.5)
     """
@@ -100,66 +101,60 @@ def audit_negatives(
             "expected either relevant, or anchor_labels and corpus_labels, got both or neither; "
             "pass judgements or labels"
         )
-    if window < 1:
-        raise ValueError(f"expected a window of at least 1 row, got {window}; enlarge it")
     known = as_lists(positives, size, total)
     judged = None if relevant is None else as_lists(relevant, size, total)
     own = np.full(size, -1) if anchor_rows is None else np.asarray(anchor_rows)
     units = unit_rows(rows)
-    found: list[tuple[float, ...]] = []
+    twin = torch.arange(total + 1)
+    found = []
     for start in range(0, size, ANCHORS_AT_ONCE):
         part = slice(start, min(start + ANCHORS_AT_ONCE, size))
-        similarity = queries[part] @ units.T  # (B, C)
-        for offset, number in enumerate(range(part.start, part.stop)):
-            taken = chosen[number][chosen[number] >= 0]
-            if judged is not None:
-                false = np.zeros(total, dtype=bool)
-                false[judged.rows[judged.starts[number] : judged.starts[number + 1]]] = True
-            else:
-                false = np.asarray(corpus_labels) == np.asarray(anchor_labels)[number]
-            eligible = np.ones(total, dtype=bool)
-            eligible[known.rows[known.starts[number] : known.starts[number + 1]]] = False
-            if own[number] >= 0:
-                eligible[own[number]] = False
-            if len(taken):
-                found.append(
-                    (
-                        float(false[taken].mean()),
-                        _matched(similarity[offset], taken, false, eligible, window),
-                        float(false[eligible].mean()),
-                        float(similarity[offset, taken].mean()),
-                        _diversity(units[taken]),
-                    )
-                )
+        # One more column, which is never a negative, stands for a missing choice.
+        shape = (part.stop - part.start, total + 1)
+        similarity = np.zeros(shape, dtype=np.float32)
+        np.matmul(queries[part], units.T, out=similarity[:, :-1])
+        negatives, false = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        negatives[:, -1] = False
+        negatives[known[part].anchors, known[part].rows] = False
+        has_row = own[part] >= 0
+        negatives[has_row, own[part][has_row]] = False
+        if judged is not None:
+            false[judged[part].anchors, judged[part].rows] = True
+        else:
+            false[:, :-1] = np.asarray(anchor_labels)[part, None] == np.asarray(corpus_labels)
+        false &= negatives
+        taken = chosen[part]
+        matched = matched_rates(
+            torch.from_numpy(similarity),
+            torch.from_numpy(false),
+            torch.from_numpy(negatives),
+            twin,
+            torch.from_numpy(np.where(taken < 0, total, taken)),
+            window,
+        )
+        for number, its in enumerate(taken):
+            its = its[its >= 0]
+            if len(its):
+                rate = false[number, its].mean()
+                base = false[number].sum() / negatives[number].sum()
+                similar = similarity[number, its].mean()
+                found.append((rate, float(matched[number]), base, similar, _diversity(units[its])))
     if not found:
         raise ValueError("expected at least one negative, got none; mine with a smaller margin")
-    rate, matched, base, similar, diverse = np.array(found).T
-    difference = rate - matched
-    error = difference.std(ddof=1) / len(found) ** 0.5 if len(found) > 1 else np.nan
+    rates, matches, bases, similarities, diversities = np.array(found, dtype=np.float64).T
+    difference = rates - matches
+    error = np.nanstd(difference, ddof=1) / len(found) ** 0.5 if len(found) > 1 else np.nan
+    several = diversities[~np.isnan(diversities)]
     return NegativesAudit(
-        false_negative_rate=float(rate.mean()),
-        matched_rate=float(matched.mean()),
-        difference=float(difference.mean()),
+        false_negative_rate=float(rates.mean()),
+        matched_rate=float(np.nanmean(matches)),
+        difference=float(np.nanmean(difference)),
         standard_error=float(error),
-        base_rate=float(base.mean()),
-        similarity=float(similar.mean()),
-        diversity=float(np.nanmean(diverse)) if np.isfinite(diverse).any() else float("nan"),
+        base_rate=float(bases.mean()),
+        similarity=float(similarities.mean()),
+        diversity=float(several.mean()) if len(several) else float("nan"),
         anchors=len(found),
     )
-
-
-def _matched(
-    similarity: Floats, taken: Integers, false: Flags, eligible: Flags, window: int
-) -> float:
-    """The share of false rows among those nearest to the chosen ones, a mean over these."""
-    free = eligible.copy()
-    free[taken] = False
-    others = np.flatnonzero(free)
-    order = others[np.argsort(-similarity[others], kind="stable")]
-    # How many of the others are more similar than each chosen row.
-    place = np.searchsorted(-similarity[order], -similarity[taken])
-    shares = [false[order[max(0, at - window) : at + window]].mean() for at in place if len(order)]
-    return float(np.mean(shares)) if shares else 0.0
 
 
 def _diversity(units: Floats) -> float:

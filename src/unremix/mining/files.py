@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from unremix.data.atomic_files import write_whole
 from unremix.mining.audit import NegativesAudit
-from unremix.mining.embeddings import KEY, open_embeddings, read_columns
+from unremix.mining.embeddings import KEY, Integers, open_embeddings, read_columns, unit_rows
 from unremix.mining.mine import COMPONENT_NAMES, Mined
 
 OUTPUTS = (".parquet", ".csv", ".tsv", ".jsonl")
+SAME = 1 - 1e-4  # the cosine of two embeddings of one sample, which may differ by rounding
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
@@ -67,6 +68,25 @@ class Collection:
         """What stands for a row in a table: its text, its name, or its number."""
         return self.texts or self.names or [str(n) for n in range(len(self.embeddings))]
 
+    def rows_in(self, corpus: Collection) -> Integers:
+        """The row of the corpus that is the same sample, shape (n,); -1 for none.
+
+        It has the same name and the same direction: names alone may be numbers of other things.
+        """
+        if corpus is self:
+            return np.arange(len(self.embeddings))
+        own = np.full(len(self.embeddings), -1, dtype=np.int64)
+        if self.names is None or corpus.names is None:
+            return own
+        known = corpus.row_of()
+        pairs = [(n, known[name]) for n, name in enumerate(self.names) if name in known]
+        if pairs:
+            here, there = np.array(pairs).T
+            ours, theirs = unit_rows(self.embeddings[here]), unit_rows(corpus.embeddings[there])
+            same = np.einsum("nd,nd->n", ours, theirs) > SAME
+            own[here[same]] = there[same]
+        return own
+
     def row_of(self) -> dict[str, int]:
         """The row of each name, the first if several have it; numbers are names without names."""
         names = self.names or [str(n) for n in range(len(self.embeddings))]
@@ -114,7 +134,12 @@ def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
         lines.seek(0)
         separator = "," if path.suffix == ".csv" else "\t" if "\t" in text else " "
         quoting = csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
-        reader = csv.reader(lines, delimiter=separator, quoting=quoting, skipinitialspace=True)
+        reader = csv.reader(
+            lines,
+            delimiter=separator,
+            quoting=quoting,  # type: ignore[arg-type]
+            skipinitialspace=True,
+        )
         for number, cells in enumerate(reader, 1):
             cells = [cell.strip() for cell in cells if cell.strip()]
             if not cells:
@@ -132,8 +157,7 @@ def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
                 if number == 1:
                     continue
                 raise ValueError(
-                    f"expected a grade in line {number} of {path}, got {cells[2]!r}; "
-                    "write a number"
+                    f"expected a grade in line {number} of {path}, got {cells[2]!r}; write a number"
                 ) from None
             yield number, (cells[0], cells[1], grade)
 
@@ -144,14 +168,16 @@ def triplet_rows(
     """One row per anchor, positive and negative; the positive is empty for an anchor without."""
     anchor_names, corpus_names = anchors.shown, corpus.shown
     for number, negatives in enumerate(mined.indices):
-        for positive in positives[number] or [None]:
+        for positive in [*positives[number]] or [None]:  # type: ignore[list-item]
             for place in np.flatnonzero(negatives >= 0).tolist():
                 yield {
                     "anchor": anchor_names[number],
                     "positive": "" if positive is None else corpus_names[positive],
                     "negative": corpus_names[negatives[place]],
                     "score": float(mined.scores[number, place]),
-                    **{name: float(getattr(mined, name)[number, place]) for name in COMPONENT_NAMES},
+                    **{
+                        name: float(getattr(mined, name)[number, place]) for name in COMPONENT_NAMES
+                    },
                 }
 
 
