@@ -624,7 +624,7 @@ def test_stopped_and_started_again(
     unfinished = (folder / "table.md").read_text()
     assert "3 of 4 runs to come" in unfinished
     assert "| simclr | 1 |" in unfinished
-    locks = [folder / ".locks" / name for name in ("comparison", "hcl-0", "simclr-1")]
+    locks = [folder / ".locks" / name for name in ("experiment", "hcl-0", "simclr-1")]
     assert all(is_free(lock) for lock in locks)  # nobody is left
     fake()
     printed = io.StringIO()

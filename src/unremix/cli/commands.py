@@ -445,6 +445,39 @@ def study(
     run_study(file, output=output, stage=stage, jobs=jobs, dry_run=dry_run)
 
 
+def reproduce(
+    name: str,
+    scale: Literal["smoke", "cpu", "paper"] = "cpu",
+    seeds: int | None = None,
+    data: tuple[str, ...] | str | None = None,
+    output: str | None = None,
+    options: dict[str, Any] | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    command: str | None = None,
+) -> int:
+    """Make a table or figure of the paper, with the paper's figures beside ours.
+
+    Args:
+        name: Which: graphs, sentences, table1, table2, table3, table5, table6, or all.
+        scale: How large: smoke (seconds, on data that come with the package), cpu or paper.
+        seeds: Seeds of every row, from 0 on; by default those of the scale.
+        data: Data sets in place of the scale's: one, or a list with brackets.
+        output: The folder, by default reproductions/SCALE; it goes on where it was.
+        options: Options of every run in place of the scale's, such as "{epochs: 5}".
+        jobs: Runs at a time; by default one per GPU, or one per core.
+        dry_run: Only say what is to be run and what it costs.
+        command: What was typed.
+    """
+    from unremix.experiments.reproduce import reproduce as run
+
+    chosen = (data,) if isinstance(data, str) else data or ()
+    return run(
+        name, scale=scale, seeds=seeds, data=chosen, output=output, options=options, jobs=jobs,
+        dry_run=dry_run, command=command,
+    )  # fmt: skip
+
+
 def doctor() -> None:
     """Say what is installed, what is missing, and the command that installs it."""
     from unremix.cli.doctor import examine
@@ -467,5 +500,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 SUMMARIES = {
     name: (function.__doc__ or "").partition("\n")[0]
-    for name, function in {"train": train, "compare": compare, **COMMANDS}.items()
-} | {"reproduce": "Repeat an experiment."}
+    for name, function in {
+        "train": train, "compare": compare, **COMMANDS, "reproduce": reproduce,
+    }.items()
+}  # fmt: skip

@@ -92,10 +92,6 @@ def _run(command: str, typed: list[str]) -> int:
         training = TrainConfig(**options, given=frozenset(names))
         return commands.compare(CompareConfig(**own), training, words, dry=dry)
     if command == "reproduce":
-        from unremix.experiments.reproduce import EXPERIMENTS
-
-        name = chosen.experiment
-        options = values(f"reproduce {name}", chosen[name])
-        return EXPERIMENTS[name].run(EXPERIMENTS[name].options(**options), words)
+        return commands.reproduce(**vars(chosen), command=words)
     commands.COMMANDS[command](**vars(chosen))
     return 0

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
 
 import unremix
-from unremix.cli.commands import COMMANDS, SUMMARIES
+from unremix.cli.commands import COMMANDS, SUMMARIES, reproduce
 from unremix.data.suggestions import did_you_mean
 from unremix.training.settings import find_config
 
@@ -106,17 +106,7 @@ def _add_options(name: str, parser: Parser) -> None:
             skip = {"progress", *OWN}
         parser.add_class_arguments(TrainConfig, skip=skip)
         return
-    if name == "reproduce":
-        from unremix.experiments.reproduce import EXPERIMENTS
-
-        experiments = parser.add_subcommands(dest="experiment")
-        for each, experiment in EXPERIMENTS.items():
-            inner = Parser(description=experiment.summary)
-            inner.add_class_arguments(experiment.options)
-            experiments.add_subcommand(each, inner, help=experiment.summary)
-            Parser.commands[f"{name} {each}"] = inner
-        return
-    function = COMMANDS[name]
+    function = reproduce if name == "reproduce" else COMMANDS[name]
     if name == "recipes":
         parser.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
         return
@@ -127,8 +117,8 @@ def _add_options(name: str, parser: Parser) -> None:
         own |= {"data", "normalize"}
         parser.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
         parser.add_argument("--normalize", action="store_true", help=NORMALIZE)
-    if name == "study":
-        own |= {"dry_run"}
+    if name in ("study", "reproduce"):
+        own |= {"dry_run", "command"}
         parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")
     if name in ("mine", "neighbors"):
         own.add("k")

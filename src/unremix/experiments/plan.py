@@ -1,7 +1,8 @@
-"""What a comparison consists of: its options, its runs, and what has to stay the same."""
+"""What an experiment consists of: its runs, their options, and what has to stay the same."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 from unremix.recipes import RECIPES, find_recipe
-from unremix.training.config import TrainConfig, config_to_yaml
+from unremix.training.config import TrainConfig, config_to_yaml, make_config
 
 # Not shared by the runs.
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")
@@ -197,6 +198,60 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def train_config(*options: Mapping[str, Any]) -> TrainConfig:
+    """The options of a run by name, those of a section with a dot between; later ones win.
+
+    Raises:
+        ValueError: For an option that does not exist.
+
+    Example:
+        >>> train_config({"recipe": "hcl"}, {"loss.hardness": 2.0}).loss.hardness
+        2.0
+    """
+    nested: dict[str, Any] = {}
+    for given in options:
+        for name, value in given.items():
+            section, dot, inner = name.rpartition(".")
+            if dot:
+                nested.setdefault(section, {})[inner] = value
+            else:
+                nested[name] = value
+    return make_config(nested)
+
+
+def make_job(row: str, train: TrainConfig) -> Job:
+    """A run under a name that tells its options: equal options give the same name everywhere.
+
+    Args:
+        row: The row of the table that it belongs to.
+        train: Its options.
+    """
+    parts = [train.recipe, train.framework, train.weighting, train.mixing, train.negatives]
+    told = {**shared_options(train), "parts": parts}
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
+    return Job(row, train.seed, f"{train.recipe}-{digest}-{train.seed}", train)
+
+
+def train_command(train: TrainConfig) -> str:
+    """The command of a run.
+
+    Example:
+        >>> train_command(TrainConfig(recipe="hcl", epochs=5, seed=3))
+        'unremix train --recipe hcl --seed 3 --epochs 5'
+    """
+    words = ["unremix", "train", "--recipe", train.recipe, "--seed", str(train.seed)]
+    return shlex.join(words + _changed(train, TrainConfig(recipe=train.recipe)))
+
+
+def _changed(train: TrainConfig, usual: TrainConfig) -> list[str]:
+    """The options that differ from the usual ones, as words of a command."""
+    words, defaults = [], shared_options(usual)
+    for name, value in shared_options(train).items():
+        if value != defaults.get(name):
+            words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    return words
+
+
 def make_plan(
     config: CompareConfig,
     train: TrainConfig,
@@ -257,9 +312,6 @@ def command_of(plan: Plan, output: str | None = None, jobs: int | None = None) -
     words = ["unremix", "compare", "--recipes", ",".join(plan.recipes), "--seeds", str(plan.seeds)]
     if plan.reference != plan.recipes[0]:
         words += ["--reference", plan.reference]
-    defaults = shared_options(TrainConfig())
-    for name, value in shared_options(plan.train).items():
-        if value != defaults.get(name):
-            words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    words += _changed(plan.train, TrainConfig())
     words += [] if jobs is None else ["--jobs", str(jobs)]
     return shlex.join(words + ([] if output is None else ["--output", output]))

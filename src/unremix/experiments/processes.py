@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -205,13 +205,16 @@ class Runner:
         jobs: The jobs, in the order in which they begin.
         folder: Where their runs are.
         share: What of the machine each gets.
+        known: Jobs that are known to be done, also where their folders are gone.
     """
 
-    def __init__(self, jobs: Sequence[Job], folder: Folder, share: Share) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], folder: Folder, share: Share, known: Collection[Job] = ()
+    ) -> None:
         self.jobs = list(jobs)
         self.folder = folder
         self.share = share
-        self.done = {job for job in jobs if folder.is_done(job)}
+        self.done = {job for job in jobs if job in known or folder.is_done(job)}
         self.failures: dict[Job, str] = {}
         self.waiting = [job for job in jobs if job not in self.done]
         self.working: dict[Job, Work] = {}
