@@ -19,6 +19,8 @@ CONFIG = "A YAML file of options, or the name of a setting that ships with the p
 EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
 NORMALIZE = "Scale each embedding to length 1."
 TRUST = "Let code run that the run's folder names."
+QUERY = "Picture files, sentences, a .txt file of sentences, or names of samples."
+COUNTS = {"mine": "Negatives per anchor.", "neighbors": "Neighbors of each query."}
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
 
@@ -124,4 +126,10 @@ def _add_options(name: str, parser: Parser) -> None:
     if "trust" in signature(function).parameters:
         own.add("trust")
         parser.add_argument("--trust", action="store_true", help=TRUST)
-    parser.add_function_arguments(function, as_positional=True, skip=own)
+    if name in ("mine", "neighbors"):
+        own.add("k")
+        parser.add_argument("-k", "--k", type=int, default=10, help=COUNTS[name])
+    if name == "neighbors":
+        own.add("query")
+        parser.add_argument("--query", nargs="+", type=str, required=True, help=QUERY)
+    parser.add_function_arguments(function, as_positional=name != "mine", skip=own)
