@@ -13,8 +13,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from unremix.data.atomic_files import try_lock
 from unremix.experiments.display import show_progress
-from unremix.experiments.folder import Folder, try_lock
+from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
 from unremix.experiments.processes import Ended, Runner, Share, share_for
 from unremix.experiments.results import RESULTS, Results, record_of
