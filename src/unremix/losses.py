@@ -377,13 +377,17 @@ class TwoViewLoss(nn.Module):
                 self.current_temperature(),
                 self._options(positives_in_denominator, products, objective),
             )
-            return self._finite(
-                loss,
-                anchors=anchors.embeddings,
-                candidates=candidates.embeddings,
-                anchor_inputs=anchors.inputs,
-                candidate_inputs=candidates.inputs,
-            )
+            if checks_on(self.options.check, loss):
+                # All of it: what no anchor meets shows in the gradient and not in the loss.
+                check_finite(
+                    anchors=anchors.embeddings,
+                    candidates=candidates.embeddings,
+                    anchor_inputs=anchors.inputs,
+                    candidate_inputs=candidates.inputs,
+                    own=None if own is None else own.embeddings,
+                    own_inputs=None if own is None else own.inputs,
+                )
+            return self._finite(loss)
 
     @property
     def _gathers(self) -> bool:
