@@ -402,8 +402,9 @@ def matched_rate(
     """Share of an anchor's label among the negatives as similar as its k heaviest.
 
     similarity, weights, negatives: (N, M); labels: (M,), of anchors and candidates alike.
-    Candidates j and j' show the same sample if they are equal modulo `samples`. Of each heavy negative the
-    matches are the negatives at most `window` ranks of similarity away, of other samples.
+    Candidates j and j' show the same sample if they are equal modulo `samples`. Of each heavy
+    negative the matches are the negatives at most `window` ranks of similarity away, of other
+    samples.
     """
     rates = []
     for i in range(negatives.shape[0]):

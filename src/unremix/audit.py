@@ -89,21 +89,21 @@ def separation(values: Tensor, same: Tensor, negatives: Tensor) -> float:
     return float((wins / pairs)[pairs > 0].mean())  # the mean of none is NaN
 
 
-def matched_rate(
+def matched_rates(
     similarity: Tensor,
     same: Tensor,
     negatives: Tensor,
     twin: Tensor,
     chosen: Tensor,
     window: int = 10,
-) -> float:
+) -> Tensor:
     """Share of same-label negatives among those as similar to the anchor as the chosen ones.
 
     Rank an anchor's negatives by similarity, equal ones in the order of the batch. The matches of a
     chosen negative are the negatives at most ``window`` ranks from it, without itself and without
     the other view of its sample, whose label is the same. The rate of a chosen negative is the
     share of its matches that have the anchor's label; that of an anchor is the mean over the chosen
-    that have matches; then the mean over anchors.
+    that have matches.
 
     Args:
         similarity: s, shape (A, C).
@@ -115,7 +115,7 @@ def matched_rate(
         window: How far matches are, in ranks.
 
     Returns:
-        The rate; NaN where nothing has a match.
+        The rate of each anchor, shape (A,); NaN where nothing has a match.
     """
     import torch
 
@@ -141,8 +141,7 @@ def matched_rate(
     count = count - counted.long()
     usable = negatives.gather(1, chosen) & (count > 0)
     rates = torch.where(usable, false / count.clamp(min=1), 0.0).double()
-    matched = usable.sum(1)
-    return float((rates.sum(1) / matched)[matched > 0].mean())  # the mean of none is NaN
+    return rates.sum(1) / usable.sum(1)
 
 
 def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
@@ -151,7 +150,7 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     A rate of false negatives among heavy negatives means little by itself: whoever prefers easy
     negatives lowers it for free. Compare ``false_negative_rate`` with
     ``matched_false_negative_rate``, the rate among negatives as similar to the anchor as the heavy
-    ones (see :func:`matched_rate`): the difference is what the weighting knows beyond similarity.
+    ones (see :func:`matched_rates`): the difference is what the weighting knows beyond similarity.
 
     Args:
         importance: From :func:`unremix.importance`.
@@ -217,9 +216,10 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
         "weights": weights,
     }
     twin = importance.positives.int().argmax(1)
+    matched = matched_rates(importance.similarity, same, negatives, twin, top)
     return Audit(
         false_negative_rate=float(false_rate.mean()),
-        matched_false_negative_rate=matched_rate(importance.similarity, same, negatives, twin, top),
+        matched_false_negative_rate=float(matched[~matched.isnan()].mean()),
         auc={
             name: separation(values, same, negatives)
             for name, values in scores.items()

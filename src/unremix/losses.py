@@ -623,7 +623,7 @@ class TwoViewLoss(nn.Module):
         candidates = describe(arranged.candidates)[1]
         ids = anchors.ids
         assert ids is not None
-        found = []
+        levels, limits = [], []
         for which in blocks(pairs.num_anchors, pairs.num_candidates, self.options.tile, ids.device):
             rows = anchors[which]
             if rows.descriptors is None or candidates.descriptors is None:
@@ -631,16 +631,17 @@ class TwoViewLoss(nn.Module):
             else:
                 evidence = inner_products(rows.descriptors, candidates.descriptors)
             given = (evidence, pairs.negatives(which), settings.share)
-            limits = memory.limits(ids[which], *given)
-            found.append(memory.stepped(limits, *given) if update else limits)
-        limits = torch.cat(found)
+            level = memory.levels(ids[which], *given)
+            level = memory.stepped(level, *given) if update else level
+            levels.append(level)
+            limits.append(memory.limits(level, *given[:2]))
         if update:
-            known = (ids, limits)
+            known = (ids, torch.cat(levels))
             if arranged.share is not None:
                 share = share_of(ids.shape[0], 1)
-                known = gather_rows(ids, share), gather_rows(limits, share)
+                known = gather_rows(known[0], share), gather_rows(known[1], share)
             memory.store(*known)
-        limited = replace(arranged.anchors, thresholds=limits)
+        limited = replace(arranged.anchors, thresholds=torch.cat(limits))
         shared = arranged.candidates is arranged.anchors
         return replace(
             arranged, anchors=limited, candidates=limited if shared else arranged.candidates

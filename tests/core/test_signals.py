@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import mean
+from statistics import mean, pstdev
 from typing import Any
 
 import pytest
@@ -211,8 +211,11 @@ def test_the_bank_averages() -> None:
     bank.add(ids, third, third)
     expected = 0.5 * expected + 0.5 * torch.tensor([0.0, 0.0, 1.0])
     torch.testing.assert_close(bank.rows[4], expected)
-    torch.testing.assert_close(bank.units(ids)[0], expected / expected.norm())
-    assert bank.known.tolist() == [False] * 4 + [True, False]
+    bank.add(torch.tensor([1]), first)
+    away = (expected - first[0] / 5) / 2  # from the mean of both
+    torch.testing.assert_close(bank.units(ids)[0], away / away.norm())
+    assert (bank.units(torch.tensor([0])) == 0).all()
+    assert bank.known.nonzero()[:, 0].tolist() == [1, 4]
     other = signals.Bank()  # of unknown size: it takes that of the state
     other.load_state_dict(bank.state_dict())
     torch.testing.assert_close(other.rows, bank.rows)
@@ -228,35 +231,36 @@ def test_thresholds_follow_the_loop() -> None:
     ids, share = torch.tensor([3, 5, 3, 8]), 0.2
     table: dict[int, float] = {}
     for _ in range(3):
-        limits = memory.limits(ids, evidence, negatives, share)
-        stepped = memory.stepped(limits, evidence, negatives, share)
-        memory.store(ids, stepped)
+        levels = memory.levels(ids, evidence, negatives, share)
+        limits = memory.limits(levels, evidence, negatives)
+        memory.store(ids, memory.stepped(levels, evidence, negatives, share))
         new: dict[int, list[float]] = {}
         for i, sample in enumerate(ids.tolist()):
-            row = sorted(
-                (float(evidence[i, j]) for r, j in entries(negatives) if r == i), reverse=True
-            )
-            limit = table.get(sample, row[int(len(row) * share)])
-            assert float(limits[i]) == pytest.approx(limit, abs=1e-6)
-            above = sum(e > limit for e in row) / len(row)
-            new.setdefault(sample, []).append(limit - 0.05 * (1 - above / share))
+            row = sorted((float(evidence[i, j]) for r, j in entries(negatives) if r == i))[::-1]
+            center, width = mean(row), pstdev(row)
+            level = table.get(sample, (row[int(len(row) * share)] - center) / width)
+            assert float(levels[i]) == pytest.approx(level, abs=1e-6)
+            assert float(limits[i]) == pytest.approx(center + level * width, abs=1e-6)
+            above = sum(e > center + level * width + 1e-12 for e in row) / len(row)
+            new.setdefault(sample, []).append(level - 0.05 * (1 - above / share))
         table |= {sample: mean(values) for sample, values in new.items()}
-        for sample, limit in table.items():
-            assert float(memory.rows[sample, 0]) == pytest.approx(limit, abs=1e-6)
+        for sample, level in table.items():
+            assert float(memory.rows[sample, 0]) == pytest.approx(level, abs=1e-6)
     assert memory.known.nonzero()[:, 0].tolist() == [3, 5, 8]
 
 
-def test_thresholds_find_the_quantile_of_all_samples() -> None:
+def test_thresholds_find_the_quantile_of_all_samples_at_any_scale() -> None:
     """No batch shows more than a few negatives, yet λ comes near the quantile of all."""
     generator = torch.Generator().manual_seed(0)
     everything = torch.rand(5000, generator=generator) * 2 - 1
     memory = signals.Thresholds(samples=1, rate=0.02)
-    ids, seen = torch.zeros(1, dtype=torch.long), []
-    for _ in range(600):
-        batch = everything[torch.randint(5000, (1, 10), generator=generator)]
-        given_ = (batch, torch.ones(1, 10, dtype=torch.bool), 0.1)
-        memory.store(ids, memory.stepped(memory.limits(ids, *given_), *given_))
-        seen.append(float(memory.rows[0, 0]))
+    ids, seen, everyone = torch.zeros(1, dtype=torch.long), [], torch.ones(1, 40, dtype=torch.bool)
+    for step in range(600):
+        scale = 1 / (1 + step / 100)  # the encoder changes
+        batch = scale * everything[torch.randint(5000, (1, 40), generator=generator)]
+        levels = memory.levels(ids, batch, everyone, 0.1)
+        seen.append(float(memory.limits(levels, batch, everyone)) / scale)
+        memory.store(ids, memory.stepped(levels, batch, everyone, 0.1))
     assert mean(seen[200:]) == pytest.approx(float(everything.quantile(0.9)), abs=0.05)
 
 
@@ -297,7 +301,8 @@ def test_weights_are_those_without_times_the_factor(rule: str, evidence: str, ki
     ).all()
     if evidence == "bank":
         assert loss.bank is not None
-        rows = torch.nn.functional.normalize(loss.bank.rows[ids].repeat(2, 1), dim=1)
+        centered = loss.bank.rows - loss.bank.rows.mean(0)  # all are known
+        rows = torch.nn.functional.normalize(centered[ids].repeat(2, 1), dim=1)
         torch.testing.assert_close(found.evidence, rows @ rows.T)
 
 

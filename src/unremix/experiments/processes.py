@@ -5,6 +5,7 @@ For systems with ``flock`` and process groups: Linux and macOS.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -12,17 +13,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
 
-from unremix.data.atomic_files import write_whole
-from unremix.experiments.folder import BEGUN, Folder, try_lock
+from unremix.data.atomic_files import try_lock, write_text
+from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
-from unremix.training.config import config_to_yaml
+from unremix.training.config import TrainConfig, config_to_yaml
 
 TRAIN = (sys.executable, "-m", "unremix", "train")
 POLL = 0.1  # seconds between looks at the processes
@@ -107,6 +108,12 @@ def share_for(jobs: Sequence[Job], at_a_time: int | None) -> Share:
         threads=train.threads,
         processes=train.devices if isinstance(train.devices, int) else 1,
     )
+
+
+def _code_words(config: TrainConfig) -> list[str]:
+    """The code that the user named, typed again: no file decides which code runs."""
+    words = ["--imports", json.dumps(config.imports)] if config.imports else []
+    return words + (["--backbone", config.backbone] if config.backbone in config.code else [])
 
 
 class Stop:
@@ -205,13 +212,16 @@ class Runner:
         jobs: The jobs, in the order in which they begin.
         folder: Where their runs are.
         share: What of the machine each gets.
+        known: Jobs that are known to be done, also where their folders are gone.
     """
 
-    def __init__(self, jobs: Sequence[Job], folder: Folder, share: Share) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], folder: Folder, share: Share, known: Collection[Job] = ()
+    ) -> None:
         self.jobs = list(jobs)
         self.folder = folder
         self.share = share
-        self.done = {job for job in jobs if folder.is_done(job)}
+        self.done = {job for job in jobs if job in known or folder.is_done(job)}
         self.failures: dict[Job, str] = {}
         self.waiting = [job for job in jobs if job not in self.done]
         self.working: dict[Job, Work] = {}
@@ -273,9 +283,10 @@ class Runner:
                 threads=None,  # the environment says
             )
             options, text = log.with_suffix(".yaml"), config_to_yaml(config)
-            write_whole(options, lambda file: file.write_text(text))
+            write_text(options, text)
             words = [*TRAIN, "--config", str(options)]
-        with log.open("a") as output:
+        words += _code_words(job.train)
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as output:
             output.write(f"{BEGUN}{shlex.join(words)}\n")
             output.flush()
             return subprocess.Popen(

@@ -11,13 +11,10 @@ has is done, also where ``runs/`` is gone, so the folder can be moved or shared 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,19 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from unremix.data.suggestions import did_you_mean
-from unremix.experiments.compare import versions
-from unremix.experiments.display import show_progress
-from unremix.experiments.folder import Folder, try_lock
-from unremix.experiments.plan import Job, shared_options
-from unremix.experiments.processes import Ended, Failed, Runner, share_for
+from unremix.experiments import plan
+from unremix.experiments.engine import Engine
+from unremix.experiments.plan import Job, train_config
+from unremix.experiments.processes import Runner
+from unremix.experiments.results import Results
 from unremix.experiments.statistics import summarise
-from unremix.experiments.tables import TRAINED, Outcome
-from unremix.training.config import TrainConfig, make_config
 
 Arm = Mapping[str, Any]
 """A setting: options by name, those of a section with a dot between (``loss.hardness``)."""
-
-RESULTS = "results.jsonl"
 
 
 @dataclass(frozen=True)
@@ -141,7 +134,7 @@ def read_study(path: str | Path) -> Study:
                 f"{stage.best_of.stage!r}; earlier are {', '.join(earlier) or 'none'}"
             )
         for arm in given_arms(stage):
-            train_config(study, stage, arm)  # options that do not exist are refused here
+            make_job(study, stage, arm, 0)  # options that do not exist are refused here
     return study
 
 
@@ -197,112 +190,17 @@ def label_of(arm: Arm) -> str:
     return " ".join(words)
 
 
-def train_config(study: Study, stage: Stage, arm: Arm, seed: int = 0) -> TrainConfig:
-    """The options of a run.
-
-    Raises:
-        ValueError: For an option that does not exist.
-    """
-    options: dict[str, Any] = {}
-    for name, value in {**study.train, **stage.train, **arm, "seed": seed}.items():
-        section, dot, inner = name.rpartition(".")
-        if dot:
-            options.setdefault(section, {})[inner] = value
-        else:
-            options[name] = value
-    return make_config(options)
-
-
 def make_job(study: Study, stage: Stage, arm: Arm, seed: int) -> Job:
     """The run of an arm with a seed; equal options give the same name in every stage."""
-    train = train_config(study, stage, arm, seed)
-    parts = [train.recipe, train.framework, train.weighting, train.mixing, train.negatives]
-    told = {**shared_options(train), "parts": parts}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
-    return Job(label_of(arm), seed, f"{train.recipe}-{digest}-{seed}", train)
+    train = train_config(study.train, stage.train, arm, {"seed": seed})
+    return plan.make_job(label_of(arm), train)
 
 
-def command_of(train: TrainConfig) -> str:
-    """The command of a run.
-
-    Example:
-        >>> command_of(TrainConfig(recipe="hcl", epochs=5, seed=3))
-        'unremix train --recipe hcl --seed 3 --epochs 5'
-    """
-    words = ["unremix", "train", "--recipe", train.recipe, "--seed", str(train.seed)]
-    defaults = shared_options(TrainConfig(recipe=train.recipe))
-    for name, value in shared_options(train).items():
-        if value != defaults.get(name):
-            words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
-    return shlex.join(words)
-
-
-class Results:
-    """The finished runs of a study, by the names of their jobs.
-
-    Args:
-        path: ``results.jsonl``; it is made with the first run.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.records: dict[str, dict[str, Any]] = {}
-        if path.exists():
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-                try:
-                    record = json.loads(line)
-                    self.records[record["name"]] = record
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(
-                        f"expected a JSON record of a run in line {number} of {path}, got "
-                        f"{line[:60]!r}; remove the line, and the run is made again"
-                    ) from error
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Note a run; the line is on the disk when this returns."""
-        self.records[record["name"]] = record
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def outcome(self, job: Job) -> Outcome | None:
-        """How a run ended, under the name that its arm has in this stage."""
-        record = self.records.get(job.name)
-        if record is None:
-            return None
-        return Outcome(
-            job.row,
-            job.seed,
-            epochs=record["epochs"],
-            loss=record["loss"],
-            results=record["results"],
-        )
-
-    def value(self, job: Job, measure: str) -> float:
-        """A measure of a run's trained encoder.
-
-        Raises:
-            ValueError: If the run does not have it.
-        """
-        found = self.records[job.name]["results"].get(TRAINED, {})
-        if measure not in found:
-            raise ValueError(
-                f"expected the measure {measure!r} of every run, got {', '.join(found) or 'none'} "
-                f"of {job}; change measure in the study's file"
-            )
-        return float(found[measure]["value"])
-
-    @property
-    def core_hours(self) -> float:
-        """What all runs have cost."""
-        return sum(float(record["cpu_seconds"]) for record in self.records.values()) / 3600
-
-    def core_minutes(self, study: Study) -> float:
-        """What a run costs: the mean of those made, or what the study expects."""
-        if not self.records:
-            return study.core_minutes
-        return 60 * self.core_hours / len(self.records)
+def core_minutes(study: Study, results: Results) -> float:
+    """What a run costs: the mean of those made, or what the study expects."""
+    if not results.records:
+        return study.core_minutes
+    return 60 * results.core_hours / len(results.records)
 
 
 def group_of(arm: Arm, within: str | None) -> str:
@@ -386,24 +284,6 @@ def jobs_at(study: Study, name: str, rung: int, results: Results) -> list[Job]:
     return [make_job(study, stage, arm, seed) for seed in seeds_of(stage, rung) for arm in arms]
 
 
-def _record(stage: str, job: Job, folder: Folder, cpu_seconds: float) -> dict[str, Any]:
-    outcome = asdict(folder.outcome(job, None))
-    rows = folder.rows(job)
-    return {
-        "name": job.name,
-        "stage": stage,
-        "arm": job.row,
-        "seed": job.seed,
-        "epochs": outcome["epochs"],
-        "loss": outcome["loss"],
-        "results": outcome["results"],
-        "metrics": rows[-1] if rows else {},
-        "cpu_seconds": round(cpu_seconds, 3),
-        "command": command_of(job.train),
-        "versions": versions(),
-    }
-
-
 def planned(study: Study, results: Results) -> list[tuple[str, int, int, int]]:
     """Of each rung: its stage, arms, runs and runs to be made, as far as it can be told.
 
@@ -429,7 +309,7 @@ def planned(study: Study, results: Results) -> list[tuple[str, int, int, int]]:
 
 def show_plan(study: Study, results: Results, console: Console) -> None:
     """Say what is to be run and what it costs."""
-    minutes = results.core_minutes(study)
+    minutes = core_minutes(study, results)
     table = Table(title=study.title)
     for heading in ("stage", "arms", "runs", "to do", "core-hours"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
@@ -483,63 +363,40 @@ def run_study(
     if stage is not None and stage not in study.stages:
         hint = did_you_mean(stage, study.stages)
         raise ValueError(f"expected one of {', '.join(study.stages)}, got {stage!r}{hint}")
-    folder = Folder(Path(output) if output else Path(path).with_suffix(""))
-    results = Results(folder.path / RESULTS)
-    show_plan(study, results, console)
+    engine = Engine(Path(output) if output else Path(path).with_suffix(""), console, jobs)
+    show_plan(study, engine.results, console)
     if dry_run:
-        return folder.path
-    folder.path.mkdir(parents=True, exist_ok=True)
-    lock = try_lock(folder.path / ".locks" / "study")
-    if lock is None:
-        raise BlockingIOError(
-            f"expected nobody else at work in {folder.path}, found another study; wait for it or "
-            "choose another --output"
-        )
-    try:
-        for name in study.stages if stage is None else [stage]:
-            for rung in range(len(study.stages[name].rungs)):
-                if not _run_rung(study, name, rung, folder, results, jobs, console):
-                    return folder.path
-    finally:
-        if results.records:
-            write_report(study, results, folder.path)
-            console.print(f"The report is in {folder.path}/report.md", highlight=False)
-        os.close(lock)
-    return folder.path
+        return engine.path
+    with engine.alone("study"):
+        try:
+            for name in study.stages if stage is None else [stage]:
+                for rung in range(len(study.stages[name].rungs)):
+                    if not _run_rung(study, name, rung, engine):
+                        return engine.path
+        finally:
+            if engine.results.records:
+                write_report(study, engine.results, engine.path)
+                console.print(f"The report is in {engine.path}/report.md", highlight=False)
+    return engine.path
 
 
-def _run_rung(
-    study: Study, name: str, rung: int, folder: Folder, results: Results, at_a_time: int | None,
-    console: Console,
-) -> bool:  # fmt: skip
+def _run_rung(study: Study, name: str, rung: int, engine: Engine) -> bool:
     """Run what a rung lacks; return whether the study can go on."""
+    results = engine.results
     jobs = jobs_at(study, name, rung, results)
-    left = [job for job in jobs if job.name not in results.records]
-    if not left:
+    if all(job.name in results.records for job in jobs):
         return True
-    console.print(f"{name}, {study.stages[name].rungs[rung]} seeds", highlight=False)
-    runner = Runner(left, folder, share_for(left, at_a_time))
-    for job in runner.done:  # ended, but the study was killed before it was noted
-        results.add(_record(name, job, folder, 60 * results.core_minutes(study)))
+    engine.say(f"{name}, {study.stages[name].rungs[rung]} seeds")
 
-    def keep_to_budget() -> None:
+    def keep_to_budget(runner: Runner) -> None:
         if study.core_hours is not None:
             hours = study.core_hours - results.core_hours
-            affordable = int(60 * hours / results.core_minutes(study)) - len(runner.working)
+            affordable = int(60 * hours / core_minutes(study, results)) - len(runner.working)
             del runner.waiting[max(0, affordable) :]
 
-    keep_to_budget()
-    for event in show_progress(runner, console):
-        if isinstance(event, Ended):
-            whole = event.work.cpu_seconds / max(1e-3, 1 - event.work.before)
-            results.add(_record(name, event.job, folder, whole))
-            keep_to_budget()
-        elif isinstance(event, Failed):
-            keep_to_budget()
+    engine.run(jobs, keep_to_budget)
     lacking = [job for job in jobs if job.name not in results.records]
     if lacking:
-        why = f"{len(runner.failures)} runs failed" if runner.failures else "the budget is spent"
-        console.print(
-            f"{name}: {len(lacking)} of {len(jobs)} runs are missing ({why})", highlight=False
-        )
+        why = f"{len(engine.failures)} runs failed" if engine.failures else "the budget is spent"
+        engine.say(f"{name}: {len(lacking)} of {len(jobs)} runs are missing ({why})")
     return not lacking

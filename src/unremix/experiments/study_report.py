@@ -8,9 +8,9 @@ from pathlib import Path
 
 from unremix.data.atomic_files import write_whole
 from unremix.experiments import tables
+from unremix.experiments.results import Results
 from unremix.experiments.study import (
     Arm,
-    Results,
     Stage,
     Study,
     arms_of,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
 from collections.abc import Sequence
 from os import PathLike
@@ -182,10 +183,14 @@ def unit_rows(embeddings: NDArray[Any]) -> Floats:
 
 
 def digest_of(*parts: Any) -> str:
-    """A digest of arrays, by their contents, and of anything else by what it is written as."""
+    """A digest of arrays by their contents, of files by size and time, of others by their words."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        if isinstance(part, np.ndarray):
+        if isinstance(part, np.memmap) and part.filename is not None:
+            stat = os.stat(part.filename)
+            facts = (part.filename, part.offset, part.shape, part.dtype.str)
+            digest.update(repr((*facts, stat.st_size, stat.st_mtime_ns)).encode())
+        elif isinstance(part, np.ndarray):
             digest.update(f"{part.shape}{part.dtype.str}".encode())
             step = max(1, AT_ONCE // max(1, int(np.prod(part.shape[1:]))))
             for start in range(0, len(part), step):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from unremix.report.curves import COLOURS
+from unremix.report.style import BLUE, VERMILION
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ def interval_chart(
     left, right = figure.subplots(1, 2, sharey=True)
     for place, row in enumerate(rows):
         values = [scale * value for value in row.values]
-        left.plot(values, [place] * len(values), "o", ms=3.5, color=COLOURS[0], alpha=0.6)
+        left.plot(values, [place] * len(values), "o", ms=3.5, color=BLUE, alpha=0.6)
         left.plot(sum(values) / len(values), place, "|", ms=11, mew=2, color="#222222")
         if row.difference is None:
             continue
         clear = row.low is not None and row.high is not None and row.low * row.high > 0
-        color = COLOURS[1] if clear else "#777777"
+        color = VERMILION if clear else "#777777"
         if row.low is not None and row.high is not None:
             right.plot([scale * row.low, scale * row.high], [place, place], color=color, lw=1.6)
         marker = "D" if clear else "o"  # a second cue, besides the color
