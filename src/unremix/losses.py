@@ -350,6 +350,7 @@ class TwoViewLoss(nn.Module):
         positives_in_denominator: bool = False,
         products: Products = "cosine",
         objective: ObjectiveName = "info-nce",
+        temperature: Tensor | float | None = None,
     ) -> Tensor:
         """The loss of any anchors, candidates and pairs, such as queries against a queue.
 
@@ -362,6 +363,7 @@ class TwoViewLoss(nn.Module):
             products: ``cosine`` or ``dot``: what the logits are made of.
             objective: InfoNCE, or the Jensen-Shannon estimate, which has neither a class prior nor
                 a denominator to leave positives out of.
+            temperature: τ of this call in place of the loss's own; gradient flows to a tensor.
 
         Returns:
             The loss, as :meth:`forward`.
@@ -374,7 +376,7 @@ class TwoViewLoss(nn.Module):
             own = None if own is None else self._ready(own)
             loss = self._contrast(
                 Arranged(anchors, candidates, pairs, own, share),
-                self.current_temperature(),
+                self.current_temperature() if temperature is None else temperature,
                 self._options(positives_in_denominator, products, objective),
             )
             if checks_on(self.options.check, loss):
@@ -574,7 +576,7 @@ class TwoViewLoss(nn.Module):
         needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
         outputs = None
         if h0 is None and self.last_layer is not None and needs:
-            found = self._find_inputs(z0, z1)
+            found = self.find_inputs(z0, z1)
             h0, h1 = found[0].inputs, found[1].inputs
             # All processes share what the layer made, or none does.
             if self._gathers or any(each.outputs is not None for each in found):
@@ -649,8 +651,8 @@ class TwoViewLoss(nn.Module):
             arranged, anchors=limited, candidates=limited if shared else arranged.candidates
         )
 
-    def _find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
-        """h of both views, each from its own layer where there are two."""
+    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
+        """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
         assert self.last_layer is not None
         check = checks_on(self.options.check, z0)
         if self.second_last_layer is None:
