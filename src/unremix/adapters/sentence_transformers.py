@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
+from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives
 from unremix.core.checks import choose, number
 from unremix.core.contrast import full_precision, pose
 from unremix.core.engines import eager
