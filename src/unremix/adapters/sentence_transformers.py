@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unremix import losses
 from unremix.adapters import missing
 from unremix.adapters.dense import weighted_negatives, working
+from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives
 from unremix.core.checks import choose, number
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
