@@ -23,6 +23,7 @@ STAGES = [
     "domains",
     "training",
     "evaluation",
+    "mining",
     "report",
     "pipeline",
     "experiments",

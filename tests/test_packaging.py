@@ -12,7 +12,7 @@ import pytest
 tomllib = pytest.importorskip("tomllib")
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+PACKAGE = {"PIL": "pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 # timm is asked for by name on the command line; the other is imported for type checking only.
 OPTIONAL = {"timm", "typing_extensions"}
 AT_RUN_TIME = {  # named in a string, or needed by another package

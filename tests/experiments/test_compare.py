@@ -370,32 +370,6 @@ def test_the_options_fit_on_one_command_line() -> None:
 # Processes; most tests have a stand-in for the training
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run's folder has before its first step."""
-    folder = tmp_path_factory.mktemp("template")
-    run = unremix.train(replace(TINY, runs=str(folder), epochs=0, probe_epochs=0, progress=False))
-    for path in run.path.iterdir():
-        if path.suffix not in (".yaml", ".json") or path.name == "evaluation.json":
-            subprocess.run(["rm", "-r", str(path)], check=True)
-    return run.path
-
-
-@pytest.fixture
-def fake(template: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts the stand-in in the training's place; called with what shall go wrong."""
-    program = (sys.executable, str(TESTS / "fake_training.py"), str(template))
-    monkeypatch.setattr(processes, "TRAIN", program)
-    monkeypatch.setattr(processes, "POLL", 0.01)
-    monkeypatch.setattr(compare_module, "learning_curves", lambda *_: None)  # it takes a second
-
-    def behave(**behaviour: list[str]) -> None:
-        monkeypatch.setenv("FAKE_TRAINING", json.dumps(behaviour))
-
-    behave()
-    return behave
-
-
 def run_compare(
     folder: Path, recipes: str = "simclr,hcl", console: Console | None = None, **options: Any
 ) -> Comparison:

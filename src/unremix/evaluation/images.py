@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unremix.audit import effective_negatives
 from unremix.data.image.dataset import ImageData
 from unremix.domains.base import Measuring
 from unremix.domains.image import ImageShape, set_features
 from unremix.encoders import ResNet, SmallCNN
 from unremix.encoders.resnet import DEPTHS
+from unremix.evaluation.auditing import audit_columns, gradient_columns
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.knn import Accuracy, knn_accuracy, leave_one_out_knn
 from unremix.evaluation.linear import linear_probe
 from unremix.frameworks.base import Embedded, Framework, Projecting
+from unremix.losses import Importance
 from unremix.training.config import TrainConfig
 from unremix.training.run import Run
 from unremix.training.sampling import permuted
@@ -80,21 +83,31 @@ class ImageObserver:
         self.say = say
         self.said: set[str] = set()
         self.previous: Health | None = None
+        if config.audit_every is not None and data.train.labels is None:
+            raise ValueError(
+                "expected images with labels for --audit_every, got images without; leave it out, "
+                "or put the images of each class into a folder"
+            )
 
     def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
         """The measurements after an epoch."""
         assert isinstance(model, Projecting)
-        found = self._health(model)
+        found, importance, samples = self._health(model)
         row = {name: value for name, value in asdict(found).items() if value is not None}
         every = self.config.evaluate_every or max(1, self.config.epochs // 10)
         due = epoch == self.config.epochs or epoch % every == 0
         labels = self.data.train.labels
         if due and labels is not None and len(labels.unique()) > 1:
             row["knn"] = measure_knn(model.encoder, self.data, self.shape, self.config).value
+        audits = self.config.audit_every
+        if audits is not None and epoch % audits == 0 and importance is not None:
+            assert labels is not None
+            row |= audit_columns(importance, labels[samples]) | gradient_columns(model)
         return row
 
     @torch.no_grad()
-    def _health(self, model: Projecting) -> Health:
+    def _health(self, model: Projecting) -> tuple[Health, Importance | None, Tensor]:
+        """The health of the embeddings, scores and weights of a batch, and the batch's samples."""
         parameter = next(model.parameters())
         count = len(self.data.train)  # which may be sorted by class
         indices = permuted(count, min(WATCHED, count), seed=0, step=0)
@@ -110,9 +123,10 @@ class ImageObserver:
         first, second = embed(0), embed(1)
         # As many images as a batch has at most: how many negatives count depends on how many are.
         batch = slice(self.config.batch_size)
-        negatives = model.effective_negatives(
-            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch])
+        importance = model.importance(
+            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch]), indices[batch]
         )
+        negatives = None if importance is None else effective_negatives(importance.weights.double())
         model.train(was_training)
         z0, z1 = first[0], second[0]
         found = health(z0.float(), z1.float(), effective_negatives=negatives)
@@ -124,7 +138,7 @@ class ImageObserver:
                 self.said.add(kind)
                 self.say(message)
         self.previous = found
-        return found
+        return found, importance, indices[batch]
 
 
 def _measure(

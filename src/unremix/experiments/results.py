@@ -60,7 +60,7 @@ def record_of(job: Job, run: Run, cpu_seconds: float | None) -> dict[str, Any]:
         },
         "protocol": card.get("protocol"),
         "metrics": rows,
-        "cpu_seconds": None if cpu_seconds is None else round(cpu_seconds, 1),
+        "cpu_seconds": None if cpu_seconds is None else round(cpu_seconds, 3),
         "command": train_command(job.train),
         "versions": versions(),
     }

@@ -53,7 +53,8 @@ class SimCLR(Contrastive):
             own = self.further((z0, h0), batch)
             if own is not None and self.loss.layout == "both":
                 own = _stack(own, self.further((z1, h1), batch, view=1))
-            total = total + self.loss(z0, z1, h0, h1, own=own)
+            ids = self.known_ids(batch.samples)
+            total = total + self.loss(z0, z1, h0, h1, ids=ids, own=own)
         mixed = self.mixed(batch.views[0], batch)
         if mixed is not None:
             ((z, h),) = first

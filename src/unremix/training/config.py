@@ -248,6 +248,9 @@ class TrainConfig:
         validation: Hold out this share of the training images and measure on them, in place of
             the test images: to choose options without seeing those.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
+        audit_every: Epochs between audits of the weights, for images with labels: which negatives
+            are heavy, and whether they are false; in columns of metrics.csv named audit_. None
+            by default.
         knn_k: Neighbors of the kNN measurement; by default 200, but at most a fifth of the images
             per class.
         knn_temperature: Its temperature.
@@ -312,6 +315,7 @@ class TrainConfig:
     limit: int | None = option()
     validation: float | None = option(domain="image", rare=True)
     evaluate_every: int | None = option()
+    audit_every: int | None = option(domain="image", rare=True)
     knn_k: int | None = option(rare=True)
     knn_temperature: float = option(0.5, rare=True)
     probe_epochs: int = option(100, domain="image")
@@ -377,7 +381,7 @@ class TrainConfig:
         least = {"batch_size": 2, "epochs": 0, "warmup_epochs": 0, "probe_epochs": 0}
         least |= dict.fromkeys(("head_output", "width", "num_nodes", "chunk", "evaluate_every"), 1)
         least |= dict.fromkeys(("checkpoint_every", "log_every", "threads", "limit"), 1)
-        least |= dict.fromkeys(("knn_k", "image_size"), 1)
+        least |= dict.fromkeys(("knn_k", "image_size", "audit_every"), 1)
         for name, bound in least.items():
             value = getattr(self, name)
             if value not in (None, "auto") and value < bound:

@@ -79,6 +79,7 @@ class Training:
         self.since = time.perf_counter()
         self.steps_per_epoch = self.domain.steps(self.data, self.config)
         self.total = self.config.epochs * self.steps_per_epoch
+        self.model.reserve(self.domain.size(self.data))
         if state:
             self.run.restore(self.model, state)
         elif self.config.init is not None or self.config.pretrained:
