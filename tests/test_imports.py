@@ -17,6 +17,7 @@ STAGES = [
     "encoders",
     "core",
     "losses",
+    "adapters",
     "audit",
     "frameworks",
     "recipes",

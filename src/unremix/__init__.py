@@ -59,6 +59,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "adapters":  # its modules import their libraries when asked for
+        return import_module("unremix.adapters")
     if name not in _HOMES:
         raise AttributeError(f"module 'unremix' has no attribute {name!r}")
     module, _, attribute = _HOMES[name].partition(":")

@@ -582,11 +582,8 @@ class TwoViewLoss(nn.Module):
             check_two_views("h", h0, h1, rows=z0.shape[0])
         first, second = self._ready(Views(z0, h0, ids)), self._ready(Views(z1, h1, ids))
         if outputs is not None:
-            made = (_working(each.detach()) for each in outputs)
-            first, second = (
-                replace(views, outputs=each)
-                for views, each in zip((first, second), made, strict=True)
-            )
+            first = replace(first, outputs=outputs[0])
+            second = replace(second, outputs=outputs[1])
         settings = self.weighting.filter
         if settings is None:
             return first, second

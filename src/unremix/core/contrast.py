@@ -261,7 +261,8 @@ def describe_layer(views: Views) -> Vectors:
     """What is known of the last layer's output for the views; δ is taken there."""
     if views.outputs is None:
         return describe(views)[1]
-    return describe(replace(views, embeddings=views.outputs))[1]
+    outputs = views.outputs.detach().to(views.embeddings.dtype)
+    return describe(replace(views, embeddings=outputs))[1]
 
 
 def definition(

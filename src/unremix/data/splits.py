@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from unremix.data.archives import (
-    Skipped,
-)
+from unremix.data.archives import Skipped
+from unremix.data.bounds import shorten
 from unremix.data.image.decoding import Source
 
 ACCEPTED = (
@@ -29,7 +28,7 @@ IMAGES = (
 
 def name_some(skipped: Sequence[Skipped], most: int = 5) -> str:
     """Files and reasons in words; beyond ``most``, only their number."""
-    words = ", ".join(f"{name} ({reason})" for name, reason in skipped[:most])
+    words = ", ".join(f"{shorten(name)} ({shorten(reason)})" for name, reason in skipped[:most])
     return words if len(skipped) <= most else f"{words} and {len(skipped) - most} more"
 
 
