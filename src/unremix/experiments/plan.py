@@ -226,10 +226,25 @@ def make_job(row: str, train: TrainConfig) -> Job:
         row: The row of the table that it belongs to.
         train: Its options.
     """
-    parts = [train.recipe, train.framework, train.weighting, train.mixing, train.negatives]
-    told = {**shared_options(train), "parts": parts}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
-    return Job(row, train.seed, f"{train.recipe}-{digest}-{train.seed}", train)
+    return Job(row, train.seed, name_of(train_command(train)), train)
+
+
+def name_of(command: str) -> str:
+    """The name of a run: its recipe, a digest of the options that are not the usual, its seed.
+
+    Options that a later version adds leave it as it is.
+
+    Args:
+        command: What :func:`train_command` gives.
+
+    Example:
+        >>> name_of("unremix train --recipe hcl --seed 3 --epochs 5")
+        'hcl-51d0685e88-3'
+    """
+    words = shlex.split(command)
+    recipe, seed = words[3], words[5]
+    digest = hashlib.sha256(shlex.join(words[6:]).encode()).hexdigest()[:10]
+    return f"{recipe}-{digest}-{seed}"
 
 
 def train_command(train: TrainConfig) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 import unremix
 from unremix.core.engines import engine_report
 from unremix.evaluation.card import measures_of
-from unremix.experiments.plan import Job, train_command
+from unremix.experiments.plan import Job, name_of, train_command
 from unremix.experiments.tables import TRAINED, Outcome
 from unremix.training.run import Run
 
@@ -66,6 +67,12 @@ def record_of(job: Job, run: Run, cpu_seconds: float | None) -> dict[str, Any]:
     }
 
 
+def _current_name(record: dict[str, Any]) -> str:
+    """The name of a record; digests of earlier versions are made anew from the command."""
+    name: str = record["name"]
+    return name_of(record["command"]) if re.search(r"-[0-9a-f]{10}-\d+$", name) else name
+
+
 class Results:
     """The finished runs of an experiment, by the names of their jobs.
 
@@ -83,7 +90,7 @@ class Results:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
                 try:
                     record = json.loads(line)
-                    self.records[record["name"]] = record
+                    self.records[_current_name(record)] = record
                 except (ValueError, KeyError, TypeError) as error:
                     raise ValueError(
                         f"expected a JSON record of a run in line {number} of {path}, got "
