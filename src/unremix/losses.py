@@ -6,23 +6,15 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
-from unremix.core.contrast import contrast, describe, full_precision, pose
-from unremix.core.engines import eager, find_engine
-from unremix.core.gather import (
-    Share,
-    equal_share,
-    gather_rows,
-    is_distributed,
-    mean_gradient,
-    share_of,
-    withdraw,
-)
+from unremix.core.contrast import contrast, full_precision, make_problem
+from unremix.core.engines import eager
+from unremix.core.gather import Share, gather_views, is_distributed, share_of, withdraw
 from unremix.core.last_layer import LastLayer
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.pairs import Pairs
@@ -32,12 +24,12 @@ from unremix.core.problem import (
     Own,
     Products,
     Tile,
+    V,
     Views,
-    make_block,
-    settle_mix,
+    mix_or_equal,
+    stack,
 )
-from unremix.core.residuals import anchor_residuals, candidate_residuals, own_residuals
-from unremix.core.scores import COMPONENTS, Component, Gradient, Score, inner_products, sketch
+from unremix.core.scores import COMPONENTS, Component, Gradient, Score, at_least_float32, sketch
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, resolve, weigh
 
 if TYPE_CHECKING:
@@ -71,18 +63,9 @@ PRESETS: dict[str, Preset] = {
     "code": Preset("both", "none", "mean", True, 0.1, "logit"),
 }
 
-V = TypeVar("V", Views, Own)
-
-
-@dataclass(frozen=True)
-class Arranged:
-    """A batch as the core takes it: anchors against candidates, across processes where asked."""
-
-    anchors: Views
-    candidates: Views
-    pairs: Pairs
-    own: Own | None = None
-    share: Share | None = None
+# Anchors, candidates and pairs as the core takes them; across processes, this one's part and the
+# anchors of all.
+Arranged = tuple[Views, Views, Pairs, Share | None, Views | None]
 
 
 class TwoViewLoss(nn.Module):
@@ -186,23 +169,19 @@ class TwoViewLoss(nn.Module):
             ValueError: For input no loss can be computed from.
         """
         with full_precision(z0.device):
-            if z0.dim() == 2 and z0.shape[0] == 1 and own is None and not self._gathers:
+            if z0.dim() == 2 and z0.shape[0] == 1 and own is None and not self.gathers:
                 check_two_views("z", z0, z1)
                 return self._no_negatives(z0, z1)
+            if own is not None and self.layout == "symmetric":
+                raise ValueError(
+                    "expected no own negatives with layout='symmetric', got some; use "
+                    "layout='one-way'"
+                )
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
-            own = None if own is None else self._ready(own)
-            tau = self.current_temperature() if temperature is None else temperature
+            loss = self._contrast(self._arrange(first, second), own, temperature)
             if self.layout == "symmetric":
-                if own is not None:
-                    raise ValueError(
-                        "expected no own negatives with layout='symmetric', got some; use "
-                        "layout='one-way'"
-                    )
-                there = self._arrange(first, second, temperature=tau)
-                back = self._arrange(second, first, temperature=tau)
-                loss = (self._contrast(there, tau) + self._contrast(back, tau)) / 2
-            else:
-                loss = self._contrast(self._arrange(first, second, own, temperature=tau), tau)
+                back = self._contrast(self._arrange(second, first), None, temperature)
+                loss = (loss + back) / 2
             return self._finite(loss, **_named(first, second))
 
     def towards(
@@ -214,6 +193,7 @@ class TwoViewLoss(nn.Module):
         *,
         keys: Tensor,
         shares: Tensor,
+        ids: Tensor | None = None,
         own: Own | None = None,
     ) -> Tensor:
         """The loss of mixed views, each aimed at several second views, by their shares.
@@ -229,18 +209,18 @@ class TwoViewLoss(nn.Module):
             h1: Likewise for the second views.
             keys: Which second views each anchor is aimed at, shape (N, P).
             shares: The share of each in its loss, shape (N, P).
+            ids: Which sample each second view shows, shape (N,); see :meth:`forward`.
             own: Further negatives of each anchor alone.
 
         Returns:
             The loss, as :meth:`forward`.
         """
         with full_precision(z0.device):
-            first, second = self._prepare_together(z0, z1, h0, h1)
-            own = None if own is None else self._ready(own)
+            first, second = self._prepare_together(z0, z1, h0, h1, ids)
             loss = self._contrast(
-                self._arrange(first, second, own, aims=(keys, shares)),
-                self.current_temperature(),
-                self._options(positives_in_denominator=True),
+                self._arrange(first, second, aims=(keys, shares)),
+                own,
+                options=self._options(positives_in_denominator=True),
             )
             return self._finite(loss, **_named(first, second))
 
@@ -271,15 +251,14 @@ class TwoViewLoss(nn.Module):
             The loss, as :meth:`forward`.
         """
         with full_precision(anchors.embeddings.device):
-            share = self._share(anchors) if self._gathers else None
+            share = self._share(anchors) if self.gathers else None
             shared = candidates is anchors
             anchors = self._ready(anchors)
             candidates = anchors if shared else self._ready(candidates)
-            own = None if own is None else self._ready(own)
             loss = self._contrast(
-                Arranged(anchors, candidates, pairs, own, share),
-                self.current_temperature(),
-                self._options(positives_in_denominator, products, objective),
+                (anchors, candidates, pairs, share, None),
+                own,
+                options=self._options(positives_in_denominator, products, objective),
             )
             return self._finite(
                 loss,
@@ -290,7 +269,8 @@ class TwoViewLoss(nn.Module):
             )
 
     @property
-    def _gathers(self) -> bool:
+    def gathers(self) -> bool:
+        """Whether there are other processes to take negatives from."""
         return bool(self.gather) and is_distributed()
 
     def _no_negatives(self, z0: Tensor, z1: Tensor) -> Tensor:
@@ -302,7 +282,7 @@ class TwoViewLoss(nn.Module):
                 "the last, incomplete one",
                 stacklevel=4,
             )
-        everything = (_working(z0), _working(z1), *self.parameters())
+        everything = (at_least_float32(z0), at_least_float32(z1), *self.parameters())
         return torch.stack([each.sum() for each in everything]).sum() * 0.0
 
     def _options(
@@ -330,33 +310,31 @@ class TwoViewLoss(nn.Module):
 
     def _ready(self, views: V) -> V:
         """In working precision, the inputs of the last layer projected where asked."""
-        embeddings, h = _working(views.embeddings), views.inputs
+        embeddings, h = at_least_float32(views.embeddings), views.inputs
         if h is not None:
-            h = _working(h.detach()).to(embeddings.dtype)
+            h = h.detach().to(embeddings.dtype)
             h = h if self.sketch is None else sketch(h, self.sketch)
         return replace(views, embeddings=embeddings, inputs=h)
 
     def _contrast(
-        self, arranged: Arranged, temperature: Tensor | float, options: Options | None = None
+        self,
+        arranged: Arranged,
+        own: Own | None,
+        temperature: Tensor | float | None = None,
+        *,
+        options: Options | None = None,
     ) -> Tensor:
-        pairs, share = arranged.pairs, arranged.share
-        mix = self.lambdas()
-        normalizer = None
-        if share is not None:  # as many anchors per sample here as everywhere
-            per_sample = pairs.num_anchors / share.sizes[share.rank]
-            normalizer = per_sample * share.total / share.processes
-            mix = None if mix is None else mean_gradient(mix)
-            if isinstance(temperature, Tensor):
-                temperature = mean_gradient(temperature)
+        anchors, candidates, pairs, share, everyone = arranged
         return contrast(
-            arranged.anchors,
-            arranged.candidates,
+            anchors,
+            candidates,
             pairs,
             self.options if options is None else options,
-            temperature=temperature,
-            mix=mix,
-            own=arranged.own,
-            normalizer=normalizer,
+            temperature=self.current_temperature() if temperature is None else temperature,
+            mix=self.lambdas(),
+            own=None if own is None else self._ready(own),
+            share=share,
+            everyone=everyone,
         )
 
     def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
@@ -392,34 +370,29 @@ class TwoViewLoss(nn.Module):
             first, second = self._prepare(z0, z1, h0, h1, ids, needs_inputs=True)
             if checks_on(self.options.check, z0):
                 check_finite(**_named(first, second))
-            arranged = self._arrange(first, second, alone=True)
+            anchors, candidates, pairs, *_ = self._arrange(first, second, alone=True)
             weighting, temperature = self.weighting, self.current_temperature()
-            everything = replace(
-                self.options,
-                weighting=replace(weighting, components=(*COMPONENTS, *weighting.components)),
+            components = (*COMPONENTS, *weighting.components)
+            options = replace(self.options, weighting=replace(weighting, components=components))
+            problem, vectors = make_problem(
+                anchors, candidates, pairs, options, temperature, None, eager.ENGINE
             )
-            problem, vectors = pose(
-                arranged.anchors, arranged.candidates, arranged.pairs, everything, temperature,
-                None, eager.ENGINE,
-            )  # fmt: skip
-            rows = problem.rows()
-            block = make_block(inner_products(*vectors), *vectors, rows, everything)
+            block = problem.block(problem.products(*vectors), *vectors)
             named = {name: component.score(block) for name, component in COMPONENTS.items()}
             scores = [component.score(block) for component in weighting.resolved]
-            mix = settle_mix(self.lambdas(), self.options, block.similarity)
+            mix = mix_or_equal(self.lambdas(), self.options, block.similarity)
             return Importance(
-                **{name: torch.where(rows.negatives, each, 0.0) for name, each in named.items()},
-                weights=weigh(scores, rows.negatives, rows.count, mix, weighting, temperature),
-                negatives=rows.negatives,
-                positives=arranged.pairs.positive_mask(),
+                **{name: torch.where(block.negatives, each, 0.0) for name, each in named.items()},
+                weights=weigh(scores, block.negatives, block.count, mix, weighting, temperature),
+                negatives=block.negatives,
+                positives=pairs.positive_mask(),
             )
 
     def _share(self, views: Views) -> Share:
         """How many samples each process holds."""
         size, width = views.embeddings.shape
-        if self.gather == "equal":
-            return equal_share(size)
-        return share_of(size, width, 0 if views.inputs is None else views.inputs.shape[1])
+        inputs = 0 if views.inputs is None else views.inputs.shape[1]
+        return share_of(size, width, inputs, equal=self.gather == "equal")
 
     def _prepare_together(
         self,
@@ -434,10 +407,10 @@ class TwoViewLoss(nn.Module):
             first, second = self._prepare(z0, z1, h0, h1, ids)
             unused = first.inputs is not None and not self.weighting.needs_residuals
             # The loss would not show it, or show it in all processes without telling whose it is.
-            if (unused or self._gathers) and checks_on(self.options.check, z0):
+            if (unused or self.gathers) and checks_on(self.options.check, z0):
                 check_finite(**_named(first, second))
         except ValueError:
-            if self._gathers and self.gather != "equal":
+            if self.gathers and self.gather != "equal":
                 withdraw()
             raise
         return first, second
@@ -475,10 +448,8 @@ class TwoViewLoss(nn.Module):
         self,
         first: Views,
         second: Views,
-        own: Own | None = None,
         *,
         aims: tuple[Tensor, Tensor] | None = None,
-        temperature: Tensor | float | None = None,
         alone: bool = False,
     ) -> Arranged:
         """Anchors, candidates and pairs of the layout, across processes where asked.
@@ -486,100 +457,24 @@ class TwoViewLoss(nn.Module):
         With ``aims``, keys and shares (N, P), the layout is one-way, each anchor aimed at its keys.
         """
         n, device = first.embeddings.shape[0], first.embeddings.device
-        both = self.layout == "both" and aims is None
-        ids = first.ids
-        if alone or not self._gathers:
-            if both:
-                views = _stack(first, second)
-                return Arranged(views, views, Pairs.both_views(n, ids=ids, device=device), own)
-            pairs = Pairs.one_way(n, ids=ids, device=device)
-            if aims is not None:
-                pairs = Pairs.towards(*aims, ids=ids)
-            return Arranged(first, second, pairs, own)
-
-        share = self._share(first)
-        offset, total = share.offset, share.total
-        all_first, all_second = _gathered(first, share), _gathered(second, share)
+        share, offset, total = None, 0, n
+        all_first, all_second = first, second
+        if self.gathers and not alone:
+            share = self._share(first)
+            offset, total = share.offset, share.total
+            all_first, all_second = gather_views(first, share), gather_views(second, share)
         ids = all_first.ids
-        if both:
-            anchors, candidates = _stack(first, second), _stack(all_first, all_second)
+        if aims is not None:
+            pairs = Pairs.towards(*aims, offset=offset, total=total, ids=ids)
+        elif self.layout == "both":
             pairs = Pairs.both_views(n, offset=offset, total=total, ids=ids, device=device)
+            candidates = stack(all_first, all_second)
+            if share is None:
+                return candidates, candidates, pairs, None, None
+            return stack(first, second), candidates, pairs, share, candidates
         else:
-            anchors, candidates = first, all_second
             pairs = Pairs.one_way(n, offset=offset, total=total, ids=ids, device=device)
-            if aims is not None:
-                pairs = Pairs.towards(*aims, offset=offset, total=total, ids=ids)
-        arranged = Arranged(anchors, candidates, pairs, own, share)
-        if not self.weighting.needs_residuals:
-            return arranged
-        tau = self.current_temperature() if temperature is None else temperature
-        return self._with_residuals(arranged, second, all_first, both, tau)
-
-    def _with_residuals(
-        self,
-        arranged: Arranged,
-        second: Views,
-        all_first: Views,
-        both: bool,
-        temperature: Tensor | float,
-    ) -> Arranged:
-        """Each process derives δ of its own views and shares it with the others."""
-        anchors, candidates, pairs = arranged.anchors, arranged.candidates, arranged.pairs
-        own, share, options = arranged.own, arranged.share, self.options
-        assert share is not None
-        engine = find_engine(options, anchors.embeddings, own is not None, temperature)
-        settings = (options, temperature, engine)
-        here, everyone = describe(anchors)[1], describe(candidates)[1]
-        own_here = None if own is None else describe(own)[1]
-        delta = anchor_residuals(here, everyone, pairs, *settings, own=own_here)
-        if both:
-            halves = delta.chunk(2)
-            shared = torch.cat([gather_rows(half, share) for half in halves])
-            asking = everyone
-        else:
-            # The pairs of all anchors, of which each process knows its own.
-            whole = replace(
-                pairs,
-                positives=gather_rows(pairs.positives, share),
-                shares=gather_rows(pairs.shares, share),
-                anchor_ids=gather_rows(pairs.anchor_ids, share),
-                non_negatives=None,
-            )
-            asking = describe(all_first)[1]
-            part = candidate_residuals(
-                describe(second)[1], asking, whole, *settings, offset=share.offset
-            )
-            shared = gather_rows(part, share)
-        if own is not None and own_here is not None:
-            own = replace(own, residuals=own_residuals(own_here, asking, options, engine))
-        return replace(
-            arranged,
-            anchors=replace(anchors, residuals=delta),
-            candidates=replace(candidates, residuals=shared),
-            own=own,
-        )
-
-
-def _working(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
-def _stack(first: Views, second: Views) -> Views:
-    def join(name: str) -> Tensor | None:
-        one, other = getattr(first, name), getattr(second, name)
-        return None if one is None or other is None else torch.cat([one, other])
-
-    embeddings = torch.cat([first.embeddings, second.embeddings])
-    return Views(embeddings, join("inputs"), join("ids"))
-
-
-def _gathered(views: Views, share: Share) -> Views:
-    """The views of all processes; gradient flows to the embeddings."""
-    return Views(
-        gather_rows(views.embeddings, share),
-        None if views.inputs is None else gather_rows(views.inputs, share),
-        None if views.ids is None else gather_rows(views.ids, share),
-    )
+        return first, all_second, pairs, share, None if share is None else all_first
 
 
 def _named(first: Views, second: Views) -> dict[str, Tensor | None]:

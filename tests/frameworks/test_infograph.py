@@ -29,12 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.cli import main
-from unremix.core.contrast import contrast, pose
+from unremix.core.contrast import contrast, make_problem
 from unremix.core.engines import eager
 from unremix.core.objectives import JensenShannon
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views, make_block
-from unremix.core.scores import inner_products
+from unremix.core.problem import Options, Views
 from unremix.core.weights import raw_scores, weigh
 from unremix.data.graph.store import GraphBatch
 from unremix.domains.graph import GraphDomain
@@ -279,9 +278,9 @@ def test_weights_average_one_and_spare_the_own_graph(options: dict[str, Any]) ->
     anchors, candidates = Views(za, ha), Views(zc, hc)
     pairs = Pairs.membership(graphs.graph, graphs.num_graphs)
     options, weighting = replace(loss_fn.options, products="dot"), loss_fn.weighting
-    problem, vectors = pose(anchors, candidates, pairs, options, 1.0, None, eager.ENGINE)
-    rows = problem.rows()
-    scores = raw_scores(make_block(inner_products(*vectors), *vectors, rows, options), weighting)
+    problem, vectors = make_problem(anchors, candidates, pairs, options, 1.0, None, eager.ENGINE)
+    rows = problem.block(problem.products(*vectors), *vectors)
+    scores = raw_scores(rows, weighting)
     weights = weigh(scores, rows.negatives, rows.count, loss_fn.lambdas(), weighting)
     own = torch.nn.functional.one_hot(graphs.graph, graphs.num_graphs).bool()
     assert bool((weights[own] == 0).all())

@@ -62,7 +62,7 @@ def contrasted(
     if "own" in kind:
         zo, ho = draw(2, total, 2, 4, seed=5)[:, rows], draw(2, total, 2, 3, seed=6)[:, rows]
         count = 2 if layout == "both" else 1
-        own = Own(zo[:count].flatten(0, 1), ho[:count].flatten(0, 1), 1.5)
+        own = Own(zo[:count].flatten(0, 1), ho[:count].flatten(0, 1), logit_factor=1.5)
     if "aimed" in kind:
         keys, shares = joint_aims(sizes) if rank is None else aims_of(sizes, rank)
         loss = loss_fn.towards(z0, z1, h0, h1, keys=keys, shares=shares, own=own)

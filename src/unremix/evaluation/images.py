@@ -111,7 +111,9 @@ class ImageObserver:
         # As many images as a batch has at most: how many negatives count depends on how many are.
         batch = slice(self.config.batch_size)
         negatives = model.effective_negatives(
-            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch])
+            (first[0][batch], first[1][batch]),
+            (second[0][batch], second[1][batch]),
+            indices[batch],
         )
         model.train(was_training)
         z0, z1 = first[0], second[0]

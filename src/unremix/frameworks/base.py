@@ -74,11 +74,13 @@ class Framework(nn.Module):
     @property
     def mix(self) -> dict[str, float]:
         """The learned share of each component of the weights, if any."""
-        return {}
+        mix: dict[str, float] = getattr(getattr(self, "loss", None), "mix", {})
+        return mix
 
     def undecayed(self) -> list[nn.Parameter]:
-        """Parameters that weight decay spares."""
-        return []
+        """Parameters that weight decay spares: those of the loss, where there are any."""
+        loss = getattr(self, "loss", None)
+        return [] if loss is None else list(loss.parameters())
 
     def after_step(self) -> None:
         """What is to be done after each step of the optimizer."""
@@ -131,11 +133,14 @@ class Projecting(Framework):
         """The loss of a batch; each input is normalised by its own batch statistics, as in HCL."""
         return self.objective([self.embed(images) for images in self.inputs(batch)], batch)
 
-    def effective_negatives(self, first: Embedded, second: Embedded) -> float | None:
+    def effective_negatives(
+        self, first: Embedded, second: Embedded, samples: Tensor
+    ) -> float | None:
         """Equally weighted negatives that would average as much; None where there are none.
 
         Args:
             first: z and h of the first views.
             second: z and h of the second views.
+            samples: Which samples they show, shape (N,).
         """
         return None

@@ -112,16 +112,6 @@ class Contrastive(Projecting):
             )
 
     @property
-    def mix(self) -> dict[str, float]:
-        """The learned share of each component of the weights, if any."""
-        mix: dict[str, float] = getattr(self.loss, "mix", {})
-        return mix
-
-    def undecayed(self) -> list[nn.Parameter]:
-        """The learned mix."""
-        return list(self.loss.parameters())
-
-    @property
     def keeps_original(self) -> bool:
         """Whether the views as they are have a loss."""
         return self.mixing is None or self.mixing.keeps_original
@@ -163,7 +153,10 @@ class Contrastive(Projecting):
         shown = shown_samples(batch.samples, mixed)
         return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
 
-    def effective_negatives(self, first: Embedded, second: Embedded) -> float | None:
+    def effective_negatives(
+        self, first: Embedded, second: Embedded, samples: Tensor
+    ) -> float | None:
         """See :meth:`Projecting.effective_negatives`; of negatives within the batch."""
-        weights = self.loss.importance(first[0], second[0], first[1], second[1]).weights
+        (z0, h0), (z1, h1) = first, second
+        weights = self.loss.importance(z0, z1, h0, h1, ids=samples).weights
         return effective_negatives(weights.double())

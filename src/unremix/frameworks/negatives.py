@@ -166,4 +166,5 @@ class Patches:
         patches = patch_negatives(images, keys, smallest=smallest, largest=largest)
         z, h = framework.embed_keys(patches, keys)
         needs_inputs = framework.loss.weighting.needs_residuals
-        return Own(z[:, None], h[:, None] if needs_inputs else None, self.factor)
+        inputs = h[:, None] if needs_inputs else None
+        return Own(z[:, None], inputs, logit_factor=self.factor)

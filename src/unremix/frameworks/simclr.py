@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from unremix.core.problem import Own
+from unremix.core.problem import stack
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive
 
@@ -52,8 +51,10 @@ class SimCLR(Contrastive):
             z0, h0 = first.pop(0)
             own = self.further((z0, h0), batch)
             if own is not None and self.loss.layout == "both":
-                own = _stack(own, self.further((z1, h1), batch, view=1))
-            total = total + self.loss(z0, z1, h0, h1, own=own)
+                further = self.further((z1, h1), batch, view=1)
+                assert further is not None
+                own = stack(own, further)
+            total = total + self.loss(z0, z1, h0, h1, ids=batch.samples, own=own)
         mixed = self.mixed(batch.views[0], batch)
         if mixed is not None:
             ((z, h),) = first
@@ -61,15 +62,8 @@ class SimCLR(Contrastive):
             for target in mixed.targets:
                 if target.weight:
                     loss = self.loss.towards(
-                        z, z1, h, h1, keys=target.keys, shares=target.shares, own=own
-                    )
+                        z, z1, h, h1, keys=target.keys, shares=target.shares,
+                        ids=batch.samples, own=own,
+                    )  # fmt: skip
                     total = total + target.weight * loss
         return total
-
-
-def _stack(first: Own, second: Own | None) -> Own:
-    assert second is not None
-    h = None
-    if first.inputs is not None and second.inputs is not None:
-        h = torch.cat([first.inputs, second.inputs])
-    return Own(torch.cat([first.embeddings, second.embeddings]), h, first.logit_factor)
