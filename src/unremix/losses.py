@@ -395,19 +395,14 @@ class TwoViewLoss(nn.Module):
         return share_of(size, width, inputs, equal=self.gather == "equal")
 
     def _prepare_together(
-        self,
-        z0: Tensor,
-        z1: Tensor,
-        h0: Tensor | None,
-        h1: Tensor | None,
-        ids: Tensor | None = None,
+        self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
     ) -> tuple[Views, Views]:
         """As :meth:`_prepare`; if it fails here, the other processes are told."""
         try:
             first, second = self._prepare(z0, z1, h0, h1, ids)
             unused = first.inputs is not None and not self.weighting.needs_residuals
             # The loss would not show it, or show it in all processes without telling whose it is.
-            if (unused or self.gathers) and checks_on(self.options.check, z0):
+            if (unused or self.gathers) and checks_on(self.options.check, first.embeddings):
                 check_finite(**_named(first, second))
         except ValueError:
             if self.gathers and self.gather != "equal":
@@ -492,21 +487,12 @@ class InfoNCELoss(TwoViewLoss):
 
     L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j e^{s_ij/τ}) )
 
-    Args:
-        temperature: τ.
-        layout: ``both`` (SimCLR), ``one-way`` or ``symmetric`` (CLIP).
-        class_prior: τ⁺; above 0 this is the debiased contrastive loss of Chuang et al. 2020.
-        decoupled: Whether the positive is left out of the denominator.
-        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        gather: Whether the negatives come from all processes; ``equal`` where all hold the same
-            number of samples.
-        tile: Anchors per block: ``auto``, a number, or None for all at once.
-        engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
-        check: Whether to check for NaN, which waits for the device; None: on the CPU.
+    The options are those of :class:`UnReMixLoss` of the same names.
 
     Relations:
         Equals lightly's ``NTXentLoss`` and, with layout ``both``, SimCLR's NT-Xent. With
-        ``decoupled`` it equals lightly's ``DCLLoss``; with layout ``symmetric``, CLIP's loss.
+        ``decoupled`` it equals lightly's ``DCLLoss``; with layout ``symmetric``, CLIP's loss; with
+        a ``class_prior`` above 0, the debiased contrastive loss of Chuang et al. 2020.
 
     Example:
         >>> loss_fn = InfoNCELoss(temperature=0.5)
@@ -547,20 +533,12 @@ class InfoNCELoss(TwoViewLoss):
 class HCLLoss(TwoViewLoss):
     """Hard negatives by similarity: w ∝ e^{β s/τ}, of mean 1, with debiasing.
 
+    The options not listed are those of :class:`UnReMixLoss` of the same names.
+
     Args:
-        temperature: τ.
         hardness: β; 0 leaves all weights 1.
-        class_prior: τ⁺ of the debiasing.
-        layout: ``both``, ``one-way`` or ``symmetric``.
         similarity_gradient: Whether gradient flows through the weights; by default it does, as
             published.
-        decoupled: Whether the positive is left out of the denominator.
-        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        gather: Whether the negatives come from all processes; ``equal`` where all hold the same
-            number of samples.
-        tile: Anchors per block: ``auto``, a number, or None for all at once.
-        engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
-        check: Whether to check for NaN, which waits for the device; None: on the CPU.
         fidelity: ``paper`` puts β s, not β s/τ, in the exponent.
 
     Relations:
@@ -855,7 +833,9 @@ class ImportanceOptions(TypedDict, total=False):
     gradient: Gradient
     layout: Layout | None
     class_prior: float | None
+    decoupled: bool
     bias: bool
+    learnable_temperature: bool
     sketch: int | None
     similarity_gradient: bool | None
     gather: Gather
