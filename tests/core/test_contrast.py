@@ -255,6 +255,12 @@ def test_zero_weights_without_mass_are_counted() -> None:
     assert loss == 0
     assert z.grad is not None
     assert torch.equal(z.grad, torch.zeros(2, 2))
+    # Nor does debiasing make something of nothing, though it bounds the sum of negatives below.
+    with pytest.warns(UserWarning, match="their negatives contribute nothing"):
+        loss = info_nce(
+            Views(z), Views(z.detach()), Pairs.one_way(2), weighting=weighting, class_prior=0.1
+        )
+    assert loss == 0
     # With mass 'mean' such a row becomes uniform.
     weighting = Weighting(("similarity",), scaling="none", mass="mean")
     plain = info_nce(Views(z), Views(z.detach()), Pairs.one_way(2))
