@@ -30,7 +30,7 @@ from unremix.core.problem import (
     stack,
 )
 from unremix.core.scores import COMPONENTS, Component, Gradient, Score, at_least_float32, sketch
-from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, resolve, weigh
+from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, weigh
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -769,8 +769,6 @@ def _mixed_weighting(
             f"expected components to be a sequence of names, got {components!r}; "
             f"write ({components!r},)"
         )
-    for component in components:
-        resolve(component)
     names = [name_of(component) for component in components]
     if len(set(names)) < len(names):
         raise ValueError(

@@ -66,11 +66,9 @@ def map_views(function: Callable[..., Tensor], *views: V) -> V:
     """Views made tensor by tensor of others; what one of them lacks, the new ones lack.
 
     Example:
-        >>> both = map_views(
-        ...     lambda *each: torch.cat(each), Views(torch.eye(2)), Views(torch.eye(2))
-        ... )
-        >>> both.embeddings.shape
-        torch.Size([4, 2])
+        >>> map_views(lambda rows: 2 * rows, Views(torch.eye(2))).embeddings
+        tensor([[2., 0.],
+                [0., 2.]])
     """
     made: dict[str, Any] = {}
     for name in ("embeddings", "inputs", "ids"):
@@ -171,31 +169,31 @@ def check_shapes(
                 f"expected unremix.core.problem.Views, got {type(each).__name__}; pass Views(z), "
                 "or Views(z, h) with the input h of the last layer"
             )
-    given = {"anchors": anchors, "candidates": candidates}
+    given: list[tuple[str, Views, tuple[int, ...]]] = [
+        ("anchors", anchors, (pairs.num_anchors,)),
+        ("candidates", candidates, (pairs.num_candidates,)),
+    ]
     if own is not None:
-        given["own candidates"] = own
-    tensors = [each for views in given.values() for each in (views.embeddings, views.inputs)]
+        given.append(("own candidates", own, (pairs.num_anchors, own.embeddings.shape[1])))
+    tensors = [each for _, views, _ in given for each in (views.embeddings, views.inputs)]
     dtypes = list(dict.fromkeys(str(each.dtype) for each in tensors if each is not None))
     if len(dtypes) > 1:
         raise ValueError(
             f"expected embeddings and inputs of one dtype, got {' and '.join(dtypes)}; convert "
             "with .to()"
         )
-    some = len({views.inputs is None for views in given.values()}) > 1
+    some = len({views.inputs is None for _, views, _ in given}) > 1
     if some and options.weighting.needs_residuals:  # else nobody reads them
         raise ValueError(
             "expected the last layer's inputs h for anchors and candidates or for neither, "
             "got them for some; pass all or none"
         )
-    counts = {"anchors": pairs.num_anchors, "candidates": pairs.num_candidates}
-    for name, views in given.items():
+    for name, views, rows in given:
         for what in ("embeddings", "inputs"):
             tensor, like = getattr(views, what), getattr(candidates, what)
             if tensor is None:
                 continue
-            last = tensor if like is None else like
-            rows = (counts.get(name, pairs.num_anchors), *views.embeddings.shape[1:-1])
-            expected = (*rows, last.shape[-1])
+            expected = (*rows, (tensor if like is None else like).shape[-1])
             if tensor.shape != expected:
                 raise ValueError(
                     f"expected {what} of the {name} of shape {expected}, one row per view and of "
