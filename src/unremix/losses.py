@@ -6,16 +6,23 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
-from unremix.core.contrast import contrast, full_precision, make_problem
+from unremix.core.contrast import contrast, describe, full_precision, make_problem
 from unremix.core.engines import eager
-from unremix.core.gather import Share, gather_views, is_distributed, share_of, withdraw
-from unremix.core.last_layer import LastLayer
+from unremix.core.gather import (
+    Share,
+    gather_rows,
+    gather_views,
+    is_distributed,
+    share_of,
+    withdraw,
+)
+from unremix.core.last_layer import Found, LastLayer, Projection
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.pairs import Pairs
 from unremix.core.problem import (
@@ -29,7 +36,26 @@ from unremix.core.problem import (
     mix_or_equal,
     stack,
 )
-from unremix.core.scores import COMPONENTS, Component, Gradient, Score, at_least_float32, sketch
+from unremix.core.rows import blocks
+from unremix.core.scores import (
+    COMPONENTS,
+    Component,
+    Gradient,
+    Score,
+    at_least_float32,
+    inner_products,
+    normalize,
+    sketch,
+)
+from unremix.core.signals import (
+    Bank,
+    FalseNegatives,
+    Rule,
+    Thresholds,
+    evidence_of,
+    four_views,
+    kept,
+)
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, weigh
 
 if TYPE_CHECKING:
@@ -63,9 +89,18 @@ PRESETS: dict[str, Preset] = {
     "code": Preset("both", "none", "mean", True, 0.1, "logit"),
 }
 
-# Anchors, candidates and pairs as the core takes them; across processes, this one's part and the
-# anchors of all.
-Arranged = tuple[Views, Views, Pairs, Share | None, Views | None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A batch as the core takes it; the fields are arguments of ``contrast``."""
+
+    anchors: Views
+    candidates: Views
+    pairs: Pairs
+    share: Share | None = None
+    everyone: Views | None = None
 
 
 class TwoViewLoss(nn.Module):
@@ -92,12 +127,20 @@ class TwoViewLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.options = options
+        settings = options.weighting.filter
+        self.bank: Bank | None = None
+        self.thresholds: Thresholds | None = None
+        if settings is not None and settings.needs_features:
+            self.bank = Bank(settings.samples)
+        if settings is not None and settings.rule == "threshold":
+            self.thresholds = Thresholds(settings.samples)
         self.temperature = number("temperature", temperature, above=0)
         self.layout: Layout = choose("layout", layout, get_args(Layout))
         if not isinstance(gather, bool):
             choose("gather", gather, ("equal",))
         self.gather: Gather = gather
-        self.last_layer: LastLayer | None = None
+        self.last_layer: LastLayer | Projection | None = None
+        self.second_last_layer: LastLayer | Projection | None = None  # of a second encoder
         self.sketch: int | None = None
         self.logit_scale: nn.Parameter | None = None
         if learnable_temperature:
@@ -118,6 +161,75 @@ class TwoViewLoss(nn.Module):
     def lambdas(self) -> Tensor | None:
         """λ, one number per component, shape (K,), with gradient where it is learned."""
         return None
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether calls need ``ids=``, since something is remembered of each sample."""
+        return self.weighting.filter is not None and self.weighting.filter.needs_ids
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether ``ids=`` is of use to anything but the masks."""
+        return self.needs_ids or self.weighting.needs_ids
+
+    def check_evidence(self, what: str, *, ids: bool = False) -> None:
+        """Refuse evidence that is not at hand where anchors are no plain views of samples.
+
+        Args:
+            what: What the anchors are, for the message.
+            ids: Whether it is at least known which sample each of them shows.
+
+        Raises:
+            ValueError: If false negatives are told by more than that.
+        """
+        settings = self.weighting.filter
+        if settings is None:
+            return
+        if settings.needs_two_views or (settings.needs_ids and not ids):
+            able = "'similarity', 'bank' or 'shared-neighbors'" if ids else "'similarity'"
+            rules = "" if ids else "'ring', 'rank' or 'mixture' and "
+            raise ValueError(
+                f"expected {rules}evidence {able} for {what}, got {settings.rule!r} and "
+                f"{settings.evidence!r}; change false_negatives or evidence"
+            )
+
+    def reserve(self, samples: int) -> None:
+        """Say how many samples the data have, for what is remembered of each.
+
+        Args:
+            samples: Their number; ids are 0 … samples - 1.
+        """
+        for memory in (self.bank, self.thresholds):
+            if memory is not None:
+                memory.reserve(samples)
+
+    def remember(self, ids: Tensor, *features: Tensor) -> None:
+        """Tell the bank the encoder's features of a batch, before the loss is called.
+
+        Args:
+            ids: Which samples, each once, shape (N,).
+            features: Of each view of them, shape (N, F).
+
+        Raises:
+            ValueError: If the loss has no bank.
+
+        Example:
+            >>> settings = FalseNegatives("ring", evidence="bank", samples=100)
+            >>> loss_fn = UnReMixLoss(false_negatives=settings)
+            >>> ids, features = torch.arange(8), torch.rand(8, 32)
+            >>> loss_fn.remember(ids, features)
+            >>> loss = loss_fn(torch.randn(8, 16), torch.randn(8, 16), ids=ids)
+        """
+        if self.bank is None:
+            raise ValueError(
+                "expected a loss with evidence 'bank' or 'shared-neighbors', got one that "
+                "remembers no features; leave the call out"
+            )
+        rows = [features[0], *features[1:]]
+        if self.gathers:
+            share = share_of(*rows[0].shape, equal=self.gather == "equal")
+            ids, rows = gather_rows(ids, share), [gather_rows(each, share) for each in rows]
+        self.bank.add(ids, *rows)
 
     def current_temperature(self) -> Tensor | float:
         """τ, with gradient where it is learned."""
@@ -216,6 +328,7 @@ class TwoViewLoss(nn.Module):
             The loss, as :meth:`forward`.
         """
         with full_precision(z0.device):
+            self.check_evidence("mixed views")
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
             loss = self._contrast(
                 self._arrange(first, second, aims=(keys, shares)),
@@ -234,6 +347,7 @@ class TwoViewLoss(nn.Module):
         positives_in_denominator: bool = False,
         products: Products = "cosine",
         objective: ObjectiveName = "info-nce",
+        temperature: Tensor | float | None = None,
     ) -> Tensor:
         """The loss of any anchors, candidates and pairs, such as queries against a queue.
 
@@ -246,6 +360,7 @@ class TwoViewLoss(nn.Module):
             products: ``cosine`` or ``dot``: what the logits are made of.
             objective: InfoNCE, or the Jensen-Shannon estimate, which has neither a class prior nor
                 a denominator to leave positives out of.
+            temperature: τ of this call in place of the loss's own; gradient flows to a tensor.
 
         Returns:
             The loss, as :meth:`forward`.
@@ -253,20 +368,25 @@ class TwoViewLoss(nn.Module):
         with full_precision(anchors.embeddings.device):
             share = self._share(anchors) if self.gathers else None
             shared = candidates is anchors
-            anchors = self._ready(anchors)
-            candidates = anchors if shared else self._ready(candidates)
+            anchors = self._described(self._ready(anchors))
+            candidates = anchors if shared else self._described(self._ready(candidates))
             loss = self._contrast(
-                (anchors, candidates, pairs, share, None),
+                Arranged(anchors, candidates, pairs, share),
                 own,
+                temperature,
                 options=self._options(positives_in_denominator, products, objective),
             )
-            return self._finite(
-                loss,
-                anchors=anchors.embeddings,
-                candidates=candidates.embeddings,
-                anchor_inputs=anchors.inputs,
-                candidate_inputs=candidates.inputs,
-            )
+            if checks_on(self.options.check, loss):
+                # All of it: what no anchor meets shows in the gradient and not in the loss.
+                check_finite(
+                    anchors=anchors.embeddings,
+                    candidates=candidates.embeddings,
+                    anchor_inputs=anchors.inputs,
+                    candidate_inputs=candidates.inputs,
+                    own=None if own is None else own.embeddings,
+                    own_inputs=None if own is None else own.inputs,
+                )
+            return self._finite(loss)
 
     @property
     def gathers(self) -> bool:
@@ -324,17 +444,17 @@ class TwoViewLoss(nn.Module):
         *,
         options: Options | None = None,
     ) -> Tensor:
-        anchors, candidates, pairs, share, everyone = arranged
+        arranged = self._with_thresholds(arranged, update=self.training)
         return contrast(
-            anchors,
-            candidates,
-            pairs,
+            arranged.anchors,
+            arranged.candidates,
+            arranged.pairs,
             self.options if options is None else options,
             temperature=self.current_temperature() if temperature is None else temperature,
             mix=self.lambdas(),
             own=None if own is None else self._ready(own),
-            share=share,
-            everyone=everyone,
+            share=arranged.share,
+            everyone=arranged.everyone,
         )
 
     def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
@@ -370,22 +490,26 @@ class TwoViewLoss(nn.Module):
             first, second = self._prepare(z0, z1, h0, h1, ids, needs_inputs=True)
             if checks_on(self.options.check, z0):
                 check_finite(**_named(first, second))
-            anchors, candidates, pairs, *_ = self._arrange(first, second, alone=True)
+            arranged = self._arrange(first, second, alone=True)
+            arranged = self._with_thresholds(arranged, update=False)
             weighting, temperature = self.weighting, self.current_temperature()
             components = (*COMPONENTS, *weighting.components)
             options = replace(self.options, weighting=replace(weighting, components=components))
-            problem, vectors = make_problem(
-                anchors, candidates, pairs, options, temperature, None, eager.ENGINE
-            )
+            given = (arranged.anchors, arranged.candidates, arranged.pairs)
+            problem, vectors = make_problem(*given, options, temperature, None, eager.ENGINE)
             block = problem.block(problem.products(*vectors), *vectors)
+            negatives, settings = block.negatives, weighting.filter
             named = {name: component.score(block) for name, component in COMPONENTS.items()}
             scores = [component.score(block) for component in weighting.resolved]
             mix = mix_or_equal(self.lambdas(), self.options, block.similarity)
+            keep = None if settings is None else kept(block, settings)
             return Importance(
-                **{name: torch.where(block.negatives, each, 0.0) for name, each in named.items()},
-                weights=weigh(scores, block.negatives, block.count, mix, weighting, temperature),
-                negatives=block.negatives,
-                positives=pairs.positive_mask(),
+                **{name: torch.where(negatives, each, 0.0) for name, each in named.items()},
+                weights=weigh(scores, negatives, block.count, mix, weighting, temperature, keep),
+                negatives=negatives,
+                positives=arranged.pairs.positive_mask(),
+                evidence=None if settings is None else evidence_of(block),
+                keep=keep,
             )
 
     def _share(self, views: Views) -> Share:
@@ -402,7 +526,7 @@ class TwoViewLoss(nn.Module):
             first, second = self._prepare(z0, z1, h0, h1, ids)
             unused = first.inputs is not None and not self.weighting.needs_residuals
             # The loss would not show it, or show it in all processes without telling whose it is.
-            if (unused or self.gathers) and checks_on(self.options.check, first.embeddings):
+            if (unused or self.gathers) and checks_on(self.options.check, z0):
                 check_finite(**_named(first, second))
         except ValueError:
             if self.gathers and self.gather != "equal":
@@ -432,12 +556,100 @@ class TwoViewLoss(nn.Module):
             )
         ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
         needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
+        outputs = None
         if h0 is None and self.last_layer is not None and needs:
-            check = checks_on(self.options.check, z0)
-            h0, h1 = self.last_layer.inputs_of(z0, z1, check=check)
+            found = self.find_inputs(z0, z1)
+            h0, h1 = found[0].inputs, found[1].inputs
+            # All processes share what the layer made, or none does.
+            if self.gathers or any(each.outputs is not None for each in found):
+                outputs = tuple(
+                    z if each.outputs is None else each.outputs
+                    for z, each in zip((z0, z1), found, strict=True)
+                )
         if h0 is not None and h1 is not None:
             check_two_views("h", h0, h1, rows=z0.shape[0])
-        return self._ready(Views(z0, h0, ids)), self._ready(Views(z1, h1, ids))
+        first, second = self._ready(Views(z0, h0, ids)), self._ready(Views(z1, h1, ids))
+        if outputs is not None:
+            first = replace(first, outputs=outputs[0])
+            second = replace(second, outputs=outputs[1])
+        settings = self.weighting.filter
+        if settings is None:
+            return first, second
+        if settings.needs_two_views:
+            units = [normalize(each.embeddings.detach())[0] for each in (first, second)]
+            both = four_views(*units)
+            return replace(first, descriptors=both), replace(second, descriptors=both)
+        first = self._described(first)
+        return first, replace(second, descriptors=first.descriptors)
+
+    def _described(self, views: Views) -> Views:
+        """The views with what is remembered of their samples."""
+        settings = self.weighting.filter
+        if settings is None or views.descriptors is not None:
+            return views
+        self.check_evidence("given anchors and candidates", ids=True)
+        if settings.needs_ids and views.ids is None:
+            raise ValueError(
+                f"expected ids= for false_negatives={settings.rule!r} with "
+                f"evidence={settings.evidence!r}, which remember each sample, got none; pass the "
+                "numbers of the samples"
+            )
+        if self.bank is None or views.ids is None:
+            return views
+        found = self.bank.units if settings.evidence == "bank" else self.bank.neighbors
+        return replace(views, descriptors=found(views.ids).to(views.embeddings.dtype))
+
+    @torch.no_grad()
+    def _with_thresholds(self, arranged: Arranged, *, update: bool) -> Arranged:
+        """The batch with the threshold of each anchor, where there are any; they are learned."""
+        memory, settings = self.thresholds, self.weighting.filter
+        if memory is None or settings is None:
+            return arranged
+        anchors, pairs = describe(arranged.anchors)[1], arranged.pairs
+        candidates = describe(arranged.candidates)[1]
+        ids = anchors.ids
+        assert ids is not None
+        levels, limits = [], []
+        for which in blocks(pairs.num_anchors, pairs.num_candidates, self.options.tile, ids.device):
+            rows = anchors[which]
+            if rows.descriptors is None or candidates.descriptors is None:
+                evidence = inner_products(rows.units, candidates.units)
+            else:
+                evidence = inner_products(rows.descriptors, candidates.descriptors)
+            given = (evidence, pairs[which].negatives(), settings.share)
+            level = memory.levels(ids[which], *given)
+            level = memory.stepped(level, *given) if update else level
+            levels.append(level)
+            limits.append(memory.limits(level, *given[:2]))
+        if update:
+            known = (ids, torch.cat(levels))
+            if arranged.share is not None:
+                share = share_of(ids.shape[0], 1, equal=self.gather == "equal")
+                known = gather_rows(known[0], share), gather_rows(known[1], share)
+            memory.store(*known)
+        limited = replace(arranged.anchors, thresholds=torch.cat(limits))
+        shared = arranged.candidates is arranged.anchors
+        return replace(
+            arranged, anchors=limited, candidates=limited if shared else arranged.candidates
+        )
+
+    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
+        """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
+        assert self.last_layer is not None
+        check = checks_on(self.options.check, z0)
+        if self.second_last_layer is None:
+            first, second = self.last_layer.find(z0, z1, check=check)
+            return first, second
+        (first,), (second,) = (
+            self.last_layer.find(z0, check=check),
+            self.second_last_layer.find(z1, check=check),
+        )
+        if first.inputs.shape[1] != second.inputs.shape[1]:  # nothing to compare but their lengths
+            first, second = (
+                replace(each, inputs=torch.linalg.vector_norm(each.inputs, dim=1, keepdim=True))
+                for each in (first, second)
+            )
+        return first, second
 
     def _arrange(
         self,
@@ -465,11 +677,11 @@ class TwoViewLoss(nn.Module):
             pairs = Pairs.both_views(n, offset=offset, total=total, ids=ids, device=device)
             candidates = stack(all_first, all_second)
             if share is None:
-                return candidates, candidates, pairs, None, None
-            return stack(first, second), candidates, pairs, share, candidates
+                return Arranged(candidates, candidates, pairs)
+            return Arranged(stack(first, second), candidates, pairs, share, candidates)
         else:
             pairs = Pairs.one_way(n, offset=offset, total=total, ids=ids, device=device)
-        return first, all_second, pairs, share, None if share is None else all_first
+        return Arranged(first, all_second, pairs, share, None if share is None else all_first)
 
 
 def _named(first: Views, second: Views) -> dict[str, Tensor | None]:
@@ -480,6 +692,18 @@ def _named(first: Views, second: Views) -> dict[str, Tensor | None]:
         "h0": first.inputs,
         "h1": second.inputs,
     }
+
+
+def _filter(
+    asked: FalseNegatives | Rule | None, fidelity: Fidelity = "sound"
+) -> FalseNegatives | None:
+    """The settings that ``false_negatives=`` stands for."""
+    if asked is not None and fidelity == "paper":
+        raise ValueError(
+            f"expected false_negatives=None with fidelity='paper', which has none, got {asked!r}; "
+            "use fidelity='sound'"
+        )
+    return asked if asked is None or isinstance(asked, FalseNegatives) else FalseNegatives(asked)
 
 
 class InfoNCELoss(TwoViewLoss):
@@ -511,6 +735,7 @@ class InfoNCELoss(TwoViewLoss):
         class_prior: float = 0.0,
         decoupled: bool = False,
         learnable_temperature: bool = False,
+        false_negatives: FalseNegatives | Rule | None = None,
         gather: Gather = False,
         tile: Tile = "auto",
         engine: EngineName = "auto",
@@ -518,6 +743,7 @@ class InfoNCELoss(TwoViewLoss):
     ) -> None:
         super().__init__(
             Options(
+                Weighting(filter=_filter(false_negatives)),
                 objective=InfoNCE(class_prior, decoupled=decoupled),
                 tile=tile,
                 engine=engine,
@@ -563,6 +789,7 @@ class HCLLoss(TwoViewLoss):
         similarity_gradient: bool | None = None,
         decoupled: bool = False,
         learnable_temperature: bool = False,
+        false_negatives: FalseNegatives | Rule | None = None,
         gather: Gather = False,
         tile: Tile = "auto",
         engine: EngineName = "auto",
@@ -574,10 +801,13 @@ class HCLLoss(TwoViewLoss):
         self.fidelity = fidelity
         super().__init__(
             Options(
-                hard_negatives(
-                    self.hardness,
-                    similarity_gradient=similarity_gradient is not False,
-                    over_temperature=preset.hcl_exponent == "logit",
+                replace(
+                    hard_negatives(
+                        self.hardness,
+                        similarity_gradient=similarity_gradient is not False,
+                        over_temperature=preset.hcl_exponent == "logit",
+                    ),
+                    filter=_filter(false_negatives, fidelity),
                 ),
                 InfoNCE(class_prior, decoupled=decoupled),
                 tile=tile,
@@ -602,8 +832,13 @@ class UnReMixLoss(TwoViewLoss):
     Args:
         temperature: τ.
         last_layer: The linear layer that makes the embeddings; it is watched for its input h, and
-            not registered as a submodule. Without it, and without h0 and h1 in the call, the
-            uncertainty ignores the layer's input.
+            not registered as a submodule. Where BatchNorm or an activation follows it, pass the
+            head, or its part from the linear layer on: h is that layer's input, and the uncertainty
+            takes δ at that layer's output. For two encoders, pass a pair; inputs of different
+            widths have no inner product, and enter as |h_i| |h_j|. Without ``last_layer``, and
+            without h0 and h1 in the call, the uncertainty ignores the layer's input.
+        projection: In place of ``last_layer``, the parameter P, shape (H, D), of embeddings
+            z = h P; or a pair, for two encoders.
         components: Any of ``uncertainty``, ``similarity``, ``representativeness``, or functions
             ``score(block) -> (B, M)``; see :class:`unremix.core.scores.Block`.
         mix: λ: ``learned`` (a softmax of parameters), ``free`` (non-negative parameters), ``fixed``
@@ -620,6 +855,9 @@ class UnReMixLoss(TwoViewLoss):
         learnable_temperature: Whether τ is learned, as CLIP's logit scale.
         sketch: Project h to so many dimensions; see :func:`unremix.core.scores.sketch`.
         similarity_gradient: Whether gradient flows to the embeddings through the similarity.
+        false_negatives: What is done about negatives that are probably false: a rule (``ring``,
+            ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
+            what evidence. None: nothing.
         gather: Whether the negatives come from all processes; ``equal`` where all hold the same
             number of samples.
         tile: Anchors per block: ``auto``, a number, or None for all at once.
@@ -650,7 +888,8 @@ class UnReMixLoss(TwoViewLoss):
         self,
         *,
         temperature: float = 0.5,
-        last_layer: nn.Linear | None = None,
+        last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None,
+        projection: Tensor | tuple[Tensor, Tensor] | None = None,
         components: Sequence[str | Score | Component] = tuple(COMPONENTS),
         mix: Mix = "learned",
         scaling: ScalingName | None = None,
@@ -665,6 +904,7 @@ class UnReMixLoss(TwoViewLoss):
         learnable_temperature: bool = False,
         sketch: int | None = None,
         similarity_gradient: bool | None = None,
+        false_negatives: FalseNegatives | Rule | None = None,
         gather: Gather = False,
         tile: Tile = "auto",
         engine: EngineName = "auto",
@@ -672,16 +912,19 @@ class UnReMixLoss(TwoViewLoss):
         fidelity: Fidelity = "sound",
     ) -> None:
         preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
-        watched = None if last_layer is None else LastLayer(last_layer)
+        watched = _watched(last_layer, projection)
+        weighting = _mixed_weighting(
+            components, scaling, mass, hardness, similarity_gradient, preset
+        )
         super().__init__(
             Options(
-                _mixed_weighting(components, scaling, mass, hardness, similarity_gradient, preset),
+                replace(weighting, filter=_filter(false_negatives, fidelity)),
                 InfoNCE(
                     preset.class_prior if class_prior is None else class_prior, False, decoupled
                 ),
                 posterior_temperature=posterior_temperature,
                 gradient=gradient,
-                bias=bias if watched is None else watched.bias,
+                bias=all(each.bias for each in watched) if watched else bias,
                 tile=tile,
                 engine=engine,
                 check=check,
@@ -697,7 +940,8 @@ class UnReMixLoss(TwoViewLoss):
                 "use a positive integer"
             )
         self.sketch = sketch
-        self.last_layer = watched
+        self.last_layer = watched[0] if watched else None
+        self.second_last_layer = watched[1] if len(watched) > 1 else None
         for component in components:  # a score with parameters or buffers of its own
             if isinstance(component, nn.Module):
                 self.add_module(name_of(component), component)
@@ -755,6 +999,33 @@ class UnReMixLoss(TwoViewLoss):
         return f"temperature={self.temperature:g}, layout={self.layout!r}, mix=({shares})"
 
 
+def _watched(
+    last_layer: nn.Module | tuple[nn.Module, nn.Module] | None,
+    projection: Tensor | tuple[Tensor, Tensor] | None,
+) -> list[LastLayer | Projection]:
+    """Where h comes from: nothing, one layer, or two."""
+    if last_layer is not None and projection is not None:
+        raise ValueError(
+            "expected last_layer or projection, got both; pass the one that makes the embeddings"
+        )
+    if last_layer is not None:
+        return [LastLayer(each) for each in _one_or_two("last_layer", last_layer)]
+    if projection is not None:
+        return [Projection(each) for each in _one_or_two("projection", projection)]
+    return []
+
+
+def _one_or_two(name: str, given: T | tuple[T, T]) -> tuple[T, ...]:
+    """What was given as one, or as a pair."""
+    if not isinstance(given, tuple):
+        return (given,)
+    if len(given) != 2:
+        raise ValueError(
+            f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
+        )
+    return given
+
+
 def _mixed_weighting(
     components: Sequence[str | Score | Component],
     scaling: ScalingName | None,
@@ -808,6 +1079,8 @@ class Importance:
         weights: w.
         negatives: Which candidates are negatives, boolean.
         positives: Which candidates are positives, boolean.
+        evidence: How alike samples are, where ``false_negatives`` is set.
+        keep: The factor on the weights, likewise.
     """
 
     uncertainty: Tensor
@@ -816,6 +1089,8 @@ class Importance:
     weights: Tensor
     negatives: Tensor
     positives: Tensor
+    evidence: Tensor | None = None
+    keep: Tensor | None = None
 
 
 class ImportanceOptions(TypedDict, total=False):
@@ -836,6 +1111,7 @@ class ImportanceOptions(TypedDict, total=False):
     learnable_temperature: bool
     sketch: int | None
     similarity_gradient: bool | None
+    false_negatives: FalseNegatives | Rule | None
     gather: Gather
     tile: Tile
     engine: EngineName

@@ -341,7 +341,7 @@ def test_recipes_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert "plain-moco" in capsys.readouterr().err
         assert main(["train", *arguments, *extension]) == 0
         # In processes of their own, which have not seen the file.
-        for words in (["embed", str(tmp_path / "run")],
+        for words in (["embed", str(tmp_path / "run"), "--trust"],
                       ["compare", "--recipes", "plain-moco", "--seeds", "1", "--output",
                        str(tmp_path / "c"), *small, *extension]):  # fmt: skip
             command = [sys.executable, "-m", "unremix", *words]

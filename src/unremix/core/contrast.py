@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -131,10 +132,21 @@ def make_problem(
     factor = 1.0 if own is None else own.logit_factor
     problem = Problem(pairs, options, first, second, third, factor)
     if options.weighting.needs_residuals:
-        all_anchors = None
-        if everyone is not None:
-            all_anchors = second if everyone is candidates else describe(everyone)[1]
-        problem = with_residuals(problem, temperature, engine, share, all_anchors)
+        made = at_last_layer(anchors, first)
+        other_made = made if candidates is anchors else at_last_layer(candidates, second)
+        all_made = None
+        if everyone is candidates:
+            all_made = other_made
+        elif everyone is not None:
+            all_made = at_last_layer(everyone, describe(everyone)[1])
+        derived = replace(problem, anchors=made, candidates=other_made)
+        derived = with_residuals(derived, temperature, engine, share, all_made)
+        first = replace(first, residuals=derived.anchors.residuals)
+        if candidates is anchors:
+            second = first
+        else:
+            second = replace(second, residuals=derived.candidates.residuals)
+        problem = replace(problem, anchors=first, candidates=second, own=derived.own)
     if options.products == "dot":
         return problem, (anchors.embeddings, candidates.embeddings)
     return problem, (units, other_units)
@@ -144,7 +156,22 @@ def describe(views: Views) -> tuple[Tensor, Vectors]:
     """Unit vectors with gradient, and all that is known of the views as constants."""
     units, lengths = normalize(views.embeddings)
     inputs = None if views.inputs is None else views.inputs.detach()
-    return units, Vectors(units.detach(), lengths.detach(), inputs, views.ids)
+    return units, Vectors(
+        units.detach(),
+        lengths.detach(),
+        inputs,
+        views.ids,
+        descriptors=views.descriptors,
+        thresholds=views.thresholds,
+    )
+
+
+def at_last_layer(views: Views, described: Vectors) -> Vectors:
+    """What is known of the last layer's output for the views, where δ is taken."""
+    if views.outputs is None:
+        return described
+    outputs = views.outputs.detach().to(views.embeddings.dtype)
+    return describe(replace(views, embeddings=outputs))[1]
 
 
 class _Blockwise(torch.autograd.Function):

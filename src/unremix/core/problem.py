@@ -28,11 +28,19 @@ class Views:
         embeddings: z, shape (N, D); gradient flows to it.
         inputs: h with z = W h + b, shape (N, H), if known.
         ids: Which sample each view shows, shape (N,), if known; for scores that ask for it.
+        descriptors: What tells how alike two samples are, shape (N, K), where it is not f; see
+            :mod:`unremix.core.signals`.
+        thresholds: How alike a negative may be, shape (N,), where anchors have such a limit.
+        outputs: W h + b, shape (N, D), where z is made of it and differs, by BatchNorm for example;
+            δ is taken there.
     """
 
     embeddings: Tensor
     inputs: Tensor | None = None
     ids: Tensor | None = None
+    descriptors: Tensor | None = None
+    thresholds: Tensor | None = None
+    outputs: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ def map_views(function: Callable[..., Tensor], *views: V) -> V:
                 [0., 2.]])
     """
     made: dict[str, Any] = {}
-    for name in ("embeddings", "inputs", "ids"):
+    for name in ("embeddings", "inputs", "ids", "descriptors", "thresholds", "outputs"):
         given = [getattr(each, name) for each in views]
         made[name] = None if any(each is None for each in given) else function(*given)
     return replace(views[0], **made)

@@ -11,6 +11,7 @@ from torch import Tensor
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Tile
 from unremix.core.scores import Block, Vectors, inner_products, normalize
+from unremix.core.signals import kept
 from unremix.core.weights import raw_scores, weigh
 
 # Numbers in a (B, M) array of a block. On a CPU it and a few more stay near the cores; on an
@@ -89,7 +90,7 @@ class Problem:
         """What the scores are computed from; the arguments are those of :meth:`products`."""
         weighting, own = self.options.weighting, self.own
         similarity = products
-        if self.options.products == "dot" and weighting.components:
+        if self.options.products == "dot" and (weighting.components or weighting.filter):
             units = (self.anchors.units, self.candidates.units)
             if weighting.similarity_gradient:
                 units = (normalize(anchors)[0], normalize(candidates)[0])
@@ -135,7 +136,8 @@ def rows_loss(
     products = problem.products(anchors, candidates)  # (N, M)
     block = problem.block(products, anchors, candidates)
     scores = raw_scores(block, weighting)
-    weights = weigh(scores, block.negatives, block.count, mix, weighting, temperature)
+    keep = None if weighting.filter is None else kept(block, weighting.filter)
+    weights = weigh(scores, block.negatives, block.count, mix, weighting, temperature, keep)
     logits = products / temperature
     if problem.own_factor != 1:
         shared, own = logits.split([len(candidates), logits.shape[1] - len(candidates)], dim=1)

@@ -97,6 +97,7 @@ class MoCo(Contrastive):
     ) -> None:
         super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
         options = options or MoCoOptions()
+        loss.check_evidence("a queue of keys", ids=True)
         needs_inputs = loss.weighting.needs_residuals
         if needs_inputs and loss.options.gradient == "nt-xent":
             raise ValueError(
