@@ -225,7 +225,7 @@ class TwoViewLoss(nn.Module):
                 "expected a loss with evidence 'bank' or 'shared-neighbors', got one that "
                 "remembers no features; leave the call out"
             )
-        rows = list(features)
+        rows = [features[0], *features[1:]]
         if self._gathers:
             share = share_of(ids.shape[0], rows[0].shape[1])
             ids, rows = gather_rows(ids, share), [gather_rows(each, share) for each in rows]
