@@ -209,6 +209,7 @@ def test_code_that_was_typed_needs_no_trust(tmp_path: Path) -> None:
     for further in ({"backbone": "tiny:encoder"}, {"trust": True}):
         prepared = prepare(TrainConfig(resume=str(run.path), epochs=2, progress=False, **further))
         assert prepared.config.backbone == "tiny:encoder"
+        prepared.unlock()
     assert "trust" not in (run.path / "config.yaml").read_text()
 
 
