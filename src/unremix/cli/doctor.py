@@ -32,6 +32,7 @@ PACKAGES = {
     "pyarrow": ("embed to .parquet", "pip install pyarrow"),
     "onnx": ("export to ONNX", 'pip install "unremix[export]"'),
     "onnxruntime": ("ONNX, export and load", 'pip install "unremix[export]"'),
+    "faiss-cpu": ("mine --index ivf", 'pip install "unremix[mine]"'),
     "timm": ("--backbone timm:NAME", "pip install timm"),
     "torch_geometric": ("graphs", 'pip install "unremix[graph]"'),
 }

@@ -86,7 +86,7 @@ def _run(command: str, typed: list[str]) -> int:
     Parser.typed = typed
     chosen = make_parser(command).parse_args(typed)[command]
     gc.enable()
-    dry = bool(chosen.pop("dry_run", False))
+    dry = command in ("train", "compare") and bool(chosen.pop("dry_run", False))
     words = shlex.join(["unremix", *typed])
 
     def values(of: str, options: Any) -> dict[str, Any]:
@@ -116,10 +116,6 @@ def _run(command: str, typed: list[str]) -> int:
         training = TrainConfig(**options, given=frozenset(names))
         return commands.compare(CompareConfig(**own), training, words, dry=dry)
     if command == "reproduce":
-        from unremix.experiments.reproduce import EXPERIMENTS
-
-        name = chosen.experiment
-        options = values(f"reproduce {name}", chosen[name])
-        return EXPERIMENTS[name].run(EXPERIMENTS[name].options(**options), words)
+        return commands.reproduce(**vars(chosen), command=words)
     commands.COMMANDS[command](**vars(chosen))
     return 0

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
 
 import unremix
-from unremix.cli.commands import COMMANDS, SUMMARIES, SWITCHES
+from unremix.cli.commands import COMMANDS, SUMMARIES, SWITCHES, reproduce
 from unremix.data.suggestions import did_you_mean
 from unremix.training.settings import find_config
 
@@ -19,6 +19,8 @@ CONFIG = "A YAML file of options, or the name of a setting that ships with the p
 EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
 NORMALIZE = "Scale each embedding to length 1."
 TRUST = "Let code run that the run's folder names."
+QUERY = "Picture files, sentences, a .txt file of sentences, or names of samples."
+COUNTS = {"mine": "Negatives per anchor.", "neighbors": "Neighbors of each query."}
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
 
@@ -107,17 +109,7 @@ def _add_options(name: str, parser: Parser) -> None:
             skip |= {"progress", *OWN}
         parser.add_class_arguments(TrainConfig, skip=skip)
         return
-    if name == "reproduce":
-        from unremix.experiments.reproduce import EXPERIMENTS
-
-        experiments = parser.add_subcommands(dest="experiment")
-        for each, experiment in EXPERIMENTS.items():
-            inner = Parser(description=experiment.summary)
-            inner.add_class_arguments(experiment.options)
-            experiments.add_subcommand(each, inner, help=experiment.summary)
-            Parser.commands[f"{name} {each}"] = inner
-        return
-    function = COMMANDS[name]
+    function = reproduce if name == "reproduce" else COMMANDS[name]
     if name == "recipes":
         parser.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
         return
@@ -128,7 +120,16 @@ def _add_options(name: str, parser: Parser) -> None:
         own |= {"data", "normalize"}
         parser.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
         parser.add_argument("--normalize", action="store_true", help=NORMALIZE)
+    if name in ("study", "reproduce"):
+        own |= {"dry_run", "command"}
+        parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")
     if "trust" in signature(function).parameters:
         own.add("trust")
         parser.add_argument("--trust", action="store_true", help=TRUST)
-    parser.add_function_arguments(function, as_positional=True, skip=own)
+    if name in ("mine", "neighbors"):
+        own.add("k")
+        parser.add_argument("-k", "--k", type=int, default=10, help=COUNTS[name])
+    if name == "neighbors":
+        own.add("query")
+        parser.add_argument("--query", nargs="+", type=str, required=True, help=QUERY)
+    parser.add_function_arguments(function, as_positional=name != "mine", skip=own)

@@ -122,7 +122,11 @@ class ImageDomain:
     def load(self, config: TrainConfig) -> ImageData:
         """The images of a run."""
         return load_images(
-            config.data, image_size=config.image_size, limit=config.limit, progress=config.progress
+            config.data,
+            image_size=config.image_size,
+            limit=config.limit,
+            validation=config.validation,
+            progress=config.progress,
         )
 
     def load_for(self, run: Run, data: str | Sequence[str] | None) -> ImageData:
@@ -133,6 +137,7 @@ class ImageDomain:
             image_size=shape.image_size,
             channels=shape.channels,
             limit=config.limit if data is None else None,
+            validation=config.validation if data is None else None,
             progress=config.progress,
         )
 

@@ -408,7 +408,7 @@ def dry_comparison(
         ValueError: If no recipe can be run.
     """
     console = console or Console()
-    share = share_for(plan, jobs)
+    share = share_for(plan.jobs, jobs)
     train = replace(plan.train, threads=share.threads)
     domain = find_domain(train.domain)
     data, real = load_or_imagine(domain, train)

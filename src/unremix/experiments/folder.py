@@ -85,6 +85,11 @@ class Folder:
         run = self.find(job)
         return [] if run is None else run.metrics()
 
+    def share_done(self, job: Job) -> float:
+        """The share of a run that its metrics show."""
+        rows, epochs = self.rows(job), job.train.epochs
+        return min(1.0, rows[-1]["epoch"] / epochs) if rows and epochs else 0.0
+
     def tail(self, job: Job) -> list[str]:
         """The last lines that the run printed since it was last begun."""
         if not self.log(job).exists():
@@ -121,7 +126,7 @@ class Folder:
         card = None if run is None or failure is not None else run.evaluation
         results = (card or {}).get("results") or {}
         return Outcome(
-            job.recipe,
+            job.row,
             job.seed,
             failure,
             epochs=int(rows[-1]["epoch"]) if rows else (None if card is None else 0),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
-import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-matplotlib.rcParams["svg.hashsalt"] = "unremix"  # the same figure gives the same file
-matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
+from unremix.report import style  # noqa: F401 (sets matplotlib's options)
 
 Row = dict[str, float]
 

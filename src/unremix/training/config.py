@@ -251,7 +251,12 @@ class TrainConfig:
             among the processes, or what OMP_NUM_THREADS says.
         seed: Seed of everything random.
         limit: Use at most so many samples.
+        validation: Hold out this share of the training images and measure on them, in place of
+            the test images: to choose options without seeing those.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
+        audit_every: Epochs between audits of the weights, for images with labels: which negatives
+            are heavy, and whether they are false; in columns of metrics.csv named audit_. None
+            by default.
         knn_k: Neighbors of the kNN measurement; by default 200, but at most a fifth of the images
             per class.
         knn_temperature: Its temperature.
@@ -319,7 +324,9 @@ class TrainConfig:
     threads: int | None = option()
     seed: int = option(0)
     limit: int | None = option()
+    validation: float | None = option(domain="image", rare=True)
     evaluate_every: int | None = option()
+    audit_every: int | None = option(domain="image", rare=True)
     knn_k: int | None = option(rare=True)
     knn_temperature: float = option(0.5, rare=True)
     probe_epochs: int = option(100, domain="image")
@@ -389,11 +396,15 @@ class TrainConfig:
         least = {"batch_size": 2, "epochs": 0, "warmup_epochs": 0, "probe_epochs": 0}
         least |= dict.fromkeys(("head_output", "width", "num_nodes", "chunk", "evaluate_every"), 1)
         least |= dict.fromkeys(("checkpoint_every", "log_every", "threads", "limit"), 1)
-        least |= dict.fromkeys(("knn_k", "image_size"), 1)
+        least |= dict.fromkeys(("knn_k", "image_size", "audit_every"), 1)
         for name, bound in least.items():
             value = getattr(self, name)
             if value not in (None, "auto") and value < bound:
                 raise ValueError(f"expected {name} to be at least {bound}, got {value}; change it")
+        if self.validation is not None and not 0 < self.validation < 1:
+            raise ValueError(
+                f"expected validation between 0 and 1, got {self.validation}; change it"
+            )
         for name in ("lr", "temperature", "knn_temperature", "clip", "max_minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:

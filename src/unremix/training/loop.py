@@ -76,6 +76,7 @@ class Training:
         if self.config.sync_batchnorm and fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(fabric.device).train()
+        self.model.meet(getattr(getattr(self.data, "train", None), "labels", None))
         state = prepared.state or {}
         self.step = int(state.get("step", 0))
         self.losses: list[float] = list(state.get("losses", ()))
@@ -86,6 +87,7 @@ class Training:
         self.since = time.perf_counter()
         self.steps_per_epoch = self.domain.steps(self.data, self.config)
         self.total = self.config.epochs * self.steps_per_epoch
+        self.model.reserve(self.domain.size(self.data))
         if state:
             self.run.restore(self.model, state)
         elif self.config.init is not None or self.config.pretrained:

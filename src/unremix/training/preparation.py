@@ -142,7 +142,19 @@ def check(config: TrainConfig) -> None:
         with torch.random.fork_rng(devices=[]):
             _check_encoder(config)
             # The parts together, around layers of size 1: the images decide the real ones.
-            config.composition().make_framework(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
+            framework = config.composition().make_framework(
+                nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1))
+            )
+        if config.audit_every is not None and not config.composition().has_weights:
+            raise ValueError(
+                f"expected a framework with negatives for --audit_every, got {config.recipe!r}, "
+                "which has none; leave it out"
+            )
+        if config.chunk is not None and getattr(framework, "remembers_features", False):
+            raise ValueError(
+                f"expected no chunk with evidence that remembers features, got chunk={config.chunk}"
+                "; leave out one of them"
+            )
 
 
 def _check_encoder(config: TrainConfig) -> None:
