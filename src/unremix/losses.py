@@ -513,7 +513,7 @@ class TwoViewLoss(nn.Module):
             mix = settle_mix(self.lambdas(), self.options, block.similarity)
             settings = weighting.filter
             keep = None if settings is None else kept(block, settings)
-            return Importance(
+            found = Importance(
                 **{name: torch.where(rows.negatives, each, 0.0) for name, each in named.items()},
                 weights=weigh(
                     scores, rows.negatives, rows.count, mix, weighting, temperature, keep
@@ -523,6 +523,12 @@ class TwoViewLoss(nn.Module):
                 evidence=None if settings is None else evidence_of(block),
                 keep=keep,
             )
+            if checks_on(self.options.check, z0) and not bool(found.weights.isfinite().all()):
+                raise ValueError(
+                    "expected finite weights, got NaN or infinity from finite input: numbers "
+                    "overflow; scale embeddings and inputs down"
+                )
+            return found
 
     def _share(self, views: Views) -> Share:
         """How many samples each process holds."""
