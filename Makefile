@@ -13,7 +13,7 @@ PEERS_STAMP := .venv-peers/.stamp
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all check format docs bench clean setup-peers test-peers
+.PHONY: help setup demo test test-slow test-all torture check format docs bench clean setup-peers test-peers
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ $(PEERS_STAMP): tests/peers/requirements.txt tests/peers/requirements-no-deps.tx
 test-peers: $(PEERS_STAMP) ## Run the tests of the adapters beside the real libraries
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PEERS)/python -m pytest tests/peers src/unremix/adapters \
 		--confcutdir=tests/peers -o addopts="--doctest-modules --strict-markers -ra" -W default -k "$(ONLY)"
+
+torture: $(STAMP) ## Run the long tests of faults, damaged files and random calls (hours)
+	UNREMIX_TORTURE=1 $(PYTEST) tests/torture
 
 check: $(STAMP) docs ## Check format, lint, types and documentation
 	$(BIN)/ruff format --check .

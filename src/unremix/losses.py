@@ -503,7 +503,7 @@ class TwoViewLoss(nn.Module):
             scores = [component.score(block) for component in weighting.resolved]
             mix = mix_or_equal(self.lambdas(), self.options, block.similarity)
             keep = None if settings is None else kept(block, settings)
-            return Importance(
+            found = Importance(
                 **{name: torch.where(negatives, each, 0.0) for name, each in named.items()},
                 weights=weigh(scores, negatives, block.count, mix, weighting, temperature, keep),
                 negatives=negatives,
@@ -511,6 +511,12 @@ class TwoViewLoss(nn.Module):
                 evidence=None if settings is None else evidence_of(block),
                 keep=keep,
             )
+            if checks_on(self.options.check, z0) and not bool(found.weights.isfinite().all()):
+                raise ValueError(
+                    "expected finite weights, got NaN or infinity from finite input: numbers "
+                    "overflow; scale embeddings and inputs down"
+                )
+            return found
 
     def _share(self, views: Views) -> Share:
         """How many samples each process holds."""
