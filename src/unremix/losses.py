@@ -350,6 +350,7 @@ class TwoViewLoss(nn.Module):
         positives_in_denominator: bool = False,
         products: Products = "cosine",
         objective: ObjectiveName = "info-nce",
+        temperature: Tensor | float | None = None,
     ) -> Tensor:
         """The loss of any anchors, candidates and pairs, such as queries against a queue.
 
@@ -362,6 +363,7 @@ class TwoViewLoss(nn.Module):
             products: ``cosine`` or ``dot``: what the logits are made of.
             objective: InfoNCE, or the Jensen-Shannon estimate, which has neither a class prior nor
                 a denominator to leave positives out of.
+            temperature: τ of this call in place of the loss's own; gradient flows to a tensor.
 
         Returns:
             The loss, as :meth:`forward`.
@@ -374,16 +376,20 @@ class TwoViewLoss(nn.Module):
             own = None if own is None else self._ready(own)
             loss = self._contrast(
                 Arranged(anchors, candidates, pairs, own, share),
-                self.current_temperature(),
+                self.current_temperature() if temperature is None else temperature,
                 self._options(positives_in_denominator, products, objective),
             )
-            return self._finite(
-                loss,
-                anchors=anchors.embeddings,
-                candidates=candidates.embeddings,
-                anchor_inputs=anchors.inputs,
-                candidate_inputs=candidates.inputs,
-            )
+            if checks_on(self.options.check, loss):
+                # All of it: what no anchor meets shows in the gradient and not in the loss.
+                check_finite(
+                    anchors=anchors.embeddings,
+                    candidates=candidates.embeddings,
+                    anchor_inputs=anchors.inputs,
+                    candidate_inputs=candidates.inputs,
+                    own=None if own is None else own.embeddings,
+                    own_inputs=None if own is None else own.inputs,
+                )
+            return self._finite(loss)
 
     @property
     def _gathers(self) -> bool:
@@ -570,7 +576,7 @@ class TwoViewLoss(nn.Module):
         needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
         outputs = None
         if h0 is None and self.last_layer is not None and needs:
-            found = self._find_inputs(z0, z1)
+            found = self.find_inputs(z0, z1)
             h0, h1 = found[0].inputs, found[1].inputs
             # All processes share what the layer made, or none does.
             if self._gathers or any(each.outputs is not None for each in found):
@@ -621,7 +627,7 @@ class TwoViewLoss(nn.Module):
         candidates = describe(arranged.candidates)[1]
         ids = anchors.ids
         assert ids is not None
-        found = []
+        levels, limits = [], []
         for which in blocks(pairs.num_anchors, pairs.num_candidates, self.options.tile, ids.device):
             rows = anchors[which]
             if rows.descriptors is None or candidates.descriptors is None:
@@ -629,23 +635,24 @@ class TwoViewLoss(nn.Module):
             else:
                 evidence = inner_products(rows.descriptors, candidates.descriptors)
             given = (evidence, pairs.negatives(which), settings.share)
-            limits = memory.limits(ids[which], *given)
-            found.append(memory.stepped(limits, *given) if update else limits)
-        limits = torch.cat(found)
+            level = memory.levels(ids[which], *given)
+            level = memory.stepped(level, *given) if update else level
+            levels.append(level)
+            limits.append(memory.limits(level, *given[:2]))
         if update:
-            known = (ids, limits)
+            known = (ids, torch.cat(levels))
             if arranged.share is not None:
                 share = share_of(ids.shape[0], 1)
-                known = gather_rows(ids, share), gather_rows(limits, share)
+                known = gather_rows(known[0], share), gather_rows(known[1], share)
             memory.store(*known)
-        limited = replace(arranged.anchors, thresholds=limits)
+        limited = replace(arranged.anchors, thresholds=torch.cat(limits))
         shared = arranged.candidates is arranged.anchors
         return replace(
             arranged, anchors=limited, candidates=limited if shared else arranged.candidates
         )
 
-    def _find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
-        """h of both views, each from its own layer where there are two."""
+    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
+        """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
         assert self.last_layer is not None
         check = checks_on(self.options.check, z0)
         if self.second_last_layer is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from statistics import mean
+from pathlib import Path
+from statistics import mean, pstdev
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from conftest import make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import Report, processes
 from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -211,8 +213,11 @@ def test_the_bank_averages() -> None:
     bank.add(ids, third, third)
     expected = 0.5 * expected + 0.5 * torch.tensor([0.0, 0.0, 1.0])
     torch.testing.assert_close(bank.rows[4], expected)
-    torch.testing.assert_close(bank.units(ids)[0], expected / expected.norm())
-    assert bank.known.tolist() == [False] * 4 + [True, False]
+    bank.add(torch.tensor([1]), first)
+    away = (expected - first[0] / 5) / 2  # from the mean of both
+    torch.testing.assert_close(bank.units(ids)[0], away / away.norm())
+    assert (bank.units(torch.tensor([0])) == 0).all()
+    assert bank.known.nonzero()[:, 0].tolist() == [1, 4]
     other = signals.Bank()  # of unknown size: it takes that of the state
     other.load_state_dict(bank.state_dict())
     torch.testing.assert_close(other.rows, bank.rows)
@@ -228,35 +233,36 @@ def test_thresholds_follow_the_loop() -> None:
     ids, share = torch.tensor([3, 5, 3, 8]), 0.2
     table: dict[int, float] = {}
     for _ in range(3):
-        limits = memory.limits(ids, evidence, negatives, share)
-        stepped = memory.stepped(limits, evidence, negatives, share)
-        memory.store(ids, stepped)
+        levels = memory.levels(ids, evidence, negatives, share)
+        limits = memory.limits(levels, evidence, negatives)
+        memory.store(ids, memory.stepped(levels, evidence, negatives, share))
         new: dict[int, list[float]] = {}
         for i, sample in enumerate(ids.tolist()):
-            row = sorted(
-                (float(evidence[i, j]) for r, j in entries(negatives) if r == i), reverse=True
-            )
-            limit = table.get(sample, row[int(len(row) * share)])
-            assert float(limits[i]) == pytest.approx(limit, abs=1e-6)
-            above = sum(e > limit for e in row) / len(row)
-            new.setdefault(sample, []).append(limit - 0.05 * (1 - above / share))
+            row = sorted((float(evidence[i, j]) for r, j in entries(negatives) if r == i))[::-1]
+            center, width = mean(row), pstdev(row)
+            level = table.get(sample, (row[int(len(row) * share)] - center) / width)
+            assert float(levels[i]) == pytest.approx(level, abs=1e-6)
+            assert float(limits[i]) == pytest.approx(center + level * width, abs=1e-6)
+            above = sum(e > center + level * width + 1e-12 for e in row) / len(row)
+            new.setdefault(sample, []).append(level - 0.05 * (1 - above / share))
         table |= {sample: mean(values) for sample, values in new.items()}
-        for sample, limit in table.items():
-            assert float(memory.rows[sample, 0]) == pytest.approx(limit, abs=1e-6)
+        for sample, level in table.items():
+            assert float(memory.rows[sample, 0]) == pytest.approx(level, abs=1e-6)
     assert memory.known.nonzero()[:, 0].tolist() == [3, 5, 8]
 
 
-def test_thresholds_find_the_quantile_of_all_samples() -> None:
+def test_thresholds_find_the_quantile_of_all_samples_at_any_scale() -> None:
     """No batch shows more than a few negatives, yet λ comes near the quantile of all."""
     generator = torch.Generator().manual_seed(0)
     everything = torch.rand(5000, generator=generator) * 2 - 1
     memory = signals.Thresholds(samples=1, rate=0.02)
-    ids, seen = torch.zeros(1, dtype=torch.long), []
-    for _ in range(600):
-        batch = everything[torch.randint(5000, (1, 10), generator=generator)]
-        given_ = (batch, torch.ones(1, 10, dtype=torch.bool), 0.1)
-        memory.store(ids, memory.stepped(memory.limits(ids, *given_), *given_))
-        seen.append(float(memory.rows[0, 0]))
+    ids, seen, everyone = torch.zeros(1, dtype=torch.long), [], torch.ones(1, 40, dtype=torch.bool)
+    for step in range(600):
+        scale = 1 / (1 + step / 100)  # the encoder changes
+        batch = scale * everything[torch.randint(5000, (1, 40), generator=generator)]
+        levels = memory.levels(ids, batch, everyone, 0.1)
+        seen.append(float(memory.limits(levels, batch, everyone)) / scale)
+        memory.store(ids, memory.stepped(levels, batch, everyone, 0.1))
     assert mean(seen[200:]) == pytest.approx(float(everything.quantile(0.9)), abs=0.05)
 
 
@@ -297,7 +303,8 @@ def test_weights_are_those_without_times_the_factor(rule: str, evidence: str, ki
     ).all()
     if evidence == "bank":
         assert loss.bank is not None
-        rows = torch.nn.functional.normalize(loss.bank.rows[ids].repeat(2, 1), dim=1)
+        centered = loss.bank.rows - loss.bank.rows.mean(0)  # all are known
+        rows = torch.nn.functional.normalize(centered[ids].repeat(2, 1), dim=1)
         torch.testing.assert_close(found.evidence, rows @ rows.T)
 
 
@@ -409,3 +416,47 @@ def test_nothing_waits_for_the_device() -> None:
             z0, z1 = meta(6, 5), meta(6, 5)
             loss(z0, z1, ids=ids if loss.needs_ids else None).backward()
             assert z0.grad is not None
+
+
+def shared_loss(rule: Any, evidence: Any, rank: int | None) -> dict[str, Tensor]:
+    """Two steps of one of two processes, or of one that holds the joint batch."""
+    rows = slice(None) if rank is None else (slice(0, 4), slice(4, 6))[rank]
+    settings_ = FalseNegatives(rule, evidence, 0.3, samples=6)
+    loss = unremix.InfoNCELoss(false_negatives=settings_, gather=rank is not None, tile=3).double()
+    found = {}
+    for step in range(2):
+        torch.manual_seed(step)
+        z0, z1, features = (torch.randn(6, 5).double()[rows] for _ in range(3))
+        ids = torch.arange(6)[rows]
+        if loss.bank is not None:
+            loss.remember(ids, features)
+        z0.requires_grad_()
+        value = loss(z0, z1, ids=ids)
+        value.backward()
+        assert z0.grad is not None
+        found |= {f"loss {step}": value.detach(), f"gradient {step}": z0.grad}
+    return found | loss.state_dict()
+
+
+CASES = [("threshold", "similarity"), ("ring", "four-views"), ("rank", "bank")]
+
+
+def several(world: int) -> Report:
+    return {case: shared_loss(*case, torch.distributed.get_rank()) for case in CASES}
+
+
+@pytest.mark.xdist_group("gather")
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """Losses, gradients and memories."""
+    reports = processes(2, several, tmp_path)
+    for case in CASES:
+        expected, found = shared_loss(*case, None), [report[case] for report in reports]
+        for name, value in expected.items():
+            if name.startswith("loss "):
+                actual = sum(each[name] for each in found) / 2
+            elif name.startswith("gradient"):
+                actual = torch.cat([each[name] for each in found]) / 2
+            else:
+                assert torch.equal(found[0][name], found[1][name])
+                actual = found[0][name]
+            torch.testing.assert_close(actual, value)

@@ -30,12 +30,13 @@ from scipy import stats
 import unremix
 from unremix.cli import commands, main
 from unremix.cli.parser import Parser, make_parser
+from unremix.data.atomic_files import try_lock
 from unremix.evaluation.card import measures_of
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
 from unremix.experiments.compare import CompareConfig, Comparison, compare
 from unremix.experiments.display import makespan
-from unremix.experiments.folder import Folder, path_for, try_lock
+from unremix.experiments.folder import Folder, path_for
 from unremix.experiments.plan import (
     OWN,
     Job,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shlex
@@ -19,15 +20,13 @@ from scipy import stats
 
 from unremix.cli import main
 from unremix.cli.parser import Parser, make_parser
-from unremix.experiments.plan import shared_options
+from unremix.experiments.plan import DEFAULTS, shared_options, train_command
+from unremix.experiments.results import RESULTS, Results
 from unremix.experiments.study import (
-    RESULTS,
-    Results,
     Stage,
     Study,
     arms_at,
     best_arms,
-    command_of,
     given_arms,
     jobs_at,
     label_of,
@@ -36,8 +35,9 @@ from unremix.experiments.study import (
     read_study,
     run_study,
     seeds_of,
-    train_config,
 )
+from unremix.losses import PRESETS
+from unremix.recipes import RECIPES as RECIPES_BY_NAME
 from unremix.training.config import TrainConfig
 
 pytestmark = pytest.mark.xdist_group("compare")
@@ -46,6 +46,12 @@ TRAIN = {
     "limit": 128, "batch_size": 32, "epochs": 2, "probe_epochs": 1, "head_hidden": [16],
     "head_output": 8, "accelerator": "cpu", "threads": 1,
 }  # fmt: skip
+OLD = (
+    "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "warmup_epochs", "width",
+    "head_hidden", "head_output", "head_batch_norm", "augmentation", "precision", "knn_temperature",
+    "loss.mix", "loss.scaling", "loss.components", "loss.hardness", "loss.class_prior",
+    "loss.fidelity", "temperature", "probe_epochs",
+)  # fmt: skip
 RECIPES = ["simclr", "hcl", "moco", "unremix-simclr"]
 
 
@@ -96,8 +102,8 @@ def test_the_command_makes_the_same_run() -> None:
         "recipe": "unremix-simclr", "temperature": 0.2, "loss.scaling": "zscore-exp",
         "loss.components": ["similarity"], "loss.hardness": 0.5, "validation": 0.25,
     }  # fmt: skip
-    train = train_config(study, Stage(), arm, seed=7)
-    typed = shlex.split(command_of(train))[1:]
+    train = make_job(study, Stage(), arm, 7).train
+    typed = shlex.split(train_command(train))[1:]
     chosen = make_parser("train").parse_args(typed)["train"]
     chosen.pop("config", None)
     chosen.pop("dry_run", None)
@@ -119,6 +125,16 @@ def test_equal_options_are_one_run_and_others_are_not() -> None:
         make_job(study, stage, {"recipe": "hcl", "temperature": 0.2, "mixing": "unmix"}, 0),
     ]
     assert len({name, *(job.name for job in others)}) == 6
+
+
+def test_a_changed_default_is_another_run() -> None:
+    """Names count what differs from the defaults. If this fails, raise plan.DEFAULTS, then this."""
+    kept: dict[str, Any] = {"presets": repr(PRESETS)}
+    for recipe in RECIPES:
+        options = shared_options(TrainConfig(recipe=recipe))
+        kept[recipe] = [RECIPES_BY_NAME[recipe].temperature, {name: options[name] for name in OLD}]
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
+    assert (DEFAULTS, digest) == (1, "09798b350f")
 
 
 # Halving
@@ -192,26 +208,26 @@ def test_a_study_and_its_report(tmp_path: Path, fake: Callable[..., None]) -> No
     ]  # fmt: skip
     folder, _ = run(file)
     found = records(folder)
-    pick = [one for one in found if one["stage"] == "pick"]
+    pick = [one for one in found if one["seed"] < 50]
 
     def mean(recipe: str, seeds: int) -> float:
         return statistics.fmean(
             one["results"]["trained"]["knn"]["value"]
             for one in pick
-            if one["arm"] == recipe and one["seed"] < seeds
+            if one["row"] == recipe and one["seed"] < seeds
         )
 
     best = sorted(RECIPES, key=lambda recipe: -mean(recipe, 2))[:2]
-    assert {one["arm"] for one in pick if one["seed"] >= 2} == set(best)
+    assert {one["row"] for one in pick if one["seed"] >= 2} == set(best)
     winner = max(best, key=lambda recipe: mean(recipe, 4))
-    assert {one["seed"] for one in found if one["stage"] == "confirm"} == {50, 51, 52}
+    assert sorted({one["seed"] for one in found}) == [0, 1, 2, 3, 50, 51, 52]
     assert all(one["cpu_seconds"] > 0 and one["versions"]["torch"] for one in found)
     report = (folder / "report.md").read_text()
     # One difference of the report, computed again from the lines.
-    confirmed = {one["arm"] for one in found if one["stage"] == "confirm"}
+    confirmed = {one["row"] for one in found if one["seed"] >= 50}
     assert confirmed == {"simclr", winner}
     by_seed = {
-        (one["arm"], one["seed"]): one["results"]["trained"]["knn"]["value"] for one in found
+        (one["row"], one["seed"]): one["results"]["trained"]["knn"]["value"] for one in found
     }
     for champion in confirmed - {"simclr"}:
         differences = [100 * (by_seed[champion, s] - by_seed["simclr", s]) for s in (50, 51, 52)]
@@ -258,11 +274,11 @@ def test_a_failed_run_is_told_and_made_again(tmp_path: Path, fake: Callable[...,
     bad = jobs_at(study, "one", 0, Results(tmp_path / "none"))[1].name
     fake(fail=[bad])
     folder, printed = run(file)
-    assert [one["arm"] for one in records(folder)] == ["simclr"]
+    assert [one["row"] for one in records(folder)] == ["simclr"]
     assert "1 of 2 runs are missing (1 runs failed)" in printed
     fake()
     run(file)
-    assert [one["arm"] for one in records(folder)] == ["simclr", "hcl"]
+    assert [one["row"] for one in records(folder)] == ["simclr", "hcl"]
 
 
 def test_a_dry_run_only_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,7 @@ import torch
 if find_spec("sentence_transformers") is None or find_spec("lightly") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
-    # torchvision is installed without its compiled operators, which nothing here calls. Two must be
-    # known by name for it to import.
-    LIBRARY = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import torchvision_operators  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

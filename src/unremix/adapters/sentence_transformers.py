@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,14 +13,13 @@ from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
+from unremix.adapters.dense import weighted_negatives, working
 from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives
 from unremix.core.checks import choose, number
-from unremix.core.contrast import full_precision, pose
-from unremix.core.engines import eager
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views, make_block, settle_mix
-from unremix.core.scores import COMPONENTS, Component, Score, inner_products
-from unremix.core.weights import Mass, raw_scores, weigh
+from unremix.core.problem import Views
+from unremix.core.scores import COMPONENTS, Component, Score
+from unremix.core.weights import Mass
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -228,8 +228,7 @@ class UnReMixLoss(CachedLossMixin, nn.Module):
     def _columns(self, embeddings: Sequence[Tensor]) -> list[Views]:
         """The columns with what is known of the last layer, of all processes where asked."""
         layer, weighting = self.weighted.last_layer, self.weighted.weighting
-        half = (torch.float16, torch.bfloat16)
-        embeddings = [each.float() if each.dtype in half else each for each in embeddings]
+        embeddings = [working(each) for each in embeddings]
         views = [Views(each) for each in embeddings]
         if layer is not None and weighting.needs_residuals:
             found = [layer.find(each)[0] for each in embeddings]
@@ -252,29 +251,12 @@ class UnReMixLoss(CachedLossMixin, nn.Module):
     def _joint_loss(self, *sides: tuple[Views, Views, Pairs]) -> Tensor:
         """-log( e^{l_p} / (k e^{l_p} + Σ over all sides) ); k sides hold the positive."""
         holding = 2 if "doc_to_query" in self.directions else 1
-        with full_precision(sides[0][0].embeddings.device):
-            negatives, positives = zip(*(self._side(*side) for side in sides), strict=True)
-            positive = positives[0]
-            among = positive + torch.tensor(float(holding), device=positive.device).log()
-            total = torch.stack([among, *negatives]).logsumexp(0)
-            loss: Tensor = (total - positive).mean()
-            return loss
-
-    def _side(self, anchors: Views, candidates: Views, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """log Σ_j w_j e^{l_j} over the negatives, and the positives' logits, both (N,)."""
-        weighted = self.weighted
-        options, temperature = weighted.options, weighted.temperature
-        problem, vectors = pose(
-            anchors, candidates, pairs, options, temperature, None, eager.ENGINE
-        )
-        rows, products = problem.rows(), inner_products(*vectors)
-        block = make_block(products, *vectors, rows, options)
-        mix = settle_mix(weighted.lambdas(), options, products)
-        scores = raw_scores(block, options.weighting)
-        weights = weigh(scores, rows.negatives, rows.count, mix, options.weighting, temperature)
-        logits = products / temperature
-        log_sum = options.objective.gather_negatives(logits, weights, rows.negatives)
-        return log_sum, logits.gather(1, rows.positives)[:, 0]
+        found = [weighted_negatives(self.weighted, *side) for side in sides]
+        positive = found[0][1].diagonal()
+        among = positive + math.log(holding)
+        total = torch.stack([among, *(sums for sums, _ in found)]).logsumexp(0)
+        loss: Tensor = (total - positive).mean()
+        return loss
 
     def get_config_dict(self) -> dict[str, Any]:
         """The options and the mix, for the model card."""

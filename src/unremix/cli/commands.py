@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -12,18 +13,30 @@ if TYPE_CHECKING:
     from unremix.training.config import TrainConfig
 
 
+# Options that are typed without a value, and that no file can set.
+SWITCHES = ("trust", "allow_changed_data")
+
+
+def say(text: str) -> None:
+    """Print a text that may hold names of files."""
+    from unremix.data.printing import printable
+
+    print(printable(text))
+
+
 def show_results(card: dict[str, Any], where: str) -> None:
     """The table at the end of a run, and where everything is."""
     from rich.console import Console
     from rich.table import Table
 
+    from unremix.data.printing import printable
     from unremix.evaluation.card import card_table, spread_of
 
-    console = Console()
+    console = Console(highlight=False, markup=False)
     if card["results"] is None:
         figures = ", ".join(f"{name} {value:.2f}" for name, value in card["health"].items())
         note = card["note"]
-        console.print(f"{note[0].upper()}{note[1:]}. {figures}", highlight=False)
+        console.print(f"{note[0].upper()}{note[1:]}. {figures}")
     else:
         headings, rows = card_table(card)
         table = Table()
@@ -33,12 +46,12 @@ def show_results(card: dict[str, Any], where: str) -> None:
             table.add_row(*row)
         title = f"{card['recipe']} on {card['data']}, {card['epoch']} "
         title += f"epoch{'s' * (card['epoch'] != 1)}, seed {card['seed']}"
-        console.print(title, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(title), soft_wrap=True)
         console.print(table)
-        console.print(spread_of(card), highlight=False, markup=False)
+        console.print(spread_of(card))
     for sentence in card.get("verdict", ()):
-        console.print(sentence, highlight=False, markup=False)
-    console.print(where, highlight=False)
+        console.print(sentence)
+    console.print(printable(where))
 
 
 def train(config: TrainConfig, *, dry: bool = False) -> None:
@@ -54,13 +67,14 @@ def train(config: TrainConfig, *, dry: bool = False) -> None:
     if run.evaluation is None:  # another process writes it
         return
     show_results(run.evaluation, f"Everything is in {run.path}/ (open report.html first)")
+    path = quote(str(run.path))
     lines = (
         "Next:",
-        f"unremix embed {run.path} --data {run.config.data} -o features.npz",
-        f"unremix export {run.path}",
-        f"unremix train --resume {run.path} --epochs {2 * run.config.epochs or 100}",
+        f"unremix embed {path} --data {quote(run.config.data)} -o features.npz",
+        f"unremix export {path}",
+        f"unremix train --resume {path} --epochs {2 * run.config.epochs or 100}",
     )
-    print("\n  ".join(lines))
+    say("\n  ".join(lines))
 
 
 def compare(
@@ -79,16 +93,17 @@ def compare(
 
 
 # Not named like unremix.evaluate, which jsonargparse would import, and Lightning with it.
-def evaluate_run(run: str, data: str | None = None) -> None:
+def evaluate_run(run: str, data: str | None = None, trust: bool = False) -> None:
     """Measure a run's encoder again, on its own data or on others.
 
     Args:
         run: The run's folder.
         data: Other data to measure on; by default the run's own.
+        trust: Let code run that the run's folder names.
     """
     from unremix import pipeline
 
-    card = pipeline.evaluate(run, data)
+    card = pipeline.evaluate(run, data, trust=trust)
     where = f"Everything is in {Path(run)}/ (open report.html first)"
     if data is not None:
         where = f"The card is in {Path(run)}/evaluation-{card['data']}.json"
@@ -101,6 +116,7 @@ def embed(
     output: str | None = None,
     layer: Literal["backbone", "head"] = "backbone",
     normalize: bool = False,
+    trust: bool = False,
 ) -> None:
     """Write the embeddings of a data set or of some files.
 
@@ -111,24 +127,25 @@ def embed(
         output: An .npz, .parquet or .csv file, by default embeddings.npz in the run's folder.
         layer: The encoder's output (backbone), or the projection head's behind it (head).
         normalize: Scale each embedding to length 1.
+        trust: Let code run that the run's folder names.
     """
     from unremix.training.embedding import embed_to_file
     from unremix.training.run import Run
 
     path = Path(run) / "embeddings.npz" if output is None else Path(output)
-    count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize)
-    print(f"Wrote {count} embeddings of size {width} to {path}")
+    count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize, trust=trust)
+    say(f"Wrote {count} embeddings of size {width} to {path}")
     config = Run(run).config
     if data is None and config.limit is not None:
-        print(
-            f"The run was limited by --limit {config.limit}; --data {config.data} embeds everything"
-        )
+        limited = f"The run was limited by --limit {config.limit}"
+        say(f"{limited}; --data {quote(config.data)} embeds everything")
 
 
 def export(
     run: str,
     format: Literal["safetensors", "torchvision", "onnx"] = "safetensors",
     output: str | None = None,
+    trust: bool = False,
 ) -> None:
     """Write a run's encoder for use elsewhere, with its preprocessing.
 
@@ -136,13 +153,14 @@ def export(
         run: The run's folder.
         format: safetensors (our names), torchvision (a state dict for its ResNets) or onnx.
         output: The file; by default in the run's folder.
+        trust: Let code run that the run's folder names.
     """
     from unremix.training.export import export_encoder
 
-    written = export_encoder(run, format, output)
-    print(f"Wrote {written.path}, and beside it {', '.join(path.name for path in written.beside)}")
+    written = export_encoder(run, format, output, trust=trust)
+    say(f"Wrote {written.path}, and beside it {', '.join(path.name for path in written.beside)}")
     if written.note is not None:
-        print(written.note)
+        say(written.note)
 
 
 def mine(
@@ -421,7 +439,7 @@ def report(run: str) -> None:
     """
     from unremix.report import write_report
 
-    print(f"Wrote {write_report(run)}")
+    say(f"Wrote {write_report(run)}")
 
 
 def study(

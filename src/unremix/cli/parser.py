@@ -11,13 +11,14 @@ from typing import Any, ClassVar, NoReturn
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
 
 import unremix
-from unremix.cli.commands import COMMANDS, SUMMARIES, reproduce
+from unremix.cli.commands import COMMANDS, SUMMARIES, SWITCHES, reproduce
 from unremix.data.suggestions import did_you_mean
 from unremix.training.settings import find_config
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
 EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
 NORMALIZE = "Scale each embedding to length 1."
+TRUST = "Let code run that the run's folder names."
 QUERY = "Picture files, sentences, a .txt file of sentences, or names of samples."
 COUNTS = {"mine": "Negatives per anchor.", "neighbors": "Neighbors of each query."}
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
@@ -98,12 +99,14 @@ def _add_options(name: str, parser: Parser) -> None:
 
         parser.add_argument("--config", action=ConfigAction, help=CONFIG)
         parser.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
-        skip = {"given"}
+        for switch in SWITCHES:
+            parser.add_argument(f"--{switch}", action="store_true", default=SUPPRESS)
+        skip = {"given", "held", *SWITCHES}
         if name == "compare":
             from unremix.experiments.plan import OWN, CompareConfig
 
             parser.add_class_arguments(CompareConfig)
-            skip = {"progress", *OWN}
+            skip |= {"progress", *OWN}
         parser.add_class_arguments(TrainConfig, skip=skip)
         return
     function = reproduce if name == "reproduce" else COMMANDS[name]
@@ -120,6 +123,9 @@ def _add_options(name: str, parser: Parser) -> None:
     if name in ("study", "reproduce"):
         own |= {"dry_run", "command"}
         parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")
+    if "trust" in signature(function).parameters:
+        own.add("trust")
+        parser.add_argument("--trust", action="store_true", help=TRUST)
     if name in ("mine", "neighbors"):
         own.add("k")
         parser.add_argument("-k", "--k", type=int, default=10, help=COUNTS[name])

@@ -153,6 +153,9 @@ def uncertainty(block: Block) -> Tensor:
     g is the gradient at the last layer's weight and bias of a view's cross-entropy against its
     pseudo-label. The 1 belongs to the bias. Without a known layer, u_ij = δ_i · δ_j.
 
+    It measures influence: how far a step on the candidate's pseudo-label changes the anchor's loss,
+    to first order. It does not tell true negatives from false ones (docs/signals.md has figures).
+
     Reference:
         UnReMix, Eq. 3.
     """

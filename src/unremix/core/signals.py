@@ -34,8 +34,8 @@ Evidence = Literal["similarity", "four-views", "bank", "shared-neighbors"]
 
 SEPARATION = 0.8  # α of BCL: how often a false negative is more alike than a true one
 BANK_MOMENTUM = 0.5  # of averaged features; the encoder moves on, so old ones are forgotten soon
-THRESHOLD_RATE = 0.05  # step of a learned threshold, on a scale from -1 to 1
-NEIGHBOR_SHARE = 100  # one sample in so many is a neighbor
+THRESHOLD_RATE = 0.1  # step of a learned threshold, in standard deviations
+NEIGHBOR_SHARE = 10  # one sample in so many is a neighbor
 FEWEST_NEIGHBORS = 10
 FITTING_STEPS = 10  # of the mixture, as in ProGCL
 
@@ -374,7 +374,8 @@ class Bank(Memory):
     """Features of each sample, averaged over its views as training goes on.
 
     b ← m b + (1 - m) f̄, with f̄ the mean of the unit features of a sample's views in this step; the
-    first time, b = f̄.
+    first time, b = f̄. Samples are compared by b less its mean over all known samples, since
+    features that are never negative point much the same way.
 
     Args:
         samples: R, if known.
@@ -384,8 +385,8 @@ class Bank(Memory):
         >>> bank = Bank(samples=10)
         >>> bank.add(torch.tensor([4, 7]), torch.eye(2), torch.eye(2))
         >>> bank.units(torch.tensor([7, 3]))  # sample 3 is not known yet
-        tensor([[0., 1.],
-                [0., 0.]])
+        tensor([[-0.7071,  0.7071],
+                [ 0.0000,  0.0000]])
     """
 
     def __init__(self, samples: int | None = None, *, momentum: float = BANK_MOMENTUM) -> None:
@@ -412,36 +413,45 @@ class Bank(Memory):
 
     def units(self, ids: Tensor) -> Tensor:
         """The averaged features of samples, of length 1, shape (n, F); 0 where not known."""
-        return normalize(self._known_rows()[ids])[0]
+        return self._units()[ids]
 
     def neighbors(self, ids: Tensor) -> Tensor:
         """Descriptors of samples by their neighbors, shape (n, R); see :func:`shared_neighbors`."""
-        everything = normalize(self._known_rows())[0]
+        everything = self._units()
         k = max(FEWEST_NEIGHBORS, len(everything) // NEIGHBOR_SHARE)
         return shared_neighbors(everything[ids], everything, self.known, k)
 
-    def _known_rows(self) -> Tensor:
+    def _units(self) -> Tensor:
+        """All samples, centered and of length 1, shape (R, F)."""
         if self.known.shape[0] == 0:
             raise ValueError(
                 "expected features of samples in the bank, got none yet; call "
                 "loss.remember(ids, features) before the loss"
             )
-        return self.rows
+        mean = self.rows.sum(0) / self.known.sum().clamp(min=1)
+        centered = torch.where(self.known[:, None], self.rows - mean, 0.0)
+        return normalize(centered)[0]
 
 
 class Thresholds(Memory):
     """A threshold of each sample, learned so that a share of all other samples lie above it.
 
-    λ_i minimizes share · λ + mean over all j of max(e_ij - λ, 0), by a step in every batch that
-    shows the sample: λ ← λ - rate · (1 - a_i / share), with a_i the share of the batch's negatives
-    above λ. It starts at the batch's own quantile.
+    λ_i = mean_i + c_i · deviation_i, with the mean and the standard deviation of the anchor's
+    evidence in this batch. c_i is remembered; it minimizes share · c + mean over all j of
+    max(x_ij - c, 0), x the evidence so standardized, by a step in every batch that shows the
+    sample: c ← c - rate · (1 - a_i / share), with a_i the share of the batch's negatives above λ_i.
+    It starts at the batch's own quantile.
 
     Args:
         samples: R, if known.
         rate: Size of a step.
 
+    Relations:
+        GloFND learns λ itself, by Adam's steps, after some epochs without. Standardized, it follows
+        an encoder whose similarities change their scale from the first step on.
+
     Reference:
-        Balmaseda et al. 2025, GloFND (arXiv 2502.20612), there with Adam's step.
+        Balmaseda et al. 2025, GloFND (arXiv 2502.20612).
     """
 
     def __init__(self, samples: int | None = None, *, rate: float = THRESHOLD_RATE) -> None:
@@ -449,8 +459,8 @@ class Thresholds(Memory):
         self.rate = rate
 
     @torch.no_grad()
-    def limits(self, ids: Tensor, evidence: Tensor, negatives: Tensor, share: float) -> Tensor:
-        """λ of some anchors before the step, shape (B,): the batch's quantile where not known.
+    def levels(self, ids: Tensor, evidence: Tensor, negatives: Tensor, share: float) -> Tensor:
+        """c of some anchors, shape (B,): from the batch's quantile where it is not known.
 
         Args:
             ids: Which samples they show, shape (B,).
@@ -462,27 +472,41 @@ class Thresholds(Memory):
         assert self.samples is not None
         check_indices("ids", ids, self.samples)
         ordered = torch.where(negatives, evidence, -torch.inf).sort(dim=1, descending=True).values
-        above = (negatives.sum(1) * share).long()  # so many are left out
-        quantile = ordered.gather(1, above[:, None].clamp(max=ordered.shape[1] - 1))[:, 0]
-        return torch.where(self.known[ids], self.rows[ids, 0].to(evidence.dtype), quantile)
+        above = (negatives.sum(1, keepdim=True) * share).long()  # so many are left out
+        quantile = ordered.gather(1, above.clamp(max=ordered.shape[1] - 1))
+        mean, deviation = _moments(evidence, negatives)
+        start = torch.where(quantile.isfinite(), (quantile - mean) / deviation, 0.0)[:, 0]
+        return torch.where(self.known[ids], self.rows[ids, 0].to(evidence.dtype), start)
 
     @torch.no_grad()
-    def stepped(self, limits: Tensor, evidence: Tensor, negatives: Tensor, share: float) -> Tensor:
-        """λ after a step, shape (B,); the arguments are those of :meth:`limits`."""
-        count = negatives.sum(1).clamp(min=1)
-        above = ((threshold(evidence, limits) == 0) & negatives).sum(1) / count
-        step = torch.where(negatives.any(1), 1 - above / share, 0.0)
-        return (limits - self.rate * step).clamp(-1, 1)
+    def limits(self, levels: Tensor, evidence: Tensor, negatives: Tensor) -> Tensor:
+        """λ of anchors whose c is ``levels`` (B,), shape (B,)."""
+        mean, deviation = _moments(evidence, negatives)
+        return (mean + levels[:, None] * deviation)[:, 0]
 
     @torch.no_grad()
-    def store(self, ids: Tensor, limits: Tensor) -> None:
-        """Keep thresholds; of several anchors that show one sample, their mean.
+    def stepped(self, levels: Tensor, evidence: Tensor, negatives: Tensor, share: float) -> Tensor:
+        """c after a step, shape (B,)."""
+        kept = threshold(evidence, self.limits(levels, evidence, negatives)) > 0
+        above = (~kept & negatives).sum(1) / negatives.sum(1).clamp(min=1)
+        return levels - self.rate * torch.where(negatives.any(1), 1 - above / share, 0.0)
+
+    @torch.no_grad()
+    def store(self, ids: Tensor, levels: Tensor) -> None:
+        """Remember c; of several anchors that show one sample, their mean.
 
         Args:
             ids: Shape (N,).
-            limits: λ, shape (N,).
+            levels: c, shape (N,).
         """
-        same = (ids[:, None] == ids).to(limits.dtype)  # (N, N)
-        mean = (same @ torch.where(limits.isfinite(), limits, 0.0)) / same.sum(1)
-        self.rows[ids, 0] = mean.to(self.rows.dtype)
+        same = (ids[:, None] == ids).to(levels.dtype)  # (N, N)
+        self.rows[ids, 0] = ((same @ levels) / same.sum(1)).to(self.rows.dtype)
         self.known[ids] = True
+
+
+def _moments(evidence: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over each anchor's negatives, each (B, 1); the latter above 0."""
+    count = negatives.sum(1, keepdim=True).clamp(min=1)
+    mean = torch.where(negatives, evidence, 0.0).sum(1, keepdim=True) / count
+    square = torch.where(negatives, (evidence - mean).square(), 0.0).sum(1, keepdim=True) / count
+    return mean, square.sqrt().clamp(min=noise(evidence.dtype))

@@ -7,16 +7,15 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import yaml
-
 from unremix.recipes import RECIPES, find_recipe
-from unremix.training.config import TrainConfig, config_to_yaml, make_config
+from unremix.training.config import TrainConfig, make_config
 
 # Not shared by the runs.
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")
+DEFAULTS = 1  # raised when a default of an option changes, so that runs with the old one differ
 UNITS = {"second": 1 / 60, "minute": 1.0, "hour": 60.0}
 
 
@@ -186,15 +185,16 @@ def shared_options(train: TrainConfig) -> dict[str, Any]:
         >>> shared_options(TrainConfig(epochs=3))["epochs"]
         3
     """
-    options: dict[str, Any] = yaml.safe_load(config_to_yaml(train))
-    return {name: value for name, value in _flat(options).items() if name not in OWN}
+    return {name: value for name, value in _flat(asdict(train)).items() if name not in OWN}
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in options.items():
-        inner = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
     return flat
 
 
@@ -222,13 +222,14 @@ def train_config(*options: Mapping[str, Any]) -> TrainConfig:
 def make_job(row: str, train: TrainConfig) -> Job:
     """A run under a name that tells its options: equal options give the same name everywhere.
 
+    Only options that differ from the defaults count, so that a new option does not rename old runs.
+
     Args:
         row: The row of the table that it belongs to.
         train: Its options.
     """
-    parts = [train.recipe, train.framework, train.weighting, train.mixing, train.negatives]
-    told = {**shared_options(train), "parts": parts}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
+    told = f"{DEFAULTS} {train_command(train)}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:10]
     return Job(row, train.seed, f"{train.recipe}-{digest}-{train.seed}", train)
 
 

@@ -5,6 +5,7 @@ For systems with ``flock`` and process groups: Linux and macOS.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -19,10 +20,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
 
-from unremix.data.atomic_files import write_whole
-from unremix.experiments.folder import BEGUN, Folder, try_lock
+from unremix.data.atomic_files import try_lock, write_text
+from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
-from unremix.training.config import config_to_yaml
+from unremix.training.config import TrainConfig, config_to_yaml
 
 TRAIN = (sys.executable, "-m", "unremix", "train")
 POLL = 0.1  # seconds between looks at the processes
@@ -107,6 +108,12 @@ def share_for(jobs: Sequence[Job], at_a_time: int | None) -> Share:
         threads=train.threads,
         processes=train.devices if isinstance(train.devices, int) else 1,
     )
+
+
+def _code_words(config: TrainConfig) -> list[str]:
+    """The code that the user named, typed again: no file decides which code runs."""
+    words = ["--imports", json.dumps(config.imports)] if config.imports else []
+    return words + (["--backbone", config.backbone] if config.backbone in config.code else [])
 
 
 class Stop:
@@ -276,9 +283,10 @@ class Runner:
                 threads=None,  # the environment says
             )
             options, text = log.with_suffix(".yaml"), config_to_yaml(config)
-            write_whole(options, lambda file: file.write_text(text))
+            write_text(options, text)
             words = [*TRAIN, "--config", str(options)]
-        with log.open("a") as output:
+        words += _code_words(job.train)
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as output:
             output.write(f"{BEGUN}{shlex.join(words)}\n")
             output.flush()
             return subprocess.Popen(

@@ -82,6 +82,13 @@ class Framework(nn.Module):
         """Parameters that weight decay spares."""
         return []
 
+    def meet(self, labels: Tensor | None) -> None:
+        """What is to be done before the first step with the data's labels: usually nothing.
+
+        Args:
+            labels: The class of every training sample, shape (n,), where known.
+        """
+
     def after_step(self) -> None:
         """What is to be done after each step of the optimizer."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
 from unremix.evaluation.card import card_table, spread_of
 from unremix.report.figures import curve, probe_curve
 from unremix.training.config import OF_DOMAIN, config_to_yaml
-from unremix.training.run import Run
+from unremix.training.run import Run, reading
 
 CURVES: tuple[tuple[str, dict[str, str], str, bool], ...] = (
     ("loss", {"loss": "loss"}, "Loss", False),
@@ -44,35 +45,47 @@ CURVES: tuple[tuple[str, dict[str, str], str, bool], ...] = (
 )
 
 
-def write_report(run_folder: str | Path) -> Path:
+def write_report(run_folder: str | Path, card: dict[str, Any] | None = None) -> Path:
     """Write report.html and the figures of a run.
 
     Args:
         run_folder: The run.
+        card: Its evaluation card; by default that in its folder, if there is one.
 
     Returns:
         The page.
     """
     run = Run(run_folder)
-    rows, card = run.metrics(), run.evaluation
+    figures, page = _draw(run, run.evaluation if card is None else card)
+    for name, svg in figures.items():
+        write_text(run.path / "figures" / f"{name}.svg", svg)
+    path = run.path / "report.html"
+    write_text(path, page)
+    return path
+
+
+def _draw(run: Run, card: dict[str, Any] | None) -> tuple[dict[str, str], str]:
+    """The figures as SVG, and the page."""
+    rows = run.metrics()
     figures: dict[str, str] = {}
     for name, columns, title, percent in CURVES:
         drawn = curve(rows, columns, title=title, percent=percent)
         if drawn is not None:
             figures[name] = drawn
-    drawn = None if card is None else probe_curve(card)
-    if drawn is not None:
-        figures["probe"] = drawn
-    for name, svg in figures.items():
-        text = svg
-        write_whole(
-            run.path / "figures" / f"{name}.svg",
-            lambda file, text=text: file.write_text(text),  # type: ignore[misc]
-        )
+    with reading(run.path / "evaluation.json", "'unremix evaluate' writes it again"):
+        drawn = None if card is None else probe_curve(card)
+        if drawn is not None:
+            figures["probe"] = drawn
+        return figures, _page(run, rows, card, figures)
+
+
+def _page(
+    run: Run, rows: list[dict[str, float]], card: dict[str, Any] | None, figures: dict[str, str]
+) -> str:
     environment = Environment(
         loader=PackageLoader("unremix.report"), autoescape=True, undefined=StrictUndefined
     )
-    page = environment.get_template("run.html").render(
+    return environment.get_template("run.html").render(
         name=run.path.name,
         config={
             name: value
@@ -93,6 +106,3 @@ def write_report(run_folder: str | Path) -> Path:
         warnings=run.warnings,
         figures={name: Markup(svg) for name, svg in figures.items()},
     )
-    path = run.path / "report.html"
-    write_whole(path, lambda file: file.write_text(page))
-    return path

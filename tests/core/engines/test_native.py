@@ -68,7 +68,7 @@ def test_a_sweep_is_weigh_and_gather_with_their_derivatives(
     products = (2 * products - 1).to(dtype)
     options = Options(weighting, objective)
     gathered, slopes, total, along = native.sweep(
-        scores, negatives, mix, products, 1 / temperature, options, differentiate=True
+        scores, negatives, mix, products, temperature, options, differentiate=True
     )
     logits = (products.double() / temperature).requires_grad_()
     shares = mix.double().requires_grad_()

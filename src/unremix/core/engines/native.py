@@ -65,7 +65,7 @@ def evaluate(
     block = make_block(products, anchors, candidates, rows, options)
     scores = [score.contiguous() for score in raw_scores(block, weighting)]
     gathered, slopes, total, along = sweep(
-        scores, negatives, mix, products, 1 / temperature, options, differentiate=wanted[2]
+        scores, negatives, mix, products, temperature, options, differentiate=wanted[2]
     )
     count = rows.count[:, 0]
     weightless = ((total == 0) & (count > 0)).sum()
@@ -96,7 +96,7 @@ def sweep(
     negatives: Tensor,
     mix: Tensor,
     products: Tensor,
-    factor: float,
+    temperature: float,
     options: Options,
     *,
     differentiate: bool,
@@ -108,7 +108,7 @@ def sweep(
         negatives: Boolean, shape (B, M).
         mix: λ, shape (K,).
         products: The logits, but for their factor, shape (B, M).
-        factor: 1/τ.
+        temperature: τ.
         options: Objective and weighting.
         differentiate: Whether the derivative by the mix is wanted.
 
@@ -136,7 +136,7 @@ def sweep(
         noise(products.dtype),
         negatives.data_ptr(),
         products.data_ptr(),
-        factor,
+        temperature,
         OVERFLOW,
         0 if isinstance(options.objective, InfoNCE) else 1,
         options.weighting.mass == "mean",

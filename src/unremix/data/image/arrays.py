@@ -123,10 +123,11 @@ def _cifar_classes(pickles: Mapping[str, bytes]) -> list[str] | None:
         if key not in pickles:
             continue
         names = _unpickle(key, pickles[key]).get(field_name)
-        if not names:
+        if names is None:
             continue
         if (
             not isinstance(names, list)
+            or not names
             or len(names) > MOST_CLASSES
             or not all(isinstance(name, str | bytes) for name in names)
         ):
@@ -275,7 +276,7 @@ def _npz_arrays(path: Path) -> dict[str, Array]:
             # The others are only named in an error, and not read.
             found[key] = _npy_array(span, left) if key in wanted else np.empty(0)
             left -= found[key].nbytes
-    except (Unusable, ValueError) as error:
+    except Exception as error:  # NumPy raises almost anything for a broken header
         raise ValueError(
             f"expected an .npz of plain arrays, received {path} ({shorten(error)}); write it with "
             "numpy.savez, without objects"
