@@ -392,27 +392,35 @@ class TwoViewLoss(nn.Module):
             first, second = self._prepare(z0, z1, h0, h1, ids, needs_inputs=True)
             if checks_on(self.options.check, z0):
                 check_finite(**_named(first, second))
-            arranged = self._arrange(first, second, alone=True)
-            weighting, temperature = self.weighting, self.current_temperature()
-            everything = replace(
-                self.options,
-                weighting=replace(weighting, components=(*COMPONENTS, *weighting.components)),
-            )
-            problem, vectors = pose(
-                arranged.anchors, arranged.candidates, arranged.pairs, everything, temperature,
-                None, eager.ENGINE,
-            )  # fmt: skip
-            rows = problem.rows()
-            block = make_block(inner_products(*vectors), *vectors, rows, everything)
-            named = {name: component.score(block) for name, component in COMPONENTS.items()}
-            scores = [component.score(block) for component in weighting.resolved]
-            mix = settle_mix(self.lambdas(), self.options, block.similarity)
-            return Importance(
-                **{name: torch.where(rows.negatives, each, 0.0) for name, each in named.items()},
-                weights=weigh(scores, rows.negatives, rows.count, mix, weighting, temperature),
-                negatives=rows.negatives,
-                positives=arranged.pairs.positive_mask(),
-            )
+            return self._examine(self._arrange(first, second, alone=True))
+
+    @torch.no_grad()
+    def importance_against(self, anchors: Views, candidates: Views, pairs: Pairs) -> Importance:
+        """All scores and weights of any anchors, candidates and pairs; see :meth:`against`."""
+        with full_precision(anchors.embeddings.device):
+            return self._examine(Arranged(self._ready(anchors), self._ready(candidates), pairs))
+
+    def _examine(self, arranged: Arranged) -> Importance:
+        weighting, temperature = self.weighting, self.current_temperature()
+        everything = replace(
+            self.options,
+            weighting=replace(weighting, components=(*COMPONENTS, *weighting.components)),
+        )
+        problem, vectors = pose(
+            arranged.anchors, arranged.candidates, arranged.pairs, everything, temperature,
+            None, eager.ENGINE,
+        )  # fmt: skip
+        rows = problem.rows()
+        block = make_block(inner_products(*vectors), *vectors, rows, everything)
+        named = {name: component.score(block) for name, component in COMPONENTS.items()}
+        scores = [component.score(block) for component in weighting.resolved]
+        mix = settle_mix(self.lambdas(), self.options, block.similarity)
+        return Importance(
+            **{name: torch.where(rows.negatives, each, 0.0) for name, each in named.items()},
+            weights=weigh(scores, rows.negatives, rows.count, mix, weighting, temperature),
+            negatives=rows.negatives,
+            positives=arranged.pairs.positive_mask(),
+        )
 
     def _share(self, views: Views) -> Share:
         """How many samples each process holds."""

@@ -74,7 +74,8 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                 with progress:
                     card = evaluate_run(run, data, progress=progress.measured)
                 _write_card(run, card, "evaluation.json")
-                write_report(run.path)
+                progress.say("writing the report")
+                write_report(run.path, data)
     except KeyboardInterrupt as stopped:
         prepared.discard()
         raise KeyboardInterrupt(str(run.path) if run.checkpoint.exists() else "") from stopped
@@ -101,7 +102,7 @@ def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
     name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
     _write_card(run, card, name)
     if data is None:
-        write_report(run.path)
+        write_report(run.path, found)
     return card
 
 

@@ -227,6 +227,48 @@ def knn_accuracy(
     return Accuracy.of(shares.argmax(1) == labels.to(shares.device))
 
 
+def leave_one_out_shares(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    k: int = 200,
+    temperature: float = 0.5,
+    tile: int | None = None,
+) -> Tensor:
+    """The shares of :func:`knn_predict`, each sample's neighbors looked for among all the others.
+
+    Args:
+        features: Shape (n, D).
+        labels: Shape (n,).
+        k: Neighbors; all others where there are fewer.
+        temperature: t.
+        tile: Samples at a time.
+
+    Returns:
+        Shape (n, C); each row sums to 1.
+
+    Example:
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> leave_one_out_shares(features, torch.tensor([0, 0, 1, 1]), k=1)
+        tensor([[1., 0.],
+                [1., 0.],
+                [0., 1.],
+                [0., 1.]])
+    """
+    features = checked_features(features, "the features")
+    labels = checked_labels(labels, features, "the labels")
+    return _class_shares(
+        features,
+        labels,
+        features,
+        k=k,
+        temperature=temperature,
+        num_classes=count_classes(labels, "labels"),
+        tile=tile,
+        leave_one_out=True,
+    )
+
+
 def leave_one_out_knn(
     features: Tensor,
     labels: Tensor,
@@ -254,16 +296,5 @@ def leave_one_out_knn(
         >>> leave_one_out_knn(features, torch.tensor([0, 0, 1, 1]), k=1).value
         1.0
     """
-    features = checked_features(features, "the features")
-    labels = checked_labels(labels, features, "the labels")
-    shares = _class_shares(
-        features,
-        labels,
-        features,
-        k=k,
-        temperature=temperature,
-        num_classes=count_classes(labels, "labels"),
-        tile=tile,
-        leave_one_out=True,
-    )
-    return Accuracy.of(shares.argmax(1) == labels)
+    shares = leave_one_out_shares(features, labels, k=k, temperature=temperature, tile=tile)
+    return Accuracy.of(shares.argmax(1) == torch.as_tensor(labels).to(shares.device))
