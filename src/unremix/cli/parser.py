@@ -17,6 +17,7 @@ from unremix.training.settings import find_config
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
 EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
+REPORTED = "A run, a comparison, or several runs to compare: their folders."
 NORMALIZE = "Scale each embedding to length 1."
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
@@ -125,4 +126,7 @@ def _add_options(name: str, parser: Parser) -> None:
         own |= {"data", "normalize"}
         parser.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
         parser.add_argument("--normalize", action="store_true", help=NORMALIZE)
+    if name == "report":
+        own.add("runs")
+        parser.add_argument("runs", nargs="+", type=str, help=REPORTED)
     parser.add_function_arguments(function, as_positional=True, skip=own)

@@ -186,7 +186,9 @@ class Interval:
     high: float | None
 
 
-def draw_intervals(intervals: Sequence[Interval], *, factor: float, unit: str, title: str) -> Markup:
+def draw_intervals(
+    intervals: Sequence[Interval], *, factor: float, unit: str, title: str
+) -> Markup:
     """Differences as points with bars, one below the other, around a line at 0.
 
     Args:

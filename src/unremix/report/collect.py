@@ -327,9 +327,7 @@ def _add_pictures(
     assert sample.images is not None
     count = len(sample.names)
     few = count <= FEW_ITEMS
-    small = torch.cat(
-        [sample.images(part.tolist()) for part in torch.arange(count).split(1024)]
-    )
+    small = torch.cat([sample.images(part.tolist()) for part in torch.arange(count).split(1024)])
     atlases: dict[str, Atlas] = {"items": make_atlas(small, LARGE_TILE if few else SMALL_TILE)}
     if small.shape[-1] > SMALL_TILE and not few:
         atlases["large"] = make_atlas(small[torch.tensor(shown)], LARGE_TILE)

@@ -37,9 +37,7 @@ STANDALONE = (
 
 def _points(rows: Sequence[Row], column: str) -> list[tuple[float, float]]:
     return [
-        (row["epoch"], row[column])
-        for row in rows
-        if column in row and math.isfinite(row[column])
+        (row["epoch"], row[column]) for row in rows if column in row and math.isfinite(row[column])
     ]
 
 

@@ -283,7 +283,9 @@ def _draw_one(batch: GraphBatch, number: int, types: NodeTypes) -> Drawing:
     return draw_graph(edges, types.of(batch)[members])
 
 
-def _sentences(run: Run, data: SentenceCorpus, model: Framework, loss: TwoViewLoss | None) -> Sample:
+def _sentences(
+    run: Run, data: SentenceCorpus, model: Framework, loss: TwoViewLoss | None
+) -> Sample:
     if not isinstance(model, QuickThought):
         raise ValueError(f"expected a model of Quick-Thought, got {type(model).__name__}")
     within = min(len(data), FIRST_SENTENCES)

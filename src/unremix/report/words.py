@@ -58,29 +58,34 @@ def headline(
 def _against(
     kind: str, trained: Mapping[str, Any], other: Mapping[str, Any]
 ) -> tuple[str, str] | None:
+    """The first measure that tells a difference; if none does, the first measure."""
     ours, theirs = measures_of(trained), measures_of(other)
-    common = [path for path in ours if path in theirs]
+    common = [path for path in ours if path in theirs and path.rpartition(".")[2] != "top5"]
+    name = FEATURES.get(kind, kind)
+    name = f"the {name}" if name.endswith("encoder") else name
+    unclear: list[tuple[str, str]] = []
     for path in sorted(common, key=lambda path: path != "knn"):
         found = difference(ours[path], theirs[path])
         if found is None:
             continue
         delta, low, high = found
-        smaller = path.rpartition(".")[2] in SMALLER_IS_BETTER
-        if smaller:
+        if path.rpartition(".")[2] in SMALLER_IS_BETTER:
             delta, low, high = -delta, -high, -low
         share = ours[path].get("percent") is not False
         factor, digits = (100, 1) if share else (1, 3)
         size = f"{factor * abs(delta):.{digits}f} ± {factor * (high - low) / 2:.{digits}f}"
         what = f"points of {label_of(path)} accuracy" if share else label_of(path)
-        name = FEATURES.get(kind, kind)
-        name = f"the {name}" if name.endswith("encoder") else name
+        if low <= 0 <= high:
+            sign = "+" if delta >= 0 else "−"
+            unclear.append((label_of(path), f"{sign}{size} {what}"))
+            continue
+        rest = f"; {unclear[0][0]} shows no clear difference" if unclear else ""
         if low > 0:
-            return f"Better than {name} by {size} {what}", "good"
-        if high < 0:
-            return f"Worse than {name} by {size} {what}", "bad"
-        sign = "+" if delta >= 0 else "−"
-        return f"No measurable difference from {name}: {sign}{size} {what}", "open"
-    return None
+            return f"Better than {name} by {size} {what}{rest}", "good"
+        return f"Worse than {name} by {size} {what}{rest}", "bad"
+    if not unclear:
+        return None
+    return f"No measurable difference from {name}: {unclear[0][1]}", "open"
 
 
 def duration(seconds: float | None) -> str:

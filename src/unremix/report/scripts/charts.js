@@ -7,12 +7,12 @@ const WIDTH = 560;
 const HEIGHT = 300;
 const LEFT = 46;
 const BOTTOM = 40;
-const TOP = 12;
+const TOP = 26;
 const RIGHT = 14;
 
 function niceTop(value) {
   const power = 10 ** Math.floor(Math.log10(value || 1));
-  for (const step of [1, 1.5, 2, 3, 4, 5, 7.5, 10]) if (value <= step * power) return step * power;
+  for (const step of [1, 2, 4, 6, 8, 10]) if (value <= step * power) return step * power;
   return value;
 }
 
@@ -36,7 +36,7 @@ export function lineChart({ title, series, xLabel, yLabel }) {
   }
   svg.append(
     makeSvg("text", { class: "axis", x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, xLabel),
-    makeSvg("text", { class: "axis", x: 4, y: TOP, "text-anchor": "start" }, yLabel),
+    makeSvg("text", { class: "axis", x: 0, y: 11, "text-anchor": "start" }, yLabel),
   );
   for (const { className, shape, values } of series) {
     let path = "";

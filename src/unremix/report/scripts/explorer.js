@@ -15,7 +15,7 @@ export const TITLES = {
   hcl: ["HCL", "by similarity, exponentially"],
   uncertainty: ["Uncertainty", "u alone"],
   similarity: ["Similarity", "s alone"],
-  representativeness: ["Representativeness", "r alone"],
+  representativeness: ["Represent\u00adativeness", "r alone"],
   unremix: ["UnReMix", "the mix you set"],
 };
 const SHAPES = { uniform: null, hcl: 3, uncertainty: 2, similarity: 1, representativeness: 0, unremix: 0 };

@@ -4,7 +4,7 @@ import { floats, make, percent, wholes } from "./data.js";
 import { drawGraph } from "./items.js";
 
 function shownItem(items, item, note, marked = false) {
-  const { kind, labels } = items.data;
+  const { labels } = items.data;
   return make(
     "figure",
     { class: marked ? "item differs" : "item", title: items.describe(item) },
@@ -12,7 +12,7 @@ function shownItem(items, item, note, marked = false) {
     make(
       "figcaption",
       {},
-      kind === "sentence" || !labels ? null : make("span", { dir: "auto" }, items.label(item)),
+      !labels ? null : make("span", { dir: "auto" }, items.label(item)),
       note ? make("small", {}, note) : null,
     ),
   );
@@ -25,7 +25,8 @@ export function showNeighbors(place, data, items) {
   for (const query of data.queries) {
     const row = make("div", { class: "query" }, shownItem(items, query, "query"));
     const others = make("div", { class: "others" });
-    for (let k = 0; k < perItem; k++) {
+    const most = data.kind === "sentence" ? 4 : perItem;
+    for (let k = 0; k < Math.min(most, perItem); k++) {
       const other = neighbors[query * perItem + k];
       const differs = Boolean(data.labels) && data.labels[other] !== data.labels[query];
       others.append(shownItem(items, other, percent(cosines[query * perItem + k], 0), differs));

@@ -105,7 +105,7 @@ export class Items {
 
 export function drawGraph(drawing, label) {
   const { points, edges, types, marked, nodes } = drawing;
-  const svg = makeSvg("svg", { class: "graph", viewBox: "0 0 100 100", role: "img" });
+  const svg = makeSvg("svg", { class: "drawing", viewBox: "0 0 100 100", role: "img" });
   const drawn = types.length < nodes ? `, ${types.length} of ${nodes} nodes drawn` : `, ${nodes} nodes`;
   svg.setAttribute("aria-label", label + drawn);
   let lines = "";

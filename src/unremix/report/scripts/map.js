@@ -297,7 +297,7 @@ export class EmbeddingMap {
         make("h4", {}, "Nearest neighbors"),
         make(
           "ol",
-          { class: `near ${this.data.kind}` },
+          { class: `near of-${this.data.kind}` },
           ...this.near(item).map(({ item: other, cosine }) =>
             make(
               "li",
