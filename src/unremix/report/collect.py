@@ -131,7 +131,7 @@ def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
 
 
 def scores_of(sample: Sample) -> Importance:
-    """The three scores of every negative of the batch, by the run's own options where it has any."""
+    """The three scores of every negative of the batch, with the run's own options."""
     loss = sample.loss
     options: dict[str, Any] = {}
     if loss is not None:

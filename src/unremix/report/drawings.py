@@ -90,7 +90,8 @@ def layout(edges: NDArray[np.int64], count: int) -> NDArray[np.float64]:
         np.fill_diagonal(pull, 0.0)
         np.fill_diagonal(pull, -pull.sum(1))
         points = inverse @ (pull @ points)
-    return points
+    found: NDArray[np.float64] = points
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from markupsafe import Markup
 
 from unremix.core.scores import COMPONENTS
 from unremix.data.atomic_files import write_whole
@@ -218,7 +217,7 @@ def write_report(run_folder: str | Path, data: Any = None) -> Path:
         missing=missing,
         data=None if stored is None else as_json(page_data(stored)),
         classes=None if about is None else class_table(about),
-        charts=[(name, charts[name], Markup(svg), looks(charts[name])) for name, svg in drawn.items()],
+        charts=[(charts[name], svg, looks(charts[name])) for name, svg in drawn.items()],
         card=card,
         table=card_table(card) if card is not None and card["results"] else None,
         spread=None if card is None else spread_of(card),

@@ -74,10 +74,12 @@ def _pca(features: NDArray[np.float32], size: int) -> NDArray[np.float32]:
     centered = features - features.mean(0)
     _, vectors = np.linalg.eigh(centered.T @ centered)
     found: NDArray[np.float32] = centered @ vectors[:, ::-1][:, :size]
-    return np.pad(found, ((0, 0), (0, max(0, 2 - found.shape[1]))))
+    padded: NDArray[np.float32] = np.pad(found, ((0, 0), (0, max(0, 2 - found.shape[1]))))
+    return padded
 
 
 def _square(points: NDArray[np.float32]) -> NDArray[np.float32]:
     low, high = points.min(0), points.max(0)
     span = np.maximum(high - low, 1e-9)
-    return ((points - low) / span).astype(np.float32)
+    scaled: NDArray[np.float32] = ((points - low) / span).astype(np.float32)
+    return scaled

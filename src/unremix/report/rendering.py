@@ -20,7 +20,7 @@ EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.M
 
 
 def _read(folder: str, name: str) -> str:
-    return files("unremix.report").joinpath(folder, name).read_text(encoding="utf-8")
+    return files("unremix.report").joinpath(folder).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
@@ -51,7 +51,8 @@ def bundle(name: str) -> str:
 
 def numbers(array: NDArray[Any], kind: Any) -> str:
     """An array for the page: little-endian numbers of a kind, in base64."""
-    return base64.b64encode(np.ascontiguousarray(array, np.dtype(kind).newbyteorder("<"))).decode()
+    ordered = np.ascontiguousarray(array, np.dtype(kind).newbyteorder("<"))
+    return base64.b64encode(ordered.tobytes()).decode()
 
 
 def as_json(data: Any) -> Markup:

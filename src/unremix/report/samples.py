@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -111,7 +111,12 @@ def take_sample(run: Run, data: Any) -> Sample:
     """
     model = run.domain.build(run.config, run.shape)
     run.restore(model, run.load_checkpoint())
-    take = {"image": _images, "graph": _graphs, "sentence": _sentences}[run.config.domain]
+    kinds: dict[str, Callable[[Run, Any, Framework, TwoViewLoss | None], Sample]] = {
+        "image": _images,
+        "graph": _graphs,
+        "sentence": _sentences,
+    }
+    take = kinds[run.config.domain]
     loss = getattr(model, "loss", None)
     with torch.no_grad():
         return take(run, data, model.eval(), loss if isinstance(loss, TwoViewLoss) else None)
@@ -213,8 +218,7 @@ def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | Non
         degrees = torch.bincount(fetched.edge_index[0], minlength=len(fetched.x))
         starts = torch.cat([torch.zeros(1, dtype=torch.long), fetched.sizes.cumsum(0)])
         best = [
-            int(start) + int(degrees[start:end].argmax())
-            for start, end in zip(starts[:-1], starts[1:], strict=True)
+            start + int(degrees[start:end].argmax()) for start, end in pairwise(starts.tolist())
         ]
         marked = {
             item: node - int(start)
@@ -352,13 +356,16 @@ def _both(
     model: QuickThought, data: SentenceCorpus, spans: Sequence[tuple[int, int]]
 ) -> tuple[Views, Views]:
     """What f and g give for some passages."""
-    found: list[list[Any]] = [[], [], [], []]
+    first: list[tuple[Tensor, Tensor | None]] = []
+    second: list[tuple[Tensor, Tensor | None]] = []
     for span in spans:
         part = data.batch(*span)
-        (f, f_inputs), (g, g_inputs) = model.encoder.both(part.tokens, part.lengths)
-        for kept, value in zip(found, (f, f_inputs, g, g_inputs), strict=True):
-            kept.append(value)
-    f, f_inputs, g, g_inputs = (
-        None if values[0] is None else torch.cat(values) for values in found
-    )
-    return _views(f, f_inputs), _views(g, g_inputs)
+        f, g = model.encoder.both(part.tokens, part.lengths)
+        first.append(f)
+        second.append(g)
+
+    def joined(parts: list[tuple[Tensor, Tensor | None]]) -> Views:
+        inputs = [h for _, h in parts if h is not None]
+        return _views(torch.cat([z for z, _ in parts]), torch.cat(inputs) if inputs else None)
+
+    return joined(first), joined(second)
