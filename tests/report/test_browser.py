@@ -243,9 +243,9 @@ def test_every_kind_has_an_explorer(kind: str, runs: dict[str, Run], opened: Ope
     page.get_by_role("button", name="Random").click()
     page.get_by_role("button", name="Worst").click()
     worst = page.evaluate(
-        """() => { const weights = unremix.explorer.weightsOf("unremix");
-        const shares = unremix.explorer.rows.map((_, i) => unremix.explorer.falseShare(i, weights[i]));
-        return shares[unremix.explorer.anchor] === Math.max(...shares); }"""
+        """() => { const { explorer } = unremix, weights = explorer.weightsOf("unremix");
+        const shares = explorer.rows.map((_, i) => explorer.falseShare(i, weights[i]));
+        return shares[explorer.anchor] === Math.max(...shares); }"""
     )
     assert worst
     page.get_by_role("searchbox").fill("surely no such name")

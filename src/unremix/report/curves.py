@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -13,7 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from unremix.data.atomic_files import write_whole
-from unremix.report.figures import Row
+
+matplotlib.rcParams["svg.hashsalt"] = "unremix"  # the same figure gives the same file
+matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
+
+Row = dict[str, float]
 
 # Okabe and Ito's colours, which people with any colour vision tell apart, without their yellow:
 # it is too pale for lines on white. After seven recipes they come again, dashed and hollow.

@@ -78,15 +78,24 @@ export class EmbeddingMap {
     const ratio = window.devicePixelRatio || 1;
     this.ratio = ratio;
     const size = Math.ceil(ratio * (2 * RADIUS + 4));
+    // The pixels of a point: where each lies, its color and its opacity.
     const sprite = (number, faint) => {
       const canvas = document.createElement("canvas");
       canvas.width = canvas.height = size;
       const context = canvas.getContext("2d");
-      context.globalAlpha = faint ? 0.13 : 0.85;
       context.fillStyle = style.getPropertyValue(`--class-${number % 7}`).trim();
       context.fill(new Path2D(shapePath(shapeOf(number), size / 2, size / 2, ratio * RADIUS)));
-      return canvas;
+      const { data } = context.getImageData(0, 0, size, size);
+      const pixels = [];
+      for (let at = 0; at < data.length; at += 4) {
+        if (data[at + 3] === 0) continue;
+        const [x, y] = [(at / 4) % size, Math.floor(at / 4 / size)];
+        pixels.push(x, y, data[at], data[at + 1], data[at + 2], ((faint ? 0.13 : 0.85) * data[at + 3]) / 255);
+      }
+      return Float32Array.from(pixels);
     };
+    this.half = Math.floor(size / 2);
+    this.pixels = null;
     const numbers = [...this.color.values()];
     this.sprites = new Map(numbers.map((number) => [number, sprite(number, false)]));
     this.faint = new Map(numbers.map((number) => [number, sprite(number, true)]));
@@ -126,16 +135,7 @@ export class EmbeddingMap {
       canvas.height = height;
     }
     const context = canvas.getContext("2d");
-    context.clearRect(0, 0, width, height);
-    const groups = this.data.labels ?? this.data.clusters;
-    const half = this.sprites.values().next().value.width / 2;
-    for (let item = 0; item < this.count; item++) {
-      const [x, y] = this.place(item);
-      if (x < -half || y < -half || x > width + half || y > height + half) continue;
-      const number = this.color.get(groups[item]);
-      const faded = this.only !== null && groups[item] !== this.only;
-      context.drawImage((faded ? this.faint : this.sprites).get(number), x - half, y - half);
-    }
+    context.putImageData(this.points(width, height), 0, 0);
     if (this.chosen !== null) {
       const [x, y] = this.place(this.chosen);
       context.strokeStyle = this.ink;
@@ -152,6 +152,39 @@ export class EmbeddingMap {
     }
     if (this.hovered !== null) this.ring(context, ...this.place(this.hovered), 7);
     this.took = performance.now() - started;
+  }
+
+  // All points as pixels; a canvas operation for each of 10,000 would take ten times as long. They
+  // are kept while only rings and lines over them change.
+  points(width, height) {
+    const state = [width, height, this.zoom, ...this.offset, this.only].join(" ");
+    if (this.pixels && this.state === state) return this.pixels;
+    this.state = state;
+    this.pixels = new ImageData(width, height);
+    const { data } = this.pixels;
+    const groups = this.data.labels ?? this.data.clusters;
+    for (let item = 0; item < this.count; item++) {
+      const [centerX, centerY] = this.place(item);
+      const left = Math.round(centerX) - this.half;
+      const top = Math.round(centerY) - this.half;
+      if (left < -2 * this.half || top < -2 * this.half || left > width || top > height) continue;
+      const faded = this.only !== null && groups[item] !== this.only;
+      const sprite = (faded ? this.faint : this.sprites).get(this.color.get(groups[item]));
+      for (let p = 0; p < sprite.length; p += 6) {
+        const x = left + sprite[p];
+        const y = top + sprite[p + 1];
+        if (x < 0 || y < 0 || x >= width || y >= height) continue;
+        const at = 4 * (y * width + x);
+        const over = sprite[p + 5];
+        const under = (data[at + 3] / 255) * (1 - over);
+        const total = over + under;
+        data[at] = (sprite[p + 2] * over + data[at] * under) / total;
+        data[at + 1] = (sprite[p + 3] * over + data[at + 1] * under) / total;
+        data[at + 2] = (sprite[p + 4] * over + data[at + 2] * under) / total;
+        data[at + 3] = 255 * total;
+      }
+    }
+    return this.pixels;
   }
 
   ring(context, x, y, radius) {
