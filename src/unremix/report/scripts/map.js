@@ -163,11 +163,14 @@ export class EmbeddingMap {
     this.pixels = new ImageData(width, height);
     const { data } = this.pixels;
     const groups = this.data.labels ?? this.data.clusters;
+    const { positions, ratio, zoom, half } = this;
+    const margin = 14 * ratio; // as place() has it, without an array for each point
+    const shiftX = width / 2 + this.offset[0] * ratio - half;
+    const shiftY = height / 2 + this.offset[1] * ratio - half;
     for (let item = 0; item < this.count; item++) {
-      const [centerX, centerY] = this.place(item);
-      const left = Math.round(centerX) - this.half;
-      const top = Math.round(centerY) - this.half;
-      if (left < -2 * this.half || top < -2 * this.half || left > width || top > height) continue;
+      const left = Math.round((margin + (width - 2 * margin) * positions[2 * item] - width / 2) * zoom + shiftX);
+      const top = Math.round((margin + (height - 2 * margin) * positions[2 * item + 1] - height / 2) * zoom + shiftY);
+      if (left < -2 * half || top < -2 * half || left > width || top > height) continue;
       const faded = this.only !== null && groups[item] !== this.only;
       const sprite = (faded ? this.faint : this.sprites).get(this.color.get(groups[item]));
       for (let p = 0; p < sprite.length; p += 6) {
