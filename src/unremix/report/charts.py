@@ -215,7 +215,7 @@ def draw_intervals(
         parts.append(
             f'<line class="{look}" x1="{x(tick)}" x2="{x(tick)}" y1="4" y2="{height - 36}"/>'
             f'<text class="tick" x="{x(tick)}" y="{height - 20}" text-anchor="middle">'
-            f"{tick:+g}</text>"
+            f"{tick:+g}</text>".replace("+0<", "0<")
         )
     parts.append(
         f'<text class="axis" x="{(left + width - 20) / 2:g}" y="{height - 3}" '

@@ -100,6 +100,8 @@ def gap(group: Group, other: Group, path: str) -> Gap | None:
         error = float(differences.std(ddof=1)) / len(seeds) ** 0.5
         half = float(t.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1)) * error
         mean = float(differences.mean())
+        if error == 0:  # seeds that all differ by the same amount tell no spread
+            return Gap(mean, None, None, len(seeds))
         return Gap(mean, mean - half, mean + half, len(seeds))
     if not ours or not theirs:
         return None
@@ -120,7 +122,11 @@ def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any],
     seeds = f"{found.seeds} seeds" if found.seeds > 1 else "one seed each"
     size = f"{factor * abs(found.mean):.{digits}f}"
     if found.low is None or found.high is None:
-        return f"{group.name} and {other.name} differ by {size}{what}; the error is not known."
+        if found.mean == 0:
+            return f"{group.name} and {other.name} are equal in {label_of(path)}; {seeds}."
+        return (
+            f"{group.name} and {other.name} differ by {size}{what}; {seeds}, which tell no error."
+        )
     low, high = factor * found.low, factor * found.high
     caution = "" if found.seeds > 1 else (
         " The interval is the measurement’s error alone: another seed may reverse the order."
@@ -369,7 +375,7 @@ def write_comparison(
     page = render(
         "comparison.html",
         "comparison",
-        title=title or f"Comparison of {len(groups)}",
+        title=title or f"{len(groups)} recipes compared",
         groups=groups,
         says=says,
         plots=plots,
