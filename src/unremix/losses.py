@@ -490,33 +490,43 @@ class TwoViewLoss(nn.Module):
             first, second = self._prepare(z0, z1, h0, h1, ids, needs_inputs=True)
             if checks_on(self.options.check, z0):
                 check_finite(**_named(first, second))
-            arranged = self._arrange(first, second, alone=True)
-            arranged = self._with_thresholds(arranged, update=False)
-            weighting, temperature = self.weighting, self.current_temperature()
-            components = (*COMPONENTS, *weighting.components)
-            options = replace(self.options, weighting=replace(weighting, components=components))
-            given = (arranged.anchors, arranged.candidates, arranged.pairs)
-            problem, vectors = make_problem(*given, options, temperature, None, eager.ENGINE)
-            block = problem.block(problem.products(*vectors), *vectors)
-            negatives, settings = block.negatives, weighting.filter
-            named = {name: component.score(block) for name, component in COMPONENTS.items()}
-            scores = [component.score(block) for component in weighting.resolved]
-            mix = mix_or_equal(self.lambdas(), self.options, block.similarity)
-            keep = None if settings is None else kept(block, settings)
-            found = Importance(
-                **{name: torch.where(negatives, each, 0.0) for name, each in named.items()},
-                weights=weigh(scores, negatives, block.count, mix, weighting, temperature, keep),
-                negatives=negatives,
-                positives=arranged.pairs.positive_mask(),
-                evidence=None if settings is None else evidence_of(block),
-                keep=keep,
+            return self._examine(self._arrange(first, second, alone=True))
+
+    @torch.no_grad()
+    def importance_against(self, anchors: Views, candidates: Views, pairs: Pairs) -> Importance:
+        """All scores and weights of any anchors, candidates and pairs; see :meth:`against`."""
+        with full_precision(anchors.embeddings.device):
+            return self._examine(Arranged(self._ready(anchors), self._ready(candidates), pairs))
+
+    def _examine(self, arranged: Arranged) -> Importance:
+        arranged = self._with_thresholds(arranged, update=False)
+        weighting, temperature = self.weighting, self.current_temperature()
+        components = (*COMPONENTS, *weighting.components)
+        options = replace(self.options, weighting=replace(weighting, components=components))
+        given = (arranged.anchors, arranged.candidates, arranged.pairs)
+        problem, vectors = make_problem(*given, options, temperature, None, eager.ENGINE)
+        block = problem.block(problem.products(*vectors), *vectors)
+        negatives, settings = block.negatives, weighting.filter
+        named = {name: component.score(block) for name, component in COMPONENTS.items()}
+        scores = [component.score(block) for component in weighting.resolved]
+        mix = mix_or_equal(self.lambdas(), self.options, block.similarity)
+        keep = None if settings is None else kept(block, settings)
+        found = Importance(
+            **{name: torch.where(negatives, each, 0.0) for name, each in named.items()},
+            weights=weigh(scores, negatives, block.count, mix, weighting, temperature, keep),
+            negatives=negatives,
+            positives=arranged.pairs.positive_mask(),
+            evidence=None if settings is None else evidence_of(block),
+            keep=keep,
+        )
+        if checks_on(self.options.check, arranged.anchors.embeddings) and not bool(
+            found.weights.isfinite().all()
+        ):
+            raise ValueError(
+                "expected finite weights, got NaN or infinity from finite input: numbers "
+                "overflow; scale embeddings and inputs down"
             )
-            if checks_on(self.options.check, z0) and not bool(found.weights.isfinite().all()):
-                raise ValueError(
-                    "expected finite weights, got NaN or infinity from finite input: numbers "
-                    "overflow; scale embeddings and inputs down"
-                )
-            return found
+        return found
 
     def _share(self, views: Views) -> Share:
         """How many samples each process holds."""
