@@ -529,7 +529,8 @@ class TwoViewLoss(nn.Module):
         size, width = views.embeddings.shape
         if self.gather == "equal":
             return equal_share(size)
-        return share_of(size, width, 0 if views.inputs is None else views.inputs.shape[1])
+        input_width = 0 if views.inputs is None else views.inputs.shape[1]
+        return share_of(size, width, input_width, dtype=views.embeddings.dtype)
 
     def _prepare_together(
         self,

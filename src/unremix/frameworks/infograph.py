@@ -146,7 +146,7 @@ class InfoGraph(Framework):
                 logits = logits / self.loss.current_temperature()
             normalizer = None
             if self.loss.gather and is_distributed():
-                share = share_of(*anchors.shape)
+                share = share_of(*anchors.shape, dtype=anchors.dtype)
                 normalizer = share.total / share.processes
             return hard_jsd(
                 logits,

@@ -212,7 +212,7 @@ class MoCo(Contrastive):
                 following.lerp_(leading, 1 - self.momentum)
         for z, h, samples in self._fresh:
             if is_distributed():
-                share = share_of(samples.numel(), z.shape[1], h.shape[1])
+                share = share_of(samples.numel(), z.shape[1], h.shape[1], dtype=z.dtype)
                 z, h, samples = (gather_rows(rows, share) for rows in (z, h, samples))
             self.memory.add(z, h, samples)
         self._fresh = []

@@ -153,7 +153,7 @@ class QuickThought(Framework):
         (f, f_inputs), (g, g_inputs) = self.encoder.both(sentences.tokens, sentences.lengths)
         anchors, candidates = Views(f, f_inputs), Views(g, g_inputs)
         if self.gather and is_distributed():
-            share = share_of(*f.shape)
+            share = share_of(*f.shape, dtype=f.dtype)
             documents, texts = (gather_rows(rows, share) for rows in (documents, texts))
             anchors, candidates = (_gathered(views, share) for views in (anchors, candidates))
         pairs = Pairs.windows(
