@@ -1,6 +1,6 @@
 """Which signal tells false negatives from true ones, on encoders of different quality.
 
-    UNREMIX_DATA=... python benchmarks/signals.py [--epochs 6] [--measure 0 2 6]
+    UNREMIX_DATA=... python benchmarks/signals.py [--epochs 6] [--measure 0 2 6] [--folder F]
 
 How to read the tables. SimCLR is trained on a few thousand images, and stopped after some epochs.
 Each time, every signal is asked of all negatives of a batch: is this one of the anchor's class? The
@@ -8,15 +8,17 @@ area under the curve (AUC) is 0.5 for a signal that does not know and 1 for one 
 "hard" is the same among the tenth of the negatives that is most similar to the anchor. Labels are
 used for this alone. Below, each rule: what share of the weight it takes from false and from true
 negatives. Memories are fed after every epoch with the encoder as it is then, by two views of every
-image. All numbers go to benchmarks/results/signals.json.
+image. All numbers go to benchmarks/results/signals.json. The folder keeps the checkpoint of every
+epoch; those that are there are not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
-import tempfile
+import shutil
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -26,19 +28,19 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+import unremix
 from unremix.audit import separation
-from unremix.core.signals import Evidence, FalseNegatives, Rule
+from unremix.core.signals import Bank, Evidence, FalseNegatives, Rule
 from unremix.domains.image import features_of
-from unremix.evaluation.images import measure_knn
-from unremix.frameworks.base import Framework, Projecting
+from unremix.frameworks.base import Projecting
 from unremix.losses import InfoNCELoss, UnReMixLoss
-from unremix.training.config import make_config
-from unremix.training.loop import fit
-from unremix.training.preparation import Prepared, prepare
-from unremix.training.progress import Progress
+from unremix.training.run import Run
 from unremix.training.sampling import permuted
 from unremix.views.image import augment
 from unremix.views.randomness import keys
+
+Seen = tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]], Tensor | None]
+"""Ids of a batch; features, z and h of each view; features of the images as they are."""
 
 RESULTS = Path(__file__).parent / "results" / "signals.json"
 HARD = 0.1  # share of the negatives that is most similar
@@ -47,19 +49,17 @@ VIEWS = (16, 17)  # streams of views that training does not use
 
 
 class Measurement:
-    """What the memories hold, and the areas under the curve; observes a training.
+    """What the memories hold, and the areas under the curve.
 
     Args:
-        prepared: The training.
-        epochs: When to measure.
+        run: What was trained.
         batches: How many batches are measured.
     """
 
-    def __init__(self, prepared: Prepared, epochs: list[int], batches: int) -> None:
-        self.prepared, self.epochs, self.batches = prepared, epochs, batches
-        self.samples = samples = len(prepared.data.train)
-        self.batch_size = prepared.config.batch_size
-        self.report: dict[int, Any] = {}
+    def __init__(self, run: Run, batches: int) -> None:
+        self.run, self.batches = run, batches
+        self.data = run.domain.load_for(run, None).train
+        self.samples = samples = len(self.data)
         self.scores = {
             "u, uncertainty (influence)": UnReMixLoss(),
             "u at t = 0.1": UnReMixLoss(posterior_temperature=0.1),
@@ -70,48 +70,54 @@ class Measurement:
             )
             for evidence in get_args(Evidence)
             for rule in get_args(Rule)
+            if evidence != "shared-neighbors" or rule == "ring"
         }
+        self.bank = Bank(samples)  # one for all
+        for loss in self.filters.values():
+            loss.bank = None if loss.bank is None else self.bank
 
     @torch.no_grad()
-    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
-        """Feed the memories with the encoder as it is; measure if it is time."""
+    def feed(self, state: dict[str, Any], epoch: int) -> list[Seen]:
+        """Feed the memories with the encoder of a checkpoint, or the untrained one for epoch 0."""
+        run, settings = self.run, self.run.shape.settings
+        model = run.domain.build(run.config, run.shape)
         assert isinstance(model, Projecting)
-        data, config, shape = self.prepared.data, self.prepared.config, self.prepared.run.shape
-        labels, started = data.train.labels, time.process_time()
+        if epoch:
+            run.restore(model, state)
         model.eval()
-        steps = self.samples // self.batch_size
+        size = run.config.batch_size
+        steps = self.samples // size
         seen = []
         for step in range(steps):
-            ids = permuted(self.samples, self.batch_size, 99, epoch * steps + step)
-            images = data.train.images.batch(ids)
+            ids = permuted(self.samples, size, 99, epoch * steps + step)
+            images = self.data.images.batch(ids)
             views = []
             for stream in VIEWS:
-                view = augment(images, shape.settings, keys(config.seed, epoch, ids, stream))
+                view = augment(images, settings, keys(run.config.seed, epoch, ids, stream))
                 features = model.encoder(view)
                 h = model.head[:-1](features)
                 views.append((features, model.head[-1](h), h))
-            for loss in self.filters.values():
-                if loss.bank is not None:
-                    loss.remember(ids, *(features for features, _, _ in views))
-            seen.append((ids, views))
-        for ids, ((_, z0, _), (_, z1, _)) in seen:  # now that the bank is complete
+            self.bank.add(ids, *(features for features, _, _ in views))
+            whole = None
+            if step >= steps - self.batches:
+                whole = features_of(model.encoder, images, settings)
+            seen.append((ids, views, whole))
+        for ids, ((_, z0, _), (_, z1, _)), _ in seen:  # now that the bank is complete
             for (rule, _), loss in self.filters.items():
                 if rule == "threshold":
                     loss.train()(z0, z1, ids=ids)
-        if epoch in self.epochs:
-            found: dict[str, list[float]] = defaultdict(list)
-            for ids, views in seen[-self.batches :]:
-                whole = features_of(model.encoder, data.train.images.batch(ids), shape.settings)
-                for name, value in self.measured(ids, views, whole, labels[ids]).items():
-                    found[name].append(value)
-            accuracy = measure_knn(model.encoder, data, shape, config).value
-            means = {name: mean(values) for name, values in found.items()}
-            errors = {name: stdev(values) / len(values) ** 0.5 for name, values in found.items()}
-            self.report[epoch] = {"knn": accuracy, "means": means, "standard_errors": errors}
-            show(epoch, accuracy, means)
-        print(f"(epoch {epoch}: {time.process_time() - started:.0f} s of measuring)", flush=True)
-        model.train()
-        return {}
+        return seen
+
+    @torch.no_grad()
+    def measure(self, seen: list[Seen]) -> dict[str, list[float]]:
+        """All figures of the last batches."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for ids, views, whole in seen[-self.batches :]:
+            assert whole is not None
+            labels = self.data.labels[ids]
+            for name, value in self.measured(ids, views, whole, labels).items():
+                found[name].append(value)
+        return found
 
     def measured(
         self,
@@ -164,6 +170,25 @@ def show(epoch: int, accuracy: float, found: dict[str, float]) -> None:
                 print(f"{name:32} {found[f'{name}|{one}']:8.3f} {found[f'{name}|{other}']:8.3f}")
 
 
+def trained(asked: argparse.Namespace) -> Run:
+    """The run, with a checkpoint of every epoch beside it."""
+    runs = Path(asked.folder)
+    names = ("data", "recipe", "temperature", "limit", "width", "batch_size")
+    options = {name: getattr(asked, name) for name in names}
+    options |= {"backbone": "resnet18", "runs": str(runs), "name": "encoder", "threads": 1}
+    options |= {"probe_epochs": 0, "evaluate_every": 100, "progress": False}
+    for epoch in range(1, asked.epochs + 1):
+        kept = runs / f"epoch-{epoch}.ckpt"
+        if kept.exists():
+            continue
+        if epoch == 1:
+            run = unremix.train(epochs=1, **options)
+        else:
+            run = unremix.train(resume=str(runs / "encoder"), epochs=epoch, progress=False)
+        shutil.copy(run.checkpoint, kept)
+    return Run(runs / "encoder")
+
+
 def main() -> None:
     """Train, and measure after some of the epochs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -176,29 +201,36 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--measure", type=int, nargs="+", default=[0, 2, 6])
     parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--folder", default="runs/signals")
     parser.add_argument("--output", type=Path, default=RESULTS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    settings = {name: value for name, value in vars(asked).items() if name != "output"}
-    options = {name: settings[name] for name in settings if name not in ("measure", "batches")}
-    with tempfile.TemporaryDirectory() as folder:
-        config = make_config(
-            options
-            | {"backbone": "resnet18", "runs": folder, "name": "signals", "threads": 1}
-            | {"progress": False}
-        )
-        prepared = prepare(config)
-        measurement = Measurement(prepared, asked.measure, asked.batches)
-        assert prepared.model is not None
-        started = time.process_time()
-        measurement(prepared.model, 0)
-        fit(prepared, measurement, Progress(config))
-        report = {
-            "machine": {"torch": torch.__version__, "python": platform.python_version()},
-            "settings": settings,
-            "cpu_seconds": round(time.process_time() - started),
-            "epochs": measurement.report,
-        }
+    run = trained(asked)
+    assert run.evaluation is not None
+    accuracy = {int(row["epoch"]): row.get("knn", math.nan) for row in run.metrics()}
+    accuracy[0] = run.evaluation["results"]["untrained"]["knn"]["value"]
+    measurement, measured = Measurement(run, asked.batches), {}
+    started = time.process_time()
+    for epoch in range(asked.epochs + 1):
+        kept = Path(asked.folder) / f"epoch-{epoch}.ckpt"
+        state = torch.load(kept, weights_only=True) if epoch else {}
+        seen = measurement.feed(state, epoch)
+        if epoch in asked.measure:
+            found = measurement.measure(seen)
+            means = {name: mean(values) for name, values in found.items()}
+            errors = {name: stdev(values) / len(values) ** 0.5 for name, values in found.items()}
+            measured[epoch] = {"knn": accuracy[epoch], "means": means, "standard_errors": errors}
+            show(epoch, accuracy[epoch], means)
+        print(f"(epoch {epoch}, {time.process_time() - started:.0f} s)", flush=True)
+    settings = {
+        name: value for name, value in vars(asked).items() if name not in ("output", "folder")
+    }
+    report = {
+        "machine": {"torch": torch.__version__, "python": platform.python_version()},
+        "settings": settings,
+        "measuring_cpu_seconds": round(time.process_time() - started),
+        "epochs": measured,
+    }
     asked.output.write_text(json.dumps(report, indent=1) + "\n")
 
 

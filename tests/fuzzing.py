@@ -45,7 +45,7 @@ class BrokenContract(AssertionError):
 
 
 def hold(read: Callable[[Path], Any], path: Path) -> str:
-    """Read a file under the contract; what came of it, in a word.
+    """Read a file under the contract; "read", or what it was refused for.
 
     Raises:
         BrokenContract: If the reader took too long, or raised anything but a good ValueError.
@@ -69,7 +69,7 @@ def hold(read: Callable[[Path], Any], path: Path) -> str:
             raise BrokenContract(f"{type(error).__name__}: {message[:300]}") from error
         if not re.search(r"\b(got|received|found)\b", message) or len(message) > 3000:
             raise BrokenContract(f"an error that does not explain: {message[:300]}") from error
-        return "refused"
+        return message
     except BrokenContract:
         raise
     except BaseException as error:
@@ -242,7 +242,8 @@ def fuzz(
                         files[each] = (change_packed if packed else change)(files[each], some)
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
                     place = write_files(Path(folder, "data"), files)
-                    seen[hold(read, place / name if name else place)] += 1
+                    outcome = hold(read, place / name if name else place)
+                    seen["read" if outcome == "read" else "refused"] += 1
 
             attempt()
             counts.write_text(repr(seen))

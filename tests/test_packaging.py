@@ -19,7 +19,7 @@ PACKAGE = {"PIL": "pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "ya
 # timm is asked for by name on the command line; typing_extensions is for type checking only; the
 # adapters serve libraries that their users have.
 OPTIONAL = {
-    *("timm", "typing_extensions"),
+    *("datasets", "timm", "typing_extensions"),
     *("lightly", "open_clip", "pytorch_metric_learning", "sentence_transformers", "transformers"),
 }
 AT_RUN_TIME = {  # named in a string, or needed by another package

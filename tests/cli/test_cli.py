@@ -274,7 +274,7 @@ def test_mistakes_name_the_nearest_option(
 ) -> None:
     assert "did you mean 'epochs'?" in refused(["train", "--epohcs", "3"], capsys)
     assert "did you mean 'loss.mix'?" in refused(["train", "--loss.mxi", "fixed"], capsys)
-    assert 'write "[MUTAG]"' in refused(["reproduce", "graphs", "--data", "MUTAG"], capsys)
+    assert 'write "[512]"' in refused(["train", "--head_hidden", "512"], capsys)
     assert "did you mean 'seeds'?" in refused(["reproduce", "graphs", "--sedes", "1"], capsys)
     assert "did you mean" not in refused(["train", "--out", "here"], capsys)  # another command's
     file = tmp_path / "options.yaml"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from conftest import make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import Report, processes
 from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -18,7 +21,7 @@ from torch.nn.functional import cosine_similarity
 import unremix
 from unremix import FalseNegatives
 from unremix.core import signals
-from unremix.core.engines import native
+from unremix.core.engines import compiled, native
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Own, Views
 from unremix.losses import TwoViewLoss
@@ -414,3 +417,68 @@ def test_nothing_waits_for_the_device() -> None:
             z0, z1 = meta(6, 5), meta(6, 5)
             loss(z0, z1, ids=ids if loss.needs_ids else None).backward()
             assert z0.grad is not None
+
+
+def shared_loss(rule: Any, evidence: Any, rank: int | None) -> dict[str, Tensor]:
+    """Two steps of one of two processes, or of one that holds the joint batch."""
+    rows = slice(None) if rank is None else (slice(0, 4), slice(4, 6))[rank]
+    settings_ = FalseNegatives(rule, evidence, 0.3, samples=6)
+    loss = unremix.InfoNCELoss(false_negatives=settings_, gather=rank is not None, tile=3).double()
+    found = {}
+    for step in range(2):
+        torch.manual_seed(step)
+        z0, z1, features = (torch.randn(6, 5).double()[rows] for _ in range(3))
+        ids = torch.arange(6)[rows]
+        if loss.bank is not None:
+            loss.remember(ids, features)
+        z0.requires_grad_()
+        value = loss(z0, z1, ids=ids)
+        value.backward()
+        assert z0.grad is not None
+        found |= {f"loss {step}": value.detach(), f"gradient {step}": z0.grad}
+    return found | loss.state_dict()
+
+
+CASES = [("threshold", "similarity"), ("ring", "four-views"), ("rank", "bank")]
+
+
+def several(world: int) -> Report:
+    return {case: shared_loss(*case, torch.distributed.get_rank()) for case in CASES}
+
+
+@pytest.mark.xdist_group("gather")
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """Losses, gradients and memories."""
+    reports = processes(2, several, tmp_path)
+    for case in CASES:
+        expected, found = shared_loss(*case, None), [report[case] for report in reports]
+        for name, value in expected.items():
+            if name.startswith("loss "):
+                actual = sum(each[name] for each in found) / 2
+            elif name.startswith("gradient"):
+                actual = torch.cat([each[name] for each in found]) / 2
+            else:
+                assert torch.equal(found[0][name], found[1][name])
+                actual = found[0][name]
+            torch.testing.assert_close(actual, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["ring", "rank", "mixture"])
+def test_engines_and_tracing_agree(rule: Any) -> None:
+    batch = make_batch(6)
+    given_ = FalseNegatives(rule, "four-views", 0.3)
+    expected = unremix.UnReMixLoss(false_negatives=given_, engine="eager")(*batch.views)
+    gradient = torch.autograd.grad(expected, batch.z0, create_graph=True)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "compile", partial(torch.compile, backend="aot_eager"))
+        compiled._compiled.cache_clear()
+        other = unremix.UnReMixLoss(false_negatives=given_, engine="compiled")(*batch.views)
+        traced = torch.compile(
+            unremix.UnReMixLoss(false_negatives=given_), backend="eager", fullgraph=True
+        )(*batch.views)
+        compiled._compiled.cache_clear()
+    torch._dynamo.reset()
+    for each in (other, traced):
+        torch.testing.assert_close(each, expected)
+        torch.testing.assert_close(torch.autograd.grad(each, batch.z0)[0], gradient)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from data_attacks import attacks
 from data_seeds import formats
-from fuzzing import fuzz, hold, in_child
+from fuzzing import fuzz, hold, in_child, write_files
 
 ATTACKS = attacks()
 
@@ -19,22 +20,40 @@ def size_of(path: Path) -> int:
     return path.stat().st_size
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+SLOW = (
+    "80 million",
+    "that grow",
+    "again and again",
+    "gigabyte",
+    "megabytes",
+    "without nodes",
+    "million values",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if any(part in name for part in SLOW) else [])
+        for name in ATTACKS
+    ],
+)
 def test_an_attack_is_refused_or_does_no_harm(name: str, tmp_path: Path) -> None:
     attack = ATTACKS[name]()
     target = attack.make(tmp_path / "data")
 
     def work() -> None:
+        outcome = hold(attack.read, target)
         if attack.message is None:
-            assert hold(attack.read, target) == "read"
-            return
-        assert hold(attack.read, target) == "refused"
-        with pytest.raises(ValueError, match=attack.message):
-            attack.read(target)
+            assert outcome == "read"
+        else:
+            assert attack.message in outcome, outcome
 
     start = time.monotonic()
     size = 0 if "deep" in name else size_of(tmp_path)
-    code, said = in_child(work, file_bytes=size, seconds=300)
+    code, said = in_child(work, file_bytes=size, seconds=250)
+    # Python's own removal of folders recurses, and would fail for the deep one.
+    subprocess.run(["rm", "-rf", str(tmp_path / "data")], check=True)
     assert code == 0, f"exit code {code} after {time.monotonic() - start:.0f} s: {said}"
 
 
@@ -47,8 +66,6 @@ def test_damaged_files_are_read_or_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", formats())
 def test_the_sound_files_are_read(name: str, tmp_path: Path) -> None:
-    from fuzzing import write_files
-
     form = formats()[name]
     for which, files in form.seeds.items():
         folder = write_files(tmp_path / which, files)

@@ -24,7 +24,7 @@ FAILED = 10_000 if TORTURE else 12  # at most: every operation
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("kills"),
-    pytest.mark.timeout(6 * 3600 if TORTURE else 300),
+    pytest.mark.timeout(12 * 3600 if TORTURE else 1200),
     pytest.mark.skipif(
         compiler() is None or not sys.platform.startswith("linux"),
         reason="needs a C compiler and a system that loads a library before the C library",

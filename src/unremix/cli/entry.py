@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.name is None or error.name.startswith("unremix"):
             raise
         return complain(how_to_install(error.name), 1)
-    except (ValueError, OSError, ImportError) as error:
+    except OSError as error:  # without the number, where the text is ours
+        return complain(str(error if error.filename else error.strerror or error), 1)
+    except (ValueError, ImportError) as error:
         return complain(str(error), 1)
     except KeyboardInterrupt as stopped:
         from unremix.training.stopping import resume_command

@@ -65,6 +65,11 @@ class Weighting:
         """Whether any component needs δ and h."""
         return any(component.needs_residuals for component in self.resolved)
 
+    @property
+    def needs_ids(self) -> bool:
+        """Whether any component needs to know which samples it sees."""
+        return any(component.needs_ids for component in self.resolved)
+
 
 def resolve(component: str | Score | Component) -> Component:
     """A component by its name, or made of a bare function."""
@@ -77,7 +82,7 @@ def resolve(component: str | Score | Component) -> Component:
             f"expected components to be names or functions, got {type(component).__name__}; "
             "pass a function score(block) -> (B, M)"
         )
-    return Component(component, needs_residuals=True)
+    return Component(component, needs_residuals=True, needs_ids=True)
 
 
 def name_of(component: str | Score | Component) -> str:
@@ -144,12 +149,14 @@ def scale(
         return score
     low = torch.where(negatives, score, torch.inf).amin(1, keepdim=True)  # (B, 1)
     high = torch.where(negatives, score, -torch.inf).amax(1, keepdim=True)
-    size = torch.maximum(high.abs(), low.abs()).clamp(min=magnitude or 0.0)
+    peak = torch.maximum(high.abs(), low.abs())
+    size = peak.clamp(min=magnitude or 0.0)
     constant = ((high - low <= noise(score.dtype) * size) & size.isfinite()) | (count == 0)
     if scaling == "minmax":
         span = torch.where(constant, 1.0, high - low)
         return torch.where(constant, 1.0, (score - low) / span)
     count = count.clamp(min=1)
+    score = score / torch.where(constant, 1.0, peak).detach()  # else squares leave the range
     mean = torch.where(negatives, score, 0.0).sum(1, keepdim=True) / count
     centered = score - mean
     variance = torch.where(negatives, centered, 0.0).square().sum(1, keepdim=True) / count
@@ -206,6 +213,8 @@ def _linked(
     """Weights of any mass, 0 outside ``support`` (B, M); else the arguments of :func:`weigh`."""
     if not scores:
         return support.to(mix.dtype)
+    # What is no negative may have any score: 0 times infinity would reach the gradient of the mix.
+    scores = [torch.where(negatives, score, 0.0) for score in scores]
     scaled = [
         scale(score, negatives, count, weighting.scaling, component.magnitude)
         for score, component in zip(scores, weighting.resolved, strict=True)

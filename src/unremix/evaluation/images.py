@@ -19,8 +19,8 @@ from unremix.encoders.resnet import DEPTHS
 from unremix.evaluation.auditing import audit_columns, gradient_columns
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import Health, health, warnings_of
-from unremix.evaluation.knn import Accuracy, knn_accuracy, leave_one_out_knn
-from unremix.evaluation.linear import linear_probe
+from unremix.evaluation.knn import Accuracy, knn_predict, leave_one_out_shares, top_accuracy
+from unremix.evaluation.linear import TOP, linear_probe
 from unremix.frameworks.base import Embedded, Framework, Projecting
 from unremix.losses import Importance
 from unremix.training.config import TrainConfig
@@ -47,12 +47,17 @@ def probe_batch(count: int) -> int:
     return max(16, min(512, count // 20))
 
 
-def _knn(train: Tensor, test: Tensor | None, data: ImageData, config: TrainConfig) -> Accuracy:
+def _neighbor_shares(
+    train: Tensor, test: Tensor | None, data: ImageData, config: TrainConfig
+) -> tuple[Tensor, Tensor]:
+    """The share of each class among an image's neighbors, shape (m, C), and the right classes."""
     labels, k, t = data.train.labels, neighbours(data, config), config.knn_temperature
     assert labels is not None
     if test is None or data.test is None or data.test.labels is None:
-        return leave_one_out_knn(train, labels, k=k, temperature=t)
-    return knn_accuracy(train, labels, test, data.test.labels, k=k, temperature=t)
+        return leave_one_out_shares(train, labels, k=k, temperature=t), labels
+    truth = data.test.labels
+    classes = 1 + int(max(labels.max(), truth.max()))
+    return knn_predict(train, labels, test, k=k, temperature=t, num_classes=classes), truth
 
 
 def measure_knn(
@@ -61,7 +66,7 @@ def measure_knn(
     """kNN accuracy of an encoder's features: of the test images, or leaving one out."""
     train = set_features(encoder, data.train, shape.settings)
     test = None if data.test is None else set_features(encoder, data.test, shape.settings)
-    return _knn(train, test, data, config)
+    return top_accuracy(*_neighbor_shares(train, test, data, config))
 
 
 class ImageObserver:
@@ -154,10 +159,13 @@ def _measure(
     assert labels is not None
     split = data.test is not None and data.test.labels is not None
     test = set_features(encoder, data.test, shape.settings) if split and data.test else None
+    shares, truth = _neighbor_shares(train, test, data, config)
     result: dict[str, Any] = {
         "features": train.shape[1],
-        "knn": asdict(_knn(train, test, data, config)),
+        "knn": asdict(top_accuracy(shares, truth)),
     }
+    if shares.shape[1] > TOP:
+        result["neighbors"] = {"top5": asdict(top_accuracy(shares, truth, TOP))}
     if config.probe_epochs:
 
         def told(epoch: int, _: float) -> None:

@@ -224,7 +224,68 @@ def knn_accuracy(
         num_classes=num_classes,
         tile=tile,
     )
-    return Accuracy.of(shares.argmax(1) == labels.to(shares.device))
+    return top_accuracy(shares, labels)
+
+
+def top_accuracy(shares: Tensor, labels: Tensor, top: int = 1) -> Accuracy:
+    """How often the right class is among those with the largest shares.
+
+    Args:
+        shares: p of :func:`knn_predict`, shape (m, C).
+        labels: The right classes, shape (m,).
+        top: How many classes.
+
+    Example:
+        >>> shares = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
+        >>> [top_accuracy(shares, torch.tensor([1, 2]), top).value for top in (1, 2)]
+        [0.5, 1.0]
+    """
+    labels = labels.to(shares.device)
+    if top == 1:
+        return Accuracy.of(shares.argmax(1) == labels)
+    return Accuracy.of((shares.topk(top, dim=1).indices == labels[:, None]).any(1))
+
+
+def leave_one_out_shares(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    k: int = 200,
+    temperature: float = 0.5,
+    tile: int | None = None,
+) -> Tensor:
+    """The shares of :func:`knn_predict`, each sample's neighbors looked for among all the others.
+
+    Args:
+        features: Shape (n, D).
+        labels: Shape (n,).
+        k: Neighbors; all others where there are fewer.
+        temperature: t.
+        tile: Samples at a time.
+
+    Returns:
+        Shape (n, C); each row sums to 1.
+
+    Example:
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> leave_one_out_shares(features, torch.tensor([0, 0, 1, 1]), k=1)
+        tensor([[1., 0.],
+                [1., 0.],
+                [0., 1.],
+                [0., 1.]])
+    """
+    features = checked_features(features, "the features")
+    labels = checked_labels(labels, features, "the labels")
+    return _class_shares(
+        features,
+        labels,
+        features,
+        k=k,
+        temperature=temperature,
+        num_classes=count_classes(labels, "labels"),
+        tile=tile,
+        leave_one_out=True,
+    )
 
 
 def leave_one_out_knn(
@@ -254,16 +315,5 @@ def leave_one_out_knn(
         >>> leave_one_out_knn(features, torch.tensor([0, 0, 1, 1]), k=1).value
         1.0
     """
-    features = checked_features(features, "the features")
-    labels = checked_labels(labels, features, "the labels")
-    shares = _class_shares(
-        features,
-        labels,
-        features,
-        k=k,
-        temperature=temperature,
-        num_classes=count_classes(labels, "labels"),
-        tile=tile,
-        leave_one_out=True,
-    )
-    return Accuracy.of(shares.argmax(1) == labels)
+    shares = leave_one_out_shares(features, labels, k=k, temperature=temperature, tile=tile)
+    return top_accuracy(shares, torch.as_tensor(labels))

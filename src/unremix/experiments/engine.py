@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -17,7 +18,7 @@ from unremix.data.atomic_files import try_lock
 from unremix.experiments.display import show_progress
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import Ended, Runner, Share, share_for
+from unremix.experiments.processes import Begun, Ended, Runner, Share, share_for
 from unremix.experiments.results import RESULTS, Results, record_of
 
 
@@ -76,6 +77,7 @@ class Engine:
         ended: Callable[[Job], None] | None = None,
         again: str | None = None,
         anew: Sequence[Job] = (),
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         """Run what has no record yet, show how it goes, and note each run as it ends.
 
@@ -87,6 +89,7 @@ class Engine:
             ended: Called after each run that ended well.
             again: The command that goes on, to name if it is stopped.
             anew: Jobs whose run folder is needed: without it they run again, record or not.
+            about: What else to note of every run.
 
         Raises:
             KeyboardInterrupt: If somebody asked to stop; the same call goes on.
@@ -94,8 +97,14 @@ class Engine:
         known = {job for job in jobs if job in self.results and job not in anew}
         runner = Runner(jobs, self.folder, self.share(jobs), known)
         self.failures = runner.failures
+
+        def note(job: Job, cpu_seconds: float | None = None) -> None:
+            run = self.folder.find(job)
+            if job not in self.results and run is not None:
+                self.results.add({**record_of(job, run, cpu_seconds), **(about or {})})
+
         for job in runner.done:  # ended, but the experiment was killed before it was noted
-            self._note(job)
+            note(job)
 
         def look() -> None:
             if trim is not None:
@@ -106,10 +115,11 @@ class Engine:
             for event in show_progress(runner, self.console):
                 if isinstance(event, Ended):
                     whole = event.work.cpu_seconds / max(1e-3, 1 - event.work.before)
-                    self._note(event.job, whole)
+                    note(event.job, whole)
                     if ended is not None:
                         ended(event.job)
-                look()
+                if not isinstance(event, Begun):
+                    look()
         except KeyboardInterrupt:
             if again is not None:
                 self.say(
@@ -118,9 +128,4 @@ class Engine:
             raise
         finally:
             for job in runner.done:  # by a process of an earlier start
-                self._note(job)
-
-    def _note(self, job: Job, cpu_seconds: float | None = None) -> None:
-        run = self.folder.find(job)
-        if job not in self.results and run is not None:
-            self.results.add(record_of(job, run, cpu_seconds))
+                note(job)

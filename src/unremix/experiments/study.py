@@ -394,7 +394,7 @@ def _run_rung(study: Study, name: str, rung: int, engine: Engine) -> bool:
             affordable = int(60 * hours / core_minutes(study, results)) - len(runner.working)
             del runner.waiting[max(0, affordable) :]
 
-    engine.run(jobs, keep_to_budget)
+    engine.run(jobs, keep_to_budget, about={"stage": name})
     lacking = [job for job in jobs if job.name not in results.records]
     if lacking:
         why = f"{len(engine.failures)} runs failed" if engine.failures else "the budget is spent"

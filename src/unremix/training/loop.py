@@ -76,6 +76,7 @@ class Training:
         if self.config.sync_batchnorm and fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(fabric.device).train()
+        self.model.meet(getattr(getattr(self.data, "train", None), "labels", None))
         state = prepared.state or {}
         self.step = int(state.get("step", 0))
         self.losses: list[float] = list(state.get("losses", ()))
