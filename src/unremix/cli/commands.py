@@ -431,15 +431,31 @@ def recipes(recipe: str | None = None) -> None:
     console.print(table)
 
 
-def report(run: str) -> None:
-    """Write a run's report.html again.
+def report(runs: list[str], output: str | None = None, trust: bool = False) -> None:
+    """Write the page of a run or a comparison again, or compare any runs on a page.
 
     Args:
-        run: The run's folder.
+        runs: A run's folder, a comparison's folder, or several run folders to compare.
+        output: The page; by default report.html in the folder, or comparison.html for several runs.
+        trust: Whether code may run that a run's folder names.
     """
-    from unremix.report import write_report
+    from unremix.report import write_comparison, write_comparison_of, write_report
 
-    say(f"Wrote {write_report(run)}")
+    folders = [Path(run) for run in runs]
+    if len(folders) > 1:
+        page = write_comparison(folders, output or "comparison.html")
+    elif (folders[0] / "comparison.yaml").exists():
+        written = write_comparison_of(folders[0])
+        if written is None:
+            raise ValueError(
+                f"expected at least two finished runs in {folders[0]}, got fewer; let "
+                "'unremix compare' finish first"
+            )
+        page = written if output is None else written.replace(output)
+    else:
+        page = write_report(folders[0], trust=trust)
+        page = page if output is None else page.replace(output)
+    say(f"Wrote {page}")
 
 
 def study(

@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(f"expected a command among {known}, got {command!r}{hint}", 2)
     try:
         return _run(command, typed)
-    except (ValueError, OSError, ImportError) as error:
+    except OSError as error:  # without the number, where the text is ours
+        return complain(str(error if error.filename else error.strerror or error), 1)
+    except (ValueError, ImportError) as error:
         return complain(str(error), 1)
     except KeyboardInterrupt as stopped:
         from unremix.training.stopping import resume_command

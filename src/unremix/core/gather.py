@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unremix.core.problem import V, map_views
+
 
 @dataclass(frozen=True)
 class Share:
@@ -51,22 +53,20 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def equal_share(size: int) -> Share:
-    """The share where every process is known to hold ``size`` samples; nothing is exchanged."""
-    return Share((size,) * dist.get_world_size(), dist.get_rank())
-
-
-def share_of(size: int, width: int, input_width: int = 0) -> Share:
+def share_of(size: int, width: int, input_width: int = 0, *, equal: bool = False) -> Share:
     """Tell every process how many samples each holds, without waiting for an accelerator.
 
     Args:
         size: Samples held here.
         width: Size of an embedding, which must be the same everywhere.
         input_width: Size of the last layer's input, likewise; 0 where it is not known.
+        equal: Whether all are known to hold as many: then nothing is exchanged, or checked.
 
     Raises:
         ValueError: In all processes alike, if one holds no sample or the widths differ.
     """
+    if equal:
+        return Share((size,) * dist.get_world_size(), dist.get_rank())
     sizes, widths, input_widths = _exchange([size, width, input_width])
     if min(sizes) == 0:
         raise ValueError(
@@ -150,6 +150,11 @@ def gather_rows(rows: Tensor, share: Share) -> Tensor:
     """
     gathered: Tensor = _GatherRows.apply(rows, share)  # type: ignore[no-untyped-call]
     return gathered
+
+
+def gather_views(views: V, share: Share) -> V:
+    """The views of all processes; gradient flows to the embeddings."""
+    return map_views(lambda rows: gather_rows(rows, share), views)
 
 
 class _MeanGradient(torch.autograd.Function):
