@@ -138,8 +138,10 @@ def _picture(image: Tensor) -> np.ndarray:
 def _show(axes: Axes, image: Tensor, x: float, y: float, color: str | None) -> None:
     axes.imshow(_picture(image), extent=(x, x + 1, y, y + 1), interpolation="nearest")
     if color is not None:
+        dash = "--" if color == FRAMES[REDUNDANT] else "-"  # a second cue
+        place = (x + 0.03, y + 0.03)
         axes.add_patch(
-            Rectangle((x + 0.02, y + 0.02), 0.96, 0.96, fill=False, edgecolor=color, linewidth=1.8)
+            Rectangle(place, 0.94, 0.94, fill=False, edgecolor=color, linewidth=1.8, linestyle=dash)
         )
 
 
@@ -188,7 +190,7 @@ def make_gallery(setting: Setting) -> Made:
                     )  # fmt: skip
         _blank(axes, columns * width, -rows * height)
         for frame, color in FRAMES.items():
-            axes.plot([], [], "s", mfc="none", mec=color, mew=1.6, label=frame)
+            axes.plot([], [], "--" if frame == REDUNDANT else "-", color=color, lw=2, label=frame)
         figure.legend(loc="outside lower center", ncols=3)
         figures[f"{setting.experiment.name}-{source.paper.lower()}"] = figure
         for name, found in importance.items():
@@ -311,7 +313,6 @@ def overview(
     chosen = ranked[torch.linspace(0, len(ranked) - 1, count).round().long()].tolist()
     figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
     above, *rows = figure.subplots(5, 1, height_ratios=(1.6, 1, 1, 1, 1.2))
-    positive = anchor + len(look.labels)
     for place, one in enumerate([anchor, *chosen]):
         x = place + (0.4 if place else 0)
         _show(above, look.images[one % len(look.labels)], x, 0, GRAYS[0] if not place else None)
@@ -321,7 +322,6 @@ def overview(
     above.set_title(
         f"anchor (its positive has similarity {similarity:.2f}) and negatives by falling weight"
     )
-    assert positive < 2 * len(look.labels)
     names = [*parts, "weight"]
     for axes, name in zip(rows, names, strict=True):
         values = found.weights if name == "weight" else getattr(found, name)
@@ -329,7 +329,8 @@ def overview(
         axes.bar([1.9 + place for place in range(count)], values[anchor, chosen].tolist(), 0.8,
                  color=color)  # fmt: skip
         axes.set(xlim=(-0.1, count + 1.5), xticks=[])
-        axes.text(0, axes.get_ylim()[0], name.replace("representativeness", "represent."), size=7)
+        axes.set_ylabel(name, rotation=0, ha="left", va="center")
+        axes.yaxis.set_label_coords(0.0, 0.75)
         axes.axhline(0, color="black", lw=0.6)
     return figure
 
