@@ -501,7 +501,8 @@ def reproduce(
     """Make a table or figure of the paper, with the paper's figures beside ours.
 
     Args:
-        name: Which: graphs, sentences, table1, table2, table3, table5, table6, or all.
+        name: Which: table1, curves, table2, table3, table5, gradients, table6, sentences, graphs,
+            diversity, mix, illustration, gallery, contributions, or all.
         scale: How large: smoke (seconds, on data that come with the package), cpu or paper.
         seeds: Seeds of every row, from 0 on; by default those of the scale.
         data: Data sets in place of the scale's: one, or a list with brackets.
