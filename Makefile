@@ -6,14 +6,17 @@ WORKERS ?= 2
 BIN   := .venv/bin
 STAMP := .venv/.stamp
 
+PEERS       := .venv-peers/bin
+PEERS_STAMP := .venv-peers/.stamp
+
 # One thread per test worker: two workers with one thread each do not fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-all check format docs gallery bench clean
+.PHONY: help setup browser demo test test-slow test-all check format docs gallery bench clean setup-peers test-peers
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv with every extra (again only when the requirements change)
 
@@ -45,6 +48,20 @@ test-all: ## Run every test with the coverage threshold
 	$(MAKE) test
 	$(MAKE) test-slow
 
+setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve
+
+# Those of the second file ask for packages that would replace torch.
+$(PEERS_STAMP): tests/peers/requirements.txt tests/peers/requirements-no-deps.txt
+	$(PYTHON) -m venv .venv-peers
+	$(PEERS)/python -m pip install --quiet --disable-pip-version-check -r tests/peers/requirements.txt
+	$(PEERS)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/peers/requirements-no-deps.txt -e .
+	@touch $@
+
+# ONLY="lightly or pyg" runs a part, by name.
+test-peers: $(PEERS_STAMP) ## Run the tests of the adapters beside the real libraries
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PEERS)/python -m pytest tests/peers src/unremix/adapters \
+		--confcutdir=tests/peers -o addopts="--doctest-modules --strict-markers -ra" -W default -k "$(ONLY)"
+
 check: $(STAMP) docs ## Check format, lint, types and documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -69,5 +86,5 @@ bench: $(STAMP) ## Time losses, augmentation, training step, graphs and sentence
 	$(BIN)/python benchmarks/sentence.py
 
 clean: ## Remove what the other targets made, .venv included
-	rm -rf .venv site runs docs/gallery .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers site runs docs/gallery .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -395,6 +395,45 @@ def audit(
     }
 
 
+def matched_rate(
+    similarity: Tensor, weights: Tensor, negatives: Tensor, labels: Tensor, k: int, *,
+    samples: int, window: int = 10,
+) -> float:  # fmt: skip
+    """Share of an anchor's label among the negatives as similar as its k heaviest.
+
+    similarity, weights, negatives: (N, M); labels: (M,), of anchors and candidates alike.
+    Candidates j and j' show the same sample if they are equal modulo `samples`. Of each heavy
+    negative the matches are the negatives at most `window` ranks of similarity away, of other
+    samples.
+    """
+    rates = []
+    for i in range(negatives.shape[0]):
+        columns = members(negatives, i)
+        by_similarity = sorted(columns, key=lambda j: -float(similarity[i, j]))
+        own = []
+        for j in sorted(columns, key=lambda j: -float(weights[i, j]))[:k]:
+            place = by_similarity.index(j)
+            near = by_similarity[max(0, place - window) : place + window + 1]
+            found = [bool(labels[m] == labels[i]) for m in near if m % samples != j % samples]
+            if found:
+                own.append(sum(found) / len(found))
+        if own:
+            rates.append(sum(own) / len(own))
+    return sum(rates) / len(rates) if rates else math.nan
+
+
+def area_under_curve(values: Tensor, negatives: Tensor, labels: Tensor) -> float:
+    """How often a negative of the anchor's label has a larger value than another, ties as half."""
+    areas = []
+    for i in range(negatives.shape[0]):
+        same = [float(values[i, j]) for j in members(negatives, i) if labels[j] == labels[i]]
+        other = [float(values[i, j]) for j in members(negatives, i) if labels[j] != labels[i]]
+        if same and other:
+            wins = sum((a > b) + (a == b) / 2 for a in same for b in other)
+            areas.append(wins / (len(same) * len(other)))
+    return sum(areas) / len(areas) if areas else math.nan
+
+
 def masks_towards(
     keys: Tensor, shares: Tensor, *, offset: int = 0, total: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import reference
@@ -35,6 +36,13 @@ def test_audit_equals_the_loops(
     same = (views[:, None] == views[None, :]) & found.negatives
     rate = (same.sum(1) / found.negatives.sum(1)).mean()
     assert actual.base_rate == pytest.approx(float(rate), abs=1e-6)
+    matched = reference.matched_rate(
+        found.similarity, found.weights, found.negatives, views, k, samples=n
+    )
+    assert actual.matched_false_negative_rate == pytest.approx(matched, abs=1e-6, nan_ok=True)
+    for name in ("uncertainty", "similarity", "representativeness", "weights"):
+        area = reference.area_under_curve(getattr(found, name), found.negatives, views)
+        assert actual.auc[name] == pytest.approx(area, abs=1e-9, nan_ok=True)
 
 
 def test_labels_per_sample_and_per_view_agree() -> None:
@@ -60,3 +68,34 @@ def test_bad_labels() -> None:
         unremix.audit(found, torch.arange(3))
     with pytest.raises(ValueError, match="k of at least 1, received 0"):
         unremix.audit(found, torch.arange(4), k=0)
+
+
+def test_preferring_easy_negatives_lowers_the_rate_but_not_the_matched_one() -> None:
+    """Two weightings that know nothing but the similarity: the raw rate misleads."""
+    torch.manual_seed(0)
+    labels = torch.arange(200) % 5
+    centers = torch.nn.functional.normalize(torch.randn(5, 16), dim=1)[labels]
+    z0, z1 = (centers + 0.5 * torch.randn(2, 200, 16)).unbind()
+    found = unremix.importance(z0, z1, components=("similarity",))
+    easy = replace(found, weights=torch.where(found.negatives, 2 - found.similarity, 0.0))
+    hard_audit, easy_audit = unremix.audit(found, labels), unremix.audit(easy, labels)
+    assert easy_audit.false_negative_rate < 0.05 < 0.4 < hard_audit.false_negative_rate
+    for each in (hard_audit, easy_audit):
+        assert each.false_negative_rate == pytest.approx(each.matched_false_negative_rate, abs=0.05)
+    assert easy_audit.auc["weights"] == pytest.approx(1 - easy_audit.auc["similarity"])
+    # One that knows the labels, and no similarity, does better than its matches.
+    generator = torch.Generator().manual_seed(1)
+    clever = torch.rand(400, 400, generator=generator)
+    clever[labels.repeat(2)[:, None] == labels.repeat(2)] *= 0.5
+    best = unremix.audit(replace(found, weights=clever * found.negatives), labels)
+    assert best.false_negative_rate == 0
+    assert best.matched_false_negative_rate > 0.1
+
+
+def test_evidence_is_judged_too() -> None:
+    batch, labels = make_batch(12), torch.arange(12) % 3
+    plain = unremix.importance(*batch.views)
+    assert "evidence" not in unremix.audit(plain, labels).auc
+    filtered = unremix.importance(*batch.views, false_negatives="ring")
+    auc = unremix.audit(filtered, labels).auc
+    assert auc["evidence"] == pytest.approx(auc["similarity"])

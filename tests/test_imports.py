@@ -23,6 +23,8 @@ STAGES = [
     "domains",
     "training",
     "evaluation",
+    "mining",
+    "adapters",
     "report",
     "pipeline",
     "experiments",
@@ -77,6 +79,12 @@ def test_a_stage_imports_only_earlier_stages(path: Path) -> None:
         if for_types or stage == own or {stage, own} in TOGETHER or stage not in STAGES:
             continue
         assert STAGES.index(stage) < STAGES.index(own), f"{path.name} imports {module}"
+
+
+def test_adapters_know_losses_core_and_mining_only() -> None:
+    known = {"adapters", "core", "losses", "mining"}
+    for path in (SOURCE / "adapters").glob("*.py"):
+        assert {stage_of(module) for module, _ in imports(path)} <= known
 
 
 def test_the_core_imports_torch_and_the_standard_library_only() -> None:

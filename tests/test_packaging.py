@@ -12,9 +12,13 @@ import pytest
 tomllib = pytest.importorskip("tomllib")
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-# timm is asked for by name on the command line; the other is imported for type checking only.
-OPTIONAL = {"timm", "typing_extensions"}
+PACKAGE = {"PIL": "pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+# timm is asked for by name on the command line; typing_extensions is for type checking only; the
+# adapters serve libraries that their users have.
+OPTIONAL = {
+    *("datasets", "timm", "typing_extensions"),
+    *("lightly", "open_clip", "pytorch_metric_learning", "sentence_transformers", "transformers"),
+}
 AT_RUN_TIME = {  # named in a string, or needed by another package
     "onnxruntime",
     "onnxscript",

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from unremix.audit import Audit, audit
 
 if TYPE_CHECKING:
+    from unremix.core.signals import FalseNegatives
     from unremix.losses import HCLLoss, Importance, InfoNCELoss, UnReMixLoss, importance
+    from unremix.mining.mine import Mined, mine_hard_negatives
     from unremix.pipeline import evaluate, train
     from unremix.training.exported import load_exported
     from unremix.training.run import Run
@@ -16,9 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Audit",
+    "FalseNegatives",
     "HCLLoss",
     "Importance",
     "InfoNCELoss",
+    "Mined",
     "Run",
     "UnReMixLoss",
     "audit",
@@ -26,6 +30,7 @@ __all__ = [
     "importance",
     "load",
     "load_exported",
+    "mine_hard_negatives",
     "train",
 ]
 __version__ = "0.1.0"
@@ -33,15 +38,18 @@ __version__ = "0.1.0"
 # Imported when asked for: the losses need torch, training needs the extra [train], and the command
 # line answers `--help` without either.
 _HOMES = {
+    "FalseNegatives": "unremix.core.signals:FalseNegatives",
     "HCLLoss": "unremix.losses:HCLLoss",
     "Importance": "unremix.losses:Importance",
     "InfoNCELoss": "unremix.losses:InfoNCELoss",
+    "Mined": "unremix.mining.mine:Mined",
     "Run": "unremix.training.run:Run",
     "UnReMixLoss": "unremix.losses:UnReMixLoss",
     "evaluate": "unremix.pipeline:evaluate",
     "importance": "unremix.losses:importance",
     "load": "unremix.training.run:Run",
     "load_exported": "unremix.training.exported:load_exported",
+    "mine_hard_negatives": "unremix.mining.mine:mine_hard_negatives",
     "train": "unremix.pipeline:train",
 }
 
@@ -51,6 +59,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "adapters":  # its modules import their libraries when asked for
+        return import_module("unremix.adapters")
     if name not in _HOMES:
         raise AttributeError(f"module 'unremix' has no attribute {name!r}")
     module, _, attribute = _HOMES[name].partition(":")
@@ -59,7 +69,10 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("unremix"):
             raise
+        purpose, extras = ("training", "train,report")
+        if module.startswith("unremix.mining"):
+            purpose, extras = ("mining", "mine")
         raise ImportError(
-            f"expected the packages for training, but {error.name} is missing; "
-            'pip install "unremix[train,report]"'
+            f"expected the packages for {purpose}, but {error.name} is missing; "
+            f'pip install "unremix[{extras}]"'
         ) from error

@@ -20,6 +20,10 @@ class Audit:
     Args:
         false_negative_rate: Share of an anchor's k most weighted negatives that have its label,
             mean over anchors.
+        matched_false_negative_rate: The same share among negatives that are as similar to the
+            anchor: what a choice by similarity alone would give. A weighting that avoids false
+            negatives has a lower rate than this; one that merely prefers easy negatives has the
+            same.
         base_rate: The same share among all its negatives: what random choice would give.
         decile_false_negative_rate: Share of same-label negatives in each tenth by weight, from the
             least to the most weighted, over all anchors; NaN for a tenth that holds none.
@@ -27,14 +31,19 @@ class Audit:
             by the number of negatives, if fewer), mean over anchors.
         effective_negatives: (Σ_j w_ij)² / Σ_j w_ij², mean over anchors: the number of equally
             weighted negatives that would average as much.
+        auc: For each score, for the weights and for the evidence where there is any: how often a
+            negative of the anchor's label has more of it than one of another label (ties count
+            half), mean over anchors that have both. 0.5 is chance; above, false negatives get more.
         k: k.
     """
 
     false_negative_rate: float
+    matched_false_negative_rate: float
     base_rate: float
     decile_false_negative_rate: tuple[float, ...]
     distinct_class_share: float
     effective_negatives: float
+    auc: dict[str, float]
     k: int
 
 
@@ -50,8 +59,98 @@ def effective_negatives(weights: Tensor) -> float:
     return float((weights.sum(1).square() / square).mean())
 
 
+def separation(values: Tensor, same: Tensor, negatives: Tensor) -> float:
+    """How well values tell negatives of the anchor's label from others: the area under the curve.
+
+    The share of pairs (a negative of the same label, one of another) in which the first has the
+    larger value, ties counting half; per anchor, then the mean over anchors that have both.
+
+    Args:
+        values: Shape (A, C).
+        same: Which candidates have the anchor's label, boolean, shape (A, C).
+        negatives: Boolean, shape (A, C).
+
+    Returns:
+        0.5 for chance, 1 where false negatives always have more; NaN where no anchor has both.
+
+    Example:
+        >>> import torch
+        >>> same = torch.tensor([[True, True, False, False]])
+        >>> separation(torch.tensor([[0.9, 0.2, 0.5, 0.1]]), same, torch.ones_like(same))
+        0.75
+    """
+    from unremix.core.signals import standing
+
+    same = same & negatives
+    alike, count = same.sum(1).double(), negatives.sum(1).double()
+    ranks = standing(values.double(), negatives) * count[:, None] + 0.5  # from 1 to n
+    wins = (ranks * same).sum(1) - alike * (alike + 1) / 2
+    pairs = alike * (count - alike)
+    return float((wins / pairs)[pairs > 0].mean())  # the mean of none is NaN
+
+
+def matched_rates(
+    similarity: Tensor,
+    same: Tensor,
+    negatives: Tensor,
+    twin: Tensor,
+    chosen: Tensor,
+    window: int = 10,
+) -> Tensor:
+    """Share of same-label negatives among those as similar to the anchor as the chosen ones.
+
+    Rank an anchor's negatives by similarity, equal ones in the order of the batch. The matches of a
+    chosen negative are the negatives at most ``window`` ranks from it, without itself and without
+    the other view of its sample, whose label is the same. The rate of a chosen negative is the
+    share of its matches that have the anchor's label; that of an anchor is the mean over the chosen
+    that have matches.
+
+    Args:
+        similarity: s, shape (A, C).
+        same: Which negatives have the anchor's label, boolean, shape (A, C).
+        negatives: Boolean, shape (A, C).
+        twin: The other view of each candidate's sample, itself where there is none, shape (C,).
+        chosen: The chosen candidates of each anchor, shape (A, k); those that are no negatives are
+            ignored.
+        window: How far matches are, in ranks.
+
+    Returns:
+        The rate of each anchor, shape (A,); NaN where nothing has a match.
+    """
+    import torch
+
+    order = (
+        similarity.masked_fill(~negatives, -torch.inf)
+        .sort(dim=1, stable=True, descending=True)
+        .indices
+    )  # negatives come first
+    rank = torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
+    before = torch.nn.functional.pad(same.gather(1, order).long().cumsum(1), (1, 0))  # (A, C + 1)
+    here = rank.gather(1, chosen)
+    first = (here - window).clamp(min=0)
+    last = torch.minimum(here + window, negatives.sum(1, keepdim=True) - 1)
+    false = before.gather(1, last.clamp(min=0) + 1) - before.gather(1, first)
+    count = last - first + 1
+    false, count = false - same.gather(1, chosen).long(), count - 1
+    other = twin[chosen]
+    near = (rank.gather(1, other) - here).abs() <= window
+    counted = near & (other != chosen) & negatives.gather(1, other)
+    false = false - (same.gather(1, other) & counted).long()
+    count = count - counted.long()
+    usable = negatives.gather(1, chosen) & (count > 0)
+    rates = torch.where(usable, false / count.clamp(min=1), 0.0).double()
+    return rates.sum(1) / usable.sum(1)
+
+
 def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     """Look at the negatives that matter most.
+
+    A rate of false negatives among heavy negatives means little by itself: whoever prefers easy
+    negatives lowers it for free. Compare ``false_negative_rate`` with
+    ``matched_false_negative_rate``, the rate among negatives as similar to the anchor as the heavy
+    ones (see :func:`matched_rates`): the difference is what the weighting knows beyond similarity.
 
     Args:
         importance: From :func:`unremix.importance`.
@@ -109,8 +208,23 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     present = torch.zeros(anchors, int(labels.max()) + 1, device=weights.device)
     present.scatter_reduce_(1, labels[top], chosen.to(present.dtype), "amax")
     distinct = present.sum(1)[usable] / looked_at[usable]
+    scores = {
+        "uncertainty": importance.uncertainty,
+        "similarity": importance.similarity,
+        "representativeness": importance.representativeness,
+        "evidence": importance.evidence,
+        "weights": weights,
+    }
+    twin = importance.positives.int().argmax(1)
+    matched = matched_rates(importance.similarity, same, negatives, twin, top)
     return Audit(
         false_negative_rate=float(false_rate.mean()),
+        matched_false_negative_rate=float(matched[~matched.isnan()].mean()),
+        auc={
+            name: separation(values, same, negatives)
+            for name, values in scores.items()
+            if values is not None
+        },
         base_rate=float((same.sum(1)[usable] / count[usable]).mean()),
         decile_false_negative_rate=tuple(rates),
         distinct_class_share=float(distinct.mean()),

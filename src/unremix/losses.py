@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
-from unremix.core.contrast import contrast, describe, full_precision, pose
+from unremix.core.contrast import contrast, describe, describe_layer, full_precision, pose
 from unremix.core.engines import eager, find_engine
 from unremix.core.gather import (
     Share,
@@ -23,7 +23,7 @@ from unremix.core.gather import (
     share_of,
     withdraw,
 )
-from unremix.core.last_layer import LastLayer
+from unremix.core.last_layer import Found, LastLayer, Projection
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.pairs import Pairs
 from unremix.core.problem import (
@@ -36,8 +36,30 @@ from unremix.core.problem import (
     make_block,
     settle_mix,
 )
-from unremix.core.residuals import anchor_residuals, candidate_residuals, own_residuals
-from unremix.core.scores import COMPONENTS, Component, Gradient, Score, inner_products, sketch
+from unremix.core.residuals import (
+    anchor_residuals,
+    blocks,
+    candidate_residuals,
+    own_residuals,
+)
+from unremix.core.scores import (
+    COMPONENTS,
+    Component,
+    Gradient,
+    Score,
+    inner_products,
+    normalize,
+    sketch,
+)
+from unremix.core.signals import (
+    Bank,
+    FalseNegatives,
+    Rule,
+    Thresholds,
+    evidence_of,
+    four_views,
+    kept,
+)
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, resolve, weigh
 
 if TYPE_CHECKING:
@@ -71,6 +93,7 @@ PRESETS: dict[str, Preset] = {
     "code": Preset("both", "none", "mean", True, 0.1, "logit"),
 }
 
+T = TypeVar("T")
 V = TypeVar("V", Views, Own)
 
 
@@ -109,12 +132,20 @@ class TwoViewLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.options = options
+        settings = options.weighting.filter
+        self.bank: Bank | None = None
+        self.thresholds: Thresholds | None = None
+        if settings is not None and settings.needs_features:
+            self.bank = Bank(settings.samples)
+        if settings is not None and settings.rule == "threshold":
+            self.thresholds = Thresholds(settings.samples)
         self.temperature = number("temperature", temperature, above=0)
         self.layout: Layout = choose("layout", layout, get_args(Layout))
         if not isinstance(gather, bool):
             choose("gather", gather, ("equal",))
         self.gather: Gather = gather
-        self.last_layer: LastLayer | None = None
+        self.last_layer: LastLayer | Projection | None = None
+        self.second_last_layer: LastLayer | Projection | None = None  # of a second encoder
         self.sketch: int | None = None
         self.logit_scale: nn.Parameter | None = None
         if learnable_temperature:
@@ -135,6 +166,70 @@ class TwoViewLoss(nn.Module):
     def lambdas(self) -> Tensor | None:
         """λ, one number per component, shape (K,), with gradient where it is learned."""
         return None
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether calls need ``ids=``, since something is remembered of each sample."""
+        return self.weighting.filter is not None and self.weighting.filter.needs_ids
+
+    def check_evidence(self, what: str, *, ids: bool = False) -> None:
+        """Refuse evidence that is not at hand where anchors are no plain views of samples.
+
+        Args:
+            what: What the anchors are, for the message.
+            ids: Whether it is at least known which sample each of them shows.
+
+        Raises:
+            ValueError: If false negatives are told by more than that.
+        """
+        settings = self.weighting.filter
+        if settings is None:
+            return
+        if settings.needs_two_views or (settings.needs_ids and not ids):
+            able = "'similarity', 'bank' or 'shared-neighbors'" if ids else "'similarity'"
+            rules = "" if ids else "'ring', 'rank' or 'mixture' and "
+            raise ValueError(
+                f"expected {rules}evidence {able} for {what}, got {settings.rule!r} and "
+                f"{settings.evidence!r}; change false_negatives or evidence"
+            )
+
+    def reserve(self, samples: int) -> None:
+        """Say how many samples the data have, for what is remembered of each.
+
+        Args:
+            samples: Their number; ids are 0 … samples - 1.
+        """
+        for memory in (self.bank, self.thresholds):
+            if memory is not None:
+                memory.reserve(samples)
+
+    def remember(self, ids: Tensor, *features: Tensor) -> None:
+        """Tell the bank the encoder's features of a batch, before the loss is called.
+
+        Args:
+            ids: Which samples, each once, shape (N,).
+            features: Of each view of them, shape (N, F).
+
+        Raises:
+            ValueError: If the loss has no bank.
+
+        Example:
+            >>> settings = FalseNegatives("ring", evidence="bank", samples=100)
+            >>> loss_fn = UnReMixLoss(false_negatives=settings)
+            >>> ids, features = torch.arange(8), torch.rand(8, 32)
+            >>> loss_fn.remember(ids, features)
+            >>> loss = loss_fn(torch.randn(8, 16), torch.randn(8, 16), ids=ids)
+        """
+        if self.bank is None:
+            raise ValueError(
+                "expected a loss with evidence 'bank' or 'shared-neighbors', got one that "
+                "remembers no features; leave the call out"
+            )
+        rows = [features[0], *features[1:]]
+        if self._gathers:
+            share = share_of(ids.shape[0], rows[0].shape[1])
+            ids, rows = gather_rows(ids, share), [gather_rows(each, share) for each in rows]
+        self.bank.add(ids, *rows)
 
     def current_temperature(self) -> Tensor | float:
         """τ, with gradient where it is learned."""
@@ -235,6 +330,7 @@ class TwoViewLoss(nn.Module):
             The loss, as :meth:`forward`.
         """
         with full_precision(z0.device):
+            self.check_evidence("mixed views")
             first, second = self._prepare_together(z0, z1, h0, h1)
             own = None if own is None else self._ready(own)
             loss = self._contrast(
@@ -254,6 +350,7 @@ class TwoViewLoss(nn.Module):
         positives_in_denominator: bool = False,
         products: Products = "cosine",
         objective: ObjectiveName = "info-nce",
+        temperature: Tensor | float | None = None,
     ) -> Tensor:
         """The loss of any anchors, candidates and pairs, such as queries against a queue.
 
@@ -266,6 +363,7 @@ class TwoViewLoss(nn.Module):
             products: ``cosine`` or ``dot``: what the logits are made of.
             objective: InfoNCE, or the Jensen-Shannon estimate, which has neither a class prior nor
                 a denominator to leave positives out of.
+            temperature: τ of this call in place of the loss's own; gradient flows to a tensor.
 
         Returns:
             The loss, as :meth:`forward`.
@@ -273,21 +371,25 @@ class TwoViewLoss(nn.Module):
         with full_precision(anchors.embeddings.device):
             share = self._share(anchors) if self._gathers else None
             shared = candidates is anchors
-            anchors = self._ready(anchors)
-            candidates = anchors if shared else self._ready(candidates)
+            anchors = self._described(self._ready(anchors))
+            candidates = anchors if shared else self._described(self._ready(candidates))
             own = None if own is None else self._ready(own)
             loss = self._contrast(
                 Arranged(anchors, candidates, pairs, own, share),
-                self.current_temperature(),
+                self.current_temperature() if temperature is None else temperature,
                 self._options(positives_in_denominator, products, objective),
             )
-            return self._finite(
-                loss,
-                anchors=anchors.embeddings,
-                candidates=candidates.embeddings,
-                anchor_inputs=anchors.inputs,
-                candidate_inputs=candidates.inputs,
-            )
+            if checks_on(self.options.check, loss):
+                # All of it: what no anchor meets shows in the gradient and not in the loss.
+                check_finite(
+                    anchors=anchors.embeddings,
+                    candidates=candidates.embeddings,
+                    anchor_inputs=anchors.inputs,
+                    candidate_inputs=candidates.inputs,
+                    own=None if own is None else own.embeddings,
+                    own_inputs=None if own is None else own.inputs,
+                )
+            return self._finite(loss)
 
     @property
     def _gathers(self) -> bool:
@@ -339,6 +441,7 @@ class TwoViewLoss(nn.Module):
     def _contrast(
         self, arranged: Arranged, temperature: Tensor | float, options: Options | None = None
     ) -> Tensor:
+        arranged = self._with_thresholds(arranged, update=self.training)
         pairs, share = arranged.pairs, arranged.share
         mix = self.lambdas()
         normalizer = None
@@ -398,9 +501,13 @@ class TwoViewLoss(nn.Module):
     def importance_against(self, anchors: Views, candidates: Views, pairs: Pairs) -> Importance:
         """All scores and weights of any anchors, candidates and pairs; see :meth:`against`."""
         with full_precision(anchors.embeddings.device):
-            return self._examine(Arranged(self._ready(anchors), self._ready(candidates), pairs))
+            anchors, candidates = (
+                self._described(self._ready(views)) for views in (anchors, candidates)
+            )
+            return self._examine(Arranged(anchors, candidates, pairs))
 
     def _examine(self, arranged: Arranged) -> Importance:
+        arranged = self._with_thresholds(arranged, update=False)
         weighting, temperature = self.weighting, self.current_temperature()
         everything = replace(
             self.options,
@@ -415,11 +522,15 @@ class TwoViewLoss(nn.Module):
         named = {name: component.score(block) for name, component in COMPONENTS.items()}
         scores = [component.score(block) for component in weighting.resolved]
         mix = settle_mix(self.lambdas(), self.options, block.similarity)
+        settings = weighting.filter
+        keep = None if settings is None else kept(block, settings)
         return Importance(
             **{name: torch.where(rows.negatives, each, 0.0) for name, each in named.items()},
-            weights=weigh(scores, rows.negatives, rows.count, mix, weighting, temperature),
+            weights=weigh(scores, rows.negatives, rows.count, mix, weighting, temperature, keep),
             negatives=rows.negatives,
             positives=arranged.pairs.positive_mask(),
+            evidence=None if settings is None else evidence_of(block),
+            keep=keep,
         )
 
     def _share(self, views: Views) -> Share:
@@ -472,12 +583,100 @@ class TwoViewLoss(nn.Module):
             )
         ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
         needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
+        outputs = None
         if h0 is None and self.last_layer is not None and needs:
-            check = checks_on(self.options.check, z0)
-            h0, h1 = self.last_layer.inputs_of(z0, z1, check=check)
+            found = self.find_inputs(z0, z1)
+            h0, h1 = found[0].inputs, found[1].inputs
+            # All processes share what the layer made, or none does.
+            if self._gathers or any(each.outputs is not None for each in found):
+                outputs = tuple(
+                    z if each.outputs is None else each.outputs
+                    for z, each in zip((z0, z1), found, strict=True)
+                )
         if h0 is not None and h1 is not None:
             check_two_views("h", h0, h1, rows=z0.shape[0])
-        return self._ready(Views(z0, h0, ids)), self._ready(Views(z1, h1, ids))
+        first, second = self._ready(Views(z0, h0, ids)), self._ready(Views(z1, h1, ids))
+        if outputs is not None:
+            first = replace(first, outputs=outputs[0])
+            second = replace(second, outputs=outputs[1])
+        settings = self.weighting.filter
+        if settings is None:
+            return first, second
+        if settings.needs_two_views:
+            units = [normalize(each.embeddings.detach())[0] for each in (first, second)]
+            both = four_views(*units)
+            return replace(first, descriptors=both), replace(second, descriptors=both)
+        first = self._described(first)
+        return first, replace(second, descriptors=first.descriptors)
+
+    def _described(self, views: Views) -> Views:
+        """The views with what is remembered of their samples."""
+        settings = self.weighting.filter
+        if settings is None or views.descriptors is not None:
+            return views
+        self.check_evidence("given anchors and candidates", ids=True)
+        if settings.needs_ids and views.ids is None:
+            raise ValueError(
+                f"expected ids= for false_negatives={settings.rule!r} with "
+                f"evidence={settings.evidence!r}, which remember each sample, got none; pass the "
+                "numbers of the samples"
+            )
+        if self.bank is None or views.ids is None:
+            return views
+        found = self.bank.units if settings.evidence == "bank" else self.bank.neighbors
+        return replace(views, descriptors=found(views.ids).to(views.embeddings.dtype))
+
+    @torch.no_grad()
+    def _with_thresholds(self, arranged: Arranged, *, update: bool) -> Arranged:
+        """The batch with the threshold of each anchor, where there are any; they are learned."""
+        memory, settings = self.thresholds, self.weighting.filter
+        if memory is None or settings is None:
+            return arranged
+        anchors, pairs = describe(arranged.anchors)[1], arranged.pairs
+        candidates = describe(arranged.candidates)[1]
+        ids = anchors.ids
+        assert ids is not None
+        levels, limits = [], []
+        for which in blocks(pairs.num_anchors, pairs.num_candidates, self.options.tile, ids.device):
+            rows = anchors[which]
+            if rows.descriptors is None or candidates.descriptors is None:
+                evidence = inner_products(rows.units, candidates.units)
+            else:
+                evidence = inner_products(rows.descriptors, candidates.descriptors)
+            given = (evidence, pairs.negatives(which), settings.share)
+            level = memory.levels(ids[which], *given)
+            level = memory.stepped(level, *given) if update else level
+            levels.append(level)
+            limits.append(memory.limits(level, *given[:2]))
+        if update:
+            known = (ids, torch.cat(levels))
+            if arranged.share is not None:
+                share = share_of(ids.shape[0], 1)
+                known = gather_rows(known[0], share), gather_rows(known[1], share)
+            memory.store(*known)
+        limited = replace(arranged.anchors, thresholds=torch.cat(limits))
+        shared = arranged.candidates is arranged.anchors
+        return replace(
+            arranged, anchors=limited, candidates=limited if shared else arranged.candidates
+        )
+
+    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
+        """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
+        assert self.last_layer is not None
+        check = checks_on(self.options.check, z0)
+        if self.second_last_layer is None:
+            first, second = self.last_layer.find(z0, z1, check=check)
+            return first, second
+        (first,), (second,) = (
+            self.last_layer.find(z0, check=check),
+            self.second_last_layer.find(z1, check=check),
+        )
+        if first.inputs.shape[1] != second.inputs.shape[1]:  # nothing to compare but their lengths
+            first, second = (
+                replace(each, inputs=torch.linalg.vector_norm(each.inputs, dim=1, keepdim=True))
+                for each in (first, second)
+            )
+        return first, second
 
     def _arrange(
         self,
@@ -537,7 +736,7 @@ class TwoViewLoss(nn.Module):
         assert share is not None
         engine = find_engine(options, anchors.embeddings, own is not None, temperature)
         settings = (options, temperature, engine)
-        here, everyone = describe(anchors)[1], describe(candidates)[1]
+        here, everyone = describe_layer(anchors), describe_layer(candidates)
         own_here = None if own is None else describe(own)[1]
         delta = anchor_residuals(here, everyone, pairs, *settings, own=own_here)
         if both:
@@ -553,9 +752,9 @@ class TwoViewLoss(nn.Module):
                 anchor_ids=gather_rows(pairs.anchor_ids, share),
                 non_negatives=None,
             )
-            asking = describe(all_first)[1]
+            asking = describe_layer(all_first)
             part = candidate_residuals(
-                describe(second)[1], asking, whole, *settings, offset=share.offset
+                describe_layer(second), asking, whole, *settings, offset=share.offset
             )
             shared = gather_rows(part, share)
         if own is not None and own_here is not None:
@@ -578,7 +777,8 @@ def _stack(first: Views, second: Views) -> Views:
         return None if one is None or other is None else torch.cat([one, other])
 
     embeddings = torch.cat([first.embeddings, second.embeddings])
-    return Views(embeddings, join("inputs"), join("ids"))
+    joined = {name: join(name) for name in ("inputs", "ids", "descriptors", "outputs")}
+    return Views(embeddings, **joined)
 
 
 def _gathered(views: Views, share: Share) -> Views:
@@ -587,6 +787,8 @@ def _gathered(views: Views, share: Share) -> Views:
         gather_rows(views.embeddings, share),
         None if views.inputs is None else gather_rows(views.inputs, share),
         None if views.ids is None else gather_rows(views.ids, share),
+        descriptors=None if views.descriptors is None else gather_rows(views.descriptors, share),
+        outputs=None if views.outputs is None else gather_rows(views.outputs, share),
     )
 
 
@@ -600,6 +802,18 @@ def _named(first: Views, second: Views) -> dict[str, Tensor | None]:
     }
 
 
+def _filter(
+    asked: FalseNegatives | Rule | None, fidelity: Fidelity = "sound"
+) -> FalseNegatives | None:
+    """The settings that ``false_negatives=`` stands for."""
+    if asked is not None and fidelity == "paper":
+        raise ValueError(
+            f"expected false_negatives=None with fidelity='paper', which has none, got {asked!r}; "
+            "use fidelity='sound'"
+        )
+    return asked if asked is None or isinstance(asked, FalseNegatives) else FalseNegatives(asked)
+
+
 class InfoNCELoss(TwoViewLoss):
     """Plain InfoNCE (NT-Xent): every negative counts alike.
 
@@ -611,6 +825,9 @@ class InfoNCELoss(TwoViewLoss):
         class_prior: τ⁺; above 0 this is the debiased contrastive loss of Chuang et al. 2020.
         decoupled: Whether the positive is left out of the denominator.
         learnable_temperature: Whether τ is learned, as CLIP's logit scale.
+        false_negatives: What is done about negatives that are probably false: a rule (``ring``,
+            ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
+            what evidence. None: nothing.
         gather: Whether the negatives come from all processes; ``equal`` where all hold the same
             number of samples.
         tile: Anchors per block: ``auto``, a number, or None for all at once.
@@ -638,6 +855,7 @@ class InfoNCELoss(TwoViewLoss):
         class_prior: float = 0.0,
         decoupled: bool = False,
         learnable_temperature: bool = False,
+        false_negatives: FalseNegatives | Rule | None = None,
         gather: Gather = False,
         tile: Tile = "auto",
         engine: EngineName = "auto",
@@ -645,6 +863,7 @@ class InfoNCELoss(TwoViewLoss):
     ) -> None:
         super().__init__(
             Options(
+                Weighting(filter=_filter(false_negatives)),
                 objective=InfoNCE(class_prior, decoupled=decoupled),
                 tile=tile,
                 engine=engine,
@@ -669,6 +888,9 @@ class HCLLoss(TwoViewLoss):
             published.
         decoupled: Whether the positive is left out of the denominator.
         learnable_temperature: Whether τ is learned, as CLIP's logit scale.
+        false_negatives: What is done about negatives that are probably false: a rule (``ring``,
+            ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
+            what evidence. None: nothing.
         gather: Whether the negatives come from all processes; ``equal`` where all hold the same
             number of samples.
         tile: Anchors per block: ``auto``, a number, or None for all at once.
@@ -698,6 +920,7 @@ class HCLLoss(TwoViewLoss):
         similarity_gradient: bool | None = None,
         decoupled: bool = False,
         learnable_temperature: bool = False,
+        false_negatives: FalseNegatives | Rule | None = None,
         gather: Gather = False,
         tile: Tile = "auto",
         engine: EngineName = "auto",
@@ -709,10 +932,13 @@ class HCLLoss(TwoViewLoss):
         self.fidelity = fidelity
         super().__init__(
             Options(
-                hard_negatives(
-                    self.hardness,
-                    similarity_gradient=similarity_gradient is not False,
-                    over_temperature=preset.hcl_exponent == "logit",
+                replace(
+                    hard_negatives(
+                        self.hardness,
+                        similarity_gradient=similarity_gradient is not False,
+                        over_temperature=preset.hcl_exponent == "logit",
+                    ),
+                    filter=_filter(false_negatives, fidelity),
                 ),
                 InfoNCE(class_prior, decoupled=decoupled),
                 tile=tile,
@@ -737,8 +963,13 @@ class UnReMixLoss(TwoViewLoss):
     Args:
         temperature: τ.
         last_layer: The linear layer that makes the embeddings; it is watched for its input h, and
-            not registered as a submodule. Without it, and without h0 and h1 in the call, the
-            uncertainty ignores the layer's input.
+            not registered as a submodule. Where BatchNorm or an activation follows it, pass the
+            head, or its part from the linear layer on: h is that layer's input, and the uncertainty
+            takes δ at that layer's output. For two encoders, pass a pair; inputs of different
+            widths have no inner product, and enter as |h_i| |h_j|. Without ``last_layer``, and
+            without h0 and h1 in the call, the uncertainty ignores the layer's input.
+        projection: In place of ``last_layer``, the parameter P, shape (H, D), of embeddings
+            z = h P; or a pair, for two encoders.
         components: Any of ``uncertainty``, ``similarity``, ``representativeness``, or functions
             ``score(block) -> (B, M)``; see :class:`unremix.core.scores.Block`.
         mix: λ: ``learned`` (a softmax of parameters), ``free`` (non-negative parameters), ``fixed``
@@ -755,6 +986,9 @@ class UnReMixLoss(TwoViewLoss):
         learnable_temperature: Whether τ is learned, as CLIP's logit scale.
         sketch: Project h to so many dimensions; see :func:`unremix.core.scores.sketch`.
         similarity_gradient: Whether gradient flows to the embeddings through the similarity.
+        false_negatives: What is done about negatives that are probably false: a rule (``ring``,
+            ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
+            what evidence. None: nothing.
         gather: Whether the negatives come from all processes; ``equal`` where all hold the same
             number of samples.
         tile: Anchors per block: ``auto``, a number, or None for all at once.
@@ -785,7 +1019,8 @@ class UnReMixLoss(TwoViewLoss):
         self,
         *,
         temperature: float = 0.5,
-        last_layer: nn.Linear | None = None,
+        last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None,
+        projection: Tensor | tuple[Tensor, Tensor] | None = None,
         components: Sequence[str | Score | Component] = tuple(COMPONENTS),
         mix: Mix = "learned",
         scaling: ScalingName | None = None,
@@ -800,6 +1035,7 @@ class UnReMixLoss(TwoViewLoss):
         learnable_temperature: bool = False,
         sketch: int | None = None,
         similarity_gradient: bool | None = None,
+        false_negatives: FalseNegatives | Rule | None = None,
         gather: Gather = False,
         tile: Tile = "auto",
         engine: EngineName = "auto",
@@ -807,16 +1043,19 @@ class UnReMixLoss(TwoViewLoss):
         fidelity: Fidelity = "sound",
     ) -> None:
         preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
-        watched = None if last_layer is None else LastLayer(last_layer)
+        watched = _watched(last_layer, projection)
+        weighting = _mixed_weighting(
+            components, scaling, mass, hardness, similarity_gradient, preset
+        )
         super().__init__(
             Options(
-                _mixed_weighting(components, scaling, mass, hardness, similarity_gradient, preset),
+                replace(weighting, filter=_filter(false_negatives, fidelity)),
                 InfoNCE(
                     preset.class_prior if class_prior is None else class_prior, False, decoupled
                 ),
                 posterior_temperature=posterior_temperature,
                 gradient=gradient,
-                bias=bias if watched is None else watched.bias,
+                bias=all(each.bias for each in watched) if watched else bias,
                 tile=tile,
                 engine=engine,
                 check=check,
@@ -832,7 +1071,8 @@ class UnReMixLoss(TwoViewLoss):
                 "use a positive integer"
             )
         self.sketch = sketch
-        self.last_layer = watched
+        self.last_layer = watched[0] if watched else None
+        self.second_last_layer = watched[1] if len(watched) > 1 else None
         for component in components:  # a score with parameters or buffers of its own
             if isinstance(component, nn.Module):
                 self.add_module(name_of(component), component)
@@ -890,6 +1130,33 @@ class UnReMixLoss(TwoViewLoss):
         return f"temperature={self.temperature:g}, layout={self.layout!r}, mix=({shares})"
 
 
+def _watched(
+    last_layer: nn.Module | tuple[nn.Module, nn.Module] | None,
+    projection: Tensor | tuple[Tensor, Tensor] | None,
+) -> list[LastLayer | Projection]:
+    """Where h comes from: nothing, one layer, or two."""
+    if last_layer is not None and projection is not None:
+        raise ValueError(
+            "expected last_layer or projection, got both; pass the one that makes the embeddings"
+        )
+    if last_layer is not None:
+        return [LastLayer(each) for each in _one_or_two("last_layer", last_layer)]
+    if projection is not None:
+        return [Projection(each) for each in _one_or_two("projection", projection)]
+    return []
+
+
+def _one_or_two(name: str, given: T | tuple[T, T]) -> tuple[T, ...]:
+    """What was given as one, or as a pair."""
+    if not isinstance(given, tuple):
+        return (given,)
+    if len(given) != 2:
+        raise ValueError(
+            f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
+        )
+    return given
+
+
 def _mixed_weighting(
     components: Sequence[str | Score | Component],
     scaling: ScalingName | None,
@@ -945,6 +1212,8 @@ class Importance:
         weights: w.
         negatives: Which candidates are negatives, boolean.
         positives: Which candidates are positives, boolean.
+        evidence: How alike samples are, where ``false_negatives`` is set.
+        keep: The factor on the weights, likewise.
     """
 
     uncertainty: Tensor
@@ -953,6 +1222,8 @@ class Importance:
     weights: Tensor
     negatives: Tensor
     positives: Tensor
+    evidence: Tensor | None = None
+    keep: Tensor | None = None
 
 
 class ImportanceOptions(TypedDict, total=False):
@@ -971,6 +1242,7 @@ class ImportanceOptions(TypedDict, total=False):
     bias: bool
     sketch: int | None
     similarity_gradient: bool | None
+    false_negatives: FalseNegatives | Rule | None
     gather: Gather
     tile: Tile
     engine: EngineName

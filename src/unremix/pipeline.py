@@ -7,14 +7,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
 from unremix.data.splits import name_some
 from unremix.data.suggestions import did_you_mean
 from unremix.evaluation.by_domain import evaluate_run, make_observer
 from unremix.evaluation.verdict import verdict
 from unremix.report import write_report
 from unremix.training.config import TrainConfig, make_config
-from unremix.training.preparation import prepare
+from unremix.training.preparation import locked, prepare
 from unremix.training.progress import Progress
 from unremix.training.run import Run
 from unremix.training.stopping import Stop, handling
@@ -73,40 +73,45 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                 progress.say("measuring the encoder, trained and untrained")
                 with progress:
                     card = evaluate_run(run, data, progress=progress.measured)
-                _write_card(run, card, "evaluation.json")
+                card["verdict"] = verdict(card)
                 progress.say("writing the report")
-                write_report(run.path, data)
+                write_report(run, card, data)
+                # Last: a run that has it is finished.
+                write_text(run.path / "evaluation.json", json.dumps(card, indent=2))
     except KeyboardInterrupt as stopped:
         prepared.discard()
-        raise KeyboardInterrupt(str(run.path) if run.checkpoint.exists() else "") from stopped
+        raise KeyboardInterrupt(str(run.path) if run.path.exists() else "") from stopped
     except BaseException:
         prepared.discard()
         raise
+    finally:
+        prepared.unlock()
     return run
 
 
-def evaluate(folder: str | Path, data: str | None = None) -> dict[str, Any]:
+def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False) -> dict[str, Any]:
     """Measure a run again, on its own data or on others, and write the evaluation card.
 
     Args:
         folder: The run.
         data: Other data; their card stands beside the run's own.
+        trust: Whether code may run that the run's folder names.
 
     Returns:
         The card.
+
+    Raises:
+        BlockingIOError: If the run is being trained.
     """
-    run = Run(folder)
-    found = run.domain.load_for(run, data)
-    with Progress(run.config) as progress:
-        card = evaluate_run(run, found, own=data is None, progress=progress.measured)
-    name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
-    _write_card(run, card, name)
-    if data is None:
-        write_report(run.path, found)
+    run = Run(folder, trust=trust)
+    with locked(run.path):
+        run.trained = run.encoder()  # read once; what is wrong with it is said before the data
+        found = run.domain.load_for(run, data)
+        with Progress(run.config) as progress:
+            card = evaluate_run(run, found, own=data is None, progress=progress.measured)
+        name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
+        card["verdict"] = verdict(card)
+        if data is None:
+            write_report(run, card, found)
+        write_text(run.path / name, json.dumps(card, indent=2))
     return card
-
-
-def _write_card(run: Run, card: dict[str, Any], name: str) -> None:
-    card["verdict"] = verdict(card)
-    text = json.dumps(card, indent=2)
-    write_whole(run.path / name, lambda file: file.write_text(text))

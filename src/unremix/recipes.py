@@ -234,6 +234,11 @@ class Composition:
     temperature: float
     epochs: int = 200
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are negatives to weight."""
+        return self.parts["weighting"] != NOTHING
+
     def make_options(self, kind: Kind) -> Any:
         """The complete options of a part; a part that is its own options is made."""
         part = PARTS[kind][self.parts[kind]]
@@ -246,7 +251,7 @@ class Composition:
 
     def make_loss(self, *, gather: bool = False) -> TwoViewLoss | None:
         """The loss, where there are negatives."""
-        if self.parts["weighting"] == NOTHING:
+        if not self.has_weights:
             return None
         framework = PARTS["framework"][self.parts["framework"]]
         shared = getattr(framework, "loss_options", ())

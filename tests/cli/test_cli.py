@@ -274,7 +274,7 @@ def test_mistakes_name_the_nearest_option(
 ) -> None:
     assert "did you mean 'epochs'?" in refused(["train", "--epohcs", "3"], capsys)
     assert "did you mean 'loss.mix'?" in refused(["train", "--loss.mxi", "fixed"], capsys)
-    assert 'write "[MUTAG]"' in refused(["reproduce", "graphs", "--data", "MUTAG"], capsys)
+    assert 'write "[512]"' in refused(["train", "--head_hidden", "512"], capsys)
     assert "did you mean 'seeds'?" in refused(["reproduce", "graphs", "--sedes", "1"], capsys)
     assert "did you mean" not in refused(["train", "--out", "here"], capsys)  # another command's
     file = tmp_path / "options.yaml"
@@ -341,7 +341,7 @@ def test_recipes_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert "plain-moco" in capsys.readouterr().err
         assert main(["train", *arguments, *extension]) == 0
         # In processes of their own, which have not seen the file.
-        for words in (["embed", str(tmp_path / "run")],
+        for words in (["embed", str(tmp_path / "run"), "--trust"],
                       ["compare", "--recipes", "plain-moco", "--seeds", "1", "--output",
                        str(tmp_path / "c"), *small, *extension]):  # fmt: skip
             command = [sys.executable, "-m", "unremix", *words]

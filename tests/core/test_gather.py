@@ -222,11 +222,11 @@ def know_inputs(width: int) -> None:
     UnReMixLoss(gather=True)(z0, z1, h0, h1)
 
 
-def change_output(factor: float) -> None:
+def change_output(shift: float) -> None:
     model = Encoder()
     loss_fn = make_loss("minmax", "both", last_layer=model.head, gather=True)
     z0, z1 = model(torch.cat(own_batch((2, 2)))).chunk(2)
-    loss_fn(z0 * factor, z1)
+    loss_fn(z0.detach() + shift, z1)
 
 
 # What the first and the second of two processes are given; one or both cannot use it.
@@ -239,7 +239,7 @@ FAULTS: dict[str, Callable[[bool], None]] = {
     "no pair in either": lambda second: embed(0),
     "other width": lambda second: embed(width=4 if second else 3),
     "not finite": lambda second: embed(factor=float("nan") if second else 1.0),
-    "not the layer's output": lambda second: change_output(2.0 if second else 1.0),
+    "not the layer's output": lambda second: change_output(1.0 if second else 0.0),
     "inputs in one": lambda second: know_inputs(4 if second else 0),
     "other inputs": lambda second: know_inputs(4 if second else 3),
 }

@@ -30,12 +30,13 @@ from scipy import stats
 import unremix
 from unremix.cli import commands, main
 from unremix.cli.parser import Parser, make_parser
+from unremix.data.atomic_files import try_lock
 from unremix.evaluation.card import measures_of
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
 from unremix.experiments.compare import CompareConfig, Comparison, compare
 from unremix.experiments.display import makespan
-from unremix.experiments.folder import Folder, path_for, try_lock
+from unremix.experiments.folder import Folder, path_for
 from unremix.experiments.plan import (
     OWN,
     Job,
@@ -325,10 +326,10 @@ def test_every_run_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     plan = Plan(("simclr", "hcl"), 2, "simclr", replace(TINY, accelerator="auto"))
-    assert share_for(plan, None).gpus == (("0",), ("1",))
+    assert share_for(plan.jobs, None).gpus == (("0",), ("1",))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,6")
-    assert share_for(plan, None).gpus == (("3",), ("6",))
-    assert share_for(replace(plan, train=TINY), 2).gpus == ()  # on the CPU
+    assert share_for(plan.jobs, None).gpus == (("3",), ("6",))
+    assert share_for(replace(plan, train=TINY).jobs, 2).gpus == ()  # on the CPU
 
 
 times = st.lists(st.integers(0, 9), max_size=6)
@@ -368,32 +369,6 @@ def test_the_options_fit_on_one_command_line() -> None:
 
 
 # Processes; most tests have a stand-in for the training
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run's folder has before its first step."""
-    folder = tmp_path_factory.mktemp("template")
-    run = unremix.train(replace(TINY, runs=str(folder), epochs=0, probe_epochs=0, progress=False))
-    for path in run.path.iterdir():
-        if path.suffix not in (".yaml", ".json") or path.name == "evaluation.json":
-            subprocess.run(["rm", "-r", str(path)], check=True)
-    return run.path
-
-
-@pytest.fixture
-def fake(template: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts the stand-in in the training's place; called with what shall go wrong."""
-    program = (sys.executable, str(TESTS / "fake_training.py"), str(template))
-    monkeypatch.setattr(processes, "TRAIN", program)
-    monkeypatch.setattr(processes, "POLL", 0.01)
-    monkeypatch.setattr(compare_module, "learning_curves", lambda *_: None)  # it takes a second
-
-    def behave(**behaviour: list[str]) -> None:
-        monkeypatch.setenv("FAKE_TRAINING", json.dumps(behaviour))
-
-    behave()
-    return behave
 
 
 def run_compare(
@@ -650,7 +625,7 @@ def test_stopped_and_started_again(
     unfinished = (folder / "table.md").read_text()
     assert "3 of 4 runs to come" in unfinished
     assert "| simclr | 1 |" in unfinished
-    locks = [folder / ".locks" / name for name in ("comparison", "hcl-0", "simclr-1")]
+    locks = [folder / ".locks" / name for name in ("experiment", "hcl-0", "simclr-1")]
     assert all(is_free(lock) for lock in locks)  # nobody is left
     fake()
     printed = io.StringIO()
@@ -706,7 +681,7 @@ def test_a_run_of_an_earlier_start_is_waited_for(
     run_compare(other, "simclr", seeds=1)
     (folder / "runs").mkdir(parents=True)
     (folder / "comparison.yaml").write_text((other / "comparison.yaml").read_text())
-    job = Job("simclr", 0)
+    job = Job("simclr", 0, "simclr-0", TINY)
     lock = try_lock(place.lock(job))
     assert lock is not None
     # It holds the lock, is in the midst of its run, and finishes it once the gate is open.

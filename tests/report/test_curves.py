@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unremix.report.curves import COLOURS, Panel, learning_curves, mean_curve, write_figure
+from unremix.report.curves import Panel, learning_curves, mean_curve, write_figure
+from unremix.report.style import COLORS
 
 
 def test_mean_curves() -> None:
@@ -43,7 +44,7 @@ def test_the_figure_shows_twelve_recipes_apart(tmp_path: Path) -> None:
     assert lines["raw pixels"].get_ydata() == pytest.approx([20, 20])
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines.values()}
     assert len(looks) == 13
-    assert len(set(COLOURS)) == len(COLOURS)
+    assert len(set(COLORS)) == len(COLORS)
     assert len(axes.collections) == 12  # a band each
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(lines)

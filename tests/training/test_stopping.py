@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from test_training import assert_same_run, small, state_of
 
 import unremix
 from unremix.cli import main
 from unremix.training import preparation, stopping
+from unremix.training.checkpoints import write_checkpoint
 from unremix.training.config import TrainConfig
 from unremix.training.loop import Training
 from unremix.training.preparation import prepare
@@ -207,11 +207,11 @@ def test_a_run_of_another_version_says_so(tmp_path: Path) -> None:
     file.write_text(text)
     state = state_of(run)
     state["model"]["gone"] = state["model"].popitem()[1]
-    torch.save(state | {"version": "0.0.8"}, run.checkpoint)
+    write_checkpoint(state | {"version": "0.0.8"}, run.checkpoint)
     with pytest.raises(ValueError, match=r"written by unremix 0\.0\.8"):
         Run(run.path).encoder()
     del state["version"]
-    torch.save(state, run.checkpoint)
+    write_checkpoint(state, run.checkpoint)
     with pytest.raises(ValueError, match="written by an early version"):
         Run(run.path).encoder()
 

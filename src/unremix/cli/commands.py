@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from unremix.experiments.plan import CompareConfig
+    from unremix.report.browse import Written
     from unremix.training.config import TrainConfig
+
+
+# Options that are typed without a value, and that no file can set.
+SWITCHES = ("trust", "allow_changed_data")
+
+
+def say(text: str) -> None:
+    """Print a text that may hold names of files."""
+    from unremix.data.printing import printable
+
+    print(printable(text))
 
 
 def show_results(card: dict[str, Any], where: str) -> None:
@@ -16,13 +29,14 @@ def show_results(card: dict[str, Any], where: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from unremix.data.printing import printable
     from unremix.evaluation.card import card_table, spread_of
 
-    console = Console()
+    console = Console(highlight=False, markup=False)
     if card["results"] is None:
         figures = ", ".join(f"{name} {value:.2f}" for name, value in card["health"].items())
         note = card["note"]
-        console.print(f"{note[0].upper()}{note[1:]}. {figures}", highlight=False)
+        console.print(f"{note[0].upper()}{note[1:]}. {figures}")
     else:
         headings, rows = card_table(card)
         table = Table()
@@ -32,12 +46,12 @@ def show_results(card: dict[str, Any], where: str) -> None:
             table.add_row(*row)
         title = f"{card['recipe']} on {card['data']}, {card['epoch']} "
         title += f"epoch{'s' * (card['epoch'] != 1)}, seed {card['seed']}"
-        console.print(title, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(title), soft_wrap=True)
         console.print(table)
-        console.print(spread_of(card), highlight=False, markup=False)
+        console.print(spread_of(card))
     for sentence in card.get("verdict", ()):
-        console.print(sentence, highlight=False, markup=False)
-    console.print(where, highlight=False)
+        console.print(sentence)
+    console.print(printable(where))
 
 
 def train(config: TrainConfig, *, dry: bool = False) -> None:
@@ -53,13 +67,14 @@ def train(config: TrainConfig, *, dry: bool = False) -> None:
     if run.evaluation is None:  # another process writes it
         return
     show_results(run.evaluation, f"Everything is in {run.path}/ (open report.html first)")
+    path = quote(str(run.path))
     lines = (
         "Next:",
-        f"unremix embed {run.path} --data {run.config.data} -o features.npz",
-        f"unremix export {run.path}",
-        f"unremix train --resume {run.path} --epochs {2 * run.config.epochs or 100}",
+        f"unremix embed {path} --data {quote(run.config.data)} -o features.npz",
+        f"unremix export {path}",
+        f"unremix train --resume {path} --epochs {2 * run.config.epochs or 100}",
     )
-    print("\n  ".join(lines))
+    say("\n  ".join(lines))
 
 
 def compare(
@@ -78,16 +93,17 @@ def compare(
 
 
 # Not named like unremix.evaluate, which jsonargparse would import, and Lightning with it.
-def evaluate_run(run: str, data: str | None = None) -> None:
+def evaluate_run(run: str, data: str | None = None, trust: bool = False) -> None:
     """Measure a run's encoder again, on its own data or on others.
 
     Args:
         run: The run's folder.
         data: Other data to measure on; by default the run's own.
+        trust: Let code run that the run's folder names.
     """
     from unremix import pipeline
 
-    card = pipeline.evaluate(run, data)
+    card = pipeline.evaluate(run, data, trust=trust)
     where = f"Everything is in {Path(run)}/ (open report.html first)"
     if data is not None:
         where = f"The card is in {Path(run)}/evaluation-{card['data']}.json"
@@ -100,6 +116,7 @@ def embed(
     output: str | None = None,
     layer: Literal["backbone", "head"] = "backbone",
     normalize: bool = False,
+    trust: bool = False,
 ) -> None:
     """Write the embeddings of a data set or of some files.
 
@@ -110,24 +127,25 @@ def embed(
         output: An .npz, .parquet or .csv file, by default embeddings.npz in the run's folder.
         layer: The encoder's output (backbone), or the projection head's behind it (head).
         normalize: Scale each embedding to length 1.
+        trust: Let code run that the run's folder names.
     """
     from unremix.training.embedding import embed_to_file
     from unremix.training.run import Run
 
     path = Path(run) / "embeddings.npz" if output is None else Path(output)
-    count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize)
-    print(f"Wrote {count} embeddings of size {width} to {path}")
+    count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize, trust=trust)
+    say(f"Wrote {count} embeddings of size {width} to {path}")
     config = Run(run).config
     if data is None and config.limit is not None:
-        print(
-            f"The run was limited by --limit {config.limit}; --data {config.data} embeds everything"
-        )
+        limited = f"The run was limited by --limit {config.limit}"
+        say(f"{limited}; --data {quote(config.data)} embeds everything")
 
 
 def export(
     run: str,
     format: Literal["safetensors", "torchvision", "onnx"] = "safetensors",
     output: str | None = None,
+    trust: bool = False,
 ) -> None:
     """Write a run's encoder for use elsewhere, with its preprocessing.
 
@@ -135,13 +153,214 @@ def export(
         run: The run's folder.
         format: safetensors (our names), torchvision (a state dict for its ResNets) or onnx.
         output: The file; by default in the run's folder.
+        trust: Let code run that the run's folder names.
     """
     from unremix.training.export import export_encoder
 
-    written = export_encoder(run, format, output)
-    print(f"Wrote {written.path}, and beside it {', '.join(path.name for path in written.beside)}")
+    written = export_encoder(run, format, output, trust=trust)
+    say(f"Wrote {written.path}, and beside it {', '.join(path.name for path in written.beside)}")
     if written.note is not None:
-        print(written.note)
+        say(written.note)
+
+
+def mine(
+    anchors: str,
+    positives: str,
+    corpus: str | None = None,
+    k: int = 10,
+    output: str | None = None,
+    judgements: str | None = None,
+    relative_margin: float | None = 0.05,
+    absolute_margin: float | None = None,
+    max_score: float | None = None,
+    min_score: float | None = None,
+    duplicate_threshold: float = 0.95,
+    components: list[str] | None = None,
+    mix: list[float] | None = None,
+    posterior_temperature: float = 0.05,
+    sampling: Literal["importance", "top", "random"] = "importance",
+    pool: int | None = None,
+    skip: int = 0,
+    index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
+    seed: int = 0,
+) -> None:
+    """Mine hard negatives for anchors with known positives.
+
+    Args:
+        anchors: Embeddings of the anchors: .npz, .npy or .parquet, as 'unremix embed' writes them.
+        positives: Lines of anchor and positive, by name or number, separated by tabs.
+        corpus: Embeddings to find negatives in; by default those of the anchors.
+        k: Negatives per anchor.
+        output: A .parquet, .csv, .tsv or .jsonl file of triplets, by default triplets.csv.
+        judgements: Lines of anchor, row and grade that mining does not see, to count false
+            negatives with; by default the labels of both files, where they have any.
+        relative_margin: A negative is at most so much less similar than the positive, as a share
+            of the positive's similarity; null for no bound.
+        absolute_margin: The same as a difference.
+        max_score: The largest similarity of a negative.
+        min_score: The smallest similarity of a negative.
+        duplicate_threshold: The cosine from which a row is a near-duplicate of a positive.
+        components: What is mixed, by default [uncertainty, similarity, representativeness].
+        mix: One number per component, by default equal ones.
+        posterior_temperature: Of the pseudo-posterior in the uncertainty.
+        sampling: By the mix (importance), the most similar (top), or drawn from the pool (random).
+        pool: Rows to choose from, by default 10 k and at least 50.
+        skip: So many of the most similar rows are passed over.
+        index: All rows (exact), or faiss (flat, ivf, hnsw).
+        seed: Of --sampling random.
+    """
+    import shutil
+
+    from unremix.cli.progress import showing
+    from unremix.mining.audit import audit_negatives
+    from unremix.mining.files import Collection, check_output, read_pairs, write_triplets
+    from unremix.mining.mine import COMPONENT_NAMES, mine_hard_negatives
+
+    path = Path("triplets.csv" if output is None else output)
+    check_output(path)
+    queries = Collection.read(anchors)
+    rows = queries if corpus is None or corpus == anchors else Collection.read(corpus)
+    known = read_pairs(positives, queries, rows)
+    judged = None if judgements is None else read_pairs(judgements, queries, rows)
+    own = queries.rows_in(rows)
+    options: dict[str, Any] = {
+        "relative_margin": relative_margin,
+        "absolute_margin": absolute_margin,
+        "max_score": max_score,
+        "min_score": min_score,
+        "duplicate_threshold": duplicate_threshold,
+        "components": COMPONENT_NAMES if components is None else components,
+        "mix": "fixed" if mix is None else mix,
+        "posterior_temperature": posterior_temperature,
+        "sampling": sampling,
+        "pool": pool,
+        "skip": skip,
+        "index": index,
+        "seed": seed,
+    }
+    folder = path.with_name(f"{path.name}.partial")
+    with showing("mining") as advance:
+        mined = mine_hard_negatives(
+            queries.embeddings,
+            rows.embeddings,
+            known,
+            k,
+            anchor_rows=own,
+            anchor_texts=queries.texts if rows.texts else None,
+            corpus_texts=rows.texts,
+            folder=folder,
+            advance=advance,
+            **options,
+        )
+    audit = None
+    if judged is not None:
+        audit = audit_negatives(
+            mined.indices,
+            queries.embeddings,
+            rows.embeddings,
+            known,
+            relevant=judged,
+            anchor_rows=own,
+        )
+    elif queries.labels is not None and rows.labels is not None:
+        audit = audit_negatives(
+            mined.indices,
+            queries.embeddings,
+            rows.embeddings,
+            known,
+            anchor_labels=queries.labels,
+            corpus_labels=rows.labels,
+            anchor_rows=own,
+        )
+    files = {"anchors": anchors, "corpus": corpus, "positives": positives, "k": k}
+    beside = write_triplets(path, mined, queries, rows, known, files | options, audit)
+    shutil.rmtree(folder, ignore_errors=True)
+    for line in mined.summary():
+        print(line)
+    if audit is not None:
+        print(audit)
+    print(f"Wrote {path}, and beside it {beside.name}")
+
+
+def neighbors(
+    run: str,
+    query: list[str],
+    k: int = 10,
+    data: str | None = None,
+    output: str | None = None,
+    index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
+) -> None:
+    """Show what is most similar to a file, a text or a sample.
+
+    Args:
+        run: The run's folder.
+        query: Picture files, sentences, a .txt file of sentences, or names of samples.
+        k: Neighbors of each query.
+        data: Where to look; by default the run's own data.
+        output: The page, by default neighbors.html in the run's folder; a .csv is written beside.
+        index: All rows (exact), or faiss (flat, ivf, hnsw).
+    """
+    from unremix.cli.progress import showing
+    from unremix.report.browse import write_neighbors
+
+    with showing("searching") as advance:
+        written = write_neighbors(
+            run, query, k, data=data, output=output, index=index, advance=advance
+        )
+    _say(written)
+
+
+def duplicates(
+    run: str,
+    threshold: float = 0.98,
+    data: str | None = None,
+    output: str | None = None,
+    index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
+) -> None:
+    """Find near-duplicates in a run's data.
+
+    Args:
+        run: The run's folder.
+        threshold: The cosine from which two samples are near-duplicates.
+        data: Where to look; by default the run's own data.
+        output: The page, by default duplicates.html in the run's folder; a .csv is written beside.
+        index: All rows (exact), or faiss (flat, ivf, hnsw).
+    """
+    from unremix.cli.progress import showing
+    from unremix.report.browse import write_duplicates
+
+    with showing("searching") as advance:
+        written = write_duplicates(
+            run, threshold, data=data, output=output, index=index, advance=advance
+        )
+    _say(written)
+
+
+def cluster(
+    run: str,
+    clusters: int | None = None,
+    data: str | None = None,
+    output: str | None = None,
+    seed: int = 0,
+) -> None:
+    """Sort a run's data into clusters.
+
+    Args:
+        run: The run's folder.
+        clusters: How many; by default the square root of half the number of samples.
+        data: What to sort; by default the run's own data.
+        output: The page, by default clusters.html in the run's folder; a .csv is written beside.
+        seed: Of the start.
+    """
+    from unremix.report.browse import write_clusters
+
+    _say(write_clusters(run, clusters, data=data, output=output, seed=seed))
+
+
+def _say(written: Written) -> None:
+    for line in written.summary:
+        print(line)
+    print(f"Wrote {written.page}, and beside it {written.table.name}")
 
 
 def recipes(recipe: str | None = None) -> None:
@@ -212,14 +431,16 @@ def recipes(recipe: str | None = None) -> None:
     console.print(table)
 
 
-def report(runs: list[str], output: str | None = None) -> None:
+def report(runs: list[str], output: str | None = None, trust: bool = False) -> None:
     """Write the page of a run or a comparison again, or compare any runs on a page.
 
     Args:
         runs: A run's folder, a comparison's folder, or several run folders to compare.
         output: The page; by default report.html in the folder, or comparison.html for several runs.
+        trust: Whether code may run that a run's folder names.
     """
     from unremix.report import write_comparison, write_comparison_of, write_report
+    from unremix.training.run import Run
 
     folders = [Path(run) for run in runs]
     if len(folders) > 1:
@@ -233,9 +454,63 @@ def report(runs: list[str], output: str | None = None) -> None:
             )
         page = written if output is None else written.replace(output)
     else:
-        page = write_report(folders[0])
+        page = write_report(Run(folders[0], trust=trust))
         page = page if output is None else page.replace(output)
-    print(f"Wrote {page}")
+    say(f"Wrote {page}")
+
+
+def study(
+    file: str,
+    output: str | None = None,
+    stage: str | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Run many settings with paired seeds, within a budget.
+
+    Args:
+        file: The study's YAML file.
+        output: Its folder; by default a folder beside the file, named after it.
+        stage: Only this stage of it.
+        jobs: Runs at a time; by default one per GPU, or one per core.
+        dry_run: Only say what is to be run and what it costs.
+    """
+    from unremix.experiments.study import run_study
+
+    run_study(file, output=output, stage=stage, jobs=jobs, dry_run=dry_run)
+
+
+def reproduce(
+    name: str,
+    scale: Literal["smoke", "cpu", "paper"] = "cpu",
+    seeds: int | None = None,
+    data: tuple[str, ...] | str | None = None,
+    output: str | None = None,
+    options: dict[str, Any] | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    command: str | None = None,
+) -> int:
+    """Make a table or figure of the paper, with the paper's figures beside ours.
+
+    Args:
+        name: Which: graphs, sentences, table1, table2, table3, table5, table6, or all.
+        scale: How large: smoke (seconds, on data that come with the package), cpu or paper.
+        seeds: Seeds of every row, from 0 on; by default those of the scale.
+        data: Data sets in place of the scale's: one, or a list with brackets.
+        output: The folder, by default reproductions/SCALE; it goes on where it was.
+        options: Options of every run in place of the scale's, such as "{epochs: 5}".
+        jobs: Runs at a time; by default one per GPU, or one per core.
+        dry_run: Only say what is to be run and what it costs.
+        command: What was typed.
+    """
+    from unremix.experiments.reproduce import reproduce as run
+
+    chosen = (data,) if isinstance(data, str) else data or ()
+    return run(
+        name, scale=scale, seeds=seeds, data=chosen, output=output, options=options, jobs=jobs,
+        dry_run=dry_run, command=command,
+    )  # fmt: skip
 
 
 def doctor() -> None:
@@ -249,11 +524,18 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate_run,
     "embed": embed,
     "export": export,
+    "mine": mine,
+    "neighbors": neighbors,
+    "duplicates": duplicates,
+    "cluster": cluster,
     "recipes": recipes,
     "report": report,
+    "study": study,
     "doctor": doctor,
 }
 SUMMARIES = {
     name: (function.__doc__ or "").partition("\n")[0]
-    for name, function in {"train": train, "compare": compare, **COMMANDS}.items()
-} | {"reproduce": "Repeat an experiment."}
+    for name, function in {
+        "train": train, "compare": compare, **COMMANDS, "reproduce": reproduce,
+    }.items()
+}  # fmt: skip

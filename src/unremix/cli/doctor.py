@@ -15,6 +15,7 @@ from rich.table import Table
 
 import unremix
 from unremix.core.engines import engine_report
+from unremix.data.printing import printable
 
 # What each package is for, and the command that brings it.
 PACKAGES = {
@@ -31,6 +32,7 @@ PACKAGES = {
     "pyarrow": ("embed to .parquet", "pip install pyarrow"),
     "onnx": ("export to ONNX", 'pip install "unremix[export]"'),
     "onnxruntime": ("ONNX, export and load", 'pip install "unremix[export]"'),
+    "faiss-cpu": ("mine --index ivf", 'pip install "unremix[mine]"'),
     "timm": ("--backbone timm:NAME", "pip install timm"),
     "torch_geometric": ("graphs", 'pip install "unremix[graph]"'),
 }
@@ -60,7 +62,7 @@ def examine(console: Console | None = None) -> None:
         console.print("UNREMIX_DATA is not set: data are found by their path alone")
     else:
         found = "found" if Path(root).is_dir() else "not found: set it to a folder that exists"
-        console.print(f"UNREMIX_DATA {root}: {found}", highlight=False)
+        console.print(printable(f"UNREMIX_DATA {root}: {found}"), highlight=False, markup=False)
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     console.print(f"{free:.1f} GiB free on this disk" + (" - little" if free < 1 else ""))
     table = Table("package", "version", "for", "if missing")

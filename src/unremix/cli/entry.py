@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import shlex
 import sys
 import warnings
@@ -12,13 +13,17 @@ from typing import Any
 
 import unremix
 from unremix.cli import commands
+from unremix.data.printing import one_line
 from unremix.data.suggestions import did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what the user can fix is said in one line, without a trace."""
     # One line a warning, without the place in our source that raised it.
-    warnings.formatwarning = lambda message, *_, **__: f"unremix: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"unremix: {one_line(str(message))}\n"
+    for stream in (sys.stdout, sys.stderr):  # what the locale cannot show is written out
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     if arguments is None:  # a process of its own: imports make many objects and no garbage
         gc.disable()
     typed = list(sys.argv[1:] if arguments is None else arguments)
@@ -40,14 +45,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         return complain(str(error), 1)
     except KeyboardInterrupt as stopped:
-        again = f"; resume with: unremix train --resume {stopped}" if str(stopped) else ""
-        print(f"unremix: stopped{again}", file=sys.stderr)
+        from unremix.training.stopping import resume_command
+
+        again = f"; resume with: {resume_command(str(stopped))}" if str(stopped) else ""
+        print(f"unremix: stopped{one_line(again)}", file=sys.stderr)
         return 130
+
+
+def _refuse_code(options: dict[str, Any], typed: Sequence[str]) -> None:
+    """Refuse code that a --config file names and nobody typed."""
+    from unremix.training.config import code_of, untrusted
+
+    names = [word.lstrip("-").partition("=")[0] for word in typed if word.startswith("--")]
+    imports = () if "imports" in names else options["imports"] or ()
+    code = code_of(imports, "" if "backbone" in names else options["backbone"] or "")
+    if code and not options["trust"]:
+        raise ValueError(untrusted(code, "the --config file"))
 
 
 def complain(message: str, code: int) -> int:
     """Say in one line, red on a terminal, what is wrong."""
-    line = f"unremix: {message}"
+    line = f"unremix: {one_line(message)}"
     print(f"\033[31m{line}\033[0m" if sys.stderr.isatty() else line, file=sys.stderr)
     return code
 
@@ -66,7 +84,7 @@ def _run(command: str, typed: list[str]) -> int:
     Parser.typed = typed
     chosen = make_parser(command).parse_args(typed)[command]
     gc.enable()
-    dry = bool(chosen.pop("dry_run", False))
+    dry = command in ("train", "compare") and bool(chosen.pop("dry_run", False))
     words = shlex.join(["unremix", *typed])
 
     def values(of: str, options: Any) -> dict[str, Any]:
@@ -74,7 +92,11 @@ def _run(command: str, typed: list[str]) -> int:
 
     if command in ("train", "compare"):
         chosen.pop("config", None)
-        options = values(command, chosen)
+        switches = {name: f"--{name}" in typed for name in commands.SWITCHES}
+        for name in switches:
+            chosen.pop(name, None)
+        options = values(command, chosen) | switches
+        _refuse_code(options, typed)
         if command == "train":
             from unremix.training.config import TrainConfig
 
@@ -92,10 +114,6 @@ def _run(command: str, typed: list[str]) -> int:
         training = TrainConfig(**options, given=frozenset(names))
         return commands.compare(CompareConfig(**own), training, words, dry=dry)
     if command == "reproduce":
-        from unremix.experiments.reproduce import EXPERIMENTS
-
-        name = chosen.experiment
-        options = values(f"reproduce {name}", chosen[name])
-        return EXPERIMENTS[name].run(EXPERIMENTS[name].options(**options), words)
+        return commands.reproduce(**vars(chosen), command=words)
     commands.COMMANDS[command](**vars(chosen))
     return 0

@@ -16,7 +16,7 @@ from unremix.training.config import TrainConfig, default_of
 
 WIDTH = 80
 NAMES = 20  # columns of the options' names
-NO_HELP = ("given", "graph", "sentence")  # sections have lines of their own
+NO_HELP = ("given", "held", "graph", "sentence")  # sections have lines of their own
 
 
 def options_help(command: str, words: Sequence[str], *, everything: bool) -> str:

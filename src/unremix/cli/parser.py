@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
 
 import unremix
-from unremix.cli.commands import COMMANDS, SUMMARIES
+from unremix.cli.commands import COMMANDS, SUMMARIES, SWITCHES, reproduce
 from unremix.data.suggestions import did_you_mean
 from unremix.training.settings import find_config
 
@@ -19,6 +19,9 @@ CONFIG = "A YAML file of options, or the name of a setting that ships with the p
 EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
 REPORTED = "A run, a comparison, or several runs to compare: their folders."
 NORMALIZE = "Scale each embedding to length 1."
+TRUST = "Let code run that the run's folder names."
+QUERY = "Picture files, sentences, a .txt file of sentences, or names of samples."
+COUNTS = {"mine": "Negatives per anchor.", "neighbors": "Neighbors of each query."}
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
 
@@ -97,25 +100,17 @@ def _add_options(name: str, parser: Parser) -> None:
 
         parser.add_argument("--config", action=ConfigAction, help=CONFIG)
         parser.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
-        skip = {"given"}
+        for switch in SWITCHES:
+            parser.add_argument(f"--{switch}", action="store_true", default=SUPPRESS)
+        skip = {"given", "held", *SWITCHES}
         if name == "compare":
             from unremix.experiments.plan import OWN, CompareConfig
 
             parser.add_class_arguments(CompareConfig)
-            skip = {"progress", *OWN}
+            skip |= {"progress", *OWN}
         parser.add_class_arguments(TrainConfig, skip=skip)
         return
-    if name == "reproduce":
-        from unremix.experiments.reproduce import EXPERIMENTS
-
-        experiments = parser.add_subcommands(dest="experiment")
-        for each, experiment in EXPERIMENTS.items():
-            inner = Parser(description=experiment.summary)
-            inner.add_class_arguments(experiment.options)
-            experiments.add_subcommand(each, inner, help=experiment.summary)
-            Parser.commands[f"{name} {each}"] = inner
-        return
-    function = COMMANDS[name]
+    function = reproduce if name == "reproduce" else COMMANDS[name]
     if name == "recipes":
         parser.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
         return
@@ -129,4 +124,16 @@ def _add_options(name: str, parser: Parser) -> None:
     if name == "report":
         own.add("runs")
         parser.add_argument("runs", nargs="+", type=str, help=REPORTED)
-    parser.add_function_arguments(function, as_positional=True, skip=own)
+    if name in ("study", "reproduce"):
+        own |= {"dry_run", "command"}
+        parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")
+    if "trust" in signature(function).parameters:
+        own.add("trust")
+        parser.add_argument("--trust", action="store_true", help=TRUST)
+    if name in ("mine", "neighbors"):
+        own.add("k")
+        parser.add_argument("-k", "--k", type=int, default=10, help=COUNTS[name])
+    if name == "neighbors":
+        own.add("query")
+        parser.add_argument("--query", nargs="+", type=str, required=True, help=QUERY)
+    parser.add_function_arguments(function, as_positional=name != "mine", skip=own)

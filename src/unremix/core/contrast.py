@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from unremix.core.problem import (
 )
 from unremix.core.residuals import blocks, with_residuals
 from unremix.core.scores import Vectors, inner_products, normalize
+from unremix.core.signals import kept
 from unremix.core.weights import raw_scores, weigh
 
 
@@ -60,7 +61,8 @@ def rows_loss(
     products = inner_products(anchors, candidates, rows.own_vectors)  # (B, M)
     block = make_block(products, anchors, candidates, rows, options)
     scores = raw_scores(block, weighting)
-    weights = weigh(scores, negatives, rows.count, mix, weighting, temperature)
+    keep = None if weighting.filter is None else kept(block, weighting.filter)
+    weights = weigh(scores, negatives, rows.count, mix, weighting, temperature, keep)
     logits = products / temperature
     if rows.own_factor != 1:
         shared, own = logits[:, : len(candidates)], logits[:, len(candidates) :]
@@ -222,9 +224,13 @@ def pose(
     other_units, second = (units, first) if candidates is anchors else describe(candidates)
     own_units, third = (None, None) if own is None else describe(own)
     if options.weighting.needs_residuals:
-        first, second, third = with_residuals(
-            first, second, third, pairs, options, temperature, engine
+        made = describe_layer(anchors)
+        other_made = made if candidates is anchors else describe_layer(candidates)
+        made, other_made, third = with_residuals(
+            made, other_made, third, pairs, options, temperature, engine
         )
+        first = replace(first, residuals=made.residuals)
+        second = first if candidates is anchors else replace(second, residuals=other_made.residuals)
     vectors, own_vectors = (units, other_units), own_units
     if options.products == "dot":
         vectors = (anchors.embeddings, candidates.embeddings)
@@ -244,8 +250,19 @@ def describe(views: Views | Own) -> tuple[Tensor, Vectors]:
     """Unit vectors with gradient, and all that is known of the views as constants."""
     units, lengths = normalize(views.embeddings)
     inputs = None if views.inputs is None else views.inputs.detach()
-    ids = views.ids if isinstance(views, Views) else None
-    return units, Vectors(units.detach(), lengths.detach(), inputs, ids, views.residuals)
+    known = (units.detach(), lengths.detach(), inputs)
+    if isinstance(views, Own):
+        return units, Vectors(*known, residuals=views.residuals)
+    further = (views.ids, views.residuals, views.descriptors, views.thresholds)
+    return units, Vectors(*known, *further)
+
+
+def describe_layer(views: Views) -> Vectors:
+    """What is known of the last layer's output for the views; δ is taken there."""
+    if views.outputs is None:
+        return describe(views)[1]
+    outputs = views.outputs.detach().to(views.embeddings.dtype)
+    return describe(replace(views, embeddings=outputs))[1]
 
 
 def definition(

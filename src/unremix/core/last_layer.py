@@ -1,55 +1,122 @@
-"""The input h of a head's last layer, recorded when the layer runs."""
+"""The input h of a head's last layer: recorded when it runs, or read from autograd's graph."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, normalize
 
 # How far z may be from W h + b, relative to the largest |W h + b|, and still be the layer's output.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Recorded inputs that are kept between two calls of the loss, in bytes; beyond it, two calls.
+LARGEST_RECORDINGS = 2**30
+# Nodes of autograd's graph that multiply by a weight: where they keep h, and which parent is W.
+PRODUCTS = {
+    "AddmmBackward0": ("_saved_mat1", 2),
+    "MmBackward0": ("_saved_self", 1),
+    "LinearBackward0": ("_saved_input", 1),
+}
+# Nodes that leave every row in its place: normalization, activations, arithmetic.
+ROW_BY_ROW = {
+    *("Add", "Clamp", "ClampMax", "ClampMin", "Div", "Elu", "Gelu", "Hardswish", "LeakyRelu"),
+    *("CudnnBatchNorm", "MiopenBatchNorm", "NativeBatchNorm", "NativeLayerNorm", "NativeDropout"),
+    *("Mul", "Relu", "Sigmoid", "Silu", "Softplus", "Sub", "Tanh", "ToCopy"),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of the layer that embeddings come from.
+
+    Args:
+        inputs: h, shape (N, H), without gradient.
+        outputs: W h + b, shape (N, D), where the embeddings are made of it and may differ from it;
+            None where they are the same.
+    """
+
+    inputs: Tensor
+    outputs: Tensor | None = None
 
 
 @dataclass
 class Recording:
-    """A call of the layer: its input h, if there was a call, and the precision of its output."""
+    """A call of the layer; a link of a chain.
+
+    Args:
+        h: Its input, if there was a call.
+        dtype: The precision of its output.
+        end: What the modules after it made of its output, where there are any.
+        previous: The call before it, where it is kept.
+    """
 
     h: Tensor | None = None
     dtype: torch.dtype = torch.float32
+    end: Tensor | None = None
+    previous: Recording | None = None
 
 
 class Recorder:
-    """A forward hook that keeps the inputs of the last two calls; it knows neither layer nor loss.
+    """A forward hook that keeps inputs of the layer; it knows neither layer nor loss.
 
-    A copy or pickle of the layer carries it along; there it records nothing.
+    All calls in training since the last use are kept, so that a batch may be embedded in any number
+    of parts. In evaluation and in compiled models two are. A copy or pickle of the layer carries it
+    along; there it records nothing.
     """
 
     def __init__(self, *, active: bool = True) -> None:
         self.active = active
+        self.used = False
+        self.size = 0
         # Not a list of tensors: torch.compile would look into it, and compile the model again
         # whenever the shape of a recorded input changes.
         self.latest = Recording()
-        self.previous = Recording()
 
     def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Record the input of a forward call."""
-        if self.active and inputs:
-            self.previous = self.latest
-            self.latest = Recording(inputs[0].detach(), output.dtype)
+        if not self.active or not inputs:
+            return
+        h, earlier = inputs[0].detach(), self.latest
+        if torch.compiler.is_compiling() or not layer.training:
+            earlier.previous = None
+        else:
+            size = h.numel() * h.element_size()
+            self.size += size
+            if self.used or self.size > LARGEST_RECORDINGS:
+                earlier.previous, self.used, self.size = None, False, size
+        self.latest = Recording(h, output.dtype, None, earlier)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _inactive, ()
 
     @property
-    def recordings(self) -> list[tuple[Tensor, torch.dtype]]:
-        """Input and precision of the last two calls, the latest first."""
-        both = (self.latest, self.previous)
-        return [(recording.h, recording.dtype) for recording in both if recording.h is not None]
+    def recordings(self) -> list[Recording]:
+        """The calls that are kept, the latest first."""
+        found, each = [], self.latest
+        while each is not None and each.h is not None:
+            found.append(each)
+            each = each.previous  # type: ignore[assignment]
+        return found
+
+
+class EndRecorder:
+    """A forward hook that adds to a recording what the modules after the layer made of it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """Record the output of a forward call."""
+        if self.recorder.active and isinstance(output, Tensor):
+            self.recorder.latest.end = output.detach()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EndRecorder, (_inactive(),)
 
 
 def _inactive() -> Recorder:
@@ -61,48 +128,60 @@ class Watch:
 
     Args:
         layer: The layer.
+        end: The module whose output is the embeddings, where it is not the layer.
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
-        # What a copied layer brought along would grow with every copy of a copy.
-        for key, hook in list(layer._forward_hooks.items()):
-            if isinstance(hook, Recorder) and not hook.active:
-                del layer._forward_hooks[key]
+    def __init__(self, layer: nn.Linear, end: nn.Module | None = None) -> None:
         self.layer = weakref.ref(layer)
+        self.end = None if end is None else weakref.ref(end)
         self.recorder = Recorder()
-        weakref.finalize(self, layer.register_forward_hook(self.recorder).remove)
+        self._attach(layer, self.recorder)
+        if end is not None:
+            self._attach(end, EndRecorder(self.recorder))
+
+    def modules(self) -> tuple[nn.Linear | None, nn.Module | None]:
+        """The layer and the end, as far as they exist."""
+        return self.layer(), None if self.end is None else self.end()
+
+    def _attach(self, module: nn.Module, hook: Recorder | EndRecorder) -> None:
+        # What a copied module brought along would grow with every copy of a copy.
+        for key, other in list(module._forward_hooks.items()):
+            owner = other.recorder if isinstance(other, EndRecorder) else other
+            if isinstance(owner, Recorder) and not owner.active:
+                del module._forward_hooks[key]
+        weakref.finalize(self, module.register_forward_hook(hook).remove)
 
 
 class LastLayer:
-    """The inputs h with which a linear layer made given outputs z.
+    """The inputs h with which a linear layer made given embeddings z.
+
+    The embeddings are the layer's output W h + b, or what follows the layer makes of it, such as
+    BatchNorm, an activation or normalization.
 
     The layer is referred to, not owned. Copying or pickling this together with the layer's model
     gives a pair that belong together. A copy made without the model watches the original layer, a
     pickle made without it watches none.
 
     Args:
-        layer: The layer.
+        layer: A linear layer, or a module whose last linear layer it is: a head, or the part of a
+            head from the linear layer on.
 
     Raises:
-        ValueError: If it is not linear.
+        ValueError: If it holds no linear layer.
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
-        if not isinstance(layer, nn.Linear):
-            raise ValueError(
-                f"expected last_layer to be a torch.nn.Linear, got {type(layer).__name__}; "
-                "pass the projection head's last linear layer, or h0 and h1 with each call"
-            )
-        self.bias = layer.bias is not None
-        self.watches = [Watch(layer)]
+    def __init__(self, layer: nn.Module) -> None:
+        found, end = _split(layer)
+        self.bias = found.bias is not None
+        self.watches = [Watch(found, end)]
 
     def __getstate__(self) -> dict[str, Any]:
-        layers = [layer for watch in self.watches if (layer := watch.layer()) is not None]
-        return {"bias": self.bias, "layer": layers[0] if layers else None}
+        watched = [watch.modules() for watch in self.watches if watch.layer() is not None]
+        return {"bias": self.bias, "watched": watched[0] if watched else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.bias, layer = state["bias"], state["layer"]
-        self.watches = [] if layer is None else [Watch(layer)]
+        self.bias, watched = state["bias"], state["watched"]
+        self.watches = [] if watched is None else [Watch(*watched)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LastLayer:
         twin = LastLayer.__new__(LastLayer)
@@ -112,44 +191,78 @@ class LastLayer:
         return twin
 
     @torch.no_grad()
-    def inputs_of(self, *outputs: Tensor, check: bool = True) -> tuple[Tensor, ...]:
-        """h for each of the given outputs, which must come from the last one or two calls.
+    def find(self, *embeddings: Tensor, check: bool = True) -> tuple[Found, ...]:
+        """h for each of the given embeddings.
 
-        An input counts only if the layer, as it is now, maps it to the output given: nothing stale
-        is ever returned.
+        A recorded input counts only if the layer, as it is now, maps it to the embeddings given, up
+        to their lengths: nothing stale is ever returned. Where none does, autograd's graph is asked
+        which input the layer's weight was multiplied with.
 
         Args:
-            outputs: z, each (N, D); parts of one call, or of two.
+            embeddings: z, each (N, D); parts of one call, a call each, or several calls each.
             check: Whether to wait for the comparison and raise an error where none fits. Without
                 it, inputs that do not fit are NaN, and so is the loss.
 
         Returns:
-            h, each (N, H), without gradient.
+            h of each, and W h + b where that is not z.
 
         Raises:
-            ValueError: If there is no such recording.
+            ValueError: If h is not found.
         """
-        layer, recordings = self._look()
-        found = []
-        for number, output in enumerate(outputs):
-            fits = [
-                (part.to(output.dtype), _misfit(output, made))
-                for h, dtype in recordings
-                for part, made in _parts(layer, h, dtype, output)
-            ]
-            inputs, misfit = _best(fits) if fits else (None, None)
-            if inputs is None or misfit is None or (check and not bool(misfit <= 1)):
-                shapes = " and ".join(str(tuple(h.shape)) for h, _ in recordings)
-                raise ValueError(
-                    "expected embeddings that last_layer made in its last two calls, got "
-                    f"z{number} {tuple(output.shape)}, which it does not make of the recorded "
-                    f"inputs {shapes}; pass its outputs unchanged and from this step, or h0 and h1"
-                )
-            found.append(inputs if check else torch.where(misfit <= 1, inputs, torch.nan))
-        return tuple(found)
+        layer, recorder = self._look()
+        recorder.used = True
+        return tuple(
+            self._find(f"z{number}", each, layer, recorder.recordings, check)
+            for number, each in enumerate(embeddings)
+        )
 
-    def _look(self) -> tuple[nn.Linear, list[tuple[Tensor, torch.dtype]]]:
-        """The layer and its recordings, the latest first."""
+    def _find(
+        self,
+        name: str,
+        given: Tensor,
+        layer: nn.Linear,
+        recordings: list[Recording],
+        check: bool,
+    ) -> Found:
+        if not check and (found := self._traced(given, layer)) is not None:
+            return found
+        fits = list(_fits(layer, recordings, given))
+        if fits:
+            misfits = torch.stack([_misfit(given, fit.end) for fit in fits])
+            if not check:
+                return _best(fits, misfits, given)
+            best = fits[int(misfits.argmin())]
+            if bool(misfits.min() <= 1):
+                inputs = best.inputs.to(given.dtype)
+                exact = best.end is best.made and bool(_error(given, best.made) <= 1)
+                return Found(inputs, None if exact else best.made.to(given.dtype))
+        if (found := self._traced(given, layer)) is not None:
+            return found
+        if not recordings:
+            raise ValueError(
+                "expected last_layer to have run before the loss, got no recording: it was never "
+                "called, or by a model that was compiled before the loss was made; make the loss "
+                "before the first call and pass what last_layer made, or h0 and h1"
+            )
+        shapes = " and ".join(
+            str(tuple(each.h.shape)) for each in recordings[:4] if each.h is not None
+        )
+        raise ValueError(
+            "expected embeddings that last_layer made in its last calls, got "
+            f"{name} {tuple(given.shape)}, which it does not make of the recorded inputs {shapes}; "
+            "pass its outputs from this step; if BatchNorm or an activation follows the linear "
+            "layer, pass both as last_layer, such as head[-2:]; or pass h0 and h1"
+        )
+
+    @staticmethod
+    def _traced(given: Tensor, layer: nn.Linear) -> Found | None:
+        def make(h: Tensor) -> Tensor:
+            return linear(h.to(layer.weight), layer.weight, layer.bias)
+
+        return traced(given, layer.weight, make)
+
+    def _look(self) -> tuple[nn.Linear, Recorder]:
+        """The layer and its recorder."""
         self.watches = [watch for watch in self.watches if watch.layer() is not None][:1]
         layer = self.watches[0].layer() if self.watches else None
         if layer is None:
@@ -157,40 +270,227 @@ class LastLayer:
                 "expected last_layer to exist, got a loss whose layer was deleted or not pickled "
                 "with it; make a new loss with last_layer=..., or pass h0 and h1"
             )
-        recordings = self.watches[0].recorder.recordings
-        if not recordings:
-            raise ValueError(
-                "expected last_layer to have run before the loss, got no recording: it was never "
-                "called, or by a model that was compiled before the loss was made; make the loss "
-                "before the first call and pass what last_layer made, or h0 and h1"
-            )
-        return layer, recordings
+        return layer, self.watches[0].recorder
 
 
-def _parts(
-    layer: nn.Linear, h: Tensor, dtype: torch.dtype, output: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    """The parts of a recording with as many rows as ``output``, and what the layer makes of them.
+class Projection:
+    """The inputs h with which a parameter P, shape (H, D), made embeddings z = h P, as in CLIP.
 
-    The recording is run as a whole and in its own precision: bit for bit what the layer made.
+    They are read from autograd's graph, so the embeddings need one.
+
+    Args:
+        parameter: P, a tensor with gradient; it is referred to, and no parameter of the loss.
+
+    Raises:
+        ValueError: If it is not such a tensor.
     """
-    weight, bias, size = layer.weight, layer.bias, output.shape[0]
-    fits = h.dim() == 2 and h.shape[0] in (size, 2 * size) and h.shape[1] == weight.shape[1]
-    if not fits or weight.shape[0] != output.shape[1]:
-        return []
-    made = linear(h.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-    return list(zip(h.split(size), made.split(size), strict=True))
+
+    bias = False
+
+    def __init__(self, parameter: Tensor) -> None:
+        is_tensor = isinstance(parameter, Tensor)
+        if not is_tensor or parameter.dim() != 2 or not parameter.requires_grad:
+            got = (
+                f"shape {tuple(parameter.shape)}, requires_grad={parameter.requires_grad}"
+                if is_tensor
+                else type(parameter).__name__
+            )
+            raise ValueError(
+                "expected projection to be a parameter of shape (H, D) with gradient, that "
+                f"embeddings h @ projection are made with, got {got}; pass h0 and h1 with each call"
+            )
+        self.parameters = [parameter]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Projection:
+        twin = Projection.__new__(Projection)
+        # The copy is used only if a model was copied that holds it.
+        twin.parameters = [deepcopy(self.parameters[0], memo), *self.parameters]
+        return twin
+
+    @torch.no_grad()
+    def find(self, *embeddings: Tensor, check: bool = True) -> tuple[Found, ...]:
+        """h for each of the given embeddings, as :meth:`LastLayer.find`."""
+        found = []
+        for number, given in enumerate(embeddings):
+            known = (_projected(given, parameter) for parameter in self.parameters)
+            one = next((each for each in known if each is not None), None)
+            if one is None:
+                raise ValueError(
+                    f"expected embeddings h @ projection with autograd's graph, got "
+                    f"z{number} {tuple(given.shape)} without such a product; multiply rows (N, H) "
+                    "by the parameter itself, with gradient, or pass h0 and h1"
+                )
+            found.append(one)
+        return tuple(found)
 
 
-def _misfit(output: Tensor, made: Tensor) -> Tensor:
-    """How far an output is from what was made, in units of what is tolerated; a scalar."""
-    scale = made.abs().max().clamp(min=torch.finfo(made.dtype).tiny)
-    error: Tensor = (made - output.to(made)).abs().max() / scale
-    return error.float() / TOLERANCE[made.dtype]
+def _projected(given: Tensor, parameter: Tensor) -> Found | None:
+    return traced(given, parameter, lambda h: h.to(parameter) @ parameter)
 
 
-def _best(fits: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The inputs that fit best, and how badly they fit, without waiting for the device."""
-    misfits = torch.stack([misfit for _, misfit in fits])
+def _split(module: nn.Module) -> tuple[nn.Linear, nn.Module | None]:
+    """The last linear layer of a module, and the module that ends it, where it is another."""
+    modules = module.modules() if isinstance(module, nn.Module) else ()
+    layers = [each for each in modules if isinstance(each, nn.Linear)]
+    if not layers:
+        raise ValueError(
+            "expected last_layer to be a torch.nn.Linear, or a module that holds one, got "
+            f"{type(module).__name__}; pass the projection head, or its part from the last linear "
+            "layer on, such as head[-2:], or h0 and h1 with each call"
+        )
+    # A part of a Sequential is a Sequential of its own that nobody calls; its last module is.
+    end = module
+    while isinstance(end, nn.Sequential):
+        end = end[-1]
+    return layers[-1], None if end is layers[-1] else end
+
+
+def traced(given: Tensor, leaf: Tensor, make: Callable[[Tensor], Tensor]) -> Found | None:
+    """What autograd's graph knows of z = W h + b, possibly followed by operations row by row.
+
+    Args:
+        given: z, shape (N, D).
+        leaf: W or its transpose, as the model holds it.
+        make: W h + b of h, both (N, ...).
+
+    Returns:
+        h and, where z may be something else, W h + b; None if the graph does not tell.
+    """
+    top: Any = given.grad_fn  # its saved values are attributes that types do not know
+    start, size = 0, given.shape[0]
+    part = top is not None and top.name() in ("SplitBackward0", "SliceBackward0")
+    if part:  # z is some rows of what was made in one call
+        if top._saved_dim not in (0, 2**64 - given.dim()):
+            return None
+        whole = top.name() == "SplitBackward0"
+        start = given.output_nr * top._saved_split_size if whole else top._saved_start
+        top = top.next_functions[0][0]
+    waiting: list[Any] = [top]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() in PRODUCTS:
+            attribute, place = PRODUCTS[node.name()]
+            if not _leads_to(node.next_functions[place][0], leaf):
+                continue
+            try:
+                h = getattr(node, attribute)
+            except RuntimeError:  # freed by a backward pass
+                return None
+            if h is None or h.dim() != 2 or not (part or h.shape[0] == size):
+                return None
+            h = h[start : start + size].detach()
+            if h.shape[0] != size:
+                return None
+            same = node is top
+            return Found(h.to(given.dtype), None if same else make(h).to(given.dtype))
+        if node.name().rstrip("0123456789").removesuffix("Backward") in ROW_BY_ROW:
+            waiting += [parent for parent, _ in node.next_functions]
+    return None
+
+
+def _leads_to(node: Any, leaf: Tensor) -> bool:
+    """Whether a node of the graph is a leaf, up to its precision and its transpose."""
+    while node is not None and node.name() in (
+        "TBackward0",
+        "ToCopyBackward0",
+        "TransposeBackward0",
+    ):
+        node = node.next_functions[0][0]
+    return node is not None and getattr(node, "variable", None) is leaf
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Recorded rows that may be those of given embeddings.
+
+    Args:
+        inputs: h, shape (N, H).
+        made: W h + b, shape (N, D).
+        end: What the modules after the layer made of it, shape (N, D); ``made`` where there are
+            none.
+    """
+
+    inputs: Tensor
+    made: Tensor
+    end: Tensor
+
+
+def _fits(layer: nn.Linear, recordings: list[Recording], given: Tensor) -> Iterator[Fit]:
+    """The rows of the recordings that are as many as those of ``given``, by their shapes alone.
+
+    Recordings are run as a whole and in their own precision: bit for bit what the layer made.
+    """
+    weight, bias = layer.weight, layer.bias
+    calls: list[Fit] = []  # the latest first
+    for recording in recordings:
+        h, dtype, end = recording.h, recording.dtype, recording.end
+        if h is None or h.dim() != 2 or h.shape[1] != weight.shape[1]:
+            continue
+        made = linear(h.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        if end is None:
+            end = made
+        if end.dim() == 2 and end.shape == (h.shape[0], given.shape[1]):
+            calls.append(Fit(h, made, end))
+    size = given.shape[0]
+    for call in calls:
+        if call.inputs.shape[0] % size == 0:
+            yield from _cut(call, size)
+    # Calls with parts of a batch: all of one view, then of the other; in turns; both in each call.
+    halves = [_cut(call, -(-call.inputs.shape[0] // 2)) for call in calls]
+    for sequence in (
+        calls,
+        calls[::2],
+        calls[1::2],
+        [both[0] for both in halves],
+        [both[1] for both in halves if len(both) > 1],
+    ):
+        gathered: list[Fit] = []
+        for call in sequence:
+            gathered.insert(0, call)
+            rows = sum(each.inputs.shape[0] for each in gathered)
+            if rows == size and len(gathered) > 1:
+                yield _join(gathered)
+            if rows >= size:
+                gathered = []
+
+
+def _cut(call: Fit, size: int) -> list[Fit]:
+    """Parts of a call, of so many rows each."""
+    ends = call.end.split(size)
+    mades = ends if call.end is call.made else call.made.split(size)
+    return [Fit(*part) for part in zip(call.inputs.split(size), mades, ends, strict=True)]
+
+
+def _join(calls: list[Fit]) -> Fit:
+    """The rows of several calls, one after the other."""
+    made = torch.cat([call.made for call in calls])
+    plain = all(call.end is call.made for call in calls)
+    end = made if plain else torch.cat([call.end for call in calls])
+    return Fit(torch.cat([call.inputs for call in calls]), made, end)
+
+
+def _best(fits: list[Fit], misfits: Tensor, given: Tensor) -> Found:
+    """The rows that fit best, without waiting for the device; NaN if they do not fit."""
     best = misfits.argmin(keepdim=True)
-    return torch.stack([inputs for inputs, _ in fits]).index_select(0, best)[0], misfits.min()
+    inputs, made = (
+        torch.stack([each.to(given.dtype) for each in tensors]).index_select(0, best)[0]
+        for tensors in ([fit.inputs for fit in fits], [fit.made for fit in fits])
+    )
+    return Found(torch.where(misfits.min() <= 1, inputs, torch.nan), made)
+
+
+def _misfit(given: Tensor, end: Tensor) -> Tensor:
+    """How far embeddings, or their directions, are from what was made; a scalar, at most 1."""
+    directions = normalize(given.to(end), dim=1), normalize(end, dim=1)
+    return torch.minimum(_error(given, end), _error(*directions))
+
+
+def _error(given: Tensor, made: Tensor) -> Tensor:
+    """The largest error relative to the largest value, in units of what is tolerated; a scalar."""
+    scale = made.abs().max().clamp(min=torch.finfo(made.dtype).tiny)
+    error: Tensor = (made - given.to(made)).abs().max() / scale
+    return error.float() / TOLERANCE[made.dtype]

@@ -27,12 +27,20 @@ class Views:
         inputs: h with z = W h + b, shape (N, H), if known.
         ids: Which sample each view shows, shape (N,), if known; for scores that ask for it.
         residuals: δ, shape (N, D), if computed already.
+        descriptors: What tells how alike two samples are, shape (N, K), where it is not f; see
+            :mod:`unremix.core.signals`.
+        thresholds: How alike a negative may be, shape (N,), where anchors have such a limit.
+        outputs: W h + b, shape (N, D), where z is made of it and differs, by BatchNorm for example;
+            δ is taken there.
     """
 
     embeddings: Tensor
     inputs: Tensor | None = None
     ids: Tensor | None = None
     residuals: Tensor | None = None
+    descriptors: Tensor | None = None
+    thresholds: Tensor | None = None
+    outputs: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,7 @@ def make_block(
     """
     weighting = options.weighting
     similarity = products
-    if options.products == "dot" and weighting.components:
+    if options.products == "dot" and (weighting.components or weighting.filter):
         units = (rows.anchors.units, rows.candidates.units)
         if weighting.similarity_gradient:
             units = (normalize(anchors)[0], normalize(candidates)[0])

@@ -65,6 +65,9 @@ class Vectors:
         inputs: h, the input of the last layer, shape (..., H), where it is known.
         ids: Which sample each view shows, shape (...), where it is known.
         residuals: δ, shape (..., D), where a component needs it; see :func:`residuals`.
+        descriptors: What tells how alike two samples are, shape (..., K), where it is not f; see
+            :mod:`unremix.core.signals`.
+        thresholds: How alike a negative may be, shape (...), where anchors have such a limit.
     """
 
     units: Tensor
@@ -72,6 +75,8 @@ class Vectors:
     inputs: Tensor | None = None
     ids: Tensor | None = None
     residuals: Tensor | None = None
+    descriptors: Tensor | None = None
+    thresholds: Tensor | None = None
 
     def __getitem__(self, rows: slice) -> Vectors:
         """Some of the views."""
@@ -81,6 +86,8 @@ class Vectors:
             None if self.inputs is None else self.inputs[rows],
             None if self.ids is None else self.ids[rows],
             None if self.residuals is None else self.residuals[rows],
+            None if self.descriptors is None else self.descriptors[rows],
+            None if self.thresholds is None else self.thresholds[rows],
         )
 
 
@@ -145,6 +152,9 @@ def uncertainty(block: Block) -> Tensor:
 
     g is the gradient at the last layer's weight and bias of a view's cross-entropy against its
     pseudo-label. The 1 belongs to the bias. Without a known layer, u_ij = δ_i · δ_j.
+
+    It measures influence: how far a step on the candidate's pseudo-label changes the anchor's loss,
+    to first order. It does not tell true negatives from false ones (docs/signals.md has figures).
 
     Reference:
         UnReMix, Eq. 3.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unremix.core.checks import choose
 from unremix.core.scores import COMPONENTS, Block, Component, Score, noise
+from unremix.core.signals import FalseNegatives
 
 Scaling = Literal["minmax", "zscore", "none"]
 Mass = Literal["mean", "none"]
@@ -34,6 +35,7 @@ class Weighting:
         similarity_gradient: Whether gradient flows to the embeddings through the similarity
             component.
         over_temperature: Whether the sharpness is divided by the loss's temperature (HCL).
+        filter: What is done about negatives that are probably false; nothing by default.
 
     Raises:
         ValueError: For an unknown component, scaling or mass.
@@ -45,6 +47,7 @@ class Weighting:
     mass: Mass = "mean"
     similarity_gradient: bool = False
     over_temperature: bool = False
+    filter: FalseNegatives | None = None
 
     def __post_init__(self) -> None:
         choose("scaling", self.scaling, get_args(Scaling))
@@ -141,12 +144,14 @@ def scale(
         return score
     low = torch.where(negatives, score, torch.inf).amin(1, keepdim=True)  # (B, 1)
     high = torch.where(negatives, score, -torch.inf).amax(1, keepdim=True)
-    size = torch.maximum(high.abs(), low.abs()).clamp(min=magnitude or 0.0)
+    peak = torch.maximum(high.abs(), low.abs())
+    size = peak.clamp(min=magnitude or 0.0)
     constant = ((high - low <= noise(score.dtype) * size) & size.isfinite()) | (count == 0)
     if scaling == "minmax":
         span = torch.where(constant, 1.0, high - low)
         return torch.where(constant, 1.0, (score - low) / span)
     count = count.clamp(min=1)
+    score = score / torch.where(constant, 1.0, peak).detach()  # else squares leave the range
     mean = torch.where(negatives, score, 0.0).sum(1, keepdim=True) / count
     centered = score - mean
     variance = torch.where(negatives, centered, 0.0).square().sum(1, keepdim=True) / count
@@ -161,6 +166,7 @@ def weigh(
     mix: Tensor,
     weighting: Weighting,
     temperature: float | Tensor = 1.0,
+    keep: Tensor | None = None,
 ) -> Tensor:
     """Weights of the negatives of B anchors.
 
@@ -171,13 +177,39 @@ def weigh(
         mix: λ ≥ 0, shape (K,); gives the dtype, and gradient flows to it.
         weighting: How.
         temperature: τ, for a sharpness that is divided by it.
+        keep: A factor on each weight before its mass is settled, shape (B, M); 0 leaves a negative
+            out. None keeps all.
 
     Returns:
         w, shape (B, M); 0 where there is no negative. Under mass ``mean``, a row whose weights are
         all 0 becomes uniform.
     """
+    support = negatives if keep is None else negatives & (keep > 0)
+    weights = _linked(scores, negatives, support, count, mix, weighting, temperature)
+    if keep is not None:
+        weights = weights * keep
+    if weighting.mass == "none" or (not scores and keep is None):
+        return weights
+    total = weights.sum(1, keepdim=True)  # (B, 1)
+    nothing = total <= 0
+    mean = torch.where(nothing, 1.0, total / count)
+    return torch.where(nothing, negatives.to(weights.dtype), weights / mean)
+
+
+def _linked(
+    scores: Sequence[Tensor],
+    negatives: Tensor,
+    support: Tensor,
+    count: Tensor,
+    mix: Tensor,
+    weighting: Weighting,
+    temperature: float | Tensor,
+) -> Tensor:
+    """Weights of any mass, 0 outside ``support`` (B, M); else the arguments of :func:`weigh`."""
     if not scores:
-        return negatives.to(mix.dtype)
+        return support.to(mix.dtype)
+    # What is no negative may have any score: 0 times infinity would reach the gradient of the mix.
+    scores = [torch.where(negatives, score, 0.0) for score in scores]
     scaled = [
         scale(score, negatives, count, weighting.scaling, component.magnitude)
         for score, component in zip(scores, weighting.resolved, strict=True)
@@ -185,18 +217,11 @@ def weigh(
     mixed = sum((share * score for share, score in zip(mix[1:], scaled[1:], strict=True)),
                 mix[0] * scaled[0])  # fmt: skip
     if weighting.sharpness is None:
-        weights = torch.where(negatives, mixed, 0.0).clamp(min=0)
-    else:
-        exponent = weighting.sharpness * mixed
-        if weighting.over_temperature:
-            exponent = exponent / temperature
-        if weighting.mass == "mean":  # a factor of the whole row cancels
-            highest = torch.where(negatives, exponent, -torch.inf).amax(1, keepdim=True)
-            exponent = exponent - torch.where(highest > -torch.inf, highest, 0.0).detach()
-        weights = torch.where(negatives, exponent, -torch.inf).exp()
-    if weighting.mass == "none":
-        return weights
-    total = weights.sum(1, keepdim=True)  # (B, 1)
-    nothing = total <= 0
-    mean = torch.where(nothing, 1.0, total / count)
-    return torch.where(nothing, negatives.to(weights.dtype), weights / mean)
+        return torch.where(support, mixed, 0.0).clamp(min=0)
+    exponent = weighting.sharpness * mixed
+    if weighting.over_temperature:
+        exponent = exponent / temperature
+    if weighting.mass == "mean":  # a factor of the whole row cancels
+        highest = torch.where(support, exponent, -torch.inf).amax(1, keepdim=True)
+        exponent = exponent - torch.where(highest > -torch.inf, highest, 0.0).detach()
+    return torch.where(support, exponent, -torch.inf).exp()

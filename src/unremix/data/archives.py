@@ -1,25 +1,41 @@
 """Files inside archives, read where they are.
 
 No archive is ever unpacked, so no name in it can lead anywhere. Every thread and every process,
-forked or spawned, can read at once.
+forked or spawned, can read at once. What an archive promises is not believed: sizes are bounded
+before anything is read, and a header that leads back or never ends is refused.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import product
+from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
+
+from unremix.data.bounds import allowance, shorten
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp")
 MAX_FILE_BYTES = 2**30
+SMALL, USUAL = (
+    2**24,
+    8,
+)  # a packed file may unpack to so many bytes, and so many for each of its own
+LABEL_BYTES = 2**20  # of a file that holds a label
+HEADERS = 2**16  # bytes of headers before a file in a tar
+ZIP_HEADER = 30  # bytes, at least, before the data of a zip's member
+PIECE = 2**20  # bytes read at a time
+MOST_SHARDS = 1_000_000
 
 
 class Unusable(Exception):
@@ -40,13 +56,13 @@ class Span(NamedTuple):
     offset: int
     size: int
 
-    def read(self, limit: int = MAX_FILE_BYTES) -> bytes:
+    def read(self, limit: int = MAX_FILE_BYTES, most: int = MAX_FILE_BYTES) -> bytes:
         """The bytes, or the first ``limit`` of them.
 
         Raises:
-            Unusable: If the file is empty, longer than `MAX_FILE_BYTES`, or cut off.
+            Unusable: If the file is empty, longer than ``most``, or cut off.
         """
-        _check_size(self.size)
+        _check_size(self.size, most)
         wanted = min(self.size, limit)
         with open(self.path, "rb") as file:
             file.seek(self.offset)
@@ -63,36 +79,76 @@ class ZipSpan(NamedTuple):
         path: The zip.
         name: The member's name in it.
         size: Bytes once unpacked.
+        packed: Bytes that it takes in the zip.
     """
 
     path: str
     name: str
     size: int
+    packed: int
 
-    def read(self, limit: int = MAX_FILE_BYTES) -> bytes:
+    def read(self, limit: int = MAX_FILE_BYTES, most: int | None = None) -> bytes:
         """The unpacked bytes, or the first ``limit`` of them.
+
+        Args:
+            limit: How many to read.
+            most: The largest size accepted; by default what pictures of this packed size may have.
 
         Raises:
             Unusable: As for :meth:`Span.read`; also if encrypted, packed otherwise, or corrupt.
         """
-        _check_size(self.size)
+        usual = min(MAX_FILE_BYTES, SMALL + USUAL * self.packed)
+        _check_size(self.size, usual if most is None else most)
         wanted = min(self.size, limit)
-        archive = _opened(self.path, os.getpid())
-        member = archive.getinfo(self.name)
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise Unusable(f"packed by zip method {member.compress_type}, not stored or deflated")
-        if member.flag_bits & 1:
-            raise Unusable("encrypted")
-        try:
-            with archive.open(member) as file:
-                data = file.read(wanted)
-        except (zipfile.BadZipFile, zlib.error) as error:
-            raise Unusable(f"corrupt: {error}") from error
-        except EOFError as error:
-            raise Unusable("truncated") from error
+        with self._open() as file:
+            data = b"".join(_pieces(file, wanted))
         if len(data) < wanted:
             raise Unusable("truncated")
         return data
+
+    def fill(self, content: bytearray) -> None:
+        """Read all of the unpacked bytes into an array of their size.
+
+        Raises:
+            Unusable: As for :meth:`read`.
+        """
+        with self._open() as file:
+            if fill(file, content) < len(content):
+                raise Unusable("truncated")
+
+    @contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        try:
+            archive = _opened(self.path, os.getpid())
+            member = archive.getinfo(self.name)
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                method = member.compress_type
+                raise Unusable(f"packed by zip method {method}, not stored or deflated")
+            if member.flag_bits & 1:
+                raise Unusable("encrypted")
+            with archive.open(member) as file:
+                yield file
+        except EOFError as error:
+            raise Unusable("truncated") from error
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError,
+                KeyError, OSError) as error:  # fmt: skip
+            raise Unusable(f"corrupt: {shorten(error)}") from error
+
+
+def fill(file: IO[bytes], content: bytearray) -> int:
+    """Fill an array from a file; how many bytes there were."""
+    place, view = 0, memoryview(content)
+    for piece in _pieces(file, len(content)):
+        view[place : place + len(piece)] = piece
+        place += len(piece)
+    return place
+
+
+def _pieces(file: IO[bytes], wanted: int) -> Iterator[bytes]:
+    """So many bytes, or as many as there are."""
+    while wanted > 0 and (piece := file.read(min(wanted, PIECE))):
+        wanted -= len(piece)
+        yield piece
 
 
 @lru_cache(maxsize=8)
@@ -101,33 +157,133 @@ def _opened(path: str, process: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def _check_size(size: int) -> None:
-    if size == 0:
+def _check_size(size: int, most: int) -> None:
+    if size <= 0:
         raise Unusable("empty")
-    if size > MAX_FILE_BYTES:
-        raise Unusable(f"more than {MAX_FILE_BYTES} bytes")
+    if size > most:
+        raise Unusable(f"more than {most} bytes")
 
 
 def zip_members(path: Path) -> list[tuple[str, ZipSpan]]:
     """Names and places of the files in a zip, in the zip's order; the last of equal names counts.
 
     Raises:
-        ValueError: If the file is not a zip.
+        ValueError: If the file is not a zip, or its members overlap.
     """
     _opened.cache_clear()  # the file may have been replaced
     try:
         with zipfile.ZipFile(path) as archive:
+            _check_overlaps(archive)
             members = [member for member in archive.infolist() if not member.is_dir()]
-    except zipfile.BadZipFile as error:
+    except Exception as error:  # a broken directory raises almost anything
         raise ValueError(
-            f"expected a zip file, got {path} ({error}); download or pack it again"
+            f"expected a zip file, got {path} ({shorten(error)}); download or pack it again"
         ) from error
     # Some packers on Windows write backslashes.
     found = {
-        member.filename.replace("\\", "/"): ZipSpan(str(path), member.filename, member.file_size)
+        member.filename.replace("\\", "/"): ZipSpan(
+            str(path), member.filename, member.file_size, member.compress_size
+        )
         for member in members
     }
     return list(found.items())
+
+
+def _check_overlaps(archive: zipfile.ZipFile) -> None:
+    """Refuse members that share bytes: a few of them could stand for any amount of data."""
+    end, name = 0, ""
+    for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
+        if member.header_offset < end:
+            raise zipfile.BadZipFile(
+                f"its members {shorten(name, 60)} and {shorten(member.filename, 60)} overlap"
+            )
+        end, name = member.header_offset + ZIP_HEADER + member.compress_size, member.filename
+    if end > archive.start_dir:
+        raise zipfile.BadZipFile(f"its member {shorten(name, 60)} is longer than the zip")
+
+
+class Endless(tarfile.ReadError):
+    """Headers of a tar that lead back, or do not end."""
+
+
+class _Guarded:
+    """A file whose headers are read a few bytes at a time.
+
+    Args:
+        file: The tar, unpacked.
+        end: Where it ends at the latest.
+    """
+
+    def __init__(self, file: IO[bytes], end: int) -> None:
+        self.file = file
+        self.end = end
+        self.left = HEADERS  # of the headers before the next member
+        self.tell = file.tell
+
+    def read(self, count: int = -1) -> bytes:
+        if not 0 <= count <= self.left:
+            raise Endless(f"headers of more than {HEADERS} bytes")
+        self.left -= count
+        return self.file.read(count)
+
+    def seek(self, place: int) -> int:
+        if not 0 <= place <= self.end:
+            raise Endless(f"members beyond {self.end} bytes")
+        return self.file.seek(place)
+
+
+class BoundedTar:
+    """The files of a tar, in its order.
+
+    Args:
+        file: The tar, unpacked.
+        end: Where it ends at the latest.
+
+    Raises:
+        tarfile.TarError: If it is no tar; or, as any other exception, if it is broken.
+    """
+
+    def __init__(self, file: IO[bytes], end: int) -> None:
+        self.guard = _Guarded(file, end)
+        self.archive = tarfile.TarFile(fileobj=self.guard, mode="r")  # type: ignore[arg-type]
+
+    def files(self) -> Iterator[tarfile.TarInfo]:
+        """The regular files; those with holes are left out."""
+        last = -1
+        while (member := self.archive.next()) is not None:
+            if member.size < 0 or member.offset <= last:
+                raise Endless("a member that leads back")
+            last = member.offset
+            self.guard.left = HEADERS
+            vars(self.archive)["members"] = []  # else it keeps them all
+            if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse():
+                yield member
+
+    def read(self, member: tarfile.TarInfo, most: int) -> bytes:
+        """The bytes of a file.
+
+        Raises:
+            Unusable: If it is longer than ``most``, empty, or cut off.
+        """
+        _check_size(member.size, most)
+        self.guard.file.seek(member.offset_data)
+        data = b"".join(_pieces(self.guard.file, member.size))
+        if len(data) < member.size:
+            raise Unusable("truncated")
+        return data
+
+
+def open_maybe_packed(path: Path, packed: bool) -> IO[bytes]:
+    """Open a file, or what is packed in it by gzip."""
+    return cast(IO[bytes], gzip.open(path)) if packed else path.open("rb")
+
+
+@contextmanager
+def open_tar(path: Path, *, packed: bool) -> Iterator[BoundedTar]:
+    """Open a tar, or one packed by gzip, which may unpack to a bounded size."""
+    end = allowance(path.stat().st_size) if packed else sys.maxsize
+    with open_maybe_packed(path, packed) as file:
+        yield BoundedTar(file, end)
 
 
 def tar_members(path: Path) -> tuple[list[tuple[str, Span]], str | None]:
@@ -138,13 +294,15 @@ def tar_members(path: Path) -> tuple[list[tuple[str, Span]], str | None]:
     """
     found: dict[str, Span] = {}
     try:
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                if member.isreg():
-                    name = member.name.removeprefix("./")
-                    found[name] = Span(str(path), member.offset_data, member.size)
-    except (tarfile.TarError, OSError) as error:
-        return list(found.items()), "truncated" if found else f"not a tar file: {error}"
+        with open_tar(path, packed=False) as archive:
+            for member in archive.files():
+                name = member.name.removeprefix("./")
+                found[name] = Span(str(path), member.offset_data, member.size)
+    except Endless as error:
+        return list(found.items()), f"not read on: {error}"
+    except Exception as error:  # broken headers raise almost anything
+        reason = "truncated" if found else f"not a tar file: {shorten(error)}"
+        return list(found.items()), reason
     return list(found.items()), None
 
 
@@ -156,13 +314,21 @@ def expand_braces(pattern: str) -> list[str]:
         ['shard-08.tar', 'shard-09.tar', 'shard-10.tar']
         >>> expand_braces("{a,b}-{0..1}.tar")
         ['a-0.tar', 'a-1.tar', 'b-0.tar', 'b-1.tar']
+
+    Raises:
+        ValueError: If it stands for more than a million.
     """
     pieces = re.split(r"\{([^{}]*)\}", pattern)
     choices = [_choices(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+    if prod(map(len, choices)) > MOST_SHARDS:
+        raise ValueError(
+            f"expected a pattern for at most {MOST_SHARDS:,} files, received {shorten(pattern)}; "
+            "name a folder in its place"
+        )
     return ["".join(parts) for parts in product(*choices)]
 
 
-def _choices(braced: str) -> list[str]:
+def _choices(braced: str) -> Sequence[str]:
     """What one pair of braces stands for: a range of numbers, or a list."""
     numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braced)
     if numbers is None:
@@ -171,7 +337,8 @@ def _choices(braced: str) -> list[str]:
     # A leading zero asks for equal widths, as in the shell.
     padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
     width = max(len(first), len(last)) if padded else 0
-    return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+    last_of_them = min(int(last), int(first) + MOST_SHARDS)
+    return [f"{number:0{width}d}" for number in range(int(first), last_of_them + 1)]
 
 
 class Sample(NamedTuple):
@@ -199,7 +366,7 @@ def read_shards(shards: Iterable[tuple[str, Path]]) -> tuple[list[Sample], list[
     samples: list[Sample] = []
     skipped: list[Skipped] = []
     for shard, path in shards:
-        members, problem = tar_members(path)
+        members, problem = tar_members(path) if path.is_file() else ([], "not a file")
         if problem is not None:
             skipped.append(Skipped(shard, problem))
         for key, files in sorted(_group(members).items()):
@@ -227,9 +394,9 @@ def _label(files: dict[str, tuple[str, Span]]) -> int | None:
     """The label of a sample; None where there is none, or none that is an integer."""
     try:
         if "cls" in files:
-            return int(files["cls"][1].read())
+            return int(files["cls"][1].read(most=LABEL_BYTES))
         if "json" in files:
-            label = json.loads(files["json"][1].read())["label"]
+            label = json.loads(files["json"][1].read(most=LABEL_BYTES))["label"]
             return label if isinstance(label, int) and not isinstance(label, bool) else None
     except (Unusable, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -43,6 +43,8 @@ def find_images(data: str | Path | Sequence[str | Path]) -> Found:
         if any(path.glob(f"*{TU_FILE}")):
             raise _of_domain(path, "graph")
         return read_folder(path)
+    if not path.is_file():  # to open a pipe would wait for ever
+        raise ValueError(f"expected a file or a folder, received {path}, which is neither")
     name, suffix = name_and_suffix(path)
     if suffix == ".zip":
         files, skipped = zip_files(path)

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from unremix.data.archives import (
-    Skipped,
-)
+from unremix.data.archives import Skipped
+from unremix.data.bounds import shorten
 from unremix.data.image.decoding import Source
 
 ACCEPTED = (
@@ -29,7 +28,7 @@ IMAGES = (
 
 def name_some(skipped: Sequence[Skipped], most: int = 5) -> str:
     """Files and reasons in words; beyond ``most``, only their number."""
-    words = ", ".join(f"{name} ({reason})" for name, reason in skipped[:most])
+    words = ", ".join(f"{shorten(name)} ({shorten(reason)})" for name, reason in skipped[:most])
     return words if len(skipped) <= most else f"{words} and {len(skipped) - most} more"
 
 
@@ -61,6 +60,12 @@ class Split:
             return self
         order = torch.randperm(len(self.names), generator=torch.Generator().manual_seed(0))
         return self.keep(sorted(order[:limit].tolist()))
+
+    def part(self, share: float) -> list[Split]:
+        """These images without a share of them, drawn with a fixed seed, and that share."""
+        order = torch.randperm(len(self.names), generator=torch.Generator().manual_seed(1))
+        cut = round(share * len(self.names))
+        return [self.keep(sorted(order[cut:].tolist())), self.keep(sorted(order[:cut].tolist()))]
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,10 @@ class Reads(Protocol):
         """What the data are called."""
         ...
 
+    def fingerprint(self, data: Any) -> str:
+        """A text that tells the data to train on from others, whatever they are called."""
+        ...
+
     def size(self, data: Any) -> int:
         """How many samples there are to train on."""
         ...

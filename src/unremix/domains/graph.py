@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from unremix.data.fingerprint import fingerprint
 from unremix.data.graph.dataset import GraphData, load_graphs, store_graphs
 from unremix.data.graph.features import NodeEncoding
 from unremix.data.graph.store import GraphBatch, GraphStore
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from unremix.training.run import Run
 
 EVALUATION_BATCH = 512
+MOST_FEATURES = 1 << 20  # of a node
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,10 @@ class GraphDomain:
 
     def shape_from(self, values: dict[str, Any]) -> GraphShape:
         """The same from plain values."""
-        return GraphShape(NodeEncoding(**values["encoding"]))
+        encoding = NodeEncoding(**values["encoding"])
+        if not isinstance(encoding.width, int) or not 1 <= encoding.width <= MOST_FEATURES:
+            raise ValueError(f"expected features of nodes, got {encoding.width!r} of them")
+        return GraphShape(encoding)
 
     def build(self, config: TrainConfig, shape: GraphShape, *, gather: bool = False) -> Framework:
         """The model, initialised from the seed; global randomness is untouched."""
@@ -139,6 +144,13 @@ class GraphDomain:
     def name(self, data: GraphData) -> str:
         """What the graphs are called."""
         return data.name
+
+    def fingerprint(self, data: GraphData) -> str:
+        """Of all nodes, edges and labels."""
+        store, labels = data.train.store, data.train.labels
+        return fingerprint(
+            [store.x, store.edge_index, store.node_starts, store.edge_starts, labels]
+        )
 
     def size(self, data: GraphData) -> int:
         """How many graphs there are to train on."""

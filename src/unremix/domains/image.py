@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unremix.data.fingerprint import fingerprint, spread
 from unremix.data.image.dataset import ImageData, ImageSet, load_images
 from unremix.data.image.items import read_items
 from unremix.domains.base import Features
 from unremix.encoders import make_encoder, projection_head
 from unremix.encoders.registry import chosen_name
 from unremix.frameworks.base import Batch, Framework
-from unremix.training.config import TrainConfig
+from unremix.training.config import TrainConfig, check_types
 from unremix.training.sampling import permuted, scramble
 from unremix.views.image import SETTINGS, Augmentation, augment, plain, settings_for
 from unremix.views.randomness import keys
@@ -32,6 +34,10 @@ CROP_VIEW = 8
 # the area.
 CROP_SHARE = 18 / 32
 CROP_SCALE = (0.05, 0.25)
+
+LARGEST_IMAGE = 1 << 14  # pixels per side
+FINGERPRINTED = 512  # images, at least
+FINGERPRINTED_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,11 @@ class ImageShape:
     @property
     def settings(self) -> Augmentation:
         """The augmentation itself."""
+        if self.augmentation not in SETTINGS:
+            raise ValueError(
+                f"expected an augmentation among {', '.join(SETTINGS)}, got {self.augmentation!r}; "
+                "use the version that wrote the run, or train a new one"
+            )
         return SETTINGS[self.augmentation]
 
 
@@ -111,7 +122,11 @@ class ImageDomain:
     def load(self, config: TrainConfig) -> ImageData:
         """The images of a run."""
         return load_images(
-            config.data, image_size=config.image_size, limit=config.limit, progress=config.progress
+            config.data,
+            image_size=config.image_size,
+            limit=config.limit,
+            validation=config.validation,
+            progress=config.progress,
         )
 
     def load_for(self, run: Run, data: str | Sequence[str] | None) -> ImageData:
@@ -122,6 +137,7 @@ class ImageDomain:
             image_size=shape.image_size,
             channels=shape.channels,
             limit=config.limit if data is None else None,
+            validation=config.validation if data is None else None,
             progress=config.progress,
         )
 
@@ -131,7 +147,11 @@ class ImageDomain:
 
     def shape_from(self, values: dict[str, Any]) -> ImageShape:
         """The same from plain values."""
-        return ImageShape(**values)
+        shape = ImageShape(**values)
+        check_types(shape)
+        if shape.channels not in (1, 3) or not 1 <= shape.image_size <= LARGEST_IMAGE:
+            raise ValueError(f"expected 1 or 3 channels and a size in pixels, got {shape}")
+        return shape
 
     def build(self, config: TrainConfig, shape: ImageShape, *, gather: bool = False) -> Framework:
         """The model, initialised from the seed; global randomness is untouched."""
@@ -165,6 +185,14 @@ class ImageDomain:
     def name(self, data: ImageData) -> str:
         """What the images are called."""
         return data.name
+
+    def fingerprint(self, data: ImageData) -> str:
+        """Of all names and labels, and of all images or, where these are many, of some."""
+        images, labels = data.train.images, data.train.labels
+        most = max(FINGERPRINTED, FINGERPRINTED_BYTES // (images.channels * images.size**2))
+        parts = spread(len(images), most).split(512)
+        pixels = (images.batch(indices) for indices in parts)
+        return fingerprint(chain([str(len(images)), labels], data.train.names, pixels))
 
     def size(self, data: ImageData) -> int:
         """How many images there are to train on."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from unremix.data.fingerprint import fingerprint, spread
 from unremix.data.sentence.dataset import (
     EncodedCorpus,
     SentenceBatch,
@@ -32,7 +34,7 @@ from unremix.encoders.word_vectors import (
 )
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.quickthought import TwinEncoder
-from unremix.training.config import TrainConfig
+from unremix.training.config import TrainConfig, check_types
 from unremix.training.sampling import scramble
 from unremix.views.randomness import keys
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from unremix.training.run import Run
 
 ENCODED_AT_ONCE = 512
+FINGERPRINTED = 128  # windows, and sentences in each
 NAME_LENGTH = 200  # characters of a sentence that serve as its name
 
 
@@ -167,7 +170,7 @@ class SentenceDomain:
 
     def load(self, config: TrainConfig) -> SentenceCorpus:
         """The text of a run, its words numbered; kept beside the runs for the next time."""
-        corpus = self._encoded(config, config.data, config.limit, None)
+        corpus = self._encoded(config, Path(config.runs), config.data, config.limit, None)
         if corpus.documents == corpus.sentences and config.epochs > 0:
             raise ValueError(
                 f"expected sentences with neighbours, received {corpus.documents} documents of one "
@@ -181,17 +184,21 @@ class SentenceDomain:
         config = run.config
         source = config.data if data is None else data
         limit = config.limit if data is None else None
-        return self._encoded(config, source, limit, reader(run)[1])
+        return self._encoded(config, run.path.parent, source, limit, reader(run)[1])
 
     @staticmethod
     def _encoded(
-        config: TrainConfig, source: str, limit: int | None, vocabulary: Vocabulary | None
+        config: TrainConfig,
+        runs: Path,
+        source: str,
+        limit: int | None,
+        vocabulary: Vocabulary | None,
     ) -> SentenceCorpus:
         options = config.sentence
         text = load_sentences(source, format=options.format, limit=limit)
         encoded = encode_sentences(
             text,
-            Path(config.runs) / ".cache",
+            runs / ".cache",
             vocabulary=vocabulary,
             vocabulary_size=options.vocabulary,
             max_length=options.max_length,
@@ -205,7 +212,13 @@ class SentenceDomain:
 
     def shape_from(self, values: dict[str, Any]) -> SentenceShape:
         """The same from plain values."""
-        return SentenceShape(tuple(values["words"]), tuple(values["counts"]), values["unknown"])
+        shape = SentenceShape(tuple(values["words"]), tuple(values["counts"]), values["unknown"])
+        check_types(shape)
+        if len(shape.words) != len(shape.counts):
+            raise ValueError(
+                f"expected {len(shape.words)} counts of words, got {len(shape.counts)}"
+            )
+        return shape
 
     def build(
         self, config: TrainConfig, shape: SentenceShape, *, gather: bool = False
@@ -266,6 +279,15 @@ class SentenceDomain:
     def name(self, data: SentenceCorpus) -> str:
         """What the text is called."""
         return data.name
+
+    def fingerprint(self, data: SentenceCorpus) -> str:
+        """Of all words and how often they occur, and of windows of sentences all over the text."""
+        known, width = data.vocabulary, min(FINGERPRINTED, len(data))
+        starts = spread(len(data) - width + 1, FINGERPRINTED).tolist()
+        windows = (data.batch(start, width) for start in starts)
+        counts = torch.tensor([len(data), data.documents, *known.counts])
+        numbers = (part for one in windows for part in (one.tokens, one.lengths, one.documents))
+        return fingerprint(chain([counts], known.words, numbers))
 
     def size(self, data: SentenceCorpus) -> int:
         """How many sentences there are to train on."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import read_text, write_text
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -22,7 +23,8 @@ def kept(runs: Path, digest: _Hash, measure: Callable[[], Any]) -> Any:
         measure: Measures; what it returns can be written as JSON.
     """
     path = runs / ".cache" / f"untrained-{digest.hexdigest()[:16]}.json"
-    if not path.exists():
-        found = json.dumps(measure())
-        write_whole(path, lambda file: file.write_text(found))
-    return json.loads(path.read_text())
+    with suppress(OSError, ValueError):  # none yet, or a damaged one
+        return json.loads(read_text(path))
+    found = json.dumps(measure())
+    write_text(path, found)
+    return json.loads(found)

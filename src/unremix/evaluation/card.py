@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
 LABELS = {
     "knn": "kNN",
+    "neighbors.top5": "kNN, top 5",
     "linear": "linear probe",
     "linear.top1": "linear probe",
     "linear.top5": "probe, top 5",

@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unremix.audit import effective_negatives
 from unremix.data.image.dataset import ImageData
 from unremix.domains.base import Measuring
 from unremix.domains.image import ImageShape, set_features
 from unremix.encoders import ResNet, SmallCNN
 from unremix.encoders.resnet import DEPTHS
+from unremix.evaluation.auditing import audit_columns, gradient_columns
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import Health, health, warnings_of
-from unremix.evaluation.knn import Accuracy, knn_accuracy, leave_one_out_knn
-from unremix.evaluation.linear import linear_probe
+from unremix.evaluation.knn import Accuracy, knn_predict, leave_one_out_shares, top_accuracy
+from unremix.evaluation.linear import TOP, linear_probe
 from unremix.frameworks.base import Embedded, Framework, Projecting
+from unremix.losses import Importance
 from unremix.training.config import TrainConfig
 from unremix.training.run import Run
 from unremix.training.sampling import permuted
@@ -44,12 +47,17 @@ def probe_batch(count: int) -> int:
     return max(16, min(512, count // 20))
 
 
-def _knn(train: Tensor, test: Tensor | None, data: ImageData, config: TrainConfig) -> Accuracy:
+def _neighbor_shares(
+    train: Tensor, test: Tensor | None, data: ImageData, config: TrainConfig
+) -> tuple[Tensor, Tensor]:
+    """The share of each class among an image's neighbors, shape (m, C), and the right classes."""
     labels, k, t = data.train.labels, neighbours(data, config), config.knn_temperature
     assert labels is not None
     if test is None or data.test is None or data.test.labels is None:
-        return leave_one_out_knn(train, labels, k=k, temperature=t)
-    return knn_accuracy(train, labels, test, data.test.labels, k=k, temperature=t)
+        return leave_one_out_shares(train, labels, k=k, temperature=t), labels
+    truth = data.test.labels
+    classes = 1 + int(max(labels.max(), truth.max()))
+    return knn_predict(train, labels, test, k=k, temperature=t, num_classes=classes), truth
 
 
 def measure_knn(
@@ -58,7 +66,7 @@ def measure_knn(
     """kNN accuracy of an encoder's features: of the test images, or leaving one out."""
     train = set_features(encoder, data.train, shape.settings)
     test = None if data.test is None else set_features(encoder, data.test, shape.settings)
-    return _knn(train, test, data, config)
+    return top_accuracy(*_neighbor_shares(train, test, data, config))
 
 
 class ImageObserver:
@@ -80,21 +88,31 @@ class ImageObserver:
         self.say = say
         self.said: set[str] = set()
         self.previous: Health | None = None
+        if config.audit_every is not None and data.train.labels is None:
+            raise ValueError(
+                "expected images with labels for --audit_every, got images without; leave it out, "
+                "or put the images of each class into a folder"
+            )
 
     def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
         """The measurements after an epoch."""
         assert isinstance(model, Projecting)
-        found = self._health(model)
+        found, importance, samples = self._health(model)
         row = {name: value for name, value in asdict(found).items() if value is not None}
         every = self.config.evaluate_every or max(1, self.config.epochs // 10)
         due = epoch == self.config.epochs or epoch % every == 0
         labels = self.data.train.labels
         if due and labels is not None and len(labels.unique()) > 1:
             row["knn"] = measure_knn(model.encoder, self.data, self.shape, self.config).value
+        audits = self.config.audit_every
+        if audits is not None and epoch % audits == 0 and importance is not None:
+            assert labels is not None
+            row |= audit_columns(importance, labels[samples]) | gradient_columns(model)
         return row
 
     @torch.no_grad()
-    def _health(self, model: Projecting) -> Health:
+    def _health(self, model: Projecting) -> tuple[Health, Importance | None, Tensor]:
+        """The health of the embeddings, scores and weights of a batch, and the batch's samples."""
         parameter = next(model.parameters())
         count = len(self.data.train)  # which may be sorted by class
         indices = permuted(count, min(WATCHED, count), seed=0, step=0)
@@ -110,9 +128,10 @@ class ImageObserver:
         first, second = embed(0), embed(1)
         # As many images as a batch has at most: how many negatives count depends on how many are.
         batch = slice(self.config.batch_size)
-        negatives = model.effective_negatives(
-            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch])
+        importance = model.importance(
+            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch]), indices[batch]
         )
+        negatives = None if importance is None else effective_negatives(importance.weights.double())
         model.train(was_training)
         z0, z1 = first[0], second[0]
         found = health(z0.float(), z1.float(), effective_negatives=negatives)
@@ -124,7 +143,7 @@ class ImageObserver:
                 self.said.add(kind)
                 self.say(message)
         self.previous = found
-        return found
+        return found, importance, indices[batch]
 
 
 def _measure(
@@ -140,10 +159,13 @@ def _measure(
     assert labels is not None
     split = data.test is not None and data.test.labels is not None
     test = set_features(encoder, data.test, shape.settings) if split and data.test else None
+    shares, truth = _neighbor_shares(train, test, data, config)
     result: dict[str, Any] = {
         "features": train.shape[1],
-        "knn": asdict(_knn(train, test, data, config)),
+        "knn": asdict(top_accuracy(shares, truth)),
     }
+    if shares.shape[1] > TOP:
+        result["neighbors"] = {"top5": asdict(top_accuracy(shares, truth, TOP))}
     if config.probe_epochs:
 
         def told(epoch: int, _: float) -> None:
@@ -221,13 +243,14 @@ def evaluate_run(
         card["note"] = "no labels: accuracy cannot be measured"
         return card
     split = data.test is not None and data.test.labels is not None
+    held_out = "test images" if config.validation is None else "held-out training images"
     card["protocol"] = {
         "knn": f"cosine, k={neighbours(data, config)}, votes weighted by "
         f"exp(similarity/{config.knn_temperature:g}), "
-        + ("training images as bank, test images as queries" if split else "leave one out"),
+        + (f"training images as bank, {held_out} as queries" if split else "leave one out"),
         "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, batches of at most 512, "
         f"{config.probe_epochs} epochs, the last reported, "
-        + ("test images" if split else "a random fifth held out"),
+        + (held_out if split else "a random fifth held out"),
         "standard_error": "over the images measured; one training run",
     }
     encoders: dict[str, nn.Module | None] = {"trained": run.encoder(), "untrained": untrained}

@@ -224,7 +224,26 @@ def knn_accuracy(
         num_classes=num_classes,
         tile=tile,
     )
-    return Accuracy.of(shares.argmax(1) == labels.to(shares.device))
+    return top_accuracy(shares, labels)
+
+
+def top_accuracy(shares: Tensor, labels: Tensor, top: int = 1) -> Accuracy:
+    """How often the right class is among those with the largest shares.
+
+    Args:
+        shares: p of :func:`knn_predict`, shape (m, C).
+        labels: The right classes, shape (m,).
+        top: How many classes.
+
+    Example:
+        >>> shares = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
+        >>> [top_accuracy(shares, torch.tensor([1, 2]), top).value for top in (1, 2)]
+        [0.5, 1.0]
+    """
+    labels = labels.to(shares.device)
+    if top == 1:
+        return Accuracy.of(shares.argmax(1) == labels)
+    return Accuracy.of((shares.topk(top, dim=1).indices == labels[:, None]).any(1))
 
 
 def leave_one_out_shares(
@@ -297,4 +316,4 @@ def leave_one_out_knn(
         1.0
     """
     shares = leave_one_out_shares(features, labels, k=k, temperature=temperature, tile=tile)
-    return Accuracy.of(shares.argmax(1) == torch.as_tensor(labels).to(shares.device))
+    return top_accuracy(shares, labels)

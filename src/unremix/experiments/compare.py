@@ -11,23 +11,19 @@ end ``results.csv`` (a row per run), ``results.json``, ``table.csv``, ``table.md
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from rich.console import Console
 
-import unremix
-from unremix.core.engines import engine_report
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
-from unremix.experiments.display import Display, monitored
-from unremix.experiments.folder import Folder, path_for, try_lock
+from unremix.experiments.display import monitored
+from unremix.experiments.engine import Engine
+from unremix.experiments.folder import path_for
 from unremix.experiments.plan import (
     CompareConfig,
     Job,
@@ -38,7 +34,8 @@ from unremix.experiments.plan import (
     shared_options,
     with_budget,
 )
-from unremix.experiments.processes import Runner, Share, share_for
+from unremix.experiments.processes import Share
+from unremix.experiments.results import Results, versions
 from unremix.experiments.tables import Measure, Outcome, TableRow
 from unremix.report.comparison import write_comparison_of
 from unremix.report.curves import Panel, learning_curves, write_figure
@@ -72,16 +69,6 @@ class Comparison:
     def succeeded(self) -> bool:
         """Whether every run ended well."""
         return not self.failed
-
-
-def versions() -> dict[str, str]:
-    """What made the results."""
-    return {
-        "unremix": unremix.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "engine": engine_report(),
-    }
 
 
 FEWEST_SEEDS = 3  # below, a spread is hardly known
@@ -191,12 +178,12 @@ def _markdown(
 
 
 def _curves(
-    plan: Plan, folder: Folder, outcomes: Sequence[Outcome], rows: Sequence[TableRow],
-    measures: Sequence[Measure],
+    plan: Plan, results: Results, outcomes: Sequence[Outcome], rows: Sequence[TableRow],
+    measures: Sequence[Measure], folder: Path,
 ) -> None:  # fmt: skip
     runs = {
         recipe: [
-            folder.rows(Job(o.recipe, o.seed))
+            results.records[plan.job(o.recipe, o.seed).name]["metrics"]
             for o in outcomes
             if o.recipe == recipe and o.failure is None
         ]
@@ -219,28 +206,27 @@ def _curves(
     ]
     figure = learning_curves(runs, [*panels, Panel("loss", "loss (each recipe has its own)")])
     if figure is not None:
-        write_figure(figure, folder.path / "curves")
+        write_figure(figure, folder / "curves")
 
 
-def _write_results(
-    plan: Plan, folder: Folder, failures: Mapping[Job, str], command: str, console: Console
-) -> Comparison:
-    planned = [Job(recipe, seed) for recipe in plan.recipes for seed in range(plan.seeds)]
-    ordered = [job for job in planned if job in failures or folder.is_done(job)]
-    outcomes = [folder.outcome(job, failures.get(job)) for job in ordered]
-    cards = [
-        run.evaluation or {}
-        for job in ordered
-        if job not in failures and (run := folder.find(job)) is not None
+def _write_results(plan: Plan, engine: Engine, command: str, console: Console) -> Comparison:
+    folder, results = engine.folder, engine.results
+    planned = sorted(plan.jobs, key=lambda job: plan.recipes.index(job.row))
+    outcomes = [
+        found
+        for job in planned
+        if (found := results.outcome(job)) is not None
+        or (found := _failed(job, engine)) is not None
     ]
+    records = [results.records[job.name] for job in planned if job in results]
     measures = tables.measures_among(outcomes)
     rows = tables.table_rows(outcomes, reference=plan.reference)
     grids = tables.grids(rows, measures, reference=plan.reference, epochs=plan.minutes is not None)
     notes = _verdict(plan, rows, measures) + _notes(plan, outcomes, measures)
-    protocol = _protocol(cards, measures)
-    if len(ordered) < len(planned):
-        notes.append(f"Unfinished: {len(planned) - len(ordered)} of {len(planned)} runs to come.")
-    names = [str(card["data"]) for card in cards if "data" in card] or [plan.train.data]
+    protocol = _protocol(records, measures)
+    if len(outcomes) < len(planned):
+        notes.append(f"Unfinished: {len(planned) - len(outcomes)} of {len(planned)} runs to come.")
+    names = [str(record["data"]) for record in records if record["data"]] or [plan.train.data]
     title = f"Comparison on {names[0]}"
     record = {
         "command": command,
@@ -255,7 +241,7 @@ def _write_results(
     folder.write("table.csv", tables.to_csv(tables.row_records(rows)))
     folder.write("table.md", _markdown(title, grids, notes, protocol, command))
     folder.write("results.json", json.dumps(record, indent=2) + "\n")
-    _curves(plan, folder, outcomes, rows, measures)
+    _curves(plan, results, outcomes, rows, measures, folder.path)
     write_comparison_of(folder.path)
     if not console.is_terminal:
         console.width = FILE_WIDTH
@@ -266,12 +252,17 @@ def _write_results(
     return Comparison(folder.path, outcomes, rows)
 
 
+def _failed(job: Job, engine: Engine) -> Outcome | None:
+    """How a run failed, if it did; its metrics so far are kept."""
+    why = engine.failures.get(job)
+    return None if why is None else engine.folder.outcome(job, why)
+
+
 def compare(
     config: CompareConfig,
     train: TrainConfig,
     *,
     command: str | None = None,
-    again: str | None = None,
     console: Console | None = None,
 ) -> Comparison:
     """Train every recipe with every seed under the same options, and compare them.
@@ -283,7 +274,6 @@ def compare(
         train: The options that all runs share; its recipe, seed, name, runs, resume and progress do
             not count. Its threads, if given, are those of each process.
         command: The command that asked for it, for the table; made of the options by default.
-        again: The command to name, if it is stopped, that goes on with it; that one by default.
         console: Where to show progress.
 
     Returns:
@@ -297,29 +287,22 @@ def compare(
     console = console or Console(quiet=not config.progress)
     with_budget(train, config.budget)
     asked = chosen_recipes(config.recipes, train.domain)  # mistakes show before anything is made
-    folder = Folder(Path(config.output) if config.output else path_for(train.data))
-    folder.path.mkdir(parents=True, exist_ok=True)
-    lock = try_lock(folder.path / ".locks" / "comparison")
-    if lock is None:
-        raise BlockingIOError(
-            f"expected nobody else at work in {folder.path}, found another comparison; wait for it "
-            "or choose another --output"
-        )
-    try:
-        earlier = folder.earlier()
-        plan = make_plan(config, train, earlier, str(folder.path))
-        share = share_for(plan, config.jobs)
+    path = Path(config.output) if config.output else path_for(train.data)
+    engine = Engine(path, console, config.jobs)
+    with engine.alone("comparison"):
+        earlier = engine.folder.earlier()
+        plan = make_plan(config, train, earlier, str(path))
+        share = engine.share(plan.jobs)
         if earlier is not None and plan.minutes is not None:
             _check_threads(earlier["threads"], share)
         more = (plan.recipes, plan.seeds) != (asked, config.seeds)
         if command is None or more:
             command = command_of(plan, config.output, config.jobs)
         if more:
-            console.print(
-                f"{folder.path} was begun with further recipes or seeds, which belong to it: "
-                f"{', '.join(plan.recipes)}, {plan.seeds} seeds each",
-                highlight=False, markup=False, soft_wrap=True,
-            )  # fmt: skip
+            engine.say(
+                f"{path} was begun with further recipes or seeds, which belong to it: "
+                f"{', '.join(plan.recipes)}, {plan.seeds} seeds each"
+            )
         record = {
             "recipes": list(plan.recipes),
             "seeds": plan.seeds,
@@ -327,22 +310,14 @@ def compare(
             "threads": share.threads,
             "train": shared_options(plan.train),
         }
-        folder.write("comparison.yaml", yaml.safe_dump(record, sort_keys=False))
-        runner = Runner(plan, folder, share, Display(plan, folder, console))
+        engine.folder.write("comparison.yaml", yaml.safe_dump(record, sort_keys=False))
         try:
-            runner()
+            engine.run(plan.jobs, again=command)
         except KeyboardInterrupt:
-            if runner.done:
-                _write_results(plan, folder, runner.failures, command, Console(quiet=True))
-            console.print(
-                f"stopped with {len(runner.done)} of {len(plan.jobs)} runs done; go on with: "
-                f"{again or command}",
-                highlight=False, markup=False, soft_wrap=True,
-            )  # fmt: skip
+            if any(job in engine.results for job in plan.jobs):
+                _write_results(plan, engine, command, Console(quiet=True))
             raise
-        return _write_results(plan, folder, runner.failures, command, console)
-    finally:
-        os.close(lock)
+        return _write_results(plan, engine, command, console)
 
 
 def _check_threads(earlier: int, share: Share) -> None:

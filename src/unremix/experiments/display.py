@@ -1,4 +1,4 @@
-"""What a person sees while a comparison is under way."""
+"""What a person sees while runs are under way."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import heapq
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 
 from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
-from unremix.experiments.folder import Folder
-from unremix.experiments.plan import Job, Plan
+from unremix.experiments.plan import Job
+from unremix.experiments.processes import Begun, Ended, Event, Failed, Runner, Work
 from unremix.experiments.quantities import duration
 from unremix.experiments.tables import Measure, Standing
-
-if TYPE_CHECKING:
-    from unremix.experiments.processes import Runner, Work
 
 REFRESH = 1.0  # seconds between drawings of the live table
 
@@ -88,26 +84,25 @@ class Display:
     """A live table on a terminal, a line per event elsewhere.
 
     Args:
-        plan: The plan.
-        folder: The comparison's folder.
+        runner: What is under way.
         console: Where to show it.
     """
 
-    def __init__(self, plan: Plan, folder: Folder, console: Console) -> None:
-        self.plan = plan
-        self.folder = folder
+    def __init__(self, runner: Runner, console: Console) -> None:
+        self.runner = runner
+        self.folder = runner.folder
         self.console = console
         self.live: Live | None = None
         self.drawn = 0.0
-        self.seconds: dict[str, list[float]] = {}  # that whole runs took, by recipe
+        self.seconds: dict[str, list[float]] = {}  # that whole runs took, by row
         self.marks: dict[Job, list[tuple[float, float]]] = {}  # when which share was first seen
 
     @contextmanager
-    def showing(self, runner: Runner) -> Iterator[None]:
+    def showing(self) -> Iterator[None]:
         """Show progress while runs are under way."""
-        if runner.done:
-            self.say(f"{len(runner.done)} of {len(self.plan.jobs)} runs are done already")
-        if not runner.waiting or not self.console.is_terminal or self.console.quiet:
+        if self.runner.done:
+            self.say(f"{len(self.runner.done)} of {len(self.runner.jobs)} runs are done already")
+        if not self.runner.waiting or not self.console.is_terminal or self.console.quiet:
             yield
             return
         with Live(console=self.console, auto_refresh=False, transient=True) as self.live:
@@ -118,18 +113,26 @@ class Display:
         """Print a line; on a terminal above the table."""
         self.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
-    def begun(self, job: Job, work: Work) -> None:
-        """A run begins, or goes on."""
-        if work.process is None:
-            self.say(f"{job}: still under way from an earlier start")
-        elif self.live is None:
-            self.say(f"{job}: " + (f"goes on at {work.before:.0%}" if work.before else "begins"))
+    def show(self, event: Event | None) -> None:
+        """Show what has happened; the live table is drawn anew if it is time."""
+        match event:
+            case None:
+                self._draw()
+            case Begun(job, work) if work.process is None:
+                self.say(f"{job}: still under way from an earlier start")
+            case Begun(job, work) if self.live is None:
+                begins = f"goes on at {work.before:.0%}" if work.before else "begins"
+                self.say(f"{job}: {begins}")
+            case Ended(job, work):
+                self._ended(job, work)
+            case Failed(job, _, how):
+                lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
+                self.say(f"{job}: failed ({how}); the end of {self.folder.log(job)}:{lines}")
 
-    def ended(self, job: Job, work: Work, runner: Runner) -> None:
-        """A run has ended well."""
+    def _ended(self, job: Job, work: Work) -> None:
         if work.before < 1:
             whole = work.elapsed / (1 - work.before)
-            self.seconds.setdefault(job.recipe, []).append(whole)
+            self.seconds.setdefault(job.row, []).append(whole)
         if self.live is None:
             outcome = self.folder.outcome(job, None)
             found = [
@@ -137,62 +140,54 @@ class Display:
                 for measure in tables.measures_among([outcome])[:1]
                 if measure.path in (values := outcome.results.get(tables.TRAINED, {}))
             ]
-            parts = [f"{job}: done", *found, duration(work.elapsed), self._standing(runner)]
+            parts = [f"{job}: done", *found, duration(work.elapsed), self._standing()]
             self.say(" · ".join(parts))
 
-    def failed(self, job: Job, how: str) -> None:
-        """A run has failed."""
-        lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
-        self.say(f"{job}: failed ({how}); the end of {self.folder.log(job)}:{lines}")
-
-    def share_done(self, job: Job) -> float:
-        """The share of a run that its metrics show."""
-        rows, epochs = self.folder.rows(job), self.plan.train.epochs
-        return min(1.0, rows[-1]["epoch"] / epochs) if rows and epochs else 0.0
-
-    def _look(self, runner: Runner) -> None:
+    def _look(self) -> None:
         """Note how far the runs have come, and when."""
-        for job, work in runner.working.items():
-            marks, share = self.marks.setdefault(job, []), self.share_done(job)
+        for job, work in self.runner.working.items():
+            marks, share = self.marks.setdefault(job, []), self.folder.share_done(job)
             if share > (marks[-1][1] if marks else work.before):
                 marks.append((work.elapsed, share))
 
-    def _expected(self, runner: Runner) -> dict[str, float]:
-        """Seconds of a whole run of each recipe; empty while nothing can be told."""
-        found = {recipe: list(seconds) for recipe, seconds in self.seconds.items()}
-        for job, work in runner.working.items():
-            if job.recipe in self.seconds:
+    def _expected(self) -> dict[str, float]:
+        """Seconds of a whole run of each row; empty while nothing can be told."""
+        found = {row: list(seconds) for row, seconds in self.seconds.items()}
+        for job, work in self.runner.working.items():
+            if job.row in self.seconds:
                 continue
-            if self.plan.minutes is not None:
-                found.setdefault(job.recipe, []).append(60 * self.plan.minutes)
+            if job.train.max_minutes is not None:
+                found.setdefault(job.row, []).append(60 * job.train.max_minutes)
                 continue
             whole = whole_run(self.marks.get(job, []), work.before)
             if whole is not None:
-                found.setdefault(job.recipe, []).append(whole)
-        means = {recipe: sum(seconds) / len(seconds) for recipe, seconds in found.items()}
+                found.setdefault(job.row, []).append(whole)
+        means = {row: sum(seconds) / len(seconds) for row, seconds in found.items()}
         if not means:
             return {}
         typical = sum(means.values()) / len(means)
-        return {recipe: means.get(recipe, typical) for recipe in self.plan.recipes}
+        return {job.row: means.get(job.row, typical) for job in self.runner.jobs}
 
-    def _left(self, runner: Runner) -> dict[Job, float]:
+    def _left(self) -> dict[Job, float]:
         """Seconds that each run still needs; empty while nothing can be told."""
-        expected = self._expected(runner)
+        expected = self._expected()
         if not expected:
             return {}
         under_way = {
-            job: max(0.0, expected[job.recipe] * (1 - work.before) - work.elapsed)
-            for job, work in runner.working.items()
+            job: max(0.0, expected[job.row] * (1 - work.before) - work.elapsed)
+            for job, work in self.runner.working.items()
         }
         return under_way | {
-            job: expected[job.recipe] * (1 - self.share_done(job)) for job in runner.waiting
+            job: expected[job.row] * (1 - self.folder.share_done(job))
+            for job in self.runner.waiting
         }
 
-    def _standing(self, runner: Runner) -> str:
-        parts = [f"{len(runner.done)} of {len(self.plan.jobs)} runs done"]
+    def _standing(self) -> str:
+        runner = self.runner
+        parts = [f"{len(runner.done)} of {len(runner.jobs)} runs done"]
         if runner.failures:
             parts.append(f"{len(runner.failures)} failed")
-        left = self._left(runner)
+        left = self._left()
         if left:
             seconds = makespan(
                 [left[job] for job in runner.working],
@@ -202,23 +197,22 @@ class Display:
             parts.append(f"about {duration(seconds)} left")
         return " · ".join(parts)
 
-    def draw(self, runner: Runner) -> None:
-        """Draw the live table anew, if it is time."""
+    def _draw(self) -> None:
         if time.monotonic() - self.drawn < REFRESH:
             return
         self.drawn = time.monotonic()
-        self._look(runner)
+        self._look()
         if self.live is None:
             return
-        left = self._left(runner)
-        rows = {job: self.folder.rows(job) for job in self.plan.jobs}
+        runner, left = self.runner, self._left()
+        rows = {job: self.folder.rows(job) for job in runner.jobs}
         column = (monitored(row for found in rows.values() for row in found) or ["knn"])[0]
         standings = []
-        for recipe in self.plan.recipes:
-            own = [job for job in self.plan.jobs if job.recipe == recipe]
+        for row in dict.fromkeys(job.row for job in runner.jobs):
+            own = [job for job in runner.jobs if job.row == row]
             standings.append(
                 Standing(
-                    recipe,
+                    row,
                     total=len(own),
                     done=sum(job in runner.done for job in own),
                     failed=sum(job in runner.failures for job in own),
@@ -234,8 +228,22 @@ class Display:
             )
         table = tables.progress_table(
             standings,
-            epochs=self.plan.train.epochs,
+            epochs=max(job.train.epochs for job in runner.jobs),
             measure=Measure(column, label_of(column), percent=True, decimals=1),
-            caption=self._standing(runner),
+            caption=self._standing(),
         )
         self.live.update(table, refresh=True)
+
+
+def show_progress(runner: Runner, console: Console) -> Iterator[Event]:
+    """Run what is left, show how it goes, and hand each event on.
+
+    Raises:
+        KeyboardInterrupt: If somebody asked to stop.
+    """
+    display = Display(runner, console)
+    with display.showing():
+        for event in runner.run():
+            display.show(event)
+            if event is not None:
+                yield event

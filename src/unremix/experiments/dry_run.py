@@ -408,7 +408,7 @@ def dry_comparison(
         ValueError: If no recipe can be run.
     """
     console = console or Console()
-    share = share_for(plan, jobs)
+    share = share_for(plan.jobs, jobs)
     train = replace(plan.train, threads=share.threads)
     domain = find_domain(train.domain)
     data, real = load_or_imagine(domain, train)
@@ -430,7 +430,7 @@ def dry_comparison(
     console.print(_comparison_table(f"{len(plan.jobs)} runs on {domain.name(data)}", found, plan))
     every = list(found.values())
     seconds = plan.seeds * sum(one.seconds for one in every)
-    disk = plan.seeds * sum(one.measured.checkpoint + one.measured.encoder for one in every)
+    disk = plan.seeds * sum(2 * one.measured.checkpoint + one.measured.encoder for one in every)
     disk += share.jobs * max(one.measured.checkpoint for one in every)
     console.print(
         f"In all {duration(seconds)} of training; {duration(seconds / share.jobs)} with "

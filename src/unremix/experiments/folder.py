@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import read_text, write_text
 from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job
 from unremix.experiments.tables import Outcome
@@ -32,25 +30,6 @@ def path_for(data: str) -> Path:
     while path.suffix.lower() in ENDINGS:
         path = path.with_suffix("")
     return Path("comparisons") / path.name
-
-
-def try_lock(path: Path) -> int | None:
-    """Take a lock, without waiting.
-
-    The lock belongs to the open file: to this process, and to those that inherit the descriptor. It
-    ends with the last of them, whatever ended it, and leaves nothing that could be stale.
-
-    Returns:
-        The descriptor that holds it; None if another process does.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 class Folder:
@@ -88,7 +67,7 @@ class Folder:
     def has_checkpoint(self, job: Job) -> bool:
         """Whether there is something to go on from."""
         run = self.find(job)
-        return run is not None and run.checkpoint.exists()
+        return run is not None and run.has_checkpoint
 
     def discard(self, job: Job) -> None:
         """Remove what a run left that was stopped before its first checkpoint."""
@@ -106,11 +85,16 @@ class Folder:
         run = self.find(job)
         return [] if run is None else run.metrics()
 
+    def share_done(self, job: Job) -> float:
+        """The share of a run that its metrics show."""
+        rows, epochs = self.rows(job), job.train.epochs
+        return min(1.0, rows[-1]["epoch"] / epochs) if rows and epochs else 0.0
+
     def tail(self, job: Job) -> list[str]:
         """The last lines that the run printed since it was last begun."""
         if not self.log(job).exists():
             return []
-        text = self.log(job).read_text(errors="replace")
+        text = read_text(self.log(job))
         _, _, printed = text[text.rfind(BEGUN) :].partition("\n")
         return [line.rstrip() for line in printed.splitlines() if line.strip()][-TAIL:]
 
@@ -122,7 +106,7 @@ class Folder:
         """
         file = self.path / "comparison.yaml"
         if file.exists():
-            options: dict[str, Any] = yaml.safe_load(file.read_text())
+            options: dict[str, Any] = yaml.safe_load(read_text(file))
             return options
         strange = [entry.name for entry in self.path.iterdir() if entry.name != ".locks"]
         if strange:
@@ -134,7 +118,7 @@ class Folder:
 
     def write(self, name: str, text: str) -> None:
         """Write one of the comparison's own files."""
-        write_whole(self.path / name, lambda file: file.write_text(text))
+        write_text(self.path / name, text)
 
     def outcome(self, job: Job, failure: str | None) -> Outcome:
         """How a run ended."""
@@ -142,7 +126,7 @@ class Folder:
         card = None if run is None or failure is not None else run.evaluation
         results = (card or {}).get("results") or {}
         return Outcome(
-            job.recipe,
+            job.row,
             job.seed,
             failure,
             epochs=int(rows[-1]["epoch"]) if rows else (None if card is None else 0),

@@ -50,8 +50,8 @@ class Measured:
 
     @property
     def disk(self) -> int:
-        """Bytes of a run's folder: the last checkpoint stands until the next is whole."""
-        return 2 * self.checkpoint + self.encoder
+        """Bytes of a run's folder: two checkpoints stand until the next is whole."""
+        return 3 * self.checkpoint + self.encoder
 
 
 @dataclass(frozen=True)

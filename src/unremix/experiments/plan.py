@@ -1,21 +1,21 @@
-"""What a comparison consists of: its options, its runs, and what has to stay the same."""
+"""What an experiment consists of: its runs, their options, and what has to stay the same."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import yaml
-
 from unremix.recipes import RECIPES, find_recipe
-from unremix.training.config import TrainConfig, config_to_yaml
+from unremix.training.config import TrainConfig, make_config
 
 # Not shared by the runs.
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")
+DEFAULTS = 1  # raised when a default of an option changes, so that runs with the old one differ
 UNITS = {"second": 1 / 60, "minute": 1.0, "hour": 60.0}
 
 
@@ -54,18 +54,22 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the comparison."""
+    """One training of an experiment.
 
-    recipe: str
+    Args:
+        row: The row of the table that it belongs to, such as its recipe.
+        seed: Its seed.
+        name: The name of its folder, by which jobs are told apart.
+        train: Its options.
+    """
+
+    row: str
     seed: int
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return f"{self.recipe}-{self.seed}"
+    name: str
+    train: TrainConfig = field(compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.recipe}, seed {self.seed}"
+        return f"{self.row}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,15 @@ class Plan:
     reference: str
     train: TrainConfig
 
+    def job(self, recipe: str, seed: int) -> Job:
+        """The run of a recipe with a seed."""
+        train = replace(self.train, recipe=recipe, seed=seed)
+        return Job(recipe, seed, f"{recipe}-{seed}", train)
+
     @property
     def jobs(self) -> list[Job]:
         """The runs: first one of each recipe, so that there is soon something to compare."""
-        return [Job(recipe, seed) for seed in range(self.seeds) for recipe in self.recipes]
+        return [self.job(recipe, seed) for seed in range(self.seeds) for recipe in self.recipes]
 
     @property
     def minutes(self) -> float | None:
@@ -176,16 +185,72 @@ def shared_options(train: TrainConfig) -> dict[str, Any]:
         >>> shared_options(TrainConfig(epochs=3))["epochs"]
         3
     """
-    options: dict[str, Any] = yaml.safe_load(config_to_yaml(train))
-    return {name: value for name, value in _flat(options).items() if name not in OWN}
+    return {name: value for name, value in _flat(asdict(train)).items() if name not in OWN}
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in options.items():
-        inner = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
     return flat
+
+
+def train_config(*options: Mapping[str, Any]) -> TrainConfig:
+    """The options of a run by name, those of a section with a dot between; later ones win.
+
+    Raises:
+        ValueError: For an option that does not exist.
+
+    Example:
+        >>> train_config({"recipe": "hcl"}, {"loss.hardness": 2.0}).loss.hardness
+        2.0
+    """
+    nested: dict[str, Any] = {}
+    for given in options:
+        for name, value in given.items():
+            section, dot, inner = name.rpartition(".")
+            if dot:
+                nested.setdefault(section, {})[inner] = value
+            else:
+                nested[name] = value
+    return make_config(nested)
+
+
+def make_job(row: str, train: TrainConfig) -> Job:
+    """A run under a name that tells its options: equal options give the same name everywhere.
+
+    Only options that differ from the defaults count, so that a new option does not rename old runs.
+
+    Args:
+        row: The row of the table that it belongs to.
+        train: Its options.
+    """
+    told = f"{DEFAULTS} {train_command(train)}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:10]
+    return Job(row, train.seed, f"{train.recipe}-{digest}-{train.seed}", train)
+
+
+def train_command(train: TrainConfig) -> str:
+    """The command of a run.
+
+    Example:
+        >>> train_command(TrainConfig(recipe="hcl", epochs=5, seed=3))
+        'unremix train --recipe hcl --seed 3 --epochs 5'
+    """
+    words = ["unremix", "train", "--recipe", train.recipe, "--seed", str(train.seed)]
+    return shlex.join(words + _changed(train, TrainConfig(recipe=train.recipe)))
+
+
+def _changed(train: TrainConfig, usual: TrainConfig) -> list[str]:
+    """The options that differ from the usual ones, as words of a command."""
+    words, defaults = [], shared_options(usual)
+    for name, value in shared_options(train).items():
+        if value != defaults.get(name):
+            words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    return words
 
 
 def make_plan(
@@ -248,9 +313,6 @@ def command_of(plan: Plan, output: str | None = None, jobs: int | None = None) -
     words = ["unremix", "compare", "--recipes", ",".join(plan.recipes), "--seeds", str(plan.seeds)]
     if plan.reference != plan.recipes[0]:
         words += ["--reference", plan.reference]
-    defaults = shared_options(TrainConfig())
-    for name, value in shared_options(plan.train).items():
-        if value != defaults.get(name):
-            words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    words += _changed(plan.train, TrainConfig())
     words += [] if jobs is None else ["--jobs", str(jobs)]
     return shlex.join(words + ([] if output is None else ["--output", output]))

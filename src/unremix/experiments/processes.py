@@ -1,10 +1,11 @@
-"""The runs of a comparison as processes.
+"""The runs of an experiment as processes.
 
 For systems with ``flock`` and process groups: Linux and macOS.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -12,18 +13,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
 
-from unremix.data.atomic_files import write_whole
-from unremix.experiments.display import Display
-from unremix.experiments.folder import BEGUN, Folder, try_lock
-from unremix.experiments.plan import Job, Plan
-from unremix.training.config import config_to_yaml
+from unremix.data.atomic_files import try_lock, write_text
+from unremix.experiments.folder import BEGUN, Folder
+from unremix.experiments.plan import Job
+from unremix.training.config import TrainConfig, config_to_yaml
 
 TRAIN = (sys.executable, "-m", "unremix", "train")
 POLL = 0.1  # seconds between looks at the processes
@@ -61,7 +61,7 @@ def share_out(
     threads: int | None = None,
     processes: int = 1,
 ) -> Share:
-    """Share the machine out among the runs of a comparison.
+    """Share the machine out among the runs of an experiment.
 
     Args:
         runs: How many there are in all, done or not: a comparison that goes on where it was gives
@@ -87,22 +87,33 @@ def share_out(
     return Share(jobs, threads or max(1, cores // (jobs * processes)), groups)
 
 
-def share_for(plan: Plan, jobs: int | None) -> Share:
-    """Share this machine out among the runs of a plan."""
+def share_for(jobs: Sequence[Job], at_a_time: int | None) -> Share:
+    """Share this machine out among some jobs, which ask for the same devices and threads.
+
+    Args:
+        jobs: All jobs of the experiment, done or not.
+        at_a_time: Runs at a time, if they are given.
+    """
+    train = jobs[0].train
     gpus: list[str] = []
-    if plan.train.accelerator != "cpu" and torch.cuda.is_available():
+    if train.accelerator != "cpu" and torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         numbers = map(str, range(torch.cuda.device_count()))
         gpus = visible.split(",") if visible else list(numbers)
-    devices = plan.train.devices
     return share_out(
-        len(plan.jobs),
+        len(jobs),
         cores=cpu_count(),
         gpus=gpus,
-        jobs=jobs,
-        threads=plan.train.threads,
-        processes=devices if isinstance(devices, int) else 1,
+        jobs=at_a_time,
+        threads=train.threads,
+        processes=train.devices if isinstance(train.devices, int) else 1,
     )
+
+
+def _code_words(config: TrainConfig) -> list[str]:
+    """The code that the user named, typed again: no file decides which code runs."""
+    words = ["--imports", json.dumps(config.imports)] if config.imports else []
+    return words + (["--backbone", config.backbone] if config.backbone in config.code else [])
 
 
 class Stop:
@@ -137,62 +148,104 @@ class Work:
 
     Args:
         place: Which of the places it takes.
-        process: Its process; None if an earlier start of the comparison began it.
+        process: Its process; None if an earlier start of the experiment began it.
         before: Share of the run that was done when we began.
         began: When that was.
+        cpu_seconds: What the process took of the CPU, once it has ended.
     """
 
     place: int
     process: subprocess.Popen[bytes] | None
     before: float
     began: float = field(default_factory=time.monotonic)
+    cpu_seconds: float = 0.0
 
     @property
     def elapsed(self) -> float:
         """Seconds since then."""
         return time.monotonic() - self.began
 
+    def poll(self) -> int | None:
+        """The exit code of our process, once it has ended."""
+        process = self.process
+        if process is None or process.returncode is not None:
+            return None if process is None else process.returncode
+        ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if ended:
+            self.cpu_seconds = usage.ru_utime + usage.ru_stime
+            process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run begins, or goes on."""
+
+    job: Job
+    work: Work
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run has ended well."""
+
+    job: Job
+    work: Work
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run has failed; ``how`` is its exit code or signal."""
+
+    job: Job
+    work: Work
+    how: str
+
+
+Event = Begun | Ended | Failed
+
 
 class Runner:
-    """Runs what is left of a plan.
+    """Runs those of some jobs that are not done.
 
     Args:
-        plan: The plan.
-        folder: The comparison's folder.
-        share: What each run gets.
-        display: Shows progress.
+        jobs: The jobs, in the order in which they begin.
+        folder: Where their runs are.
+        share: What of the machine each gets.
+        known: Jobs that are known to be done, also where their folders are gone.
     """
 
-    def __init__(self, plan: Plan, folder: Folder, share: Share, display: Display) -> None:
-        self.plan = plan
+    def __init__(
+        self, jobs: Sequence[Job], folder: Folder, share: Share, known: Collection[Job] = ()
+    ) -> None:
+        self.jobs = list(jobs)
         self.folder = folder
         self.share = share
-        self.display = display
-        self.done = {job for job in plan.jobs if folder.is_done(job)}
+        self.done = {job for job in jobs if job in known or folder.is_done(job)}
         self.failures: dict[Job, str] = {}
-        self.waiting = [job for job in plan.jobs if job not in self.done]
+        self.waiting = [job for job in jobs if job not in self.done]
         self.working: dict[Job, Work] = {}
 
-    def __call__(self) -> None:
-        """Run until nothing is left.
+    def run(self) -> Iterator[Event | None]:
+        """Run until nothing is left, and tell what happens; None where nothing has.
 
         Raises:
             KeyboardInterrupt: If somebody asked to stop; no process of ours is left behind.
         """
         stop = Stop()
-        with stop.listening(), self.display.showing(self):
+        with stop.listening():
             try:
                 while (self.waiting or self.working) and not stop.asked:
-                    self._collect()
-                    self._begin()
-                    self.display.draw(self)
+                    yield from self._collect()
+                    yield from self._begin()
+                    yield None
                     time.sleep(POLL)
             finally:
                 self._end(stop)
         if stop.asked:
             raise KeyboardInterrupt
 
-    def _begin(self) -> None:
+    def _begin(self) -> Iterator[Event]:
         """Fill the free places."""
         free = set(range(self.share.jobs)) - {work.place for work in self.working.values()}
         while self.waiting and free:
@@ -206,13 +259,13 @@ class Runner:
                     continue
                 place = min(free)
                 free.remove(place)
-                before = self.display.share_done(job)
+                before = self.folder.share_done(job)
                 process = None if lock is None else self._start(job, place, lock)
             finally:
                 if lock is not None:
                     os.close(lock)
             self.working[job] = Work(place, process, before)
-            self.display.begun(job, self.working[job])
+            yield Begun(job, self.working[job])
 
     def _start(self, job: Job, place: int, lock: int) -> subprocess.Popen[bytes]:
         run, log = self.folder.run(job), self.folder.log(job)
@@ -222,9 +275,7 @@ class Runner:
         else:
             self.folder.discard(job)
             config = replace(
-                self.plan.train,
-                recipe=job.recipe,
-                seed=job.seed,
+                job.train,
                 name=job.name,
                 runs=str(run.parent),
                 resume=None,
@@ -232,9 +283,10 @@ class Runner:
                 threads=None,  # the environment says
             )
             options, text = log.with_suffix(".yaml"), config_to_yaml(config)
-            write_whole(options, lambda file: file.write_text(text))
+            write_text(options, text)
             words = [*TRAIN, "--config", str(options)]
-        with log.open("a") as output:
+        words += _code_words(job.train)
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as output:
             output.write(f"{BEGUN}{shlex.join(words)}\n")
             output.flush()
             return subprocess.Popen(
@@ -247,7 +299,7 @@ class Runner:
                 start_new_session=True,  # Ctrl-C reaches us alone; we end the runs ourselves
             )
 
-    def _collect(self) -> None:
+    def _collect(self) -> Iterator[Event]:
         """See which runs have ended, and how."""
         for job, work in list(self.working.items()):
             if work.process is None:
@@ -257,29 +309,29 @@ class Runner:
                     del self.working[job]
                     self.waiting.insert(0, job)  # done by now, or to be gone on with
                 continue
-            code = work.process.poll()
+            code = work.poll()
             if code is None:
                 continue
             del self.working[job]
             if code == 0 and self.folder.is_done(job):
                 self.done.add(job)
-                self.display.ended(job, work, self)
+                yield Ended(job, work)
             else:
                 how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
                 last = self.folder.tail(job)[-1:] if code > 0 else []
                 self.failures[job] = last[0].removeprefix("unremix: ") if last else how
-                self.display.failed(job, how)
+                yield Failed(job, work, how)
 
     def _end(self, stop: Stop) -> None:
         """End all processes that are still there; at once if asked a second time."""
-        processes = [work.process for work in self.working.values() if work.process is not None]
+        ours = [work for work in self.working.values() if work.process is not None]
         asked = max(1, stop.asked)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for process in processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, number)
+            for work in ours:
+                if work.poll() is None and work.process is not None:
+                    os.killpg(work.process.pid, number)
             deadline = time.monotonic() + GRACE
-            while any(process.poll() is None for process in processes):
+            while any(work.poll() is None for work in ours):
                 if time.monotonic() > deadline or stop.asked > asked:
                     break
                 time.sleep(POLL)

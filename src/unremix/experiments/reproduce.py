@@ -1,114 +1,370 @@
-"""``unremix reproduce``: the experiments by name, each with its options. Adding one is one line."""
+"""``unremix reproduce``: the paper's tables and figures, each by its name.
+
+All names of a scale share one folder: ``runs/``, ``logs/`` and ``results.jsonl`` with a line per
+finished run. Equal options give the same run, so one run serves several tables. Beside them each
+name has a folder with ``table.md``, ``table.csv``, ``results.json`` and its figures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
 
-@dataclass(frozen=True)
-class GraphsConfig:
-    """Options of the graph experiment; by default the paper's.
+from unremix.data.atomic_files import write_whole
+from unremix.data.locate import candidates
+from unremix.data.sentence.senteval_files import find_folder
+from unremix.data.suggestions import did_you_mean
+from unremix.experiments import tables
+from unremix.experiments.compare import FILE_WIDTH
+from unremix.experiments.dry_run import estimate
+from unremix.experiments.engine import Engine
+from unremix.experiments.paper.experiments import EXPERIMENTS
+from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, put
+from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
+from unremix.experiments.plan import Job
+from unremix.experiments.quantities import duration
+from unremix.experiments.results import versions
+from unremix.report.curves import write_figure
+
+ALL = "all"
+STEPS_SECONDS = 8.0  # that a dry run spends on the steps of one run
+
+
+def chosen(name: str) -> list[Experiment]:
+    """The experiments of a name.
+
+    Raises:
+        ValueError: If there is none; it names the nearest.
+    """
+    if name == ALL:
+        return list(EXPERIMENTS.values())
+    if name not in EXPERIMENTS:
+        known = ", ".join(EXPERIMENTS)
+        hint = did_you_mean(name, [*EXPERIMENTS, ALL])
+        raise ValueError(f"expected one of {known} or {ALL}, got {name!r}{hint}")
+    return [EXPERIMENTS[name]]
+
+
+def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) -> tuple[Source, ...]:
+    """The data sets of an experiment, or others in their place.
 
     Args:
-        data: TU data sets; those whose files are missing are left out.
-        recipes: Recipes; all are compared with the first.
-        seeds: Runs of each recipe on each data set, with seeds from 0 on.
-        epochs: Of each run.
-        batch_size: Graphs per step.
-        lr: Learning rate of Adam.
-        weight_decay: Its weight decay.
-        threads: Of each process; the cores are shared out by default.
-        jobs: Runs at a time; by default one per core.
-        output: Folder; the same folder again goes on where it was.
-        train: Whether to train what is missing; if not, what there is is put into tables.
-        progress: Whether to show progress and tables.
+        experiment: The experiment.
+        scale: Its scale.
+        data: Others; known ones keep their figures in the paper.
     """
+    usual = SCALES[scale][experiment.kind].sources
+    if not data:
+        return usual
+    known = {
+        source.data: source
+        for of_kind in SCALES.values()
+        for source in of_kind[experiment.kind].sources
+    }
+    found = []
+    for number, given in enumerate(data):
+        name = Path(given).name
+        like = usual[min(number, len(usual) - 1)] if usual else Source("", "", "")
+        source = known.get(given, known.get(name, Source(Path(name).stem, given, Path(name).stem)))
+        found.append(replace(source, data=given, options=like.options, write=None))
+    return tuple(found)
 
-    data: tuple[str, ...] = (
-        "MUTAG", "PTC_MR", "ENZYMES", "PROTEINS", "IMDB-BINARY", "IMDB-MULTI",
-    )  # fmt: skip
-    recipes: tuple[str, ...] = ("infograph", "infograph-hcl", "infograph-unremix")
-    seeds: int = 5
-    epochs: int = 200
-    batch_size: int = 128
-    lr: float = 1e-3
-    weight_decay: float = 1e-6
-    threads: int | None = None
-    jobs: int | None = None
-    output: str = "reproductions/graphs"
-    train: bool = True
-    progress: bool = True
+
+def lacking(source: Source, options: Options) -> str | None:
+    """What an experiment lacks to use a data set, and where to get it; None if nothing."""
+    put_it = "put it into the folder that UNREMIX_DATA names"
+    places = candidates(source.data, folders=("", "tu"), suffixes=("", ".zip"))
+    made_up = source.write is not None or source.data in EMBEDDED or "{" in source.data
+    if not made_up and not any(place.exists() for place in places):
+        where = f" from {source.where}" if source.where else ""
+        return f"{source.data} was not found; get it{where} and {put_it}"
+    senteval = options.get("sentence.senteval", "none")
+    if senteval not in ("none", "auto"):
+        try:
+            find_folder(senteval)
+        except (FileNotFoundError, ValueError) as error:
+            return f"{error}; get SentEval's tasks by its own script and {put_it}"
+    return None
 
 
-@dataclass(frozen=True)
-class SentencesConfig:
-    """Options of the sentence experiment.
+def reproduce(
+    name: str,
+    *,
+    scale: ScaleName = "cpu",
+    seeds: int | None = None,
+    data: Sequence[str] = (),
+    output: str | None = None,
+    options: Options | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    command: str | None = None,
+    console: Console | None = None,
+) -> int:
+    """Train what is missing, and write tables and figures beside the paper's.
 
     Args:
-        data: Ordered text.
-        senteval: Folder of SentEval's tasks.
-        recipes: Recipes; all are compared with the first.
-        seeds: Runs of each recipe, with seeds from 0 on.
-        limit: Sentences to train on.
-        epochs: Passes over them.
-        lr: Learning rate; the paper's 5e-4 is too small for so few steps.
-        size: Of a word's vector and of the GRU's state.
-        bag_of_words: Whether to train bags of words as well, as a floor.
-        threads: Of each process; the cores are shared out by default.
-        jobs: Runs at a time; by default one per core.
-        output: Folder; the same folder again goes on where it was.
-        train: Whether to train what is missing; if not, what there is is put into tables.
-        progress: Whether to show progress and tables.
+        name: A table or figure, or ``all``.
+        scale: ``smoke``, ``cpu`` or ``paper``.
+        seeds: Seeds of every row, from 0 on; by default those of the scale.
+        data: Data sets in place of the scale's.
+        output: The folder, by default ``reproductions/SCALE``; the same folder again goes on where
+            it was.
+        options: Options of every run in place of the scale's, by name, such as ``{"epochs": 5}``.
+        jobs: Runs at a time; by default one per GPU, or one per core.
+        dry_run: Only say what is to be run and what it costs.
+        command: The command that asked for it, for the tables.
+        console: Where to show progress.
+
+    Returns:
+        0; 1 if a run failed.
+
+    Raises:
+        ValueError: For a name, scale or options that do not exist, or if no data set is there.
+        BlockingIOError: If another process is at work in the folder.
+        KeyboardInterrupt: If it was stopped; the same call goes on.
     """
+    console = console or Console()
+    experiments = chosen(name)
+    if scale not in SCALES:
+        hint = did_you_mean(scale, SCALES)
+        raise ValueError(f"expected a scale among {', '.join(SCALES)}, got {scale!r}{hint}")
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"expected seeds to be at least 1, got {seeds}")
+    if data and name == ALL:
+        raise ValueError("expected --data for one table or figure, got it for all; name one")
+    engine = Engine(Path(output or f"reproductions/{scale}"), console, jobs)
+    settings = []
+    for experiment in experiments:
+        size = SCALES[scale][experiment.kind]
+        setting = Setting(
+            experiment, scale, sources_of(experiment, scale, data),
+            experiment.seeds or seeds or size.seeds, options or {}, engine,
+        )  # fmt: skip
+        settings.append(setting)
+        _ = setting.jobs  # options that do not exist are refused here
+    if dry_run:
+        show_cost(settings, console)
+        return 0
+    settings = [found for one in settings if (found := _with_data(one)) is not None]
+    if not settings:
+        raise ValueError(
+            f"expected at least one data set for {name}, found none; the lines above say where to "
+            "get them, --data names others, and --scale smoke needs none"
+        )
+    command = command or f"unremix reproduce {name} --scale {scale}"
+    with engine.alone("reproduction"):
+        settings = [
+            replace(one, sources=tuple(put(source, engine.path) for source in one.sources))
+            for one in settings
+        ]
+        return _run(settings, engine, command)
 
-    data: str = "books"
-    senteval: str = "senteval"
-    recipes: tuple[str, ...] = ("quickthought", "quickthought-hcl", "quickthought-unremix")
-    seeds: int = 3
-    limit: int = 300_000
-    epochs: int = 1
-    lr: float = 5e-3
-    size: int = 300
-    bag_of_words: bool = True
-    threads: int | None = None
-    jobs: int | None = None
-    output: str = "reproductions/sentences"
-    train: bool = True
-    progress: bool = True
+
+def _with_data(setting: Setting) -> Setting | None:
+    """The setting without the data sets that are not there; each is named."""
+    size = SCALES[setting.scale][setting.experiment.kind]
+    kept = []
+    for source in setting.sources:
+        why = lacking(source, {**size.options, **source.options, **setting.options})
+        if why is None:
+            kept.append(source)
+        else:
+            setting.engine.say(f"{setting.experiment.name} without {source.title}: {why}")
+    if kept or not setting.experiment.rows:
+        return replace(setting, sources=tuple(kept))
+    if not setting.sources:
+        setting.engine.say(
+            f"{setting.experiment.name} is left out: there are no data for it at the scale "
+            f"{setting.scale}; use smoke or paper, or name some with --data"
+        )
+    return None
 
 
-def _graphs(config: Any, command: str) -> int:
-    from unremix.experiments.graphs import reproduce
+def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
+    unique: dict[str, Job] = {}
+    for setting in settings:
+        for job in setting.jobs:
+            unique.setdefault(job.name, job)
+    names = {one.experiment.name: {job.name for job in one.jobs} for one in settings}
+    written: set[str] = set()
 
-    return reproduce(config, command=command)
+    def write_finished(_: Job | None = None) -> None:
+        for setting in settings:
+            name = setting.experiment.name
+            if name not in written and names[name] <= set(engine.results.records):
+                written.add(name)
+                write(setting, command)
+
+    needed = {
+        job.name
+        for setting in settings
+        if setting.experiment.needs_encoders
+        for job in setting.jobs
+    }
+    anew = [
+        job
+        for job in unique.values()
+        if job.name in needed and not engine.folder.has_checkpoint(job)
+    ]
+    try:
+        if unique:
+            engine.run(list(unique.values()), ended=write_finished, again=command, anew=anew)
+    finally:
+        write_finished()
+        for setting in settings:
+            begun = names[setting.experiment.name] & set(engine.results.records)
+            if setting.experiment.name not in written and begun:
+                write(setting, command)
+    for setting in settings:
+        path = engine.path / setting.experiment.name / "table.md"
+        if path.exists():
+            engine.say(path.read_text(encoding="utf-8").partition("\nMade by\n")[0])
+    engine.say(f"Everything is in {engine.path}/, in a folder for each name (open table.md first)")
+    return 1 if engine.failures else 0
 
 
-def _sentences(config: Any, command: str) -> int:
-    from unremix.experiments.sentences import reproduce
-
-    return reproduce(config, command=command)
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """An experiment.
+def write(setting: Setting, command: str) -> Made:
+    """Write ``table.md``, ``table.csv``, ``results.json`` and the figures of an experiment.
 
     Args:
-        summary: What it is.
-        options: Its options, a dataclass.
-        run: Runs it, given options and the command that asked for it; returns the exit code.
+        setting: The experiment with its runs.
+        command: What asked for it.
     """
+    experiment, folder = setting.experiment, setting.engine.path / setting.experiment.name
+    made, versioned = experiment.make(setting), versions()
+    records = setting.engine.results.records
+    jobs = setting.jobs
+    missing = sum(job.name not in records for job in jobs)
+    notes = [*made.notes, *experiment.notes]
+    if missing:
+        notes.append(f"Unfinished: {missing} of {len(jobs)} runs to come.")
+    parts = [f"# {experiment.title} ({experiment.place}), scale {setting.scale}"]
+    for title, grid in made.grids:
+        parts += [f"{title}:"] if title else []
+        parts.append(tables.to_markdown(grid).rstrip())
+    parts += [*notes, *(f"![{name}]({name}.svg)" for name in made.figures)]
+    parts.append(
+        f"Made by\n\n```bash\n{command}\n```\n\nwith unremix {versioned['unremix']}, torch "
+        f"{versioned['torch']}, Python {versioned['python']}."
+    )
+    whole = {
+        "name": experiment.name,
+        "place": experiment.place,
+        "scale": setting.scale,
+        "seeds": setting.seeds,
+        "command": command,
+        "versions": versioned,
+        "data": {source.paper: source.data for source in setting.sources},
+        "paper": {
+            row.name: {
+                f"{path} on {data}": figure for (data, path), figure in row.published.items()
+            }
+            for row in setting.rows
+            if row.published
+        },
+        "runs": _runs(setting),
+        **made.facts,
+    }
+    contents = {
+        "table.md": "\n\n".join(parts) + "\n",
+        "table.csv": tables.to_csv(made.records),
+        "results.json": json.dumps(whole, indent=1) + "\n",
+    }
+    for name, text in contents.items():
+        write_whole(
+            folder / name,
+            lambda file, text=text: file.write_text(text, encoding="utf-8"),  # type: ignore[misc]
+        )
+    for name, figure in made.figures.items():
+        write_figure(figure, folder / name)
+    return made
 
-    summary: str
-    options: type
-    run: Callable[[Any, str], int]
+
+def _runs(setting: Setting) -> list[dict[str, Any]]:
+    """Every finished run, with its options as a command and every measure."""
+    kept = ("name", "seed", "epochs", "steps", "loss", "results", "cpu_seconds", "command")
+    return [
+        {"row": row.name, "data": source.paper, **{key: record.get(key) for key in kept},
+         "mix": {
+             column[4:]: share
+             for column, share in _last(record).items()
+             if column.startswith("mix_")
+         }}
+        for row in setting.rows
+        for source in setting.sources_of(row)
+        for record in setting.records(row, source)
+    ]  # fmt: skip
 
 
-EXPERIMENTS = {
-    "graphs": Experiment("InfoGraph, HCL and UnReMix on TU data sets", GraphsConfig, _graphs),
-    "sentences": Experiment(
-        "Quick-Thought, HCL and UnReMix on books, by SentEval", SentencesConfig, _sentences
-    ),
-}
+def _last(record: Mapping[str, Any]) -> Mapping[str, float]:
+    """The last row of a run's metrics."""
+    rows = record.get("metrics") or [{}]
+    last: Mapping[str, float] = rows[-1]
+    return last
+
+
+def show_cost(settings: Sequence[Setting], console: Console) -> None:
+    """Say what is to be run and what it costs: ``--dry_run``.
+
+    A run's cost is the mean of those that are done; else that of the reference row by a few of its
+    steps, on random images where the data are not there.
+    """
+    table = Table(title="Runs; those that an earlier name has are counted there", box=None)
+    headings = ("name", "data", "rows", "seeds", "epochs", "runs", "to do", "a run", "all")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number > 1 else "left")
+    counted: set[str] = set()
+    costs: dict[str, float | None] = {}
+    total = 0.0
+    said: list[str] = []
+    for setting in settings:
+        experiment = setting.experiment
+        for source in setting.sources:
+            rows = [row for row in setting.rows if source in setting.sources_of(row)]
+            jobs = [setting.job(row, source, seed) for seed in range(setting.seeds) for row in rows]
+            jobs = [job for job in jobs if job.name not in counted]
+            counted |= {job.name for job in jobs}
+            left = [job for job in jobs if job.name not in setting.engine.results.records]
+            if not jobs:
+                continue
+            reference = next((r for r in rows if r.name == experiment.reference), rows[0])
+            key = f"{experiment.kind} {source.data} {jobs[0].train.epochs}"
+            if key not in costs:
+                costs[key] = _cost(setting, setting.job(reference, source, 0), said)
+            one = costs[key]
+            total += (one or 0.0) * len(left)
+            table.add_row(
+                experiment.name, source.title, str(len(rows)), str(setting.seeds),
+                str(jobs[0].train.epochs), str(len(jobs)), str(len(left)),
+                "unknown" if one is None else duration(one),
+                "unknown" if one is None else duration(one * len(left)),
+            )  # fmt: skip
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(table)
+    for line in (
+        *dict.fromkeys(said),
+        f"In all {duration(total)} of training, one run at a time; evaluation comes on top. The "
+        "cost of a run is that of the reference row by a few steps, and taken for the other rows "
+        "as well. Nothing was written.",
+    ):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _cost(setting: Setting, job: Job, said: list[str]) -> float | None:
+    """Seconds of a run; None if its data are not there and cannot be made up."""
+    known = setting.engine.results.records.get(job.name, {}).get("cpu_seconds")
+    if known is not None:
+        return float(known)
+    try:
+        train = replace(job.train, progress=False)
+        return estimate(train, seconds=STEPS_SECONDS).seconds
+    except (FileNotFoundError, ValueError) as error:
+        said.append(f"{setting.experiment.name}, {job.train.data}: {error}")
+        return None

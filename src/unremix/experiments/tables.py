@@ -257,7 +257,12 @@ def _difference(row: TableRow, measure: Measure, reference: str) -> str:
 
 
 def grids(
-    rows: Sequence[TableRow], measures: Sequence[Measure], *, reference: str, epochs: bool = False
+    rows: Sequence[TableRow],
+    measures: Sequence[Measure],
+    *,
+    reference: str,
+    epochs: bool = False,
+    apart: bool = False,
 ) -> list[Grid]:
     """The rows as one table; as two, values and differences, if there are many measures.
 
@@ -266,6 +271,7 @@ def grids(
         measures: The columns; those in :data:`ASIDE` are left out.
         reference: The recipe compared with.
         epochs: Whether to show how many epochs were trained.
+        apart: Whether values and differences are two tables in any case.
     """
     shown = in_table(measures)
     head = ["recipe", "runs"] + (["epochs"] if epochs else [])
@@ -290,7 +296,7 @@ def grids(
         )
         for measure in shown
     ]
-    if len(shown) <= SIDE_BY_SIDE:
+    if len(shown) <= SIDE_BY_SIDE and not apart:
         both = [column for pair in zip(values, differences, strict=True) for column in pair]
         return [grid(both)]
     return [grid(values), grid(differences)]

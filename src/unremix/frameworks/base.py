@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from unremix.losses import Importance
+
 Embedded = tuple[Tensor, Tensor]
 
 
@@ -80,8 +82,18 @@ class Framework(nn.Module):
         """Parameters that weight decay spares."""
         return []
 
+    def meet(self, labels: Tensor | None) -> None:
+        """What is to be done before the first step with the data's labels: usually nothing.
+
+        Args:
+            labels: The class of every training sample, shape (n,), where known.
+        """
+
     def after_step(self) -> None:
         """What is to be done after each step of the optimizer."""
+
+    def reserve(self, samples: int) -> None:
+        """Learn how many samples there are, for what is remembered of each."""
 
 
 class Projecting(Framework):
@@ -131,11 +143,12 @@ class Projecting(Framework):
         """The loss of a batch; each input is normalised by its own batch statistics, as in HCL."""
         return self.objective([self.embed(images) for images in self.inputs(batch)], batch)
 
-    def effective_negatives(self, first: Embedded, second: Embedded) -> float | None:
-        """Equally weighted negatives that would average as much; None where there are none.
+    def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
+        """Scores and weights of the negatives of a batch; None where there are no negatives.
 
         Args:
             first: z and h of the first views.
             second: z and h of the second views.
+            samples: Which samples they show, shape (N,).
         """
         return None

@@ -9,11 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from unremix.audit import effective_negatives
 from unremix.core.problem import Own
 from unremix.frameworks.base import Batch, Embedded, Projecting
 from unremix.frameworks.queue import Queue
-from unremix.losses import TwoViewLoss
+from unremix.losses import Importance, TwoViewLoss
 from unremix.views.mixing import Mixed, Mixing
 
 # What a view draws in a step, each from keys of its own.
@@ -101,6 +100,8 @@ class Contrastive(Projecting):
         self.mixing = mixing
         self.negatives = negatives
         loss.options = replace(loss.options, bias=self.last_layer.bias is not None)
+        if mixing is not None:
+            loss.check_evidence("mixed views")
         if (
             negatives is not None
             and loss.options.gradient == "nt-xent"
@@ -120,6 +121,34 @@ class Contrastive(Projecting):
     def undecayed(self) -> list[nn.Parameter]:
         """The learned mix."""
         return list(self.loss.parameters())
+
+    def reserve(self, samples: int) -> None:
+        """See :meth:`Framework.reserve`."""
+        self.loss.reserve(samples)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of a batch; a bank is told the encoder's features of its views."""
+        if not self.remembers_features:
+            return super().forward(batch)
+        features: list[Tensor] = []
+        watch = self.encoder.register_forward_hook(lambda *call: features.append(call[2].detach()))
+        try:
+            embedded = [self.embed(images) for images in self.inputs(batch)]
+        finally:
+            watch.remove()
+        if self.training:
+            views = torch.cat(features).split(len(batch.samples))  # MoCo embeds a view in parts
+            self.loss.remember(batch.samples, *views)
+        return self.objective(embedded, batch)
+
+    @property
+    def remembers_features(self) -> bool:
+        """Whether the loss is told the encoder's features of every batch."""
+        return self.loss.bank is not None
+
+    def known_ids(self, samples: Tensor) -> Tensor | None:
+        """The samples of a batch, where the loss remembers something of each, shape (N,)."""
+        return samples if self.loss.needs_ids else None
 
     @property
     def keeps_original(self) -> bool:
@@ -163,7 +192,7 @@ class Contrastive(Projecting):
         shown = shown_samples(batch.samples, mixed)
         return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
 
-    def effective_negatives(self, first: Embedded, second: Embedded) -> float | None:
-        """See :meth:`Projecting.effective_negatives`; of negatives within the batch."""
-        weights = self.loss.importance(first[0], second[0], first[1], second[1]).weights
-        return effective_negatives(weights.double())
+    def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
+        """See :meth:`Projecting.importance`; of negatives within the batch."""
+        ids = self.known_ids(samples)
+        return self.loss.importance(first[0], second[0], first[1], second[1], ids=ids)

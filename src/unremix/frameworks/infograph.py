@@ -111,6 +111,13 @@ class InfoGraph(Framework):
                 "expected decoupled=False with the objective jsd, which has no denominator, got "
                 "True; leave it out, or use --infograph.objective info-nce"
             )
+        loss.check_evidence("nodes")
+        if loss.weighting.filter and isinstance(loss, HCLLoss) and self.objective == "jsd":
+            raise ValueError(
+                "expected false_negatives=None for HCL with the objective jsd, which has weights "
+                f"of its own, got {loss.weighting.filter.rule!r}; use --infograph.objective "
+                "info-nce, or another weighting"
+            )
         if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:
             raise ValueError(
                 "expected gradient='pseudo-label' on InfoGraph, received 'nt-xent': a graph has "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,7 @@ class MoCo(Contrastive):
     ) -> None:
         super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
         options = options or MoCoOptions()
+        loss.check_evidence("a queue of keys", ids=True)
         needs_inputs = loss.weighting.needs_residuals
         if needs_inputs and loss.options.gradient == "nt-xent":
             raise ValueError(
@@ -193,6 +194,12 @@ class MoCo(Contrastive):
             shares=None if target is None else target.shares,
         )
         anchors = Views(query[0], None if candidates.inputs is None else query[1])
+        if self.loss.needs_ids:
+            known = torch.cat([batch.samples, self.memory.samples])
+            anchors, candidates = (
+                replace(anchors, ids=batch.samples),
+                replace(candidates, ids=known),
+            )
         return self.loss.against(
             anchors, candidates, pairs, own=own, positives_in_denominator=target is not None
         )

@@ -121,6 +121,7 @@ class QuickThought(Framework):
                 "expected class_prior=0 on Quick-Thought, whose products are not bounded, received "
                 f"{loss.class_prior}; leave it out"
             )
+        loss.check_evidence("sentences")
         if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:
             raise ValueError(
                 "expected gradient='pseudo-label' on Quick-Thought, received 'nt-xent': a sentence "

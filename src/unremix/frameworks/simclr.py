@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from unremix.core.problem import Own
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Own, Views
 from unremix.frameworks.base import Batch, Embedded
-from unremix.frameworks.contrastive import Contrastive
+from unremix.frameworks.contrastive import Contrastive, Negatives
+from unremix.losses import TwoViewLoss
+from unremix.views.mixing import Mixing
 
 
 @dataclass(frozen=True)
@@ -20,9 +23,12 @@ class SimCLROptions:
 
     Args:
         layout: both or one-way.
+        negative_classes: Take negatives from the first so many classes only. For a study of how
+            diverse negatives have to be: it uses labels, which no other training does.
     """
 
     layout: Literal["both", "one-way"] | None = field(default=None, metadata={"unset": "both"})
+    negative_classes: int | None = field(default=None, metadata={"unset": "none: of all classes"})
 
 
 class SimCLR(Contrastive):
@@ -40,6 +46,57 @@ class SimCLR(Contrastive):
     loss_options = ("layout",)
     domains = ("image", "graph")
 
+    labels: Tensor | None
+    """The class of every training sample, where negatives are chosen by class."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Sequential,
+        loss: TwoViewLoss,
+        *,
+        mixing: Mixing | None = None,
+        negatives: Negatives | None = None,
+        options: SimCLROptions | None = None,
+    ) -> None:
+        super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
+        self.negative_classes = None if options is None else options.negative_classes
+        self.register_buffer("labels", None, persistent=False)
+        if self.negative_classes is not None and (
+            mixing is not None or negatives is not None or self.negative_classes < 1
+        ):
+            raise ValueError(
+                "expected negative_classes of at least 1, without mixing or further negatives, "
+                f"got {self.negative_classes}; leave one of them out"
+            )
+
+    def meet(self, labels: Tensor | None) -> None:
+        """Take the labels, where negatives are chosen by class.
+
+        Raises:
+            ValueError: If they are needed and there are none.
+        """
+        if self.negative_classes is None:
+            return
+        if labels is None:
+            raise ValueError("expected labels for negative_classes, got data without; leave it out")
+        self.labels = labels.to(next(self.parameters()).device)
+
+    def pairs(self, samples: Tensor) -> Pairs:
+        """Both views of a batch, with negatives of the first few classes only.
+
+        Args:
+            samples: Which samples are in the batch, shape (N,).
+
+        Raises:
+            ValueError: If the labels are not known.
+        """
+        if self.labels is None or self.negative_classes is None:
+            raise ValueError("expected labels for negative_classes, got none; call meet() first")
+        excluded = self.labels[samples].repeat(2) >= self.negative_classes  # (2N,)
+        every = Pairs.both_views(samples.shape[0], device=samples.device)
+        return replace(every, excluded=excluded[None], non_negatives=None)
+
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """The second views, then the first views: as they are, mixed, or both."""
         return batch.views[1], *self.anchor_images(batch, 0)
@@ -53,7 +110,12 @@ class SimCLR(Contrastive):
             own = self.further((z0, h0), batch)
             if own is not None and self.loss.layout == "both":
                 own = _stack(own, self.further((z1, h1), batch, view=1))
-            total = total + self.loss(z0, z1, h0, h1, own=own)
+            ids = self.known_ids(batch.samples)
+            if self.negative_classes is None:
+                total = total + self.loss(z0, z1, h0, h1, ids=ids, own=own)
+            else:
+                views = Views(torch.cat([z0, z1]), torch.cat([h0, h1]))
+                total = total + self.loss.against(views, views, self.pairs(batch.samples))
         mixed = self.mixed(batch.views[0], batch)
         if mixed is not None:
             ((z, h),) = first

@@ -5,7 +5,30 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
+from unremix.core.signals import FalseNegatives
 from unremix.losses import PRESETS, HCLLoss, InfoNCELoss, UnReMixLoss
+
+
+def with_filter(options: dict[str, Any]) -> dict[str, Any]:
+    """Options in which what concerns false negatives is one, as the losses take it.
+
+    Raises:
+        ValueError: For evidence or a share without a rule that would use it.
+
+    Example:
+        >>> with_filter({"false_negatives": "ring", "evidence": None, "false_negative_share": 0.2})
+        {'false_negatives': FalseNegatives(rule='ring', evidence='similarity', share=0.2, ...)}
+    """
+    rest = dict(options)
+    rule, evidence = rest.pop("false_negatives"), rest.pop("evidence")
+    given = {"evidence": evidence, "share": rest.pop("false_negative_share")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if rule is None and given:
+        raise ValueError(
+            f"expected false_negatives with {' and '.join(given)}, got none, so that it would do "
+            "nothing; add false_negatives, such as ring"
+        )
+    return {**rest, "false_negatives": None if rule is None else FalseNegatives(rule, **given)}
 
 
 @dataclass(frozen=True)
@@ -15,6 +38,11 @@ class Uniform:
     Args:
         class_prior: τ⁺ of the debiasing.
         decoupled: Whether the positive is left out of the denominator.
+        false_negatives: What is done about negatives that are probably false: ring, threshold, rank
+            or mixture.
+        evidence: How alike two samples are, for that: similarity, four-views, bank or
+            shared-neighbors.
+        false_negative_share: The share of negatives that are probably false.
     """
 
     summary: ClassVar[str] = "all negatives alike"
@@ -22,10 +50,19 @@ class Uniform:
 
     class_prior: float = 0.0
     decoupled: bool = False
+    false_negatives: Literal["ring", "threshold", "rank", "mixture"] | None = field(
+        default=None, metadata={"unset": "none: nothing"}
+    )
+    evidence: Literal["similarity", "four-views", "bank", "shared-neighbors"] | None = field(
+        default=None, metadata={"unset": "similarity, with false_negatives only"}
+    )
+    false_negative_share: float | None = field(
+        default=None, metadata={"unset": "0.1, with false_negatives only"}
+    )
 
     def __call__(self, **given: Any) -> InfoNCELoss:
         """The loss; ``given`` are the options that it shares with the others."""
-        return InfoNCELoss(**asdict(self), **given)
+        return InfoNCELoss(**with_filter(asdict(self)), **given)
 
 
 @dataclass(frozen=True)
@@ -37,6 +74,11 @@ class HCL:
         class_prior: τ⁺ of the debiasing.
         similarity_gradient: Whether gradient flows through the similarity in the weights.
         decoupled: Whether the positive is left out of the denominator.
+        false_negatives: What is done about negatives that are probably false: ring, threshold, rank
+            or mixture.
+        evidence: How alike two samples are, for that: similarity, four-views, bank or
+            shared-neighbors.
+        false_negative_share: The share of negatives that are probably false.
         fidelity: Preset: sound, paper or code.
     """
 
@@ -47,11 +89,20 @@ class HCL:
     class_prior: float = 0.1
     similarity_gradient: bool = True
     decoupled: bool = False
+    false_negatives: Literal["ring", "threshold", "rank", "mixture"] | None = field(
+        default=None, metadata={"unset": "none: nothing"}
+    )
+    evidence: Literal["similarity", "four-views", "bank", "shared-neighbors"] | None = field(
+        default=None, metadata={"unset": "similarity, with false_negatives only"}
+    )
+    false_negative_share: float | None = field(
+        default=None, metadata={"unset": "0.1, with false_negatives only"}
+    )
     fidelity: Literal["sound", "paper", "code"] = "sound"
 
     def __call__(self, **given: Any) -> HCLLoss:
         """The loss; ``given`` are the options that it shares with the others."""
-        return HCLLoss(**asdict(self), **given)
+        return HCLLoss(**with_filter(asdict(self)), **given)
 
 
 @dataclass(frozen=True)
@@ -71,6 +122,11 @@ class UnReMix:
         similarity_gradient: Whether gradient flows through the similarity in the weights.
         decoupled: Whether the positive is left out of the denominator.
         sketch: Dimensions that the last layer's input is projected to.
+        false_negatives: What is done about negatives that are probably false: ring, threshold, rank
+            or mixture.
+        evidence: How alike two samples are, for that: similarity, four-views, bank or
+            shared-neighbors.
+        false_negative_share: The share of negatives that are probably false.
         fidelity: Preset: sound, paper or code.
     """
 
@@ -88,11 +144,20 @@ class UnReMix:
     similarity_gradient: bool | None = None
     decoupled: bool = False
     sketch: int | None = field(default=None, metadata={"unset": "none: not projected"})
+    false_negatives: Literal["ring", "threshold", "rank", "mixture"] | None = field(
+        default=None, metadata={"unset": "none: nothing"}
+    )
+    evidence: Literal["similarity", "four-views", "bank", "shared-neighbors"] | None = field(
+        default=None, metadata={"unset": "similarity, with false_negatives only"}
+    )
+    false_negative_share: float | None = field(
+        default=None, metadata={"unset": "0.1, with false_negatives only"}
+    )
     fidelity: Literal["sound", "paper", "code"] = "sound"
 
     def __call__(self, **given: Any) -> UnReMixLoss:
         """The loss; ``given`` are the options that it shares with the others."""
-        return UnReMixLoss(**asdict(self), **given)
+        return UnReMixLoss(**with_filter(asdict(self)), **given)
 
     def settled(self, *, epochs: int) -> UnReMix:
         """The same with the values of the preset where there are none."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -14,19 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from unremix.data.atomic_files import write_whole
-
-matplotlib.rcParams["svg.hashsalt"] = "unremix"  # the same figure gives the same file
-matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
+from unremix.report.style import GRAYS, looks_of
 
 Row = dict[str, float]
 
-# Okabe and Ito's colours, which people with any colour vision tell apart, without their yellow:
-# it is too pale for lines on white. After seven recipes they come again, dashed and hollow.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
-    "-", (0, (5.0, 1.5)), (0, (1.2, 1.2)), (0, (5.0, 1.5, 1.2, 1.5)),
-)  # fmt: skip
-MARKERS = ("o", "s", "^", "D")
 FEW_POINTS = 30  # up to here every point gets a marker
 
 
@@ -93,26 +83,29 @@ def mean_curve(runs: Sequence[Sequence[Row]], column: str) -> Curve | None:
 
 def _draw(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[Sequence[Row]]]) -> None:
     scale = 100 if panel.percent else 1
-    for number, (name, seeds) in enumerate(runs.items()):
+    looks = looks_of(runs)
+    for name, seeds in runs.items():
         curve = mean_curve(seeds, panel.column)
         if curve is None:
             continue
-        colour, turn = COLOURS[number % len(COLOURS)], number // len(COLOURS) % len(DASHES)
-        marker = MARKERS[turn] if len(curve.epochs) <= FEW_POINTS else None
+        look = looks[name]
+        marker = look.marker if len(curve.epochs) <= FEW_POINTS else None
         mean = scale * curve.mean
         axes.plot(
-            curve.epochs, mean, color=colour, linestyle=DASHES[turn], lw=1.5, label=name,
-            marker=marker, ms=4 if turn else 3, mfc="white" if turn else colour,
+            curve.epochs, mean, color=look.color, linestyle=look.dash, lw=1.5, label=name,
+            marker=marker, ms=4 if look.turn else 3, mfc="white" if look.turn else look.color,
         )  # fmt: skip
         if curve.deviation is not None:
             half = scale * curve.deviation
             axes.fill_between(
-                curve.epochs, mean - half, mean + half, color=colour, alpha=0.13, lw=0
+                curve.epochs, mean - half, mean + half, color=look.color, alpha=0.13, lw=0
             )
-    greys = (("#777777", (0, (4, 3))), ("#aaaaaa", (0, (1, 2))))
+    patterns = ((0, (4, 3)), (0, (1, 2)))
     for number, (name, value) in enumerate(panel.levels.items()):
-        colour, pattern = greys[number % len(greys)]
-        axes.axhline(scale * value, color=colour, linestyle=pattern, lw=1.2, label=name, zorder=1)
+        axes.axhline(
+            scale * value, color=GRAYS[number % 2], linestyle=patterns[number % 2], lw=1.2,
+            label=name, zorder=1,
+        )  # fmt: skip
     axes.set(title=panel.title, xlabel="epoch", ylabel="%" if panel.percent else "")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     axes.grid(alpha=0.3)

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
 from unremix.core.scores import COMPONENTS
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.report.charts import Chart, Line, draw, looks
 from unremix.report.rendering import as_json, numbers, render
 from unremix.report.storage import Stored
 from unremix.report.words import commands, duration, headline
 from unremix.training.config import OF_DOMAIN, config_to_yaml
-from unremix.training.run import Run
+from unremix.training.run import Run, reading
 
 Row = Mapping[str, float]
 
@@ -176,35 +177,51 @@ def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
     return stored, None
 
 
-def write_report(run_folder: str | Path, data: Any = None) -> Path:
+def write_report(
+    run_folder: str | Path | Run, card: dict[str, Any] | None = None, data: Any = None
+) -> Path:
     """Write report.html, its data and the figures of a run.
 
     The data behind the page are in ``report.npz``. They are collected if the run has none of its
     present step: its encoder embeds its data again, which takes seconds to minutes.
 
     Args:
-        run_folder: The run.
+        run_folder: The run, or its folder.
+        card: Its evaluation card; by default that in its folder, if there is one.
         data: Its data, where they are at hand, to be collected anew; None to use what there is.
 
     Returns:
         The page.
     """
-    run = Run(run_folder)
-    rows, card = run.metrics(), run.evaluation
+    run = run_folder if isinstance(run_folder, Run) else Run(run_folder)
+    rows, card = run.metrics(), run.evaluation if card is None else card
     stored, missing = _collected(run, data)
-    charts = training_charts(rows, card)
-    drawn = {name: svg for name, chart in charts.items() if (svg := draw(chart)) is not None}
+    with reading(run.path / "evaluation.json", "'unremix evaluate' writes it again"):
+        charts = training_charts(rows, card)
+        drawn = {name: svg for name, chart in charts.items() if (svg := draw(chart)) is not None}
+        page = _page(run, rows, card, stored, missing, charts, drawn)
     for name, svg in drawn.items():
         text = str(svg).replace(">", f" xmlns='http://www.w3.org/2000/svg'>{STANDALONE}", 1)
-        write_whole(
-            run.path / "figures" / f"{name}.svg",
-            lambda file, text=text: file.write_text(text, encoding="utf-8"),  # type: ignore[misc]
-        )
-    about = None if stored is None else stored.about
-    if stored is not None and about is not None:
-        about = about | {"batch_size": len(stored.arrays["batch"])}
+        write_text(run.path / "figures" / f"{name}.svg", text)
+    path = run.path / "report.html"
+    write_text(path, page)
+    return path
+
+
+def _page(
+    run: Run,
+    rows: Sequence[Row],
+    card: Mapping[str, Any] | None,
+    stored: Stored | None,
+    missing: str | None,
+    charts: Mapping[str, Chart],
+    drawn: Mapping[str, Markup],
+) -> str:
+    about = None
+    if stored is not None:
+        about = stored.about | {"batch_size": len(stored.arrays["batch"])}
     said, tone = headline(card, rows[-1] if rows else {}, about)
-    page = render(
+    return render(
         "run.html",
         "run",
         name=run.path.name,
@@ -227,10 +244,7 @@ def write_report(run_folder: str | Path, data: Any = None) -> Path:
             shlex.quote(str(run.path)), shlex.quote(run.config.data), run.config.epochs
         ),
         path=str(run.path),
-    )  # fmt: skip
-    path = run.path / "report.html"
-    write_whole(path, lambda file: file.write_text(page, encoding="utf-8"))
-    return path
+    )
 
 
 def _facts(

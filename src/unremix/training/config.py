@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
+from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,6 +21,7 @@ from unremix.training.optimizers import OptimizerName, ScheduleName
 
 Logger = Literal["tensorboard", "wandb"]
 Domains = Literal["image", "graph", "sentence"]
+OF_A_CALL = ("given", "held", "trust", "allow_changed_data")  # not of the run: no file holds them
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class SentenceOptions:
     expand: str | None = None
     senteval: str = "auto"
     tasks: tuple[str, ...] = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC", "SICK")
+
+
+SHORT = Repr()  # a file may hold values of any size
+SHORT.maxstring = SHORT.maxother = 200
 
 
 def option(
@@ -158,7 +164,7 @@ def mismatch(name: str, value: Any, hint: Any) -> str:
             remedy = f'; write "[{value}]"'
         else:
             remedy = did_you_mean(value, choices) or remedy
-    return f"expected {name} to be {expected(hint)}, got {value!r}{remedy}"
+    return f"expected {name} to be {expected(hint)}, got {SHORT.repr(value)}{remedy}"
 
 
 def _read(text: str) -> Any:
@@ -245,7 +251,12 @@ class TrainConfig:
             among the processes, or what OMP_NUM_THREADS says.
         seed: Seed of everything random.
         limit: Use at most so many samples.
+        validation: Hold out this share of the training images and measure on them, in place of
+            the test images: to choose options without seeing those.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
+        audit_every: Epochs between audits of the weights, for images with labels: which negatives
+            are heavy, and whether they are false; in columns of metrics.csv named audit_. None
+            by default.
         knn_k: Neighbors of the kNN measurement; by default 200, but at most a fifth of the images
             per class.
         knn_temperature: Its temperature.
@@ -255,12 +266,17 @@ class TrainConfig:
             row's loss is the mean since the row before. 50 for sentences, else none.
         loggers: Further loggers, besides metrics.csv.
         imports: Python files or modules to import first, which add parts and recipes of your own.
+        trust: Whether code may run that a run's folder or a --config file names, not you: its
+            imports, and a backbone package.module:callable.
+        allow_changed_data: Whether to resume a run though its data have changed.
         name: Name of the run's folder; made of data, recipe and seed by default.
         runs: Folder of all runs.
         resume: Folder of a run to continue. It keeps its options; with --epochs it trains further.
         progress: Whether to show progress.
         given: Names of the options that were given; found out by itself, and kept by
             :func:`dataclasses.replace`.
+        held: Whether the options come from a file, so that the code they name is not imported; see
+            :meth:`released`.
 
     The options of each part are a field as well, named after its section: ``loss``, ``moco`` and so
     on (:func:`unremix.recipes.sections`), such as ``TrainConfig(moco={"queue": 64})``.
@@ -308,7 +324,9 @@ class TrainConfig:
     threads: int | None = option()
     seed: int = option(0)
     limit: int | None = option()
+    validation: float | None = option(domain="image", rare=True)
     evaluate_every: int | None = option()
+    audit_every: int | None = option(domain="image", rare=True)
     knn_k: int | None = option(rare=True)
     knn_temperature: float = option(0.5, rare=True)
     probe_epochs: int = option(100, domain="image")
@@ -316,15 +334,19 @@ class TrainConfig:
     log_every: int | None = option(sentence=50, rare=True)
     loggers: tuple[Logger, ...] = option((), rare=True)
     imports: tuple[str, ...] = option((), rare=True)
+    trust: bool = option(False, rare=True)
+    allow_changed_data: bool = option(False, rare=True)
     name: str | None = option()
     runs: str = option("runs")
     resume: str | None = option()
     progress: bool = option(True)
     given: frozenset[str] | None = field(default=None, repr=False, compare=False)
+    held: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._take()
-        self._set("imports", load_extensions(self.imports or ()))
+        if not self.held:
+            self._set("imports", load_extensions(self.imports or ()))
         self.settle()
         self._check_numbers()
 
@@ -336,7 +358,7 @@ class TrainConfig:
         hints, given = get_type_hints(type(self)), set()
         for its in fields(self):
             value, name, hint = getattr(self, its.name), its.name, hints[its.name]
-            if value is None or name == "given":
+            if value is None or name in ("given", "held"):
                 continue
             if is_dataclass(hint):
                 if is_dataclass(value) and not isinstance(value, hint):  # type: ignore[arg-type]
@@ -374,11 +396,15 @@ class TrainConfig:
         least = {"batch_size": 2, "epochs": 0, "warmup_epochs": 0, "probe_epochs": 0}
         least |= dict.fromkeys(("head_output", "width", "num_nodes", "chunk", "evaluate_every"), 1)
         least |= dict.fromkeys(("checkpoint_every", "log_every", "threads", "limit"), 1)
-        least |= dict.fromkeys(("knn_k", "image_size"), 1)
+        least |= dict.fromkeys(("knn_k", "image_size", "audit_every"), 1)
         for name, bound in least.items():
             value = getattr(self, name)
             if value not in (None, "auto") and value < bound:
                 raise ValueError(f"expected {name} to be at least {bound}, got {value}; change it")
+        if self.validation is not None and not 0 < self.validation < 1:
+            raise ValueError(
+                f"expected validation between 0 and 1, got {self.validation}; change it"
+            )
         for name in ("lr", "temperature", "knn_temperature", "clip", "max_minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -393,6 +419,25 @@ class TrainConfig:
                 f"expected name to be that of a folder inside {self.runs!r}, got {self.name!r}; "
                 "use --runs for the folder around it"
             )
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Python files, modules and callables that the options name."""
+        return code_of(self.imports, self.backbone)
+
+    def released(self, *, trust: bool, where: str) -> TrainConfig:
+        """The same options, with the code they name imported if it was held back.
+
+        Args:
+            trust: Whether it may run.
+            where: The file or folder that names it, for the message.
+
+        Raises:
+            ValueError: If it may not.
+        """
+        if self.held and self.code and not trust:
+            raise ValueError(untrusted(self.code, where))
+        return replace(self, held=False) if self.held else self
 
     def composition(self) -> Composition:
         """What the recipe and the changes to it come to.
@@ -443,6 +488,26 @@ class TrainConfig:
         return "+".join([self.recipe, *(change for change in changes if change is not None)])
 
 
+def code_of(imports: Sequence[str], backbone: str) -> tuple[str, ...]:
+    """Python files, modules and callables among two options.
+
+    Example:
+        >>> code_of(["method.py"], "timm:vit_tiny_patch16_224"), code_of([], "mine:encoder")
+        (('method.py',), ('mine:encoder',))
+    """
+    source, colon, _ = backbone.partition(":")
+    own = bool(colon) and source not in ("timm", "torchvision")
+    return (*imports, *((backbone,) if own else ()))
+
+
+def untrusted(code: Sequence[str], where: str) -> str:
+    """What to say of a file or folder that names code."""
+    return (
+        f"expected {where} to name no code, got {', '.join(code)}, which would run with your "
+        "rights; read it, then add --trust (in Python: trust=True)"
+    )
+
+
 OF_DOMAIN: dict[str, Domains] = {
     its.name: its.metadata["domain"] for its in fields(TrainConfig) if its.metadata.get("domain")
 }
@@ -458,7 +523,7 @@ def check_types(options: Any, prefix: str = "") -> None:
     """
     for name, hint in get_type_hints(type(options)).items():
         value = getattr(options, name)
-        if value is not None and name != "given" and not fits(value, hint):
+        if value is not None and name not in ("given", "held") and not fits(value, hint):
             kind = ValueError if isinstance(value, str) and _choices(hint) else TypeError
             raise kind(mismatch(f"{prefix}{name}", value, hint))
 
@@ -494,17 +559,24 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig:
 
 def config_to_yaml(config: TrainConfig) -> str:
     """A configuration as YAML."""
-    values = {name: value for name, value in asdict(config).items() if name != "given"}
+    values = {name: value for name, value in asdict(config).items() if name not in OF_A_CALL}
     return yaml.safe_dump(_plain(values), sort_keys=False)
 
 
 def config_from_yaml(text: str) -> TrainConfig:
-    """A configuration from YAML.
+    """A configuration from YAML; the code that it names is held back (:meth:`released`).
 
     Raises:
-        ValueError: For an option that does not exist.
+        ValueError: For an option that does not exist, or text that is no YAML.
     """
-    return make_config(yaml.safe_load(text) or {})
+    try:
+        options = yaml.safe_load(text) or {}
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"expected YAML, got {' '.join(str(error).split())}") from error
+    if not isinstance(options, dict):
+        raise TypeError(f"expected options by name, got a {type(options).__name__}")
+    own = {str(name): value for name, value in options.items() if name not in OF_A_CALL}
+    return make_config({**own, "held": True})
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,7 @@ def embed_to_file(
     *,
     layer: Layer = "backbone",
     normalize: bool = False,
+    trust: bool = False,
 ) -> tuple[int, int]:
     """Write the embeddings of a whole data set, training samples first.
 
@@ -36,6 +37,7 @@ def embed_to_file(
             dimension, ``embedding_0`` and so on.
         layer: See :class:`unremix.training.run.Run`.
         normalize: Whether to scale each embedding to length 1.
+        trust: Whether code may run that the run's folder names.
 
     Returns:
         n and F.
@@ -45,20 +47,26 @@ def embed_to_file(
     """
     if path.suffix not in ENDINGS:
         raise ValueError(f"expected a file that ends in {', '.join(ENDINGS)}, got {str(path)!r}")
-    run = Run(run_folder, layer=layer)
+    run = Run(run_folder, layer=layer, trust=trust)
+    run.trained = run.encoder()  # what is wrong with it is said before the data are read
     domain = run.domain
     source: Any = _source(run, data)  # a list for images only
     found = domain.features(run, domain.load_for(run, source))
     embeddings = F.normalize(found.embeddings, dim=1) if normalize else found.embeddings
-    arrays: dict[str, Any] = {"embeddings": embeddings.numpy(), "names": np.array(found.names)}
+    arrays: dict[str, Any] = {"embeddings": embeddings.numpy(), "names": _texts(found.names)}
     if found.labels is not None:
         arrays["labels"] = found.labels.numpy()
         if found.classes is not None:
-            arrays["class_names"] = np.array(found.classes)[arrays["labels"]]
+            arrays["class_names"] = _texts(found.classes)[arrays["labels"]]
     writers = {".npz": _write_npz, ".parquet": _write_parquet, ".csv": _write_csv}
     writers[path.suffix](path, arrays)
     count, width = embeddings.shape
     return count, width
+
+
+def _texts(names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.str_]]:
+    r"""Names that every reader takes, shape (n,): what is no UTF-8 in them becomes ``\udcff``."""
+    return np.array([name.encode("utf-8", "backslashreplace").decode() for name in names])
 
 
 def _source(run: Run, data: str | Sequence[str] | None) -> str | list[str] | None:
@@ -83,7 +91,8 @@ def _listed(file: Path) -> list[str]:
     """The paths in a text file; relative ones are looked up here, then beside the file."""
     if not file.is_file():
         raise FileNotFoundError(f"expected a text file of paths at {str(file)!r}, found no file")
-    lines = [line.strip() for line in file.read_text().splitlines()]
+    names = file.read_bytes().decode("utf-8", "surrogateescape")  # any name that a file can have
+    lines = [line.strip() for line in names.splitlines()]
     beside = [(line, file.parent / line) for line in lines if line]
     return [
         str(path) if path.exists() and not Path(line).exists() else line for line, path in beside

@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unremix import __version__
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import read_text, write_text, write_whole
 from unremix.encoders import ResNet, SmallCNN, resnet, to_torchvision
+from unremix.training.checkpoints import digest_of
 from unremix.training.export_readme import README_START, readme
 from unremix.training.run import Run
 
@@ -128,11 +129,13 @@ def from_texts(texts: dict[str, str]) -> dict[str, Any]:
 def write_weights(run: Run, encoder: nn.Module, path: Path) -> None:
     """Write an encoder's weights as safetensors, with its description as metadata."""
     weights = {name: tensor.contiguous().cpu() for name, tensor in encoder.state_dict().items()}
-    texts = to_texts(describe(run, encoder))
+    texts = to_texts(describe(run, encoder)) | {"sha256": digest_of(weights)}
     write_whole(path, lambda file: save_file(weights, file, metadata=texts))
 
 
-def export_encoder(run_folder: str, kind: Format, output: str | None = None) -> Export:
+def export_encoder(
+    run_folder: str, kind: Format, output: str | None = None, *, trust: bool = False
+) -> Export:
     """Write a run's encoder, how to prepare its inputs, and a README with code to use it.
 
     Args:
@@ -141,6 +144,7 @@ def export_encoder(run_folder: str, kind: Format, output: str | None = None) -> 
             without the classifier) or ``onnx`` (uint8 images in, features out; checked against
             PyTorch with onnxruntime). Graphs and sentences can be written as safetensors only.
         output: The file; by default in the run's folder.
+        trust: Whether code may run that the run's folder names.
 
     Returns:
         The files.
@@ -154,17 +158,18 @@ def export_encoder(run_folder: str, kind: Format, output: str | None = None) -> 
             f"expected a file that ends in {' or '.join(ENDINGS[kind])} for the format {kind}, "
             f"got {output!r}; rename it or choose another --format"
         )
-    run = Run(run_folder)
+    run = Run(run_folder, trust=trust)
     if kind != "safetensors" and run.config.domain != "image":
         why = "it works with tensors of one shape" if kind == "onnx" else "it has image models only"
         raise ValueError(
             f"expected a run on images for the format {kind}, got one on {run.domain.unit} "
             f"({why}); export as safetensors, which unremix.load_exported reads"
         )
-    encoder = run.encoder()
-    if run.config.domain == "sentence":
+    encoder, name = run.encoder(), "encoder"
+    if run.config.domain == "sentence" and run.config.sentence.expand is not None:
         run, encoder = _with_further_words(run, encoder)
-    path = run.path / f"encoder{SUFFIX[kind]}" if output is None else Path(output)
+        name = "encoder-expanded"  # not the run's own weights
+    path = run.path / f"{name}{SUFFIX[kind]}" if output is None else Path(output)
     facts = describe(run, encoder)
     code, note = None, None
     if kind == "safetensors":
@@ -211,9 +216,9 @@ def _stem(path: Path) -> str:
 def _write_beside(path: Path, name: str, start: str, text: str) -> Path:
     """Write a text beside the encoder; a file of that name that is not ours is left alone."""
     target = path.parent / name
-    if target.exists() and not target.read_text(errors="replace").startswith(start):
+    if target.exists() and not read_text(target).startswith(start):
         target = path.parent / f"{_stem(path)}-{name}"
-    write_whole(target, lambda file: file.write_text(text))
+    write_text(target, text)
     return target
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from unremix.data.image.items import read_items
 from unremix.domains import find_domain
 from unremix.encoders import make_encoder
 from unremix.encoders.registry import NAMES
+from unremix.training.checkpoints import DamagedError, check_finite, read_safetensors
 from unremix.training.config import TrainConfig, make_config
 from unremix.training.export import OPTIONS, FromBytes, from_texts
 from unremix.training.run import Run
@@ -112,11 +111,11 @@ def _from_onnx(path: Path) -> ExportedEncoder:
 
 def _from_safetensors(path: Path) -> ExportedEncoder:
     try:
-        with safe_open(path, framework="pt") as file:
-            facts = _facts(path, file.metadata())
-    except SafetensorError as error:
-        raise ValueError(f"expected a safetensors file, got {path} ({error})") from error
-    weights = load_file(path)
+        weights, texts = read_safetensors(path)
+    except DamagedError as error:
+        raise ValueError(f"expected a safetensors file, got another: {error}") from error
+    facts = _facts(path, texts)
+    check_finite(weights, str(path))
     if facts["domain"] == "image":
         encoder = _fill(_image_encoder(path, facts), weights)
         return _of_images(path, facts, FromBytes(encoder, facts["mean"], facts["std"]).eval())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.frameworks.base import Framework
+from unremix.training.checkpoints import read_checkpoint, read_safetensors
 from unremix.training.config import TrainConfig
 
 SHOWN = 4  # names listed in a message
@@ -46,8 +47,9 @@ def find_weights(source: str) -> Path | None:
     path = Path(source)
     if path.is_dir():
         path = path / "encoder.safetensors"
-        if not path.is_file():  # a run that was stopped early
-            path = path.parent / "checkpoints" / "last.ckpt"
+        for name in ("last", "previous"):  # of a run that was stopped early
+            if not path.is_file():
+                path = Path(source) / "checkpoints" / f"{name}.ckpt"
     if not path.is_file():
         raise FileNotFoundError(
             f"expected a run, a state dict or a .safetensors file for --init, found none at {path}"
@@ -66,11 +68,12 @@ def read_weights(source: str, channels: int = 3) -> dict[str, Tensor]:
     if path is None:
         return _pretrained(source.removeprefix("timm:"), channels)
     if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
+        return read_safetensors(path)[0]
     try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+        if Path(source).is_dir():
+            found: Any = read_checkpoint(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
             f"expected a state dict in {path}, got {type(error).__name__}: {error}; save one with "

@@ -12,6 +12,9 @@ import csv
 import logging
 import math
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,8 +42,12 @@ from unremix.training.preparation import Prepared
 from unremix.training.progress import Progress
 from unremix.training.run import Run
 from unremix.training.sampling import scramble
-from unremix.training.stopping import Stop, requeue
+from unremix.training.stopping import Stop, requeue, resume_command
 from unremix.training.threads import limited_threads
+
+WATCHED = 0.5  # seconds between looks at the other processes
+GRACE = 10.0  # seconds in which the loss of one should be noticed
+STOPPED = (130, -2)  # exit codes of processes that were asked to stop
 
 
 class Training:
@@ -69,6 +76,7 @@ class Training:
         if self.config.sync_batchnorm and fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(fabric.device).train()
+        self.model.meet(getattr(getattr(self.data, "train", None), "labels", None))
         state = prepared.state or {}
         self.step = int(state.get("step", 0))
         self.losses: list[float] = list(state.get("losses", ()))
@@ -79,6 +87,7 @@ class Training:
         self.since = time.perf_counter()
         self.steps_per_epoch = self.domain.steps(self.data, self.config)
         self.total = self.config.epochs * self.steps_per_epoch
+        self.model.reserve(self.domain.size(self.data))
         if state:
             self.run.restore(self.model, state)
         elif self.config.init is not None or self.config.pretrained:
@@ -285,7 +294,7 @@ class Training:
         names = list(dict.fromkeys(name for row in self.rows for name in row))
 
         def write(path: Path) -> None:
-            with path.open("w", newline="") as file:
+            with path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, names)
                 writer.writeheader()
                 writer.writerows(self.rows)
@@ -299,6 +308,7 @@ class Training:
             return
         state = {
             "version": unremix.__version__,
+            "record": self.prepared.record,
             "step": self.step,
             "seconds": self.seconds,
             "stopped": self.stopped,
@@ -309,7 +319,7 @@ class Training:
         if hasattr(self, "optimizer"):
             state["optimizer"] = self.optimizer.state_dict()
             state["precision"] = self.fabric.strategy.precision.state_dict()
-        write_whole(self.run.checkpoint, lambda path: torch.save(state, path))
+        self.run.save_checkpoint(state)
 
 
 @contextmanager
@@ -358,7 +368,37 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
     fabric.launch()
     if fabric.world_size > 1:
         atexit.register(_leave)
+        run.path = Path(fabric.broadcast(str(run.path)))  # only the first process made it
+        # Taken over from Lightning, which would kill this process too, without a word.
+        children: list[subprocess.Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
+        thread = threading.Thread(target=_watch, args=(list(children), run.path), daemon=True)
+        children.clear()
+        thread.start()
     return fabric
+
+
+def _watch(children: list[subprocess.Popen[bytes]], run: Path) -> None:
+    """End the run if one of its processes was lost and the main thread has not noticed."""
+    while any(child.poll() is None for child in children):
+        time.sleep(WATCHED)
+        if any(child.poll() not in (None, 0, *STOPPED) for child in children):
+            time.sleep(GRACE)  # the next exchange with the process reports it
+            print(f"unremix: {_lost(len(children) + 1, run)}", file=sys.stderr, flush=True)
+            for child in children:
+                child.kill()
+            os._exit(1)
+
+
+def _lost(processes: int, run: Path) -> str:
+    return (
+        f"expected all {processes} processes of the run to work, lost one; resume with: "
+        f"{resume_command(str(run))}"
+    )
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether another process of the run has ended, which the next exchange with it reports."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 def _leave() -> None:
@@ -386,19 +426,35 @@ def fit(
     """
     run, config = prepared.run, prepared.config
     fabric = _launched(config, run)
+    try:
+        training = _train(fabric, prepared, observe, progress, stop)
+    except RuntimeError as error:
+        if fabric.world_size == 1 or not _is_lost(error):
+            raise
+        raise ChildProcessError(_lost(fabric.world_size, run.path)) from error
+    if fabric.is_global_zero:
+        encoder = training.model.encoder.cpu()
+        write_weights(run, encoder, run.path / "encoder.safetensors")
+        run.trained = encoder.eval()
+    return fabric.is_global_zero
+
+
+def _train(
+    fabric: Fabric, prepared: Prepared, observe: Observer, progress: Progress, stop: Stop | None
+) -> Training:
+    """Train to the last epoch, if there is anything left to do."""
+    run, config = prepared.run, prepared.config
     with limited_threads(config.threads), torch.random.fork_rng(devices=[]), progress:
         done = prepared.state is not None and bool(prepared.state.get("stopped"))
         training = Training(fabric, prepared, observe, progress, stop)
         if fabric.is_global_zero:
             progress.opened(training)
         if training.step < training.total and not done:
+            if fabric.is_global_zero:  # that of an earlier end, or of an export meanwhile
+                (run.path / "encoder.safetensors").unlink(missing_ok=True)
             training()
             for logger in fabric.loggers:
                 logger.finalize("success")
         elif prepared.state is None:
             training.save()
-    if fabric.is_global_zero:
-        encoder = training.model.encoder.cpu()
-        write_weights(run, encoder, run.path / "encoder.safetensors")
-        run.trained = encoder.eval()
-    return fabric.is_global_zero
+    return training

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import asdict, dataclass, replace
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -15,11 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from unremix.data.atomic_files import sweep, try_lock
 from unremix.domains import Domain, find_domain
 from unremix.encoders import make_encoder
 from unremix.frameworks.base import Framework
-from unremix.training.config import TrainConfig
+from unremix.training.config import OF_A_CALL, TrainConfig
 from unremix.training.initialization import find_weights
+from unremix.training.record import differences, make_record
 from unremix.training.run import Run
 from unremix.training.threads import choose_threads
 
@@ -40,13 +47,49 @@ def _processes_here(config: TrainConfig) -> int:
     return config.devices if isinstance(config.devices, int) else max(1, torch.cuda.device_count())
 
 
-def _folder(config: TrainConfig, data_name: str) -> Path:
-    """The folder of a new run; a name made up for it gets a number where it is taken."""
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Be the only process that writes a run's folder; remove what killed ones left there.
+
+    Raises:
+        BlockingIOError: If another process is.
+    """
+    lock = try_lock(path / ".lock")
+    if lock is None:
+        raise BlockingIOError(
+            f"expected no other process to write {path}, found one; wait for it, or start a run of "
+            "another name"
+        )
+    try:
+        for folder in (path, path / "checkpoints", path / "figures"):
+            sweep(folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _claim(config: TrainConfig, data_name: str, held: ExitStack) -> tuple[Path, bool]:
+    """The folder of a new run, locked; a name made up for it gets a number where it is taken.
+
+    Returns:
+        The folder, and whether it was made here.
+    """
     base = config.name or f"{data_name}-{config.composed_name}-{config.seed}"
-    path, number = Path(config.runs) / base, 2
-    while config.name is None and (path / "config.yaml").exists():
-        path, number = Path(config.runs) / f"{base}-{number}", number + 1
-    return path
+    for number in count(1):
+        path = Path(config.runs) / (base if number == 1 else f"{base}-{number}")
+        made = not path.exists()
+        try:
+            held.enter_context(locked(path))
+        except BlockingIOError:
+            if config.name is not None:
+                raise
+            continue
+        if not (path / "config.yaml").exists():
+            return path, made
+        held.close()
+        if config.name is not None:
+            raise FileExistsError(f"expected a new run's name, got {config.name!r}, which exists")
+    raise AssertionError("numbers end")
 
 
 def _stopped_early(config: TrainConfig) -> Run | None:
@@ -64,7 +107,7 @@ def _stopped_early(config: TrainConfig) -> Run | None:
     except (OSError, ValueError) as error:
         raise FileExistsError(f"{taken} and cannot be read; choose another --name") from error
     earlier, asked = asdict(run.config), asdict(config)
-    ignored = {"given", "resume", "progress", "runs", "threads"}
+    ignored = {*OF_A_CALL, "resume", "progress", "runs", "threads"}
     if config.batch_size == "auto":  # type: ignore[comparison-overlap]
         ignored.add("batch_size")  # type: ignore[unreachable]
     changed = [name for name in asked if name not in ignored and asked[name] != earlier[name]]
@@ -99,7 +142,19 @@ def check(config: TrainConfig) -> None:
         with torch.random.fork_rng(devices=[]):
             _check_encoder(config)
             # The parts together, around layers of size 1: the images decide the real ones.
-            config.composition().make_framework(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
+            framework = config.composition().make_framework(
+                nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1))
+            )
+        if config.audit_every is not None and not config.composition().has_weights:
+            raise ValueError(
+                f"expected a framework with negatives for --audit_every, got {config.recipe!r}, "
+                "which has none; leave it out"
+            )
+        if config.chunk is not None and getattr(framework, "remembers_features", False):
+            raise ValueError(
+                f"expected no chunk with evidence that remembers features, got chunk={config.chunk}"
+                "; leave out one of them"
+            )
 
 
 def _check_encoder(config: TrainConfig) -> None:
@@ -146,13 +201,16 @@ def fit_to(domain: Domain, data: Any, config: TrainConfig) -> TrainConfig:
     return config
 
 
-def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any]]:
+def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | None]:
     assert config.resume is not None
     assert config.given is not None
     run = Run(config.resume)
+    # Code that was typed as well is not the folder's.
+    typed = set(run.config.code) <= set(config.code)
+    run.config = run.config.released(trust=config.trust or typed, where=str(run.path))
     changed = [
         name
-        for name in sorted(config.given - {"resume", "progress", "runs", *EXTENDED})
+        for name in sorted(config.given - {*OF_A_CALL, "resume", "progress", "runs", *EXTENDED})
         if getattr(config, name) != getattr(run.config, name)
     ]
     if changed:
@@ -160,21 +218,41 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any]]:
             f"expected --resume alone, got {', '.join(changed)} as well; a resumed run keeps its "
             f"options but for {', '.join(EXTENDED)}: leave the others out, or start a new run"
         )
-    state = run.load_checkpoint()
+    # A run that was stopped before its first checkpoint begins again, under its options.
+    state = run.load_checkpoint() if run.has_checkpoint else None
     longer = {
         name: getattr(config, name)
         for name in config.given.intersection(EXTENDED)
         if getattr(config, name) != getattr(run.config, name)
     }
-    done = int(state["rows"][-1]["epoch"]) if state["rows"] else 0
+    done = int(state["rows"][-1]["epoch"]) if state is not None and state["rows"] else 0
     if longer.get("epochs", done) < done:
         raise ValueError(
             f"expected --epochs of at least the {done} that {run.path} has trained, got "
             f"{config.epochs}; give a larger number"
         )
-    if longer.keys() - {"threads"}:
+    if state is not None and longer.keys() - {"threads"}:
         state["stopped"] = False  # by max_minutes
-    return run, replace(run.config, progress=config.progress, **longer), state
+    runs = str(run.path.parent)  # wherever the folder is now
+    return run, replace(run.config, progress=config.progress, runs=runs, **longer), state
+
+
+def _check_record(
+    run: Run, earlier: dict[str, Any], now: dict[str, Any], *, any_data: bool
+) -> None:
+    """Refuse other data than those of the checkpoint, and warn of what may change the bits."""
+    if earlier.get("data", now["data"]) != now["data"] and not any_data:
+        raise ValueError(
+            f"expected the data that {run.path} was trained on, got others from "
+            f"{run.config.data!r}; restore them, or add --allow_changed_data"
+        )
+    changed = differences(earlier, now)
+    if changed:
+        warnings.warn(
+            f"{run.path} resumes with {changed}: its results may differ in the last bits from "
+            "those of a run that was never stopped",
+            stacklevel=4,
+        )
 
 
 @dataclass
@@ -186,18 +264,22 @@ class Prepared:
         config: Its options.
         data: Its data.
         state: The checkpoint to continue from, if any.
+        record: What the bits depend on besides the options; kept in checkpoints.
         model: The model, not trained yet; None to have it built.
         made: Whether the run's folder was made for it.
         begun: Whether a step has been made.
+        unlock: Lets other processes write the run's folder.
     """
 
     run: Run
     config: TrainConfig
     data: Any
     state: dict[str, Any] | None
+    record: dict[str, Any] = field(default_factory=dict)
     model: Framework | None = None
     made: bool = False
     begun: bool = False
+    unlock: Callable[[], object] = lambda: None
 
     def discard(self) -> None:
         """Remove the folder of a run that came to nothing."""
@@ -211,35 +293,52 @@ def prepare(config: TrainConfig) -> Prepared:
     Raises:
         ValueError: For options or data that no run can be made of.
     """
-    run, state, made = None, None, False
     earlier = None if config.resume is not None else _stopped_early(config)
-    if earlier is not None and earlier.checkpoint.exists():
+    if earlier is not None:
         config = replace(
             earlier.config,
             progress=config.progress,
             threads=config.threads or earlier.config.threads,
             resume=str(earlier.path),
+            allow_changed_data=config.allow_changed_data,
+            held=False,  # all that it names was asked for
         )
+    with ExitStack() as held:
+        if config.resume is not None and _is_first_process() and Path(config.resume).is_dir():
+            held.enter_context(locked(Path(config.resume)))
+        prepared = _prepare(config, held)
+        # Held until it is released, or as long as what was prepared lives.
+        prepared.unlock = weakref.finalize(prepared, held.pop_all().close)
+    return prepared
+
+
+def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
+    asked, run, state, made = config, None, None, False
     if config.resume is not None:
         run, config, state = _resumed(config)
     else:
         check(config)
     domain = find_domain(config.domain)
     data = domain.load(config)
-    shape = domain.shape(data, config) if run is None else run.shape
+    shape = domain.shape(data, config) if run is None or state is None else run.shape
     # What cannot be is refused before anything is written. Without processes nothing is gathered.
     model = domain.build(config, shape, gather=True)
     if run is None:
         config = fit_to(domain, data, config)
         if config.threads is None:
             config = replace(config, threads=choose_threads(_processes_here(config)))
-        if _is_first_process():
-            path = _folder(config, domain.name(data))
-            made = not path.exists()
-            run = Run.create(path, replace(config, name=path.name), shape)
-        else:
-            run = Run.unwritten(Path(config.runs), config, shape)
-        config = replace(run.config, progress=config.progress)
+    record = make_record(domain.fingerprint(data), config.threads)
+    if run is not None and state is not None:
+        _check_record(run, state.get("record", {}), record, any_data=asked.allow_changed_data)
+    first = _is_first_process()
+    if run is not None and state is not None:
+        run.extend(config, write=first)
+    elif first:
+        path = None if run is None else run.path
+        if path is None:
+            path, made = _claim(config, domain.name(data), held)
+        run = Run.create(path, replace(config, name=path.name), shape)
     else:
-        run.extend(config, write=_is_first_process())
-    return Prepared(run, config, data, state, model, made)
+        run = Run.unwritten(Path(config.runs) if run is None else run.path, config, shape)
+    config = replace(run.config, progress=config.progress)
+    return Prepared(run, config, data, state, record, model, made)

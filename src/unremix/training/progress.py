@@ -16,6 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
+from unremix.data.printing import printable
 from unremix.domains import find_domain
 from unremix.training.config import TrainConfig
 
@@ -41,7 +42,7 @@ class Progress:
         self.unit = find_domain(config.domain).unit
         self.console = Console(quiet=not config.progress)
         self.bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
@@ -75,7 +76,7 @@ class Progress:
     def say(self, message: str) -> None:
         """Show a message, above the bars."""
         self.said = time.perf_counter()
-        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(printable(message), highlight=False, markup=False, soft_wrap=True)
 
     def _advance(self, what: str, done: int, total: int, numbers: str = "") -> None:
         """Move a bar; elsewhere than on a terminal, break a long silence."""

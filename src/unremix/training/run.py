@@ -1,28 +1,43 @@
 """A run folder: what a training run leaves behind, and how to use it.
 
-``config.yaml`` (complete, reloadable), ``metrics.csv``, ``checkpoints/last.ckpt``,
-``encoder.safetensors``, ``evaluation.json``, ``report.html``, ``figures/``; ``warnings.txt`` if
-anything looked wrong.
+``config.yaml`` (complete, reloadable), ``shape.json``, ``metrics.csv``,
+``checkpoints/{last,previous}.ckpt`` (checksummed), ``encoder.safetensors``, ``evaluation.json``,
+``report.html``, ``figures/``; ``warnings.txt`` if anything looked wrong.
+
+Reading a run executes nothing. Code that its config.yaml names runs only if the caller trusts it.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unremix
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import read_text, replacing, write_text
+from unremix.data.printing import one_line
 from unremix.domains import Domain, find_domain
-from unremix.frameworks.base import Projecting
+from unremix.frameworks.base import Framework, Projecting
+from unremix.training.checkpoints import (
+    DamagedError,
+    check_finite,
+    digest_of,
+    read_checkpoint,
+    read_safetensors,
+    write_checkpoint,
+)
 from unremix.training.config import TrainConfig, config_from_yaml, config_to_yaml
 
+LARGEST_CONFIG = 1 << 20  # bytes; one has some thousand
 WRITER = "# unremix "  # and the version, in the first line of config.yaml
 
 Layer = Literal["backbone", "head"]
@@ -35,6 +50,18 @@ def _writer(text: str) -> str:
     return first.removeprefix("# ") if first.startswith(WRITER) else "an early version"
 
 
+@contextmanager
+def reading(file: Path, remedy: str) -> Iterator[None]:
+    """Whatever a damaged file raises becomes one line that names it."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        why = one_line(f"{type(error).__name__}: {error}")[:300]
+        raise ValueError(f"expected {file} as unremix wrote it, got {why}; {remedy}") from error
+
+
 class Run:
     """A run folder.
 
@@ -42,10 +69,12 @@ class Run:
         path: The folder.
         layer: What embeddings are made of: ``backbone``, the encoder's output, or ``head``, the
             projection head's output behind it, which the loss compares.
+        trust: Whether code may run that its ``config.yaml`` names. Without it, such a run can be
+            read, but its model cannot be built.
 
     Raises:
         FileNotFoundError: If it holds no ``config.yaml``.
-        ValueError: For another layer.
+        ValueError: For another layer, or a damaged folder.
 
     Example:
         ``unremix.load("runs/digits").embed(["a.png", "b.png"])`` gives an array (2, F).
@@ -53,7 +82,7 @@ class Run:
 
     layer: Layer = "backbone"
 
-    def __init__(self, path: str | Path, *, layer: Layer = "backbone") -> None:
+    def __init__(self, path: str | Path, *, layer: Layer = "backbone", trust: bool = False) -> None:
         if layer not in get_args(Layer):
             raise ValueError(f"expected the layer 'backbone' or 'head', got {layer!r}")
         self.path, self.layer = Path(path), layer
@@ -63,17 +92,20 @@ class Run:
                 f"expected a run folder with config.yaml, received {str(self.path)!r}; "
                 "give the folder that 'unremix train' named at its end"
             )
-        text = file.read_text()
+        text = read_text(file, LARGEST_CONFIG)
         try:
-            self.config = config_from_yaml(text)
-            shape = json.loads((self.path / "shape.json").read_text())
-            self.shape: Any = self.domain.shape_from(shape)
-        except (KeyError, TypeError, ValueError) as error:
+            config = config_from_yaml(text)
+            shape = json.loads(read_text(self.path / "shape.json"))
+            self.shape: Any = find_domain(config.domain).shape_from(shape)
+        except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"expected a run folder of unremix {unremix.__version__}, got {str(self.path)!r} "
-                f"of {_writer(text)} ({error}); use that version, or train a new run"
+                f"of {_writer(text)} ({one_line(str(error))[:300]}); use that version, or train a "
+                "new run"
             ) from error
+        self.config = config.released(trust=True, where=str(self.path)) if trust else config
         self.trained: nn.Module | None = None
+        self.fell_back = False
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -88,20 +120,21 @@ class Run:
         """A run whose folder another process writes."""
         run = cls.__new__(cls)
         run.path, run.config, run.shape, run.trained = path, config, shape, None
+        run.fell_back = False
         return run
 
     @staticmethod
     def create(path: Path, config: TrainConfig, shape: Any) -> Run:
-        """Make the folder of a new run."""
-        path.mkdir(parents=True, exist_ok=True)
-        write_whole(path / "shape.json", lambda file: file.write_text(json.dumps(asdict(shape))))
-        Run.unwritten(path, config, shape).write_config()
-        return Run(path)
+        """Make the folder of a new run; the shape first, so that one with a config is complete."""
+        run = Run.unwritten(path, config, shape)
+        write_text(path / "shape.json", json.dumps(asdict(shape)))
+        run.write_config()
+        return run
 
     def write_config(self) -> None:
         """Write config.yaml."""
         text = f"{WRITER}{unremix.__version__}\n{config_to_yaml(replace(self.config, resume=None))}"
-        write_whole(self.path / "config.yaml", lambda file: file.write_text(text))
+        write_text(self.path / "config.yaml", text)
 
     def extend(self, config: TrainConfig, *, write: bool) -> None:
         """Take over options that may change when a run is resumed, such as ``epochs``.
@@ -112,28 +145,63 @@ class Run:
         """
         earlier, self.config = self.config, replace(config, progress=self.config.progress)
         if write and self.config != earlier:
-            self.write_config()
             # What was measured at the earlier end no longer holds.
             (self.path / "evaluation.json").unlink(missing_ok=True)
+            self.write_config()
 
     @property
     def checkpoint(self) -> Path:
         """The latest checkpoint."""
         return self.path / "checkpoints" / "last.ckpt"
 
+    @property
+    def previous(self) -> Path:
+        """The checkpoint before it, for the case that it is damaged."""
+        return self.path / "checkpoints" / "previous.ckpt"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self.checkpoint.exists() or self.previous.exists()
+
     def load_checkpoint(self) -> dict[str, Any]:
-        """The latest checkpoint's contents.
+        """The latest checkpoint's contents; where it is damaged, the previous one's.
 
         Raises:
             FileNotFoundError: If there is none.
+            DamagedError: If none can be read.
         """
-        if not self.checkpoint.exists():
+        if not self.has_checkpoint:
             raise FileNotFoundError(
-                f"expected a checkpoint at {self.checkpoint}, found none; the run ended "
-                "before its first one: start it again with the same --name and options"
+                f"expected a checkpoint at {self.checkpoint}, found none; the run was stopped "
+                f"before its first one: continue it with 'unremix train --resume {self.path}'"
             )
-        state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-        return state
+        reasons: list[str] = []
+        for file in (self.checkpoint, self.previous):
+            try:
+                state = read_checkpoint(file)
+            except FileNotFoundError:
+                continue
+            except DamagedError as error:
+                reasons.append(str(error))
+                continue
+            if reasons:
+                warnings.warn(
+                    f"{reasons[0]}; the previous one is used, of step {state['step']}", stacklevel=2
+                )
+            self.fell_back = bool(reasons)
+            return state
+        raise DamagedError(
+            f"expected a sound checkpoint, but {' and '.join(reasons)}; restore a copy, or train "
+            "a new run"
+        )
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint; the latest becomes the previous one, unless it is damaged."""
+        keep = None if self.fell_back else self.previous
+        with replacing(self.checkpoint, keep=keep) as temporary:
+            write_checkpoint(state, temporary)
+        self.fell_back = False
 
     def restore(self, model: nn.Module, state: dict[str, Any]) -> None:
         """Load a checkpoint's model.
@@ -143,7 +211,7 @@ class Run:
         """
         try:
             model.load_state_dict(state["model"])
-        except (KeyError, RuntimeError) as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError) as error:
             writer = f"unremix {state['version']}" if "version" in state else "an early version"
             raise ValueError(
                 f"expected a checkpoint of this run's model at {self.checkpoint}, got another, "
@@ -154,17 +222,22 @@ class Run:
     def encoder(self, *, trained: bool = True) -> nn.Module:
         """The encoder in eval mode, with its head if that is the run's layer.
 
+        The weights are those of ``encoder.safetensors`` and of the checkpoint, which must agree.
+        One of the two is enough, such as where the checkpoints were not passed on.
+
         Args:
             trained: False gives it as it was initialized.
 
         Raises:
-            ValueError: If the model has no head to use.
+            ValueError: If the model has no head to use, the weights are damaged or not finite, or
+                the run names code and is not trusted.
         """
         if trained and self.trained is not None and self.layer == "backbone":
             return self.trained
+        self.config = self.config.released(trust=False, where=str(self.path))
         model = self.domain.build(self.config, self.shape)
         if trained:
-            self.restore(model, self.load_checkpoint())
+            self._load_weights(model)
         if self.layer == "backbone":
             return model.encoder.eval()
         if not isinstance(model, Projecting):
@@ -174,15 +247,39 @@ class Run:
             )
         return nn.Sequential(model.encoder, model.head).eval()
 
+    def _load_weights(self, model: Framework) -> None:
+        file, saved = self.path / "encoder.safetensors", None
+        try:
+            saved = read_safetensors(file)[0] if file.exists() else None
+        except DamagedError as error:
+            warnings.warn(f"{error}; the checkpoint is used", stacklevel=3)
+        try:
+            self.restore(model, self.load_checkpoint())
+        except (FileNotFoundError, DamagedError) as error:
+            if saved is None or self.layer == "head":
+                raise
+            if isinstance(error, DamagedError):
+                warnings.warn(f"{error}; {file.name} is used", stacklevel=3)
+            with reading(file, "use the version that wrote it, or train a new run"):
+                model.encoder.load_state_dict(saved)
+        else:
+            if saved is not None and digest_of(saved) != digest_of(model.encoder.state_dict()):
+                raise ValueError(
+                    f"expected {file} to hold the weights of {self.checkpoint}, got others; remove "
+                    "the one of the two that you do not want"
+                )
+        check_finite(model.state_dict(), str(self.path))
+
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv."""
         file = self.path / "metrics.csv"
         if not file.exists():
             return []
-        with file.open(newline="") as lines:
+        with reading(file, "'unremix train --resume' writes it again"):
+            rows = csv.DictReader(io.StringIO(read_text(file), newline=""))
             return [
-                {name: float(value) for name, value in row.items() if value != ""}
-                for row in csv.DictReader(lines)
+                {name: float(value) for name, value in row.items() if value not in ("", None)}
+                for row in rows
             ]
 
     @property
@@ -191,21 +288,24 @@ class Run:
         file = self.path / "evaluation.json"
         if not file.exists():
             return None
-        card: dict[str, Any] = json.loads(file.read_text())
-        return card
+        with reading(file, "'unremix evaluate' writes it again"):
+            card: dict[str, Any] = json.loads(read_text(file))
+            results = card.get("results")
+            if not all(isinstance(one, dict) for one in (results or {}).values()):
+                raise TypeError("results that are no measures")
+            return card
 
     @property
     def warnings(self) -> list[str]:
         """What looked wrong: files that were left out, and what was said during training."""
         file = self.path / "warnings.txt"
-        return file.read_text().splitlines() if file.exists() else []
+        return read_text(file).splitlines() if file.exists() else []
 
     def warn(self, message: str) -> None:
         """Keep a warning, once."""
-        line = " ".join(message.split())
+        line = one_line(message)
         if line not in self.warnings:
-            text = "\n".join([*self.warnings, line]) + "\n"
-            write_whole(self.path / "warnings.txt", lambda file: file.write_text(text))
+            write_text(self.path / "warnings.txt", "\n".join([*self.warnings, line]) + "\n")
 
     def embed(self, items: Any, *, normalize: bool = False) -> Tensor:
         """Embeddings of items, shape (n, F).

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from shlex import quote
 from types import FrameType
 
 IMPATIENCE = 2.0  # seconds; torchrun repeats a signal at once, a person does not
@@ -55,6 +56,16 @@ class Stop:
         if not self.asked:
             self.asked, self.since = True, now
             self.requeue = number == getattr(signal, "SIGUSR1", None)
+
+
+def resume_command(run: str) -> str:
+    """What resumes a run.
+
+    Example:
+        >>> resume_command("runs/my cats")
+        "unremix train --resume 'runs/my cats'"
+    """
+    return f"unremix train --resume {quote(run)}"
 
 
 def requeue() -> None:

@@ -1,8 +1,7 @@
-"""The sweeps in C against the readable functions, and what happens where they cannot be built."""
+"""The sweeps in C against the readable functions."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def test_a_sweep_is_weigh_and_gather_with_their_derivatives(
     products = (2 * products - 1).to(dtype)
     options = Options(weighting, objective)
     gathered, slopes, total, along = native.sweep(
-        scores, negatives, mix, products, 1 / temperature, options, differentiate=True
+        scores, negatives, mix, products, temperature, options, differentiate=True
     )
     logits = (products.double() / temperature).requires_grad_()
     shares = mix.double().requires_grad_()
@@ -189,63 +188,3 @@ def test_scores_of_ones_own(score: Any) -> None:
         for engine in ("native", "eager")
     )  # fmt: skip
     assert_like(first, second, 1e-5)
-
-
-# How it is built
-
-
-def test_without_a_compiler(tmp_path: Path) -> None:
-    with pytest.raises(native.Unavailable, match="no C compiler 'no-such-compiler'; install gcc"):
-        native.build(wide=False, compiler="no-such-compiler", folder=tmp_path)
-
-
-@needed
-def test_a_compiler_with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "cc -DUNUSED")
-    made = native.build(wide=False, folder=tmp_path)
-    assert made != native.build(wide=False, compiler="cc", folder=tmp_path)
-    with pytest.raises(native.Unavailable, match="is not a command: No closing quotation"):
-        native.build(wide=False, compiler="cc 'x", folder=tmp_path)
-
-
-def test_a_compiler_that_fails(tmp_path: Path) -> None:
-    compiler = tmp_path / "broken-cc"
-    compiler.write_text("#!/bin/sh\necho 'it is broken' >&2\nexit 3\n")
-    compiler.chmod(0o755)
-    with pytest.raises(native.Unavailable, match="broken-cc failed: it is broken"):
-        native.build(wide=False, compiler=str(compiler), folder=tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []  # nothing half-built is left
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(native.Unavailable, match="file"):
-        native.build(wide=False, compiler="sh", folder=tmp_path / "file" / "below")
-
-
-def test_a_file_that_is_not_a_library(tmp_path: Path) -> None:
-    path = tmp_path / "kernels.so"
-    path.write_text("not a library")
-    with pytest.raises(native.Unavailable, match="kernels"):
-        native.load(path, wide=False)
-
-
-@needed
-def test_it_is_built_once(tmp_path: Path) -> None:
-    first = native.build(wide=False, folder=tmp_path)
-    made = first.stat().st_mtime_ns
-    assert native.build(wide=False, folder=tmp_path) == first
-    assert first.stat().st_mtime_ns == made
-    assert native.build(wide=True, folder=tmp_path) != first
-    assert sorted(tmp_path.iterdir()) == sorted(tmp_path.glob("kernels-*.so"))
-    assert native.load(first, wide=False).sweep is not None
-
-
-def test_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", lost)
-    with pytest.raises(native.Unavailable, match="home directory"):
-        native.build(wide=False, compiler="sh")

@@ -8,6 +8,8 @@ import os
 import shutil
 import struct
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -177,14 +179,14 @@ def test_order_is_the_same_whatever_the_file_system_says(
     for number in range(8):
         save(tmp_path / f"{number % 2}" / f"{number}.png")
     before = load_images(tmp_path)
-    walk = os.walk
+    scandir = os.scandir
 
-    def backwards(*args: Any, **options: Any) -> Any:
-        for root, folders, names in walk(*args, **options):
-            folders.reverse()
-            yield root, folders, sorted(names, reverse=True)
+    @contextmanager
+    def backwards(path: Any) -> Iterator[Any]:
+        with scandir(path) as entries:
+            yield iter(sorted(entries, key=lambda entry: entry.name, reverse=True))
 
-    monkeypatch.setattr(os, "walk", backwards)
+    monkeypatch.setattr(os, "scandir", backwards)
     after = load_images(tmp_path)
     assert before.train.names == after.train.names == sorted(before.train.names)
     assert torch.equal(pixels(before.train), pixels(after.train))
@@ -360,13 +362,15 @@ def test_unreadable_and_strange_files(tmp_path: Path) -> None:
 
 def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "x" / "good.png")
-    walk = os.walk
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
 
-    def fail(top: Any, *, onerror: Any, **options: Any) -> Any:
-        onerror(PermissionError(13, "Permission denied", str(tmp_path / "closed")))
-        return walk(top, **options)
+    def fail(path: Any) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
 
-    monkeypatch.setattr(os, "walk", fail)
+    monkeypatch.setattr(os, "scandir", fail)
     with pytest.warns(UserWarning, match=r"closed \(cannot be read: Permission denied\)"):
         load_images(tmp_path)
 

@@ -153,5 +153,5 @@ def test_braces(pattern: str, names: list[str]) -> None:
 
 
 def test_spans_survive_pickling() -> None:
-    for span in (Span("a", 1, 2), ZipSpan("a", "b", 1)):
+    for span in (Span("a", 1, 2), ZipSpan("a", "b", 1, 1)):
         assert pickle.loads(pickle.dumps(span)) == span

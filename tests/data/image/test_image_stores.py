@@ -18,6 +18,30 @@ from unremix.data.image import dataset as module
 from unremix.data.image import stores
 from unremix.data.image.dataset import CachedImages, LazyImages, load_images
 
+# ---- validation ----
+
+
+def test_validation_holds_out_training_images(split_folder: Path) -> None:
+    whole = load_images(split_folder)
+    parts = load_images(split_folder, validation=0.25)
+    assert parts.test is not None
+    assert whole.test is not None
+    held, kept = set(parts.test.names), set(parts.train.names)
+    assert len(held) == round(0.25 * len(whole.train))
+    assert held | kept == set(whole.train.names)
+    assert not held & kept
+    assert not held & set(whole.test.names)
+    assert load_images(split_folder, validation=0.25).test.names == parts.test.names  # type: ignore[union-attr]
+    labels = dict(zip(whole.train.names, whole.train.labels.tolist(), strict=True))  # type: ignore[union-attr]
+    assert [labels[name] for name in parts.test.names] == parts.test.labels.tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
+def test_validation_is_a_share(split_folder: Path, share: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        load_images(split_folder, validation=share)
+
+
 # ---- limit ----
 
 

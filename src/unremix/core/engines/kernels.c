@@ -16,6 +16,7 @@ typedef double real;
 typedef int64_t whole; /* as wide as real */
 typedef uint64_t natural;
 #define LARGEST DBL_MAX
+#define TINY 0x1p-768
 #define LOWEST_POWER (-708.0)
 #define HIGHEST_POWER 709.0
 #define ROUNDER 6755399441055744.0 /* 1.5 × 2^52: adding it leaves the integer in the last bits */
@@ -28,6 +29,7 @@ typedef float real;
 typedef int32_t whole;
 typedef uint32_t natural;
 #define LARGEST FLT_MAX
+#define TINY 0x1p-96f
 #define LOWEST_POWER (-87.0f)
 #define HIGHEST_POWER 88.0f
 #define ROUNDER 12582912.0f
@@ -135,12 +137,13 @@ static ALONE real sum_of(integer columns, const real *values) {
     return sum;
 }
 
-/* Σ_j left_j (right_j - low) over the kept columns, where left is 0 elsewhere. */
+/* Σ_j left_j (right_j - low) lift over the kept columns, where left is 0 elsewhere. */
 static ALONE real dot(integer columns, const real *left, const real *right, const real *keep,
-                      real low) {
+                      real low, real lift) {
     real sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (integer j = 0; j < columns; j++) sum += left[j] * (keep[j] != 0 ? right[j] - low : 0);
+    for (integer j = 0; j < columns; j++)
+        sum += left[j] * (keep[j] != 0 ? (right[j] - low) * lift : 0);
     return sum;
 }
 
@@ -148,7 +151,7 @@ static ALONE real dot(integer columns, const real *left, const real *right, cons
 typedef struct {
     integer columns;
     const real *scores[MOST_PARTS], *mix, *magnitude, *logits;
-    real noise, factor, overflow;
+    real noise, temperature, overflow;
     int objective, normalized;
 } Row;
 
@@ -159,7 +162,7 @@ static inline __attribute__((always_inline)) void sweep_row(
     const integer columns = in->columns;
     const real count = sum_of(columns, keep);
     const real *score[MOST_PARTS];
-    real low[MOST_PARTS] = {0}, scale[MOST_PARTS] = {0}, share[MOST_PARTS] = {0};
+    real low[MOST_PARTS] = {0}, lift[MOST_PARTS], scale[MOST_PARTS] = {0}, share[MOST_PARTS] = {0};
     real constant = parts ? 0 : 1; /* what constant scores, which become 1, add up to */
     for (int k = 0; k < parts; k++) {
         real high;
@@ -168,15 +171,16 @@ static inline __attribute__((always_inline)) void sweep_row(
         real size = high > -low[k] ? high : -low[k];
         size = in->magnitude[k] > size ? in->magnitude[k] : size;
         const real span = high - low[k];
+        lift[k] = span < TINY ? 1 / TINY : 1; /* 1 / span would overflow */
         if (count == 0 || (span <= in->noise * size && size <= LARGEST)) constant += in->mix[k];
-        else scale[k] = 1 / span;
+        else scale[k] = 1 / (span * lift[k]);
         share[k] = in->mix[k] * scale[k];
     }
 #pragma omp simd
     for (integer j = 0; j < columns; j++) {
         real mixed = constant;
         UNROLL
-        for (int k = 0; k < parts; k++) mixed += share[k] * (score[k][j] - low[k]);
+        for (int k = 0; k < parts; k++) mixed += share[k] * ((score[k][j] - low[k]) * lift[k]);
         value[j] = keep[j] != 0 ? mixed : 0;
     }
     real total = sum_of(columns, value), sum = 0;
@@ -188,9 +192,9 @@ static inline __attribute__((always_inline)) void sweep_row(
     *mass_of_row = total;
     const real inverse_mass = in->normalized && count > 0 ? 1 / total : 0;
     const real mass = in->normalized && count > 0 ? count / total : 1;
-    const real factor = in->factor, *restrict logits = in->logits;
+    const real temperature = in->temperature, *restrict logits = in->logits;
 #pragma omp simd
-    for (integer j = 0; j < columns; j++) rise[j] = keep[j] != 0 ? logits[j] * factor : 0;
+    for (integer j = 0; j < columns; j++) rise[j] = keep[j] != 0 ? logits[j] / temperature : 0;
     real scale_of_along;
     if (in->objective == JENSEN_SHANNON) {
 #pragma omp simd reduction(+ : sum)
@@ -232,8 +236,9 @@ static inline __attribute__((always_inline)) void sweep_row(
 #pragma omp simd
     for (integer j = 0; j < columns; j++) rise[j] = keep[j] != 0 ? rise[j] - mean : 0;
     for (int k = 0; k < parts; k++) {
-        const real inner = scale[k] != 0 ? scale[k] * dot(columns, rise, score[k], keep, low[k])
-                                         : sum_of(columns, rise);
+        const real inner = scale[k] == 0
+                               ? sum_of(columns, rise)
+                               : scale[k] * dot(columns, rise, score[k], keep, low[k], lift[k]);
         along[k] = replaced ? 0 : inner * scale_of_along;
     }
 }
@@ -242,8 +247,8 @@ static inline __attribute__((always_inline)) void sweep_row(
  * derivatives by the logits and by the mix. Returns 0 for want of memory. */
 int sweep(integer rows, integer columns, integer parts, const real *const *scores, const real *mix,
           const real *magnitude, real noise, const uint8_t *negatives, const real *logits,
-          real factor, real overflow, int objective, int normalized, real *slopes, real *gathered,
-          real *total, real *along) {
+          real temperature, real overflow, int objective, int normalized, real *slopes,
+          real *gathered, real *total, real *along) {
     const integer threads = omp_get_max_threads();
     real *memory = malloc(2 * threads * columns * sizeof(real));
     if (!memory) return 0;
@@ -252,8 +257,8 @@ int sweep(integer rows, integer columns, integer parts, const real *const *score
         const integer start = row * columns;
         real *keep = memory + 2 * omp_get_thread_num() * columns, *rise = keep + columns;
         Row in = {.columns = columns, .mix = mix, .magnitude = magnitude, .logits = logits + start,
-                  .noise = noise, .factor = factor, .overflow = overflow, .objective = objective,
-                  .normalized = normalized};
+                  .noise = noise, .temperature = temperature, .overflow = overflow,
+                  .objective = objective, .normalized = normalized};
         for (integer k = 0; k < parts; k++) in.scores[k] = scores[k] + start;
 #pragma omp simd
         for (integer j = 0; j < columns; j++) keep[j] = negatives[start + j];

@@ -4,46 +4,27 @@ In torch, every operation reads and writes whole arrays; here each row is read o
 is made of it while it lies in cache: from scores to weights to the weighted sum of the negatives,
 and its derivatives. Scores and matrix products stay in torch. See docs/benchmarks.md for the gain.
 
-``kernels.c`` is built by the system's C compiler when first needed, which takes two or three
-seconds, and kept in the user's cache.
+``kernels.c`` is built when first needed; see :mod:`unremix.core.engines.library`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unremix.core.engines.eager import Engine, Evaluated, RowsLoss
+from unremix.core.engines.library import Unavailable, find_library, load
 from unremix.core.objectives import OVERFLOW, InfoNCE
 from unremix.core.problem import Options, Rows, make_block
 from unremix.core.scores import inner_products, noise, residuals
 from unremix.core.weights import raw_scores
 
-SOURCE = Path(__file__).with_name("kernels.c")
 MOST_COMPONENTS = 8  # of a mix; as in the source
-# No flag changes what a NaN or an infinity does.
-FLAGS = (
-    "-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-trapping-math", "-fno-math-errno",
-    "-fno-strict-aliasing",
-)  # fmt: skip
-INSTRUCTIONS = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}  # by what torch found
-
-# As in the source: p a pointer, n an integer, x a number, b a flag.
-ARGUMENTS = {"sweep": "nnnpppxppxxbbpppp"}
 
 
 def refusal(
@@ -63,6 +44,8 @@ def refusal(
         return "it does not serve gradient through the weights"
     if weighting.components and (weighting.scaling != "minmax" or weighting.sharpness is not None):
         return "it serves uniform weights and mixes with scaling='minmax'"
+    if weighting.filter is not None:
+        return "it does not serve false_negatives"
     if len(weighting.components) > MOST_COMPONENTS:
         return f"it serves at most {MOST_COMPONENTS} components"
     return missing(like.dtype)
@@ -82,7 +65,7 @@ def evaluate(
     block = make_block(products, anchors, candidates, rows, options)
     scores = [score.contiguous() for score in raw_scores(block, weighting)]
     gathered, slopes, total, along = sweep(
-        scores, negatives, mix, products, 1 / temperature, options, differentiate=wanted[2]
+        scores, negatives, mix, products, temperature, options, differentiate=wanted[2]
     )
     count = rows.count[:, 0]
     weightless = ((total == 0) & (count > 0)).sum()
@@ -113,7 +96,7 @@ def sweep(
     negatives: Tensor,
     mix: Tensor,
     products: Tensor,
-    factor: float,
+    temperature: float,
     options: Options,
     *,
     differentiate: bool,
@@ -125,7 +108,7 @@ def sweep(
         negatives: Boolean, shape (B, M).
         mix: λ, shape (K,).
         products: The logits, but for their factor, shape (B, M).
-        factor: 1/τ.
+        temperature: τ.
         options: Objective and weighting.
         differentiate: Whether the derivative by the mix is wanted.
 
@@ -153,7 +136,7 @@ def sweep(
         noise(products.dtype),
         negatives.data_ptr(),
         products.data_ptr(),
-        factor,
+        temperature,
         OVERFLOW,
         0 if isinstance(options.objective, InfoNCE) else 1,
         options.weighting.mass == "mean",
@@ -174,10 +157,6 @@ def _check_memory(done: int, width: int) -> None:
         )
 
 
-class Unavailable(Exception):
-    """Why there is no compiled code."""
-
-
 def missing(dtype: torch.dtype = torch.float32) -> str | None:
     """Why there is no compiled code for a dtype; None if there is."""
     if dtype not in (torch.float32, torch.float64):
@@ -195,79 +174,6 @@ def _functions(dtype: torch.dtype) -> ctypes.CDLL:
 @lru_cache(maxsize=2)
 def _loaded(wide: bool) -> ctypes.CDLL | str:
     try:
-        return load(build(wide=wide), wide=wide)
+        return load(find_library(wide=wide), wide=wide)
     except Unavailable as error:
         return str(error)
-
-
-def cache_folder() -> Path:
-    """Where built libraries are kept."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "unremix"
-
-
-def build(*, wide: bool, compiler: str | None = None, folder: Path | None = None) -> Path:
-    """The library for float, or for double, built where it does not exist yet.
-
-    Args:
-        wide: Whether for double.
-        compiler: The C compiler; ``$CC`` or ``cc`` by default.
-        folder: Where to keep it; the user's cache by default.
-
-    Raises:
-        Unavailable: If it cannot be built.
-    """
-    compiler = compiler or os.environ.get("CC") or "cc"
-    try:
-        name, *extra = shlex.split(compiler) or [compiler]
-    except ValueError as error:  # a quotation that does not end
-        raise Unavailable(f"the C compiler {compiler!r} is not a command: {error}") from error
-    path = shutil.which(name)
-    if not sys.platform.startswith("linux"):
-        raise Unavailable(f"it is built on Linux only, not on {sys.platform}")
-    if path is None:
-        raise Unavailable(f"no C compiler {name!r}; install gcc")
-    capability = torch.backends.cpu.get_cpu_capability()
-    flags = (*extra, *FLAGS, *INSTRUCTIONS.get(capability, ()), f"-DWIDE={int(wide)}")
-    try:
-        source = SOURCE.read_bytes()
-        what = " ".join((platform.machine(), path, *flags))
-        key = hashlib.sha256(source + what.encode()).hexdigest()
-        folder = folder or cache_folder()
-        library = folder / f"kernels-{key[:16]}.so"
-        if library.exists():
-            return library
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            compiled, linked = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
-            # Linked without OpenMP: its functions are those that torch has loaded, so that there is
-            # one set of threads.
-            for command in (
-                [path, *flags, "-c", str(SOURCE), "-o", str(compiled)],
-                [path, *extra, "-shared", str(compiled), "-lm", "-o", str(linked)],
-            ):
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-            linked.replace(library)
-    except subprocess.CalledProcessError as error:
-        reason = next(iter(error.stderr.strip().splitlines()), f"exit code {error.returncode}")
-        raise Unavailable(f"{compiler} failed: {reason}") from error
-    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # or no home folder
-        raise Unavailable(str(error)) from error
-    return library
-
-
-def load(library: Path, *, wide: bool) -> ctypes.CDLL:
-    """The functions of a library, with their types.
-
-    Raises:
-        Unavailable: If it cannot be loaded.
-    """
-    try:
-        functions = ctypes.CDLL(str(library))
-    except OSError as error:
-        raise Unavailable(str(error)) from error
-    kinds = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "b": ctypes.c_int}
-    kinds["x"] = ctypes.c_double if wide else ctypes.c_float
-    for name, arguments in ARGUMENTS.items():
-        getattr(functions, name).argtypes = [kinds[each] for each in arguments]
-    return functions

@@ -240,6 +240,8 @@ def _find(source: str) -> FoundGraphs:
             f"expected the files of a TU data set or files ending in {', '.join(SUFFIXES)} in the "
             f"folder {path}, received neither; accepted are {ACCEPTED}"
         )
+    if not path.is_file():  # to open a pipe would wait for ever
+        raise ValueError(f"expected a file or a folder, received {path}, which is neither")
     if is_json_lines(path):
         return read_json_lines(path.name.partition(".")[0], [path])
     if path.suffix.lower() == ".zip":

@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unremix.data.archives import Skipped
+from unremix.data.bounds import FREE
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 LARGEST_DEGREE = 1000  # beyond it, one column per degree would be too many
+MOST_EMPTY = 100_000  # graphs without nodes that are left out one by one
+FACTOR = 6  # times the files: memory that the features may take, beside a fixed amount
 
 FeatureKind = Literal[
     "node-labels", "degree", "normalised-degree", "attributes", "attributes+node-labels"
@@ -52,6 +55,7 @@ class FoundGraphs:
         labels: Class of each graph, in 0..k-1, shape (G,).
         classes: Names of the k classes.
         skipped: What had to be left out.
+        file_bytes: Size of the files, which bounds the memory of the features; None for no bound.
     """
 
     name: str
@@ -64,6 +68,7 @@ class FoundGraphs:
     labels: Ints | None = None
     classes: tuple[str, ...] | None = None
     skipped: tuple[Skipped, ...] = ()
+    file_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -146,8 +151,10 @@ class NodeEncoding:
             degrees: Edges that leave each node, shape (n,).
 
         Raises:
-            ValueError: If the data lack the labels or attributes that the encoding needs.
+            ValueError: If the data lack the labels or attributes that the encoding needs, or the
+                features would take too much memory.
         """
+        _check_memory(found, len(degrees) * self.width * 4)
         if self.kind == "degree":
             _warn_of(degrees > self.max_degree, f"degrees above {self.max_degree}")
             return _one_hot(np.minimum(degrees, self.max_degree), self.max_degree + 1)
@@ -190,6 +197,16 @@ class NodeEncoding:
         return blocks
 
 
+def _check_memory(found: FoundGraphs, needed: int) -> None:
+    """Refuse features whose size has nothing to do with that of the files."""
+    if found.file_bytes is not None and needed > FREE + FACTOR * found.file_bytes:
+        raise ValueError(
+            f"expected node features of at most {FREE + FACTOR * found.file_bytes:,} bytes for the "
+            f"files of {found.name}, received nodes whose labels or degrees take {needed:,}; use "
+            "fewer different node labels, or leave out nodes without edges"
+        )
+
+
 def simple_edges(edges: Ints, nodes: int) -> Ints:
     """Edges without self-loops and duplicates, sorted by source and target.
 
@@ -199,11 +216,15 @@ def simple_edges(edges: Ints, nodes: int) -> Ints:
         edges: Source and target, shape (2, E).
         nodes: n.
     """
-    source, target = edges[:, edges[0] != edges[1]]
-    code = source * nodes + target
+    code = edges[0] * nodes
+    code += edges[1]
+    code = code[edges[0] != edges[1]]
     if not (code[1:] > code[:-1]).all():
-        code = np.unique(code)
-    return np.stack(np.divmod(code, nodes))
+        code.sort()
+        code = code[np.concatenate([[True], code[1:] != code[:-1]])] if len(code) else code
+    simple: Ints = np.empty((2, len(code)), np.int64)
+    np.divmod(code, nodes, out=(simple[0], simple[1]))
+    return simple
 
 
 def number(values: Iterable[int | str]) -> tuple[Ints, tuple[str, ...]]:
@@ -233,7 +254,18 @@ def name_codes(column: Ints) -> tuple[Ints, tuple[str, ...]]:
 def without_empty(
     sizes: Ints, names: Sequence[str]
 ) -> tuple[NDArray[np.bool_], tuple[Skipped, ...]]:
-    """Which graphs have nodes, shape (G,), and the others with the reason why they are left out."""
+    """Which graphs have nodes, shape (G,), and the others with the reason why they are left out.
+
+    Raises:
+        ValueError: If so many have none that something must be wrong.
+    """
+    empty = int((sizes == 0).sum())
+    if empty > MOST_EMPTY:
+        raise ValueError(
+            f"expected graphs with nodes, received {empty:,} of {len(sizes):,} without any, such "
+            f"as {names[int(np.argmin(sizes))]}; the files may be of different data sets, or one "
+            "of them cut off"
+        )
     skipped = tuple(
         Skipped(names[index], "no nodes") for index in np.flatnonzero(sizes == 0).tolist()
     )

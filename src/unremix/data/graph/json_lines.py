@@ -9,6 +9,7 @@ import gzip
 import json
 import warnings
 import zlib
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from unremix.data.bounds import FREE, shorten
 from unremix.data.graph.features import (
     Floats,
     FoundGraphs,
@@ -28,6 +30,12 @@ from unremix.data.graph.features import (
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 GAPS = 100  # nodes without an edge, for each end of an edge, that are taken for no mistake
 KEYS = ("edges", "nodes", "node_labels", "node_features", "label", "name", "directed")
+OPTIONAL = ("node_labels", "node_features", "label")  # in every line or in none
+LONGEST = 2**25  # characters of a line; as objects of Python they take 25 times the memory
+LONGEST_NAME = 1000  # characters of a graph's name
+MOST_IGNORED = 20  # unknown keys that a warning names
+NODE_BYTES = 64  # memory that a node without edges, labels and features takes
+FACTOR = 6  # times the files: memory that the graphs may take, beside a fixed amount
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Line:
         where: File and line.
         name: Of the graph.
         nodes: Their number.
-        edges: Shape (2, E); both directions, unless the graph is directed.
+        edges: Shape (E, 2); both directions, unless the graph is directed.
         node_labels: One per node.
         node_features: Shape (nodes, A).
         label: Class of the graph.
@@ -69,8 +77,12 @@ def read_json_lines(name: str, paths: Sequence[Path]) -> FoundGraphs:
         ValueError: If a file or line is not as expected, or lines do not fit to each other.
     """
     ignored: dict[str, tuple[str, int]] = {}
-    lines = [line for path in paths for line in _read(path, ignored)]
-    if not lines:
+    size = sum(path.stat().st_size for path in paths)
+    graphs = _Graphs(FREE + FACTOR * size)
+    for path in paths:
+        for line in _read(path, ignored):
+            graphs.add(line)
+    if not graphs.names:
         files = ", ".join(path.name for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
         raise ValueError(
             f"expected a graph per line in {files}, received no line; give each graph a line like "
@@ -78,77 +90,136 @@ def read_json_lines(name: str, paths: Sequence[Path]) -> FoundGraphs:
         )
     if ignored:
         keys = ", ".join(
-            f"{key!r} ({where}{f' and {count - 1} more' if count > 1 else ''})"
+            f"{shorten(key, 40)!r} ({where}{f' and {count - 1} more' if count > 1 else ''})"
             for key, (where, count) in sorted(ignored.items())
         )
         warnings.warn(f"ignored {keys}; keys with a meaning are {', '.join(KEYS)}", stacklevel=4)
-    for key in ("node_labels", "node_features", "label"):
-        _check_all_or_none(lines, key)
-    sizes = np.array([line.nodes for line in lines], dtype=np.int64)
-    names = [line.name for line in lines]
-    kept, skipped = without_empty(sizes, names)
-    lines = [lines[index] for index in np.flatnonzero(kept)]
-    if not lines:
-        raise ValueError(f"expected nodes in {name}, received only graphs without any")
-    starts = np.cumsum(sizes[kept]) - sizes[kept]
-    labels = [line.label for line in lines if line.label is not None]
-    codes, classes = number(labels) if labels else (None, None)
-    return FoundGraphs(
-        name=name,
-        names=[line.name for line in lines],
-        sizes=sizes[kept],
-        edges=np.concatenate(
-            [line.edges + start for line, start in zip(lines, starts, strict=True)], axis=1
-        ),
-        node_labels=_node_labels(lines),
-        attributes=_attributes(lines),
-        use_attributes=True,  # whoever writes features into their own file wants them used
-        labels=codes,
-        classes=classes,
-        skipped=skipped,
-    )
+    return graphs.found(name, size)
 
 
-def _node_labels(lines: Sequence[Line]) -> NodeLabels | None:
-    if lines[0].node_labels is None:
-        return None
-    codes, values = number(label for line in lines for label in line.node_labels or ())
-    return NodeLabels(codes[:, None], (values,))
+class _Graphs:
+    """Graphs in flat arrays: as one object each they would take many times the memory.
 
+    Args:
+        most: Bytes that they may take.
+    """
 
-def _attributes(lines: Sequence[Line]) -> Floats | None:
-    parts = [line.node_features for line in lines if line.node_features is not None]
-    if not parts:
-        return None
-    for line, part in zip(lines, parts, strict=True):
-        if part.shape[1] != parts[0].shape[1]:
+    def __init__(self, most: int) -> None:
+        self.most, self.used, self.nodes = most, 0, 0
+        self.names: list[str] = []
+        self.sizes, self.edges, self.features = array("q"), array("q"), array("f")
+        self.width: tuple[int, str] | None = None  # features of a node, and where that was said
+        self.node_labels: dict[int | str, int] = {}  # numbered as they come
+        self.codes = array("q")
+        self.labels: list[int | str] = []
+        self.counts = dict.fromkeys(OPTIONAL, 0)
+        # Where each was first given, and where it first lacked.
+        self.given, self.missing = dict.fromkeys(OPTIONAL, ""), dict.fromkeys(OPTIONAL, "")
+
+    def add(self, line: Line) -> None:
+        """Add a graph.
+
+        Raises:
+            ValueError: If it does not fit to the others, or takes too much memory.
+        """
+        for key in OPTIONAL:
+            if getattr(line, key) is None:
+                self.missing[key] = self.missing[key] or line.where
+            else:
+                self.counts[key] += 1
+                self.given[key] = self.given[key] or line.where
+        self.used += NODE_BYTES * line.nodes + line.edges.nbytes + 2 * len(line.name) + 200
+        if line.node_features is not None:
+            self._add_features(line.node_features, line.where)
+        if self.used > self.most:
             raise ValueError(
-                f"expected {parts[0].shape[1]} node_features per node, as in {lines[0].where}, "
-                f"received {part.shape[1]} in {line.where}; give all nodes the same features"
+                f"expected graphs that take at most {self.most:,} bytes of memory, for files of "
+                f"their size, received more with the {line.nodes:,} nodes in {line.where}; remove "
+                "nodes without edges, or write the graphs to larger files that are not packed"
             )
-    return np.concatenate(parts)
+        self.names.append(line.name)
+        self.sizes.append(line.nodes)
+        self.edges.frombytes((line.edges + self.nodes).tobytes())
+        self.nodes += line.nodes
+        if not line.nodes:
+            return
+        if line.node_labels is not None:
+            place = self.node_labels
+            self.codes.extend([place.setdefault(each, len(place)) for each in line.node_labels])
+        if line.label is not None:
+            self.labels.append(line.label)
 
+    def _add_features(self, features: Floats, where: str) -> None:
+        if not len(features):
+            return
+        if self.width is None:
+            self.width = (features.shape[1], where)
+        if features.shape[1] != self.width[0]:
+            raise ValueError(
+                f"expected {self.width[0]} node_features per node, as in {self.width[1]}, received "
+                f"{features.shape[1]} in {where}; give all nodes the same features"
+            )
+        self.used += features.nbytes
+        self.features.frombytes(np.ascontiguousarray(features).tobytes())
 
-def _check_all_or_none(lines: Sequence[Line], key: str) -> None:
-    attribute = [getattr(line, key) is not None for line in lines]
-    if any(attribute) and not all(attribute):
-        given, missing = attribute.index(True), attribute.index(False)
-        raise ValueError(
-            f"expected {key!r} in every line or in none, received it in {lines[given].where} and "
-            f"not in {lines[missing].where} ({len(lines) - sum(attribute)} of {len(lines)} lines "
-            "lack it); complete or remove it"
+    def found(self, name: str, size: int) -> FoundGraphs:
+        """All graphs together.
+
+        Raises:
+            ValueError: If only some have labels or features, or none has a node.
+        """
+        for key in OPTIONAL:
+            self._check_all_or_none(key)
+        sizes: Ints = np.frombuffer(self.sizes, np.int64)
+        kept, skipped = without_empty(sizes, self.names)
+        if not kept.any():
+            raise ValueError(f"expected nodes in {name}, received only graphs without any")
+        codes, classes = number(self.labels) if self.labels else (None, None)
+        node_labels = None
+        if self.node_labels:
+            place, values = number(self.node_labels)
+            node_labels = NodeLabels(place[np.frombuffer(self.codes, np.int64)][:, None], (values,))
+        return FoundGraphs(
+            name=name,
+            names=[each for each, keep in zip(self.names, kept, strict=True) if keep],
+            sizes=sizes[kept],
+            edges=np.frombuffer(self.edges, np.int64).reshape(-1, 2).T,
+            node_labels=node_labels,
+            attributes=None
+            if self.width is None
+            else np.frombuffer(self.features, np.float32).reshape(-1, self.width[0]),
+            use_attributes=True,  # whoever writes features into their own file wants them used
+            labels=codes,
+            classes=classes,
+            skipped=skipped,
+            file_bytes=size,
         )
+
+    def _check_all_or_none(self, key: str) -> None:
+        if self.given[key] and self.missing[key]:
+            total = len(self.names)
+            raise ValueError(
+                f"expected {key!r} in every line or in none, received it in {self.given[key]} "
+                f"and not in {self.missing[key]} ({total - self.counts[key]} of {total} lines "
+                "lack it); complete or remove it"
+            )
 
 
 def _read(path: Path, ignored: dict[str, tuple[str, int]]) -> Iterator[Line]:
     opened = gzip.open if path.name.lower().endswith(".gz") else open
     try:
         with opened(path, "rt", encoding="utf-8-sig") as file:
-            for count, text in enumerate(file, 1):
-                if text.strip():
-                    yield _parse(
-                        text, f"{path.name}, line {count}", f"{path.name}:{count}", ignored
+            count = 0
+            while text := file.readline(LONGEST + 1):
+                count += 1
+                where = f"{shorten(path.name)}, line {count}"
+                if len(text) > LONGEST:
+                    raise ValueError(
+                        f"expected a graph of at most {LONGEST:,} characters in {where}, received "
+                        "more; divide the graph, or leave it out"
                     )
+                if text.strip():
+                    yield _parse(text, where, f"{path.name}:{count}", ignored)
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(
             f"expected JSON lines in UTF-8 in {path}, received a file that cannot be read to its "
@@ -158,9 +229,9 @@ def _read(path: Path, ignored: dict[str, tuple[str, int]]) -> Iterator[Line]:
 
 def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]) -> Line:
     def refuse(expected: str, received: Any, remedy: str) -> NoReturn:
-        shown = json.dumps(received, ensure_ascii=False)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        raise ValueError(f"expected {expected} in {where}, received {shown}; {remedy}")
+        received = received[:60] if isinstance(received, str) else received
+        shown = received if isinstance(received, list | dict) else json.dumps(received)
+        raise ValueError(f"expected {expected} in {where}, received {shorten(shown, 60)}; {remedy}")
 
     try:
         graph = json.loads(text)
@@ -173,7 +244,7 @@ def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]
     if not isinstance(graph, dict) or "edges" not in graph:
         refuse("a JSON object with the key 'edges'", graph, 'as in {"edges": [[0, 1], [1, 2]]}')
     for key in graph:
-        if key not in KEYS:
+        if key not in KEYS and (key in ignored or len(ignored) < MOST_IGNORED):
             first, count = ignored.get(key, (where, 0))
             ignored[key] = (first, count + 1)
     edges = _array(graph["edges"], np.int64, 2)
@@ -219,8 +290,11 @@ def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]
     directed = graph.get("directed", False)
     if not isinstance(directed, bool):
         refuse("'directed' as true or false", directed, "or leave it out")
-    ends = edges.T if directed else np.concatenate([edges, edges[:, ::-1]]).T
-    return Line(where, str(graph.get("name", name)), nodes, ends, labels, features, label)
+    named = graph.get("name", name)
+    if not _is_label(named) or len(str(named)) > LONGEST_NAME:
+        refuse(f"'name' as text of at most {LONGEST_NAME:,} characters", named, "shorten it")
+    ends = edges if directed else np.concatenate([edges, edges[:, ::-1]])
+    return Line(where, str(named), nodes, ends, labels, features, label)
 
 
 def _is_label(value: Any) -> bool:
@@ -232,13 +306,15 @@ def _array(value: Any, kind: Any, columns: int | None) -> Any:
     if value == [] and columns is not None:
         return np.zeros((0, columns), kind)
     try:
-        array = np.array(value)
-    except ValueError:
+        # As objects first: text among numbers would make all of them as wide as the longest.
+        matrix = np.array(value, dtype=object)
+        kinds = set(map(type, matrix.flat))
+        if matrix.ndim != 2 or not kinds <= ({int} if kind == np.int64 else {int, float}):
+            return None
+        if columns not in (None, matrix.shape[1]) or not matrix.shape[1]:
+            return None
+        with np.errstate(over="ignore"):  # too large for the kind: not finite
+            matrix = matrix.astype(kind)
+    except (ValueError, OverflowError):
         return None
-    if array.ndim != 2 or array.dtype.kind not in ("i" if kind == np.int64 else "if"):
-        return None
-    if columns not in (None, array.shape[1]) or not array.shape[1]:
-        return None
-    with np.errstate(over="ignore"):  # too large for the kind: not finite
-        array = array.astype(kind)
-    return array if np.isfinite(array).all() else None
+    return matrix if np.isfinite(matrix).all() else None

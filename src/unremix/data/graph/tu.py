@@ -8,8 +8,10 @@ Of a data set NAME there are ``NAME_A.txt`` (an edge per line, two node numbers 
 from __future__ import annotations
 
 import io
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,11 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unremix.data.archives import Span, Unusable, ZipSpan, zip_members
+from unremix.data.bounds import allowance, shorten
 from unremix.data.graph.features import FoundGraphs, Ints, NodeLabels, name_codes, without_empty
 
 REQUIRED = ("A", "graph_indicator")
 KINDS = (*REQUIRED, "graph_labels", "node_labels", "node_attributes")
 DEPTH = 3  # folders deep to look: PyG keeps the files in NAME/raw
+
+LINE = re.compile(rb"[^\r\n]+")
 
 Files = dict[str, Span | ZipSpan]  # by what stands between NAME_ and .txt
 
@@ -32,6 +37,7 @@ class Table:
     Args:
         file: Where to read from.
         where: What to call the file in an error.
+        most: Bytes that it may have.
         columns: How many numbers are in a line; None for as many as in the first.
         integers: Whether they have to be integers.
 
@@ -40,11 +46,17 @@ class Table:
     """
 
     def __init__(
-        self, file: Span | ZipSpan, where: str, *, columns: int | None = 1, integers: bool = True
+        self,
+        file: Span | ZipSpan,
+        where: str,
+        *,
+        most: int,
+        columns: int | None = 1,
+        integers: bool = True,
     ) -> None:
         self.where = where
         try:
-            self.text = file.read()
+            self.text = file.read(most=most)
         except Unusable as error:
             raise ValueError(
                 f"expected numbers in {where}, received a file that is {error}; download or unpack "
@@ -60,11 +72,15 @@ class Table:
             )
         values = _numbers(self.text, np.int64 if integers else np.float64)
         if values is None:  # some files say 1.0 for 1, or have spaces in blank lines
-            values = _numbers(b"\n".join(self._lines()), np.float64)
+            clean = io.BytesIO()
+            clean.writelines(line + b"\n" for line in self._lines())
+            values = _numbers(clean.getbuffer(), np.float64)
         if values is None or values.shape[1] != (columns or values.shape[1]):
             self._complain(columns, integers)
         if integers and values.dtype != np.int64:
-            if not all(_is_whole(number) for number in values.flat):
+            with np.errstate(invalid="ignore"):
+                whole = (np.floor(values) == values) & (np.abs(values) < 2**53)
+            if not whole.all():
                 self._complain(columns, integers)
             values = values.astype(np.int64)
         largest = np.finfo(np.float32).max
@@ -91,18 +107,22 @@ class Table:
             "download the data again"
         )
 
-    def _lines(self) -> list[bytes]:
-        return [line for line in self.text.splitlines() if line.strip()]
+    def _lines(self) -> Iterator[bytes]:
+        """The lines that are not blank, one at a time: a list would take many times the memory."""
+        return (match[0] for match in self._matches())
+
+    def _matches(self) -> Iterator[re.Match[bytes]]:
+        return (match for match in LINE.finditer(self.text) if match[0].strip())
 
     def refuse(self, expected: str, row: int, remedy: str) -> NoReturn:
         """Raise ValueError that names the line of a row, counted from 1 as editors do."""
-        lines = [n for n, line in enumerate(self.text.splitlines(), 1) if line.strip()]
-        received = self._lines()[row].decode("utf-8", "replace").strip()
-        if len(received) > 60:
-            received = received[:57] + "..."
+        match = next(islice(self._matches(), row, None))
+        before = (0, match.start())
+        ends = self.text.count(b"\n", *before) + self.text.count(b"\r", *before)
+        line = 1 + ends - self.text.count(b"\r\n", *before)
+        received = shorten(match[0][:1000].decode("utf-8", "replace").strip(), 60)
         raise ValueError(
-            f"expected {expected} in {self.where}, line {lines[row]}, received {received!r}; "
-            f"{remedy}"
+            f"expected {expected} in {self.where}, line {line}, received {received!r}; {remedy}"
         )
 
     def check_rows(self, count: int, what: str) -> None:
@@ -118,7 +138,7 @@ def _is_whole(number: float) -> bool:
     return number.is_integer() and abs(number) < 2**53
 
 
-def _numbers(text: bytes, kind: Any) -> NDArray[Any] | None:
+def _numbers(text: bytes | memoryview, kind: Any) -> NDArray[Any] | None:
     """The numbers of a text, shape (rows, columns); None if it is not a table of such numbers."""
     try:
         with warnings.catch_warnings():
@@ -167,7 +187,8 @@ def read_tu(found: Mapping[str, Files], source: Path) -> FoundGraphs:
     named = source.name.removesuffix(".zip")
     if len(found) > 1 and named not in found:
         raise ValueError(
-            f"expected the files of one TU data set in {source}, received {', '.join(found)}; "
+            f"expected the files of one TU data set in {source}, received "
+            f"{shorten(', '.join(found))}; "
             "name the folder or zip of one of them"
         )
     name = named if named in found else next(iter(found))
@@ -175,15 +196,19 @@ def read_tu(found: Mapping[str, Files], source: Path) -> FoundGraphs:
     for kind in REQUIRED:
         if kind not in files:
             raise ValueError(
-                f"expected the file {name}_{kind}.txt in {source}, received only "
-                f"{', '.join(f'{name}_{kind}.txt' for kind in files)}; download or unpack the "
-                "data again"
+                f"expected the file {shorten(name, 100)}_{kind}.txt in {source}, received only "
+                f"{shorten(', '.join(f'{name}_{kind}.txt' for kind in files))}; download or unpack "
+                "the data again"
             )
+
+    size = sum(file.packed if isinstance(file, ZipSpan) else file.size for file in files.values())
+    most = allowance(size)
 
     def table(kind: str, *, columns: int | None = 1, integers: bool = True) -> Table | None:
         if kind not in files:
             return None
-        return Table(files[kind], f"{name}_{kind}.txt", columns=columns, integers=integers)
+        where = f"{shorten(name, 100)}_{kind}.txt"
+        return Table(files[kind], where, most=most, columns=columns, integers=integers)
 
     indicator, edges, labels = (
         table("graph_indicator"),
@@ -197,6 +222,11 @@ def read_tu(found: Mapping[str, Files], source: Path) -> FoundGraphs:
     ends = _edges(edges, graph)
     count = int(graph.max()) + 1 if labels is None else len(labels.values)
     sizes = np.bincount(graph, minlength=count)
+    if count * (100 + len(name)) > most:
+        raise ValueError(
+            f"expected fewer graphs in {source}, received {count:,} in files of {size:,} bytes; "
+            "the files may be of different data sets, or damaged"
+        )
     names = [f"{name}/{index}" for index in range(1, count + 1)]
     kept, skipped = without_empty(sizes, names)
     node_labels = _node_labels(table("node_labels", columns=None), nodes)
@@ -225,6 +255,7 @@ def read_tu(found: Mapping[str, Files], source: Path) -> FoundGraphs:
         labels=codes,
         classes=classes,
         skipped=skipped,
+        file_bytes=size,
     )
 
 
@@ -246,7 +277,7 @@ def _graphs(indicator: Table, labels: Table | None) -> Ints:
 
 def _edges(edges: Table, graph: Ints) -> Ints:
     """Source and target of each edge, from 0, shape (2, E)."""
-    ends: Ints = np.ascontiguousarray(edges.values.T) - 1
+    ends: Ints = np.subtract(edges.values.T, 1, order="C")
     wrong = np.flatnonzero(((ends < 0) | (ends >= len(graph))).any(0))
     if len(wrong):
         edges.refuse(

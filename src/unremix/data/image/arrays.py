@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import io
-import pickle
+import math
 import posixpath
 import re
 import struct
-import tarfile
-import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +15,22 @@ from typing import Any
 import numpy as np
 
 from unremix.data.archives import (
-    MAX_FILE_BYTES,
     Skipped,
+    Unusable,
+    ZipSpan,
+    fill,
+    open_maybe_packed,
+    open_tar,
+    zip_members,
 )
+from unremix.data.bounds import allowance, shorten
 from unremix.data.image.decoding import Array, ArraySource, Pixels
+from unremix.data.image.pickles import read_pickle
 from unremix.data.splits import ACCEPTED, Found, Split, index_names, labelled
+
+PIECE = 2**20  # bytes read at a time
+NPY_HEADER = 2**14  # bytes that a header of an array may take
+SMALLEST = 4  # pixels, of an image's height and width
 
 
 def read_digits() -> Found:
@@ -47,71 +54,37 @@ def read_digits() -> Found:
 
 CIFAR_TRAIN = ("train", *(f"data_batch_{number}" for number in range(1, 6)))
 CIFAR_TEST = ("test", "test_batch")
+MOST_CLASSES = 10_000  # CIFAR has 10 or 100
 CIFAR_FILES = (*CIFAR_TRAIN, *CIFAR_TEST, "meta", "batches.meta")
 
 
 def tar_pickles(path: Path) -> dict[str, bytes]:
     """The CIFAR files in a compressed tar, read into memory."""
     pickles: dict[str, bytes] = {}
+    most = allowance(path.stat().st_size)
     try:
-        with tarfile.open(path, "r:*") as archive:
-            for member in archive:
+        with open_tar(path, packed=True) as archive:
+            for member in archive.files():
                 name = posixpath.basename(member.name)
-                if not member.isreg() or name not in CIFAR_FILES or member.size > MAX_FILE_BYTES:
+                if name not in CIFAR_FILES:
                     continue
-                file = archive.extractfile(member)
-                assert file is not None
-                pickles[name] = file.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
+                pickles[name] = archive.read(member, most - sum(map(len, pickles.values())))
+    except Exception as error:  # a broken tar raises almost anything
         raise ValueError(
-            f"expected a .tar.gz of CIFAR pickles, received {path} ({error}); download it again"
+            f"expected a .tar.gz of CIFAR pickles, received {path} ({shorten(error)}); download it "
+            "again"
         ) from error
     return pickles
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays, text and numbers, and refuses whatever else a pickle asks for by name."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The few things that CIFAR's files need."""
-        if name == "_reconstruct" and re.fullmatch(r"numpy\._?core\.multiarray", module):
-            return np.empty(0).__reduce__()[0]
-        allowed = {
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-            ("_codecs", "encode"): _encode_latin1,
-            ("builtins", "bytes"): bytes,
-            ("__builtin__", "bytes"): bytes,
-        }
-        if (module, name) in allowed:
-            return allowed[module, name]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
-
-
-def _encode_latin1(text: str, encoding: str = "latin1") -> bytes:
-    """How a pickle of protocol 2 writes bytes; no other codec is needed."""
-    if codecs.lookup(encoding).name != "iso8859-1":
-        raise pickle.UnpicklingError(f"it asks for the codec {encoding}, which is not allowed")
-    return text.encode("latin1")
-
-
 def _unpickle(name: str, data: bytes) -> Mapping[str, Any]:
-    problem: object
     try:
-        content = _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()
+        return read_pickle(data)
     except Exception as error:  # a broken pickle can raise anything
-        problem = error
-    else:
-        if isinstance(content, dict):
-            return {
-                key.decode("latin1") if isinstance(key, bytes) else key: value
-                for key, value in content.items()
-            }
-        problem = f"it holds a {type(content).__name__}"
-    raise ValueError(
-        f"expected a CIFAR pickle with arrays and labels only, received {name}: {problem}; "
-        "download the official python version again"
-    )
+        raise ValueError(
+            f"expected a CIFAR pickle with arrays and labels only, received {name}: "
+            f"{shorten(error)}; download the official python version again"
+        ) from error
 
 
 def read_cifar(name: str, pickles: Mapping[str, bytes], path: Path) -> Found:
@@ -147,10 +120,22 @@ def read_cifar(name: str, pickles: Mapping[str, bytes], path: Path) -> Found:
 
 def _cifar_classes(pickles: Mapping[str, bytes]) -> list[str] | None:
     for key, field_name in (("batches.meta", "label_names"), ("meta", "fine_label_names")):
-        if key in pickles:
-            names = _unpickle(key, pickles[key]).get(field_name)
-            if isinstance(names, list) and names:
-                return [n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names]
+        if key not in pickles:
+            continue
+        names = _unpickle(key, pickles[key]).get(field_name)
+        if names is None:
+            continue
+        if (
+            not isinstance(names, list)
+            or not names
+            or len(names) > MOST_CLASSES
+            or not all(isinstance(name, str | bytes) for name in names)
+        ):
+            raise ValueError(
+                f"expected {field_name} in {key} as a list of at most {MOST_CLASSES:,} names, "
+                f"received {shorten(names)}; download the official python version again"
+            )
+        return [name.decode("latin1") if isinstance(name, bytes) else name for name in names]
     return None
 
 
@@ -160,16 +145,16 @@ def _cifar_batch(name: str, batch: Mapping[str, Any]) -> tuple[Pixels, list[int]
     labels = batch.get("fine_labels", batch.get("labels"))
     if (
         not isinstance(data, np.ndarray)
-        or data.dtype != np.uint8
         or data.ndim != 2
         or data.shape[1] != 3072
         or not isinstance(labels, list)
         or len(labels) != len(data)
-        or not all(isinstance(label, int) and label >= 0 for label in labels)
+        or not all(type(label) is int and 0 <= label < MOST_CLASSES for label in labels)
     ):
+        fields = shorten(", ".join(sorted(batch)))
         raise ValueError(
-            f"expected data of shape (n, 3072), uint8, and n labels in {name}, received "
-            f"{getattr(data, 'shape', type(data).__name__)} and fields {sorted(map(str, batch))}; "
+            f"expected data of shape (n, 3072), uint8, and n labels below {MOST_CLASSES:,} in "
+            f"{name}, received {getattr(data, 'shape', type(data).__name__)} and fields {fields}; "
             "download the official python version again"
         )
     return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
@@ -221,20 +206,41 @@ def _idx_labels(path: Path | None, count: int) -> list[int] | None:
 def _idx_array(path: Path, dimensions: int) -> Pixels:
     """The array in an idx file of bytes, shape (n, H, W) or (n,)."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_maybe_packed(path, path.suffix == ".gz") as file:
             magic = file.read(4)
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            data = file.read()
-    except (OSError, EOFError, struct.error) as error:
-        magic, shape, data = b"", (), str(error).encode()
-    if magic != bytes((0, 0, 8, dimensions)) or len(data) != int(np.prod(shape, dtype=object)):
+            wanted = math.prod(shape)
+            problem = None
+            if magic != bytes((0, 0, 8, dimensions)):
+                problem = f"begins with {magic.hex()}"
+            elif wanted > allowance(path.stat().st_size):
+                problem = f"promises {wanted:,} bytes, too many for a file of its size"
+            else:
+                content = bytearray(wanted)
+                received = fill(file, content)
+                if received < wanted or file.read(1):
+                    problem = f"holds {'less' if received < wanted else 'more'} than it promises"
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        problem = f"cannot be read: {shorten(error)}"
+        shape = ()
+    if problem is not None:
         raise ValueError(
-            f"expected an idx file of bytes in {dimensions} dimensions, received {path}, whose "
-            f"header {magic.hex() or 'cannot be read'} and shape {shape} do not match its length; "
-            "download it again"
+            f"expected an idx file of bytes in {dimensions} dimensions, received {path}, of shape "
+            f"{shape}, which {problem}; download it again"
         )
-    # Of a bytearray, since the array of immutable bytes could not be written to.
-    return np.frombuffer(bytearray(data), dtype=np.uint8).reshape(shape)
+    array = np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    if dimensions > 1:
+        _check_pixels(array, str(path))
+    return array
+
+
+def _check_pixels(array: Array, where: str) -> None:
+    """Refuse images of shape (n, H, W, ...) so small that their names would outweigh them."""
+    if min(array.shape[1:3]) < SMALLEST:
+        raise ValueError(
+            f"expected images of at least {SMALLEST} x {SMALLEST} pixels in {where}, received "
+            f"shape {array.shape}; enlarge them first, or reshape the array"
+        )
 
 
 def read_npz(name: str, path: Path) -> Found:
@@ -253,24 +259,58 @@ def read_npz(name: str, path: Path) -> Found:
     for split, images_key, labels_key in keys:
         if images_key in arrays:
             images = image_array(arrays[images_key], images_key)
+            _check_pixels(images, f"{images_key} of {path}")
             splits.append((index_names(split, len(images)), ArraySource(images)))
             values.append(_label_values(arrays.get(labels_key), labels_key, len(images)))
     return Found(name, labelled(splits, values))
 
 
 def _npz_arrays(path: Path) -> dict[str, Array]:
+    """The arrays that have a meaning, and the names of all."""
     wanted = {"images", "labels", "x_train", "y_train", "x_test", "y_test"}
+    found: dict[str, Array] = {}
+    left = allowance(path.stat().st_size)
     try:
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("it is no zip of arrays")
-        with np.load(path, allow_pickle=False) as file:
+        for file, span in zip_members(path):
+            key = file.removesuffix(".npy")
             # The others are only named in an error, and not read.
-            return {key: np.asarray(file[key] if key in wanted else ()) for key in file.files}
-    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            found[key] = _npy_array(span, left) if key in wanted else np.empty(0)
+            left -= found[key].nbytes
+    except Exception as error:  # NumPy raises almost anything for a broken header
         raise ValueError(
-            f"expected an .npz of plain arrays, received {path} ({error}); write it with "
+            f"expected an .npz of plain arrays, received {path} ({shorten(error)}); write it with "
             "numpy.savez, without objects"
         ) from error
+    return found
+
+
+def _npy_array(span: ZipSpan, most: int) -> Array:
+    """The array of a member, after its header was held against its size."""
+    if span.size > most:
+        raise Unusable(
+            f"{span.name} unpacks to {span.size:,} bytes, too many for a file of its size; store "
+            "it unpacked, with numpy.savez"
+        )
+    header = io.BytesIO(span.read(NPY_HEADER, most=most))
+    version = np.lib.format.read_magic(header)
+    reader = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if reader is None:
+        raise Unusable(f"{span.name} is of version {version}")
+    shape, by_columns, kind = reader(header)
+    if kind.hasobject or kind.subdtype is not None or kind.kind not in "biufU":
+        raise Unusable(f"{span.name} holds {shorten(kind)}, not plain numbers or names")
+    size = math.prod(shape) * kind.itemsize
+    if size != span.size - header.tell():
+        raise Unusable(
+            f"{span.name} promises {size:,} bytes and holds {span.size - header.tell():,}"
+        )
+    content = bytearray(span.size)
+    span.fill(content)
+    values = np.frombuffer(content, kind, offset=header.tell())
+    return values.reshape(shape, order="F" if by_columns else "C")
 
 
 def image_array(array: Array, key: str) -> Pixels:
@@ -301,7 +341,11 @@ def _bytes_of(array: Array, key: str) -> Pixels:
             f"expected {key} with integers in 0..255 or floats in [0, 1], received {received}; "
             "scale it first"
         )
-    scaled: Pixels = (np.rint(array * 255.0) if unit else array).astype(np.uint8)
+    scaled = np.empty(array.shape, np.uint8)
+    step = max(1, PIECE // max(1, array[0].size))
+    for first in range(0, len(array), step):  # floats take eight times the memory of bytes
+        part = array[first : first + step]
+        scaled[first : first + step] = np.rint(part * 255.0) if unit else part
     return scaled
 
 

@@ -63,6 +63,7 @@ def load_images(
     image_size: int | None = None,
     channels: int | None = None,
     limit: int | None = None,
+    validation: float | None = None,
     cache_bytes: int | None = None,
     progress: bool = False,
 ) -> ImageData:
@@ -101,6 +102,8 @@ def load_images(
         channels: C, 1 or 3. By default 1 if all images looked at are grey, else 3.
         limit: At most so many images for training and for testing each, drawn with a fixed seed
             before anything is decoded; they stay in sorted order.
+        validation: Hold out this share of the images for training, drawn with a fixed seed, and
+            give them in place of the test images, which are not read.
         cache_bytes: Memory for decoded images. What does not fit is decoded on demand, where only
             headers are checked now (see :class:`LazyImages`). By default half of the memory that
             is free now; processes that share a machine should share it here too.
@@ -126,9 +129,12 @@ def load_images(
     _check_positive("limit", limit)
     if channels not in (None, 1, 3):
         raise ValueError(f"expected channels to be 1 or 3, received {channels}")
+    if validation is not None and not 0 < validation < 1:
+        raise ValueError(f"expected validation between 0 and 1, got {validation}; change it")
     with quiet_pillow():
         found = find_images(data)
-    splits = [split.choose(limit) for split in found.splits]
+    splits = found.splits if validation is None else found.splits[0].part(validation)
+    splits = [split.choose(limit) for split in splits]
     total = sum(len(split.names) for split in splits) + len(found.skipped)
     budget = free_memory() // 2 if cache_bytes is None else cache_bytes
     skipped = list(found.skipped)

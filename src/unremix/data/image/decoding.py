@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from threading import Condition
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -35,6 +36,8 @@ FORMATS = frozenset(
 SIZE_SAMPLE = 200
 DEFAULT_SIZE_RANGE = (8, 224)
 HEADER_BYTES = 65536
+PIXEL_BYTES = 10  # memory that decoding takes for each pixel, at most
+STRIP = 2**20  # pixels that are converted at a time
 HEIF_SUFFIXES = frozenset([".heic", ".heif", ".hif"])
 HEIF_BRANDS = frozenset([b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"])
 NEEDS_HEIF = "HEIC needs a plugin of Pillow: pip install pillow-heif"
@@ -229,20 +232,55 @@ def decode_into(row: Pixels, source: Source, index: int) -> str | None:
     """Decode one image into a row of shape (C, S, S); return why it failed, or None."""
     channels, size = row.shape[:2]
     try:
-        pixels = np.asarray(_unify(source.open(index), Shape(channels, size)))
+        image = _draft(source.open(index), size)
+        with GATE.admit(PIXEL_BYTES * image.width * image.height):
+            pixels = np.asarray(_unify(image, Shape(channels, size)))
     except Exception as error:  # Pillow's decoders raise almost anything on broken files
         return reason_for(error)
     row[:] = pixels if channels == 1 else pixels.transpose(2, 0, 1)
     return None
 
 
+class Gate:
+    """Lets threads work on as many images at once as memory allows; one at least.
+
+    Args:
+        most: Bytes that all of them may take.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+        self.changed = Condition()
+
+    @contextmanager
+    def admit(self, size: int) -> Iterator[None]:
+        """Wait until there is memory for ``size`` bytes, or until nobody else has any."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.used or self.used + size <= self.most)
+            self.used += size
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.used -= size
+                self.changed.notify_all()
+
+
+GATE = Gate(2**29)
+
+
+def _draft(image: Image.Image, size: int) -> Image.Image:
+    """Ask a JPEG, which can be decoded at 1/2, 1/4 or 1/8, to be smaller where it is large."""
+    short = min(image.size)
+    if short >= 4 * size:  # twice the size leaves work for the filter
+        width, height = image.size
+        image.draft(None, (2 * size * width // short, 2 * size * height // short))
+    return image
+
+
 def _unify(image: Image.Image, shape: Shape) -> Image.Image:
     """An image of mode L or RGB, S x S: the central square, upright."""
-    short = min(image.size)
-    if short >= 4 * shape.size:
-        # A JPEG can be decoded at 1/2, 1/4 or 1/8; twice the size leaves work for the filter.
-        width, height = image.size
-        image.draft(None, (2 * shape.size * width // short, 2 * shape.size * height // short))
     image.load()
     with suppress(Exception):  # a broken tag says nothing, and the pixels are sound
         ImageOps.exif_transpose(image, in_place=True)
@@ -251,7 +289,8 @@ def _unify(image: Image.Image, shape: Shape) -> Image.Image:
         image.mode == "I" and image.format in ("PNG", "PPM")
     )
     # Cropped before it is resized, an image of 20000 x 10 never becomes one of 448000 x 224.
-    image = _eight_bits(_central_square(image), 65535 if sixteen_bits else None)
+    image = _central_square(image)
+    image = _eight_bits(image, 65535 if sixteen_bits else None)
     mode = "L" if shape.channels == 1 else "RGB"
     image = image if image.mode == mode else image.convert(mode)
     size = (shape.size, shape.size)
@@ -276,7 +315,7 @@ def decode_image(item: str | Path | Image.Image, *, channels: int, size: int) ->
     """
     try:
         opened = item if isinstance(item, Image.Image) else _open_image(Path(item).read_bytes())
-        pixels = np.array(_unify(opened, Shape(channels, size)))
+        pixels = np.array(_unify(_draft(opened, size), Shape(channels, size)))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"expected a picture at {str(item)!r}, found no file") from error
     except Exception as error:
@@ -301,9 +340,21 @@ def _eight_bits(image: Image.Image, maximum: int | None) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _scale(image, maximum)
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
-        clear = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), clear)
+        return _over_white(image)
     return image
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    """A transparent image on white, as RGB; a strip at a time, since four copies are needed."""
+    width, height = image.size
+    canvas = Image.new("RGB", image.size)
+    step = max(1, STRIP // width)
+    for top in range(0, height, step):
+        box = (0, top, width, min(top + step, height))
+        strip = image.crop(box).convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        canvas.paste(Image.alpha_composite(white, strip).convert("RGB"), box)
+    return canvas
 
 
 def _scale(image: Image.Image, maximum: int | None) -> Image.Image:
@@ -312,12 +363,23 @@ def _scale(image: Image.Image, maximum: int | None) -> Image.Image:
     Without a maximum it is the smallest of 1 (for floats), 255 and 65535 that holds all values; if
     none does, the image's own range is stretched.
     """
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0.0, neginf=0.0)
-    low, high = 0.0, float(values.max())
+    raw = np.asarray(image)
+    step = max(1, STRIP // raw.shape[1])  # rows at a time: floats take many times the memory
+
+    def strips() -> Iterator[tuple[slice, Array]]:
+        for first in range(0, len(raw), step):
+            rows = slice(first, first + step)
+            yield rows, np.nan_to_num(raw[rows].astype(np.float64), posinf=0.0, neginf=0.0)
+
+    low, high = 0.0, max(float(values.max()) for _, values in strips())
     if maximum is None:
         maxima = (1, 255, 65535) if image.mode == "F" else (255, 65535)
         maximum = next((most for most in maxima if high <= most), None)
-        if maximum is None or values.min() < 0:
-            low, maximum = float(values.min()), None
+        least = min(float(values.min()) for _, values in strips())
+        if maximum is None or least < 0:
+            low, maximum = least, None
     span = (high - low if maximum is None else maximum) or 1.0
-    return Image.fromarray(np.rint((values - low) * 255 / span).astype(np.uint8))
+    scaled = np.empty(raw.shape, np.uint8)
+    for rows, values in strips():
+        scaled[rows] = np.rint((values - low) * 255 / span)
+    return Image.fromarray(scaled)

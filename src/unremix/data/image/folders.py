@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 import warnings
@@ -29,6 +28,7 @@ from unremix.data.image.decoding import (
 )
 from unremix.data.locate import locate
 from unremix.data.splits import IMAGES, Found, Split, labelled
+from unremix.data.walk import walk
 
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
@@ -40,7 +40,12 @@ def read_folder(folder: Path) -> Found:
     """A folder in one of the formats; one that holds nothing but one folder is looked through."""
     name = folder.resolve().name
     inner = folder
+    seen: set[tuple[int, int]] = set()
     while True:
+        status = inner.stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link back to a folder that it lies in
+            return read_tree(name, *_folder_files(folder))
+        seen.add((status.st_dev, status.st_ino))
         entries = sorted(entry for entry in inner.iterdir() if not entry.name.startswith("."))
         files = {entry.name: entry for entry in entries if entry.is_file()}
         if "data_batch_1" in files or {"train", "test", "meta"} <= set(files):
@@ -57,37 +62,17 @@ def read_folder(folder: Path) -> Found:
 
 
 def _folder_files(folder: Path) -> tuple[Files, list[Skipped]]:
-    """All files below a folder. Links are followed, except those back to where they come from."""
+    """All files below a folder."""
     files: Files = []
     skipped: list[Skipped] = []
-
-    def unreadable(error: OSError) -> None:
-        name = Path(error.filename).relative_to(folder).as_posix()
-        skipped.append(Skipped(name, reason_for(error)))
-
-    for root, folders, names in os.walk(folder, followlinks=True, onerror=unreadable):
-        folders[:] = [name for name in folders if not _is_ignored(Path(root, name))]
-        for file in names:
-            path = Path(root, file)
-            name = path.relative_to(folder).as_posix()
-            try:
-                status = path.stat()
-            except OSError as error:
-                skipped.append(Skipped(name, reason_for(error)))
-                continue
-            if S_ISREG(status.st_mode):  # to open a pipe would wait for ever
-                files.append((name, Span(str(path), 0, status.st_size)))
-            else:
-                skipped.append(Skipped(name, "not a file"))
+    for name, path, status, problem in walk(folder):
+        if problem is not None:
+            skipped.append(Skipped(name, reason_for(problem)))
+        elif status is not None and S_ISREG(status.st_mode):
+            files.append((name, Span(str(path), 0, status.st_size)))
+        else:
+            skipped.append(Skipped(name, "not a file"))  # to open a pipe would wait for ever
     return files, skipped
-
-
-def _is_ignored(folder: Path) -> bool:
-    """Whether a folder is hidden, or a link to a folder that it lies in."""
-    if folder.name.startswith("."):
-        return True
-    here = folder.parent.resolve()
-    return folder.is_symlink() and folder.resolve() in (here, *here.parents)
 
 
 def zip_files(path: Path) -> tuple[Files, list[Skipped]]:

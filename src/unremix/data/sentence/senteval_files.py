@@ -32,6 +32,7 @@ TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC", "SICK")
 ALSO = {"MSRP": "MRPC", "SICKRelatedness": "SICK"}  # other names in use
 
 QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # TREC's coarse classes
+LARGEST_FILE = 2**23  # bytes; the largest of SentEval's has 1.3 million
 BINS = 5  # SICK's relatedness runs from 1 to 5
 
 SplitName = Literal["train", "dev", "test"]
@@ -139,6 +140,11 @@ def _lines(path: Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(
             f"expected the file {path}, found none; SentEval's get_transfer_data.bash makes it"
+        )
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(
+            f"expected at most {LARGEST_FILE:,} bytes in {path}, got {path.stat().st_size:,}; "
+            "SentEval's own files are far smaller: fetch it again"
         )
     data = path.read_bytes()
     try:

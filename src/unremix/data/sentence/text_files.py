@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
+from stat import S_ISREG
 from typing import Literal
 
 from unremix.data.locate import locate
+from unremix.data.walk import walk
 
 Format = Literal["auto", "lines", "prose"]
 FORMATS = ("auto", "lines", "prose")
@@ -74,15 +76,17 @@ def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]
         return found[0][0], [file for _, files in found for file in files]
     path = locate(data, _accepted())
     if not path.is_dir():
-        if not _is_text(path):
+        if not _is_text(path) or not path.is_file():  # to open a pipe would wait for ever
             raise ValueError(f"expected a text file, received {path}; {_accepted()}")
         return _stem(path), [path]
-    below = (
-        file
-        for file in path.rglob("*")
-        if not any(part.startswith(".") for part in file.relative_to(path).parts)
+    files = sorted(
+        entry.path
+        for entry in walk(path)
+        if entry.status is not None
+        and S_ISREG(entry.status.st_mode)
+        and not entry.path.name.startswith(".")
+        and _is_text(entry.path)
     )
-    files = sorted(file for file in below if _is_text(file) and file.is_file())
     if not files:
         raise ValueError(
             f"expected .txt, .txt.gz or .gz files in the folder {path}, found none; {_accepted()}"

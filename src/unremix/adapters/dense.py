@@ -1,0 +1,73 @@
+"""The weighted negatives of each anchor as tensors, for libraries that do the rest themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unremix.core.contrast import full_precision, pose
+from unremix.core.engines import eager
+from unremix.core.objectives import InfoNCE
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views, make_block, settle_mix
+from unremix.core.scores import inner_products
+from unremix.core.weights import raw_scores, weigh
+from unremix.losses import UnReMixLoss
+
+
+def working(embeddings: Tensor) -> Tensor:
+    """Embeddings in the precision that losses are computed in: float32 or better."""
+    half = embeddings.dtype in (torch.float16, torch.bfloat16)
+    return embeddings.float() if half else embeddings
+
+
+def weights_of(
+    loss: UnReMixLoss, anchors: Views, candidates: Views, pairs: Pairs
+) -> tuple[Tensor, Tensor]:
+    """The weights w of all negatives, 0 elsewhere, and all logits l, both (N, M).
+
+    All at once: memory grows with N M, and autograd differentiates it.
+
+    Args:
+        loss: Says how negatives are weighted.
+        anchors: N views.
+        candidates: M views; the same object as ``anchors`` where every view is both.
+        pairs: Positives and negatives.
+    """
+    options, temperature = loss.options, loss.current_temperature()
+    with full_precision(anchors.embeddings.device):
+        problem, vectors = pose(
+            anchors, candidates, pairs, options, temperature, None, eager.ENGINE
+        )
+        rows, products = problem.rows(), inner_products(*vectors)
+        block = make_block(products, *vectors, rows, options)
+        weights = weigh(
+            raw_scores(block, options.weighting),
+            rows.negatives,
+            rows.count,
+            settle_mix(loss.lambdas(), options, products),
+            options.weighting,
+            temperature,
+        )
+        return weights, products / temperature
+
+
+def weighted_negatives(
+    loss: UnReMixLoss,
+    anchors: Views,
+    candidates: Views,
+    pairs: Pairs,
+    counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """log Σ_j w_ij e^{l_ij} over the negatives of each anchor, shape (N,), and l, shape (N, M).
+
+    Args:
+        loss: Says how negatives are weighted.
+        anchors: N views.
+        candidates: M views; the same object as ``anchors`` where every view is both.
+        pairs: Positives and negatives.
+        counts: How often each negative counts, shape (N, M); once by default.
+    """
+    weights, logits = weights_of(loss, anchors, candidates, pairs)
+    weights = weights if counts is None else weights * counts
+    return InfoNCE().gather_negatives(logits, weights, pairs.negatives()), logits

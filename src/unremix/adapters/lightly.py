@@ -1,0 +1,127 @@
+"""lightly: weighted negatives in place of ``NTXentLoss``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from unremix import losses
+from unremix.adapters import missing
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
+from unremix.core.scores import COMPONENTS, Component, Score
+from unremix.core.weights import Mass
+
+try:
+    from lightly.models.modules.memory_bank import MemoryBankModule
+except ImportError as error:
+    raise missing("lightly", error) from error
+
+
+class UnReMixLoss(nn.Module):
+    """Negatives weighted by uncertainty, similarity and representativeness.
+
+    The negatives are the other views of the batch, as in SimCLR, or a memory bank, as in MoCo.
+
+    Args:
+        temperature: τ.
+        memory_bank_size: (size, D) of the memory bank; 0 for none.
+        gather_distributed: Whether the negatives, or what enters the memory bank, come from all
+            processes.
+        last_layer: The projection head, or its part from the last linear layer on; it is watched
+            for that layer's input. Without it the uncertainty ignores the layer's input. A memory
+            bank does not know the inputs: leave it out there.
+        components: As :class:`unremix.UnReMixLoss`, and so the following.
+        mix: λ.
+        scaling: How scores become weights.
+        mass: The sum of the weights.
+        hardness: Sharpness of ``zscore-exp``.
+        posterior_temperature: t of the pseudo-posterior.
+        similarity_gradient: Whether gradient flows to the embeddings through the similarity.
+        fidelity: The preset of the options left at None.
+
+    Relations:
+        With ``components=()`` this equals lightly's ``NTXentLoss``, value and gradient.
+
+    Example:
+        >>> loss_fn = UnReMixLoss(temperature=0.5)
+        >>> loss_fn(torch.eye(4), torch.eye(4)).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.5,
+        memory_bank_size: int | Sequence[int] = 0,
+        gather_distributed: bool = False,
+        *,
+        last_layer: nn.Module | None = None,
+        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
+        mix: losses.Mix = "learned",
+        scaling: losses.ScalingName | None = None,
+        mass: Mass | None = None,
+        hardness: float | None = None,
+        posterior_temperature: float = 1.0,
+        similarity_gradient: bool | None = None,
+        fidelity: losses.Fidelity = "sound",
+    ) -> None:
+        super().__init__()
+        self.memory_bank = MemoryBankModule(
+            size=memory_bank_size, gather_distributed=gather_distributed
+        )
+        has_bank = self.memory_bank.size[0] > 0
+        if has_bank and last_layer is not None:
+            raise ValueError(
+                "expected last_layer=None with a memory bank, which keeps no inputs of the layer, "
+                "got a layer; leave it out"
+            )
+        self.weighted = losses.UnReMixLoss(
+            temperature=temperature,
+            layout="both",
+            gather=gather_distributed and not has_bank,
+            last_layer=last_layer,
+            components=components,
+            mix=mix,
+            scaling=scaling,
+            mass=mass,
+            hardness=hardness,
+            posterior_temperature=posterior_temperature,
+            similarity_gradient=similarity_gradient,
+            class_prior=0.0,
+            fidelity=fidelity,
+        )
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """The share λ of each component."""
+        return self.weighted.mix
+
+    def param_groups(self, lr: float) -> list[dict[str, Any]]:
+        """The mix for an optimizer: a learning rate of its own, no decay."""
+        return self.weighted.param_groups(lr)
+
+    def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            out0: Projections of the first views, shape (N, D).
+            out1: Projections of the second views, shape (N, D).
+
+        Returns:
+            A scalar.
+        """
+        keys, bank = self.memory_bank(normalize(out1, dim=1), update=out0.requires_grad)
+        if bank is None:
+            loss: Tensor = self.weighted(out0, out1)
+            return loss
+        count, size = out0.shape[0], bank.shape[1]
+        pairs = Pairs.queue(
+            torch.arange(count, device=out0.device),
+            torch.arange(count, count + size, device=out0.device),
+        )
+        candidates = torch.cat([keys, bank.T.to(keys)])
+        return self.weighted.against(Views(out0), Views(candidates), pairs)

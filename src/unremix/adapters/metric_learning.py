@@ -1,0 +1,250 @@
+"""pytorch-metric-learning: a weighted loss in place of ``NTXentLoss``, and a miner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix import losses
+from unremix.adapters import missing
+from unremix.adapters.dense import weighted_negatives, weights_of, working
+from unremix.core.checks import number
+from unremix.core.objectives import softplus
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
+from unremix.core.scores import COMPONENTS, Component, Score
+from unremix.core.weights import Mass
+
+try:
+    from pytorch_metric_learning.distances import CosineSimilarity
+    from pytorch_metric_learning.losses import (
+        BaseMetricLossFunction,
+        CrossBatchMemory,
+        SelfSupervisedLoss,
+    )
+    from pytorch_metric_learning.miners import BaseMiner
+    from pytorch_metric_learning.reducers import BaseReducer
+    from pytorch_metric_learning.regularizers import BaseRegularizer
+    from pytorch_metric_learning.utils import common_functions, loss_and_miner_utils
+except ImportError as error:
+    raise missing("metric_learning", error) from error
+
+
+class UnReMixLoss(BaseMetricLossFunction):
+    """Negative pairs weighted by uncertainty, similarity and representativeness.
+
+    Takes what ``NTXentLoss`` takes: labels or an ``indices_tuple`` of a miner, ``ref_emb``; works
+    in the library's wrappers (CrossBatchMemory, SelfSupervisedLoss, DistributedLossWrapper),
+    trainers and testers.
+
+    Args:
+        temperature: τ.
+        last_layer: The linear layer that makes the embeddings; it is watched for its input, which
+            is used where the embeddings are compared with each other. Without it, and with
+            ``ref_emb``, the uncertainty ignores the layer's input.
+        components: As :class:`unremix.UnReMixLoss`, and so the following.
+        mix: λ.
+        scaling: How scores become weights.
+        mass: The sum of the weights.
+        hardness: Sharpness of ``zscore-exp``.
+        posterior_temperature: t of the pseudo-posterior.
+        similarity_gradient: Whether gradient flows to the embeddings through the similarity.
+        fidelity: The preset of the options left at None.
+        reducer: The library's reducer of the losses of positive pairs; their mean by default.
+        embedding_regularizer: The library's regularizer of the embeddings.
+        embedding_reg_weight: Its weight.
+
+    Relations:
+        With ``components=()`` this equals the library's ``NTXentLoss``, value and gradient.
+
+    Example:
+        >>> loss_fn = UnReMixLoss()
+        >>> loss_fn(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.07,
+        *,
+        last_layer: nn.Module | None = None,
+        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
+        mix: losses.Mix = "learned",
+        scaling: losses.ScalingName | None = None,
+        mass: Mass | None = None,
+        hardness: float | None = None,
+        posterior_temperature: float = 1.0,
+        similarity_gradient: bool | None = None,
+        fidelity: losses.Fidelity = "sound",
+        reducer: BaseReducer | None = None,
+        embedding_regularizer: BaseRegularizer | None = None,
+        embedding_reg_weight: float = 1.0,
+    ) -> None:
+        super().__init__(
+            reducer=reducer,
+            embedding_regularizer=embedding_regularizer,
+            embedding_reg_weight=embedding_reg_weight,
+        )
+        self.weighted = losses.UnReMixLoss(
+            temperature=temperature,
+            layout="both",
+            last_layer=last_layer,
+            components=components,
+            mix=mix,
+            scaling=scaling,
+            mass=mass,
+            hardness=hardness,
+            posterior_temperature=posterior_temperature,
+            similarity_gradient=similarity_gradient,
+            class_prior=0.0,
+            fidelity=fidelity,
+        )
+        self.temperature = self.weighted.temperature
+        self.add_to_recordable_attributes(list_of_names=["temperature"], is_stat=False)
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """The share λ of each component."""
+        return self.weighted.mix
+
+    def param_groups(self, lr: float) -> list[dict[str, Any]]:
+        """The mix for an optimizer: a learning rate of its own, no decay."""
+        return self.weighted.param_groups(lr)
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> dict[str, Any]:
+        """The losses of the positive pairs, for the library's reducers.
+
+        Args:
+            embeddings: Shape (N, D).
+            labels: Shape (N,); not needed with an ``indices_tuple``.
+            indices_tuple: Pairs or triplets of a miner; by default all pairs.
+            ref_emb: What the embeddings are compared with, shape (M, D); themselves by default.
+            ref_labels: Shape (M,).
+        """
+        common_functions.labels_or_indices_tuple_required(labels, indices_tuple)
+        found = loss_and_miner_utils.convert_to_pairs(indices_tuple, labels, ref_labels)
+        anchor, positive, other_anchor, negative = found
+        if len(anchor) == 0 or len(other_anchor) == 0:
+            zero: dict[str, Any] = self.zero_losses()
+            return zero
+        among_themselves = ref_emb is embeddings
+        embeddings, ref_emb = working(embeddings), working(ref_emb)
+        anchors = self._views(embeddings) if among_themselves else Views(embeddings)
+        candidates = anchors if among_themselves else Views(ref_emb.to(embeddings))
+        # A miner may name a pair more than once: it counts as often.
+        counts = embeddings.new_zeros(len(embeddings), len(ref_emb))
+        counts = counts.index_put((other_anchor, negative), counts.new_ones(()), accumulate=True)
+        positives = torch.zeros_like(counts, dtype=torch.bool)
+        positives[anchor, positive] = True
+        pairs = Pairs.from_masks(positives & (counts == 0), counts > 0)
+        sums, logits = weighted_negatives(self.weighted, anchors, candidates, pairs, counts)
+        return {
+            "loss": {
+                "losses": softplus(sums[anchor] - logits[anchor, positive]),
+                "indices": (anchor, positive),
+                "reduction_type": "pos_pair",
+            }
+        }
+
+    def _views(self, embeddings: Tensor) -> Views:
+        layer = self.weighted.last_layer
+        if layer is None or not self.weighted.weighting.needs_residuals:
+            return Views(embeddings)
+        (found,) = layer.find(embeddings)
+        return Views(embeddings, found.inputs, outputs=found.outputs)
+
+    def get_default_distance(self) -> CosineSimilarity:
+        """The library's name of what is compared."""
+        return CosineSimilarity()
+
+
+class UnReMixMiner(BaseMiner):
+    """All positive pairs, and for each anchor the negatives of the largest weights.
+
+    Args:
+        negatives_per_anchor: How many of them.
+        temperature: τ; scales the uncertainty alone.
+        components: As :class:`unremix.UnReMixLoss`, and so the following.
+        mix: λ, one number per component, or ``fixed``: equal.
+        scaling: How scores become weights.
+        fidelity: The preset of the options left at None.
+
+    Example:
+        >>> miner = UnReMixMiner(negatives_per_anchor=2)
+        >>> found = miner(torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2]))
+        >>> [len(each) for each in found]  # 6 positive pairs, 2 negatives for each of 6 anchors
+        [6, 6, 12, 12]
+    """
+
+    def __init__(
+        self,
+        negatives_per_anchor: int = 10,
+        *,
+        temperature: float = 0.07,
+        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
+        mix: losses.Mix = "fixed",
+        scaling: losses.ScalingName | None = None,
+        fidelity: losses.Fidelity = "sound",
+    ) -> None:
+        super().__init__()
+        self.negatives_per_anchor = int(
+            number("negatives_per_anchor", negatives_per_anchor, least=1)
+        )
+        if mix in ("learned", "free", "adversarial"):
+            raise ValueError(
+                f"expected a mix that is not learned, got {mix!r}; a miner has no gradient: pass "
+                "'fixed', or one number per component"
+            )
+        self.weighted = losses.UnReMixLoss(
+            temperature=temperature,
+            components=components,
+            mix=mix,
+            scaling=scaling,
+            fidelity=fidelity,
+        )
+
+    def mine(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Pairs (anchor, positive) and (anchor, negative), as four tensors of indices."""
+        found = loss_and_miner_utils.get_all_pairs_indices(labels, ref_labels)
+        anchor, positive, other_anchor, negative = found
+        if len(other_anchor) == 0:
+            return anchor, positive, other_anchor, negative
+        shape = (len(embeddings), len(ref_emb))
+        negatives = torch.zeros(shape, dtype=torch.bool, device=embeddings.device)
+        negatives[other_anchor, negative] = True
+        views = Views(working(embeddings))
+        candidates = views if ref_emb is embeddings else Views(working(ref_emb))
+        pairs = Pairs.from_masks(torch.zeros_like(negatives), negatives)
+        weights, _ = weights_of(self.weighted, views, candidates, pairs)
+        weights = torch.where(negatives, weights, -1.0)
+        count = min(self.negatives_per_anchor, weights.shape[1])
+        heaviest, where = weights.topk(count, dim=1)
+        rows, columns = torch.nonzero(heaviest >= 0, as_tuple=True)
+        return anchor, positive, rows, where[rows, columns]
+
+    def get_default_distance(self) -> CosineSimilarity:
+        """The library's name of what is compared."""
+        return CosineSimilarity()
+
+
+def _accept(wrapper: type[Any]) -> None:
+    """Add the loss to those that a wrapper of the library accepts, which it knows by name."""
+    known = wrapper.supported_losses()
+    if UnReMixLoss.__name__ not in known:
+        wrapper.supported_losses = staticmethod(lambda: [*known, UnReMixLoss.__name__])
+
+
+for _wrapper in (CrossBatchMemory, SelfSupervisedLoss):
+    _accept(_wrapper)

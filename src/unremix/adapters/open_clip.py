@@ -1,0 +1,170 @@
+"""open_clip: weighted negatives in place of ``ClipLoss``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix import losses
+from unremix.adapters import missing
+from unremix.adapters.dense import working
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
+from unremix.core.scores import COMPONENTS, Component, Score
+from unremix.core.weights import Mass
+
+try:
+    from open_clip.loss import gather_features
+except ImportError as error:
+    raise missing("open_clip", error) from error
+
+
+class UnReMixClipLoss(nn.Module):
+    """Images against texts and texts against images, with weighted negatives.
+
+    Args:
+        local_loss: With several processes: whether each computes the loss of its own rows alone.
+        gather_with_grad: With several processes: whether gradient flows through the exchange.
+        rank: The number of this process.
+        world_size: The number of processes.
+        last_layer: The linear layers that make the image and the text features, a pair.
+        projection: In their place, the parameters that do, a pair: for open_clip's ViT,
+            ``(model.visual.proj, model.text_projection)``. Without either, the uncertainty ignores
+            the layers' inputs.
+        components: As :class:`unremix.UnReMixLoss`, and so the following.
+        mix: λ.
+        scaling: How scores become weights.
+        mass: The sum of the weights.
+        hardness: Sharpness of ``zscore-exp``.
+        posterior_temperature: t of the pseudo-posterior.
+        similarity_gradient: Whether gradient flows to the features through the similarity.
+        fidelity: The preset of the options left at None.
+
+    Relations:
+        With ``components=()`` this equals open_clip's ``ClipLoss`` of normalized features, value
+        and gradient. A logit bias cancels in it, as it does there.
+    """
+
+    def __init__(
+        self,
+        local_loss: bool = False,
+        gather_with_grad: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        last_layer: tuple[nn.Module, nn.Module] | None = None,
+        projection: tuple[Tensor, Tensor] | None = None,
+        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
+        mix: losses.Mix = "learned",
+        scaling: losses.ScalingName | None = None,
+        mass: Mass | None = None,
+        hardness: float | None = None,
+        posterior_temperature: float = 1.0,
+        similarity_gradient: bool | None = None,
+        fidelity: losses.Fidelity = "sound",
+    ) -> None:
+        super().__init__()
+        self.local_loss = local_loss
+        self.gather_with_grad = gather_with_grad
+        self.rank = rank
+        self.world_size = world_size
+        self.weighted = losses.UnReMixLoss(
+            layout="symmetric",
+            last_layer=last_layer,
+            projection=projection,
+            components=components,
+            mix=mix,
+            scaling=scaling,
+            mass=mass,
+            hardness=hardness,
+            posterior_temperature=posterior_temperature,
+            similarity_gradient=similarity_gradient,
+            class_prior=0.0,
+            fidelity=fidelity,
+        )
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """The share λ of each component."""
+        return self.weighted.mix
+
+    def param_groups(self, lr: float) -> list[dict[str, Any]]:
+        """The mix for an optimizer: a learning rate of its own, no decay."""
+        return self.weighted.param_groups(lr)
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor | float,
+        logit_bias: Tensor | None = None,
+        output_dict: bool = False,
+    ) -> Tensor | dict[str, Tensor]:
+        """The loss of a batch.
+
+        Args:
+            image_features: Normalized, shape (N, D).
+            text_features: Normalized, shape (N, D).
+            logit_scale: 1/τ; gradient flows to a tensor.
+            logit_bias: Added to all logits, where the model has one; it cancels.
+            output_dict: Whether to return ``{"contrastive_loss": loss}``.
+
+        Returns:
+            A scalar, or a dictionary with it.
+        """
+        loss = self._loss(working(image_features), working(text_features), 1 / logit_scale)
+        if logit_bias is not None:  # connected, so that its gradient is 0 and not missing
+            loss = loss + 0 * logit_bias.sum()
+        return {"contrastive_loss": loss} if output_dict else loss
+
+    def _loss(self, images: Tensor, texts: Tensor, temperature: Tensor | float) -> Tensor:
+        if self.world_size == 1:
+            loss: Tensor = self.weighted(images, texts, temperature=temperature)
+            return loss
+        own = [Views(images), Views(texts)]
+        if self.weighted.last_layer is not None and self.weighted.weighting.needs_residuals:
+            own = [
+                Views(z, each.inputs, outputs=z.detach() if each.outputs is None else each.outputs)
+                for z, each in zip(
+                    (images, texts), self.weighted.find_inputs(images, texts), strict=True
+                )
+            ]
+        everything = [
+            Views(z, self._gather(each.inputs), outputs=self._gather(each.outputs))
+            for z, each in zip(self._features(images, texts), own, strict=True)
+        ]
+        count = images.shape[0]
+        total = count * self.world_size
+        pairs = Pairs.one_way(total, device=images.device)
+        if self.local_loss:
+            offset = self.rank * count
+            pairs = Pairs.one_way(count, offset=offset, total=total, device=images.device)
+        else:
+            own = everything
+        return (
+            self.weighted.against(own[0], everything[1], pairs, temperature=temperature)
+            + self.weighted.against(own[1], everything[0], pairs, temperature=temperature)
+        ) / 2
+
+    def _features(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of all processes, with gradient as open_clip would have it."""
+        gathered: tuple[Tensor, Tensor] = gather_features(
+            images,
+            texts,
+            local_loss=self.local_loss,
+            gather_with_grad=self.gather_with_grad,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        return gathered
+
+    def _gather(self, values: Tensor | None) -> Tensor | None:
+        """Constants of all processes."""
+        if values is None:
+            return None
+        parts = [torch.zeros_like(values) for _ in range(self.world_size)]
+        torch.distributed.all_gather(parts, values.contiguous())
+        return torch.cat(parts)

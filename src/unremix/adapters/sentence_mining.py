@@ -1,0 +1,249 @@
+"""sentence-transformers: hard negatives for a dataset of pairs, with its argument names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from unremix.core.checks import choose
+from unremix.data.atomic_files import write_whole
+from unremix.mining.embeddings import Floats, digest_of, unit_rows
+from unremix.mining.index import Kind
+from unremix.mining.mine import COMPONENT_NAMES, Mined
+from unremix.mining.mine import mine_hard_negatives as mine
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer
+
+Sampling = Literal["importance", "top", "random"]
+Format = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
+
+
+def mine_hard_negatives(
+    dataset: Dataset,
+    model: SentenceTransformer,
+    anchor_column_name: str | None = None,
+    positive_column_name: str | None = None,
+    corpus: list[str] | None = None,
+    *,
+    range_min: int = 0,
+    range_max: int | None = None,
+    max_score: float | None = None,
+    min_score: float | None = None,
+    absolute_margin: float | None = None,
+    relative_margin: float | None = 0.05,
+    num_negatives: int = 3,
+    sampling_strategy: Sampling = "importance",
+    query_prompt_name: str | None = None,
+    query_prompt: str | None = None,
+    corpus_prompt_name: str | None = None,
+    corpus_prompt: str | None = None,
+    output_format: Format = "triplet",
+    output_scores: bool = False,
+    batch_size: int = 32,
+    use_faiss: bool | Kind = False,
+    verbose: bool = True,
+    cache_folder: str | None = None,
+    duplicate_threshold: float = 0.95,
+    components: Sequence[str] = COMPONENT_NAMES,
+    mix: Literal["fixed"] | Sequence[float] = "fixed",
+    posterior_temperature: float = 0.05,
+    seed: int = 0,
+) -> Dataset:
+    """Add hard negatives to a dataset of (anchor, positive) pairs.
+
+    Takes the arguments of ``sentence_transformers.util.mine_hard_negatives`` and returns the same
+    formats. With ``sampling_strategy="top"`` and ``duplicate_threshold=2`` it finds the same
+    negatives, except that it looks further where that function finds too few. It has no
+    ``cross_encoder``, ``include_positives`` and ``use_multi_process``.
+
+    Args:
+        dataset: Pairs; an anchor in several rows has several positives.
+        model: Embeds both columns.
+        anchor_column_name: By default the first column.
+        positive_column_name: By default the second column.
+        corpus: Further texts to find negatives in.
+        range_min: So many of the most similar candidates are passed over.
+        range_max: Candidates to choose from, by default 10 per negative and at least 50.
+        max_score: The largest similarity of a negative.
+        min_score: The smallest.
+        absolute_margin: See :func:`unremix.mine_hard_negatives`, and so the next.
+        relative_margin: None for no margin.
+        num_negatives: k.
+        sampling_strategy: ``importance``, ``top`` or ``random``.
+        query_prompt_name: For embedding the anchors, and so the next.
+        query_prompt: Goes before ``query_prompt_name``.
+        corpus_prompt_name: For embedding the corpus, and so the next.
+        corpus_prompt: Goes before ``corpus_prompt_name``.
+        output_format: ``triplet``, ``n-tuple``, ``labeled-pair`` or ``labeled-list``. An n-tuple
+            needs all its negatives: anchors with fewer are left out.
+        output_scores: Whether to add the similarities of the positive and the negatives.
+        batch_size: For embedding.
+        use_faiss: False for the exact search in blocks; True for ``flat``; or ``ivf``, ``hnsw``.
+        verbose: Whether to print what was found and left out.
+        cache_folder: Keeps embeddings, index and finished blocks.
+        duplicate_threshold: The cosine from which a text is a near-duplicate of a positive.
+        components: What is mixed, see :func:`unremix.mine_hard_negatives`, and so the rest.
+        mix: λ.
+        posterior_temperature: t.
+        seed: Of ``random``.
+
+    Raises:
+        ValueError: If the dataset is empty or lacks a column, or an option is out of range.
+    """
+    choose("output_format", output_format, get_args(Format))
+    anchor_name, positive_name = _columns(dataset, anchor_column_name, positive_column_name)
+    all_anchors, all_positives = list(dataset[anchor_name]), list(dataset[positive_name])
+    anchors = list(dict.fromkeys(all_anchors))
+    texts = list(dict.fromkeys([*(corpus or ()), *all_positives]))
+    row_of = {text: row for row, text in enumerate(texts)}
+    place = {text: number for number, text in enumerate(anchors)}
+    positives: list[list[int]] = [[] for _ in anchors]
+    for anchor, positive in zip(all_anchors, all_positives, strict=True):
+        if row_of[positive] not in positives[place[anchor]]:
+            positives[place[anchor]].append(row_of[positive])
+    folder = None if cache_folder is None else Path(cache_folder)
+
+    def embed(what: Literal["query", "document"], some: list[str], **prompts: Any) -> Floats:
+        encode = model.encode_query if what == "query" else model.encode_document
+        kept = None
+        if folder is not None:
+            kept = folder / f"{what}-{digest_of(_weights(model), prompts, some)}.npy"
+            if kept.exists():
+                found: Floats = np.load(kept, mmap_mode="r", allow_pickle=False)
+                return found
+        embeddings = encode(
+            some, batch_size=batch_size, show_progress_bar=verbose, convert_to_numpy=True, **prompts
+        )
+        found = np.asarray(embeddings, dtype=np.float32)
+        if kept is not None:
+
+            def write(file: Path) -> None:
+                with file.open("wb") as stream:
+                    np.save(stream, found, allow_pickle=False)
+
+            write_whole(kept, write)
+        return found
+
+    queries = embed("query", anchors, prompt_name=query_prompt_name, prompt=query_prompt)
+    rows = embed("document", texts, prompt_name=corpus_prompt_name, prompt=corpus_prompt)
+    index: Kind = "exact" if use_faiss is False else "flat" if use_faiss is True else use_faiss
+    mined = mine(
+        queries,
+        rows,
+        positives,
+        num_negatives,
+        anchor_texts=anchors,
+        corpus_texts=texts,
+        relative_margin=relative_margin,
+        absolute_margin=absolute_margin,
+        max_score=max_score,
+        min_score=min_score,
+        duplicate_threshold=duplicate_threshold,
+        components=components,
+        mix=mix,
+        posterior_temperature=posterior_temperature,
+        sampling=sampling_strategy,
+        pool=range_max,
+        skip=range_min,
+        index=index,
+        folder=folder,
+        seed=seed,
+    )
+    if verbose:
+        print(*mined.summary(), sep="\n")
+    numbers = np.repeat(np.arange(len(anchors)), [len(one) for one in positives])
+    pairs = list(zip(numbers.tolist(), [row for one in positives for row in one], strict=True))
+    units = unit_rows(queries)[numbers], unit_rows(rows[[row for _, row in pairs]])
+    similarity = np.einsum("nd,nd->n", *units).tolist()
+    columns = _formatted(
+        output_format, output_scores, anchor_name, positive_name, anchors, texts, pairs,
+        similarity, mined,
+    )  # fmt: skip
+    from datasets import Dataset
+
+    made: Dataset = Dataset.from_dict(columns)
+    return made
+
+
+def _columns(dataset: Dataset, anchor: str | None, positive: str | None) -> tuple[str, str]:
+    names = dataset.column_names
+    for wanted in (anchor, positive):
+        if wanted is not None and wanted not in names:
+            raise ValueError(
+                f"expected a column {wanted!r}, got {', '.join(names)}; name one of these"
+            )
+    if len(names) < 2 or not len(dataset):
+        raise ValueError(
+            f"expected pairs in two columns, got {len(dataset)} rows of {', '.join(names)}; "
+            "pass a dataset of anchors and positives"
+        )
+    first = names[0] if anchor is None else anchor
+    others = [name for name in names if name != first]
+    return first, others[0] if positive is None else positive
+
+
+def _weights(model: SentenceTransformer) -> list[str]:
+    """A digest of each weight: a model that was trained further has the same name."""
+    import torch
+
+    def bytes_of(tensor: torch.Tensor) -> Any:
+        return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+    weights = model.state_dict().items()
+    return [f"{name} {digest_of(bytes_of(tensor))}" for name, tensor in weights if tensor.numel()]
+
+
+def _formatted(
+    output_format: Format,
+    output_scores: bool,
+    anchor_name: str,
+    positive_name: str,
+    anchors: list[str],
+    texts: list[str],
+    pairs: list[tuple[int, int]],
+    similarity: list[float],
+    mined: Mined,
+) -> dict[str, list[Any]]:
+    """The columns of a format; ``pairs`` are anchors and positives, ``similarity`` theirs."""
+    negatives = [
+        [(texts[row], float(value)) for row, value in zip(rows, values, strict=True) if row >= 0]
+        for rows, values in zip(mined.indices, mined.similarity, strict=True)
+    ]
+    k, last = mined.indices.shape[1], dict(pairs)  # each anchor's last positive
+    found: list[dict[str, Any]] = []
+    for (number, row), score in zip(pairs, similarity, strict=True):
+        anchor, positive = anchors[number], texts[row]
+        its = negatives[number]
+        if output_format == "triplet":
+            found += [
+                {anchor_name: anchor, positive_name: positive, "negative": text,
+                 "scores": [score, value]}
+                for text, value in its
+            ]  # fmt: skip
+        elif output_format == "n-tuple" and len(its) == k:
+            many = {f"negative_{place}": text for place, (text, _) in enumerate(its, 1)}
+            scores = [score, *(value for _, value in its)]
+            found.append({anchor_name: anchor, positive_name: positive, **many, "scores": scores})
+        elif output_format == "labeled-list" and its:
+            documents = [positive, *(text for text, _ in its)]
+            scores = [score, *(value for _, value in its)]
+            labels = [1, *([0] * len(its))]
+            found.append(
+                {anchor_name: anchor, positive_name: documents, "labels": labels, "scores": scores}
+            )
+        elif output_format == "labeled-pair":
+            found.append({anchor_name: anchor, positive_name: positive, "label": 1, "score": score})
+            if last[number] == row:
+                found += [
+                    {anchor_name: anchor, positive_name: text, "label": 0, "score": value}
+                    for text, value in its
+                ]
+    drop = {"label", "labels"} if output_scores else {"score", "scores"}
+    empty = {"triplet": ["negative"], "n-tuple": [f"negative_{n}" for n in range(1, k + 1)]}
+    names = list(found[0]) if found else [anchor_name, positive_name, *empty.get(output_format, [])]
+    return {name: [row[name] for row in found] for name in names if name not in drop}

@@ -1,0 +1,39 @@
+"""Text from outside, such as names of files, in a form that a terminal only shows."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# Control characters, those that turn the direction of writing, and halves of characters.
+KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def printable(text: str, *, keep: str = "\n") -> str:
+    r"""The text with every character that a terminal would obey written out.
+
+    Args:
+        text: Any text.
+        keep: Characters to leave as they are.
+
+    Example:
+        >>> printable("a\x1b[31mb.png")
+        'a\\x1b[31mb.png'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        one.encode("unicode_escape").decode()
+        if one not in keep and unicodedata.category(one) in KINDS
+        else one
+        for one in text
+    )
+
+
+def one_line(text: str) -> str:
+    r"""The text in one line, printable.
+
+    Example:
+        >>> one_line("a mistake\n  in two lines")
+        'a mistake in two lines'
+    """
+    return printable(" ".join(text.split()))

@@ -1,0 +1,131 @@
+"""One engine for all experiments: jobs in, records out.
+
+The folder of an experiment holds ``runs/`` and ``logs/``, and ``results.jsonl`` with a line per
+finished run. What has a line is done; what has a checkpoint goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from unremix.data.atomic_files import try_lock
+from unremix.experiments.display import show_progress
+from unremix.experiments.folder import Folder
+from unremix.experiments.plan import Job
+from unremix.experiments.processes import Begun, Ended, Runner, Share, share_for
+from unremix.experiments.results import RESULTS, Results, record_of
+
+
+class Engine:
+    """Runs the jobs of an experiment and keeps their records.
+
+    Args:
+        path: The experiment's folder.
+        console: Where to show progress.
+        at_a_time: Runs at a time; by default one per GPU, or one per core.
+    """
+
+    def __init__(self, path: Path, console: Console, at_a_time: int | None = None) -> None:
+        self.path = path
+        self.console = console
+        self.at_a_time = at_a_time
+        self.folder = Folder(path)
+        self.results = Results(path / RESULTS)
+        self.failures: Mapping[Job, str] = {}  # of the last run
+
+    def say(self, message: str) -> None:
+        """Print a line."""
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Make the folder and keep other processes out of it.
+
+        Args:
+            what: What the experiment is called, for the error.
+
+        Raises:
+            BlockingIOError: If another process is at work there.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = try_lock(self.path / ".locks" / "experiment")
+        if lock is None:
+            raise BlockingIOError(
+                f"expected nobody else at work in {self.path}, found another {what}; wait for it "
+                "or choose another --output"
+            )
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def share(self, jobs: Sequence[Job]) -> Share:
+        """What of the machine each of some jobs gets."""
+        return share_for(jobs, self.at_a_time)
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        trim: Callable[[Runner], None] | None = None,
+        *,
+        ended: Callable[[Job], None] | None = None,
+        again: str | None = None,
+        anew: Sequence[Job] = (),
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Run what has no record yet, show how it goes, and note each run as it ends.
+
+        Why runs failed is in :attr:`failures`.
+
+        Args:
+            jobs: The runs, in the order in which they begin.
+            trim: Looks at what is waiting, at first and after each run, and may remove some of it.
+            ended: Called after each run that ended well.
+            again: The command that goes on, to name if it is stopped.
+            anew: Jobs whose run folder is needed: without it they run again, record or not.
+            about: What else to note of every run.
+
+        Raises:
+            KeyboardInterrupt: If somebody asked to stop; the same call goes on.
+        """
+        known = {job for job in jobs if job in self.results and job not in anew}
+        runner = Runner(jobs, self.folder, self.share(jobs), known)
+        self.failures = runner.failures
+
+        def note(job: Job, cpu_seconds: float | None = None) -> None:
+            run = self.folder.find(job)
+            if job not in self.results and run is not None:
+                self.results.add({**record_of(job, run, cpu_seconds), **(about or {})})
+
+        for job in runner.done:  # ended, but the experiment was killed before it was noted
+            note(job)
+
+        def look() -> None:
+            if trim is not None:
+                trim(runner)
+
+        look()
+        try:
+            for event in show_progress(runner, self.console):
+                if isinstance(event, Ended):
+                    whole = event.work.cpu_seconds / max(1e-3, 1 - event.work.before)
+                    note(event.job, whole)
+                    if ended is not None:
+                        ended(event.job)
+                if not isinstance(event, Begun):
+                    look()
+        except KeyboardInterrupt:
+            if again is not None:
+                self.say(
+                    f"stopped with {len(runner.done)} of {len(jobs)} runs done; go on with: {again}"
+                )
+            raise
+        finally:
+            for job in runner.done:  # by a process of an earlier start
+                note(job)

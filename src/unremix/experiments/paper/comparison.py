@@ -1,0 +1,231 @@
+"""Rows against columns: our figures, the paper's below them, and differences between the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from unremix.experiments import tables
+from unremix.experiments.paper.records import Made, Row, Setting
+from unremix.experiments.paper.scales import Source
+from unremix.experiments.tables import Grid, Measure, Outcome, TableRow
+from unremix.report.bars import Bars, bar_chart
+
+HOW = (
+    "In percent: mean ± standard deviation over seeds. The paper's figures stand below ours where "
+    "it has them; they come from its own data and scale. Differences pair equal seeds, which share "
+    "initial weights and the order of the data: mean [95 % interval by Student's t], each for "
+    "itself."
+)
+
+
+def column_of(source: Source, path: str) -> str:
+    """The name of a column: a measure on a data set."""
+    return f"{path} on {source.paper}"
+
+
+def outcomes_of(setting: Setting) -> list[Outcome]:
+    """An outcome for each row and seed; its measures are those of all data sets."""
+    found = []
+    for row in setting.rows:
+        for seed in range(setting.seeds):
+            results: dict[str, dict[str, dict[str, Any]]] = {}
+            for source in setting.sources_of(row):
+                record = setting.engine.results.records.get(setting.job(row, source, seed).name)
+                for kind, measures in ({} if record is None else record["results"]).items():
+                    name = row.floors.get(kind, kind)
+                    results.setdefault(name, {}).update(
+                        {column_of(source, path): item for path, item in measures.items()}
+                    )
+            if results:
+                found.append(Outcome(row.name, seed, results=results))
+    return found
+
+
+def columns_of(setting: Setting, outcomes: Sequence[Outcome]) -> list[Measure]:
+    """The columns: the experiment's measures on each data set, or all where none was taken."""
+    found = {measure.path: measure for measure in tables.measures_among(outcomes)}
+    wanted = setting.experiment.measures
+    taken = [
+        (source, path)
+        for source in setting.sources
+        for path in wanted
+        if column_of(source, path) in found
+    ]
+    if not taken:
+        taken = [
+            (source, column.removesuffix(f" on {source.paper}"))
+            for source in setting.sources
+            for column in found
+            if column.endswith(f" on {source.paper}")
+        ]
+    several = len({path for _, path in taken}) > 1
+    alone = len(setting.sources) == 1
+
+    def heading(source: Source, path: str) -> str:
+        label = wanted.get(path, path)
+        return (label if alone else f"{source.title}, {label}") if several else source.title
+
+    return [
+        replace(found[column_of(source, path)], label=heading(source, path))
+        for source, path in taken
+    ]
+
+
+def paper_figures(setting: Setting, row: Row) -> dict[str, tuple[float, float | None]]:
+    """The paper's figures of a row by column, as shares."""
+    return {
+        f"{path} on {data}": (mean / 100, None if spread is None else spread / 100)
+        for (data, path), (mean, spread) in row.published.items()
+        if data in {source.paper for source in setting.sources}
+    }
+
+
+def _with_paper(
+    grid: Grid, setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]
+) -> Grid:
+    """The table with two lines below each row that the paper has: its figure, and the difference.
+
+    Args:
+        grid: The table of our values, a line per row.
+        setting: The experiment.
+        rows: The rows.
+        columns: The columns.
+    """
+    known = {row.name: paper_figures(setting, row) for row in setting.rows}
+    lines = []
+    for row, line in zip(rows, grid.lines, strict=True):
+        lines.append(line)
+        paper = {} if row.baseline else known[row.name]
+        if any(column.path in paper for column in columns):
+            figures, differences = [], []
+            for column in columns:
+                mean, spread = paper.get(column.path, (None, None))
+                cell = row.cells.get(column.path)
+                figures.append(
+                    "–"
+                    if mean is None
+                    else column.number(mean) + ("" if spread is None else f" ± {spread:.2%}"[:-1])
+                )
+                differences.append(
+                    "–"
+                    if mean is None or cell is None
+                    else column.number(cell.summary.mean - mean, sign=True)
+                )
+            lines += [["· paper", "", *figures], ["· ours − paper", "", *differences]]
+    return Grid(grid.headings, lines, grid.baselines)
+
+
+def ranks(values: Mapping[str, float]) -> dict[str, float]:
+    """The rank of each, 1 for the largest; equals share the mean of their ranks.
+
+    Example:
+        >>> ranks({"a": 0.7, "b": 0.9, "c": 0.7})
+        {'a': 2.5, 'b': 1.0, 'c': 2.5}
+    """
+    return {
+        name: 1
+        + sum(other > value for other in values.values())
+        + (sum(other == value for other in values.values()) - 1) / 2
+        for name, value in values.items()
+    }
+
+
+def average_ranks(
+    rows: Sequence[TableRow], columns: Sequence[Measure], seeds: int
+) -> dict[str, float]:
+    """Mean rank of each row over the columns that lack no run; empty where there is none.
+
+    Args:
+        rows: The rows; baselines do not count.
+        columns: The columns.
+        seeds: Runs of each row that there are to be.
+    """
+    trained = [row for row in rows if not row.baseline]
+    found = [
+        ranks({row.name: row.cells[column.path].summary.mean for row in trained})
+        for column in columns
+        if all(
+            column.path in row.cells and row.cells[column.path].summary.count >= seeds
+            for row in trained
+        )
+    ]
+    return {row.name: fmean(one[row.name] for one in found) for row in trained if found}
+
+
+def make_comparison(setting: Setting) -> Made:
+    """Tables and a bar chart of an experiment's rows."""
+    outcomes = outcomes_of(setting)
+    present = [row.name for row in setting.rows if any(o.recipe == row.name for o in outcomes)]
+    reference = setting.experiment.reference
+    reference = reference if reference in present else present[0]
+    columns = columns_of(setting, outcomes)
+    rows = tables.table_rows(outcomes, reference=reference)
+    values, differences = tables.grids(rows, columns, reference=reference, apart=True)
+    average = average_ranks(rows, columns, setting.seeds)
+    notes = [HOW]
+    if len(columns) > 1 and average:
+        shown = "; ".join(f"{name} {rank:.2f}" for name, rank in average.items())
+        notes.append(f"Average rank over the columns: {shown}.")
+    return Made(
+        grids=[
+            ("", _with_paper(values, setting, rows, columns)),
+            (f"Differences to {reference}", differences),
+        ],
+        records=_records(setting, rows, columns),
+        figures={setting.experiment.name: _bars(setting, rows, columns)},
+        facts={"average_rank": average, "table": tables.row_records(rows)},
+        notes=notes,
+    )
+
+
+def _records(
+    setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]
+) -> list[dict[str, Any]]:
+    """A record per row and column, in full precision; shares stay from 0 to 1."""
+    published = {row.name: paper_figures(setting, row) for row in setting.rows}
+    records = []
+    for row in rows:
+        for column in columns:
+            cell = row.cells.get(column.path)
+            if cell is None:
+                continue
+            paper = published.get(row.name, {}).get(column.path, (None, None))
+            difference = cell.difference
+            records.append(
+                {
+                    "row": row.name,
+                    "column": column.label,
+                    "runs": cell.summary.count,
+                    "mean": cell.summary.mean,
+                    "deviation": cell.summary.deviation,
+                    "paper": paper[0],
+                    "ours_minus_paper": None if paper[0] is None else cell.summary.mean - paper[0],
+                    "difference": None if difference is None else difference.mean,
+                    "low": None if difference is None else difference.low,
+                    "high": None if difference is None else difference.high,
+                }
+            )
+    return records
+
+
+def _bars(setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]) -> Figure:
+    paper = {row.name: paper_figures(setting, row) for row in setting.rows}
+    groups = []
+    for row in rows:
+        cells = [row.cells.get(column.path) for column in columns]
+        figures = {} if row.baseline else paper[row.name]
+        groups.append(
+            Bars(
+                row.name,
+                [None if cell is None else cell.summary.mean for cell in cells],
+                [None if cell is None else cell.summary.deviation for cell in cells],
+                [figures.get(column.path, (None, None))[0] for column in columns],
+                level=row.baseline,
+            )
+        )
+    return bar_chart([column.label for column in columns], groups)

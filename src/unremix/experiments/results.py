@@ -1,0 +1,138 @@
+"""The finished runs of an experiment, a JSON line each: all that tables and figures need of them.
+
+What ``results.jsonl`` has is done, also where ``runs/`` is gone, so the folder of an experiment can
+be moved or shared without its runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import unremix
+from unremix.core.engines import engine_report
+from unremix.evaluation.card import measures_of
+from unremix.experiments.plan import Job, train_command
+from unremix.experiments.tables import TRAINED, Outcome
+from unremix.training.run import Run
+
+RESULTS = "results.jsonl"
+
+
+def versions() -> dict[str, str]:
+    """What made the results."""
+    return {
+        "unremix": unremix.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "engine": engine_report(),
+    }
+
+
+def record_of(job: Job, run: Run, cpu_seconds: float | None) -> dict[str, Any]:
+    """What is kept of a finished run.
+
+    Args:
+        job: The run.
+        run: Its folder.
+        cpu_seconds: What it took of the CPU; None where nobody looked.
+    """
+    card, rows = run.evaluation or {}, run.metrics()
+    results = card.get("results") or {}
+    return {
+        "name": job.name,
+        "row": job.row,
+        "seed": job.seed,
+        "data": card.get("data"),
+        "epochs": int(rows[-1]["epoch"]) if rows else 0,
+        "steps": card.get("step"),
+        "loss": rows[-1].get("loss") if rows else None,
+        "results": {kind: measures_of(result) for kind, result in results.items()},
+        "probe_curves": {
+            kind: result["linear"]["curve"]
+            for kind, result in results.items()
+            if isinstance(result.get("linear"), dict) and "curve" in result["linear"]
+        },
+        "protocol": card.get("protocol"),
+        "metrics": rows,
+        "cpu_seconds": None if cpu_seconds is None else round(cpu_seconds, 3),
+        "command": train_command(job.train),
+        "versions": versions(),
+    }
+
+
+class Results:
+    """The finished runs of an experiment, by the names of their jobs.
+
+    Args:
+        path: ``results.jsonl``; it is made with the first run.
+
+    Raises:
+        ValueError: For a line that is no record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+                try:
+                    record = json.loads(line)
+                    self.records[record["name"]] = record
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ValueError(
+                        f"expected a JSON record of a run in line {number} of {path}, got "
+                        f"{line[:60]!r}; remove the line, and the run is made again"
+                    ) from error
+
+    def __contains__(self, job: Job) -> bool:
+        return job.name in self.records
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Note a run; the line is on the disk when this returns."""
+        self.records[record["name"]] = record
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def outcome(self, job: Job) -> Outcome | None:
+        """How a run ended, under the name that its row has here; None if it has not."""
+        record = self.records.get(job.name)
+        if record is None:
+            return None
+        return Outcome(
+            job.row,
+            job.seed,
+            epochs=record["epochs"],
+            loss=record["loss"],
+            results=record["results"],
+        )
+
+    def value(self, job: Job, measure: str) -> float:
+        """A measure of a run's trained encoder.
+
+        Raises:
+            ValueError: If the run does not have it.
+        """
+        found = self.records[job.name]["results"].get(TRAINED, {})
+        if measure not in found:
+            raise ValueError(
+                f"expected the measure {measure!r} of every run, got {', '.join(found) or 'none'} "
+                f"of {job}; change measure in the study's file"
+            )
+        return float(found[measure]["value"])
+
+    @property
+    def core_hours(self) -> float:
+        """What all runs have cost, as far as it is known."""
+        seconds = [record.get("cpu_seconds") for record in self.records.values()]
+        known = [float(one) for one in seconds if one is not None]
+        if not known:
+            return 0.0
+        return sum(known) / len(known) * len(seconds) / 3600  # the others cost as much

@@ -1,0 +1,402 @@
+"""``unremix study``: many settings, paired seeds and a budget, from one YAML file.
+
+A study is a list of stages. A stage is a set of *arms*, each a setting of some options, and a
+number of seeds, the same for every arm. Successive halving spends the seeds where they tell most:
+with ``seeds: [2, 4, 8]`` every arm gets two seeds, the better half two more, and so on.
+
+The folder of a study holds ``results.jsonl`` (a line per finished run, with its options, command
+and versions), ``report.md`` with its figures, and ``runs/`` and ``logs/``. What ``results.jsonl``
+has is done, also where ``runs/`` is gone, so the folder can be moved or shared without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from unremix.data.suggestions import did_you_mean
+from unremix.experiments import plan
+from unremix.experiments.engine import Engine
+from unremix.experiments.plan import Job, train_config
+from unremix.experiments.processes import Runner
+from unremix.experiments.results import Results
+from unremix.experiments.statistics import summarise
+
+Arm = Mapping[str, Any]
+"""A setting: options by name, those of a section with a dot between (``loss.hardness``)."""
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """The best arms of an earlier stage.
+
+    Args:
+        stage: Which stage.
+        within: The best of each value of this option, such as of each recipe; by default one arm.
+        keep: How many of each.
+    """
+
+    stage: str
+    within: str | None = None
+    keep: int = 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a study.
+
+    Args:
+        factors: Values of some options; every combination is an arm.
+        arms: Further arms, one by one.
+        best_of: Further arms: the best of an earlier stage.
+        seeds: Seeds of every arm; a list for successive halving, such as [2, 4, 8].
+        first_seed: The first seed; others than those of an earlier stage make it independent.
+        keep: With halving, the share of arms that goes on.
+        within: With halving, arms compete only with those of the same value of this option.
+        train: Options of the study that are different here.
+        reference: The arm that others are compared with, the first by default; where it is named,
+            it gets every seed.
+    """
+
+    factors: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    arms: Sequence[Arm] = ()
+    best_of: BestOf | None = None
+    seeds: int | Sequence[int] = 3
+    first_seed: int = 0
+    keep: float = 0.5
+    within: str | None = None
+    train: Arm = field(default_factory=dict)
+    reference: Arm | None = None
+
+    @property
+    def rungs(self) -> list[int]:
+        """Seeds after each rung."""
+        return [self.seeds] if isinstance(self.seeds, int) else list(self.seeds)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study's file says.
+
+    Args:
+        stages: The stages by name, in their order.
+        train: Options that all runs share.
+        measure: The measure that arms are ranked by, as evaluation cards name it.
+        core_hours: What all runs may cost together.
+        core_minutes: What one run is expected to cost, until some have been made.
+        title: Its title.
+    """
+
+    stages: Mapping[str, Stage]
+    train: Arm = field(default_factory=dict)
+    measure: str = "knn"
+    core_hours: float | None = None
+    core_minutes: float = 10.0
+    title: str = "Study"
+
+
+def read_study(path: str | Path) -> Study:
+    """A study from its YAML file.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: For what a study does not have, or options that do not exist.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"expected the YAML file of a study, got {str(path)!r}, which does not exist"
+        )
+    options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(options, dict) or not isinstance(options.get("stages"), dict):
+        raise ValueError(f"expected stages by name in {path}, got none; see docs/study.md")
+    stages = {name: _read_stage(name, stage or {}) for name, stage in options["stages"].items()}
+    study: Study = _make(Study, {**options, "stages": stages}, str(path))
+    for name, stage in study.stages.items():
+        named = stage.reference is not None and stage.best_of is None
+        if named and stage.reference not in given_arms(stage):
+            raise ValueError(
+                f"expected the reference of stage {name!r} among its arms, got "
+                f"{stage.reference}; add it to arms"
+            )
+        earlier = list(study.stages)[: list(study.stages).index(name)]
+        if stage.best_of is not None and stage.best_of.stage not in earlier:
+            raise ValueError(
+                f"expected best_of of stage {name!r} to name an earlier stage, got "
+                f"{stage.best_of.stage!r}; earlier are {', '.join(earlier) or 'none'}"
+            )
+        for arm in given_arms(stage):
+            make_job(study, stage, arm, 0)  # options that do not exist are refused here
+    return study
+
+
+def _make(kind: type, options: Mapping[str, Any], where: str) -> Any:
+    known = [its.name for its in fields(kind)]
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; choose among {', '.join(known)}"
+            raise ValueError(f"expected parts of a study in {where}, got {name!r}{hint}")
+    return kind(**options)
+
+
+def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
+    where = f"stage {name!r}"
+    if isinstance(options.get("best_of"), Mapping):
+        options = {**options, "best_of": _make(BestOf, options["best_of"], where)}
+    stage: Stage = _make(Stage, options, where)
+    if not (stage.factors or stage.arms or stage.best_of):
+        raise ValueError(f"expected factors, arms or best_of in {where}, got none of them")
+    if not stage.rungs or stage.rungs[0] < 1 or stage.rungs != sorted(set(stage.rungs)):
+        raise ValueError(f"expected growing numbers of seeds in {where}, got {stage.seeds}")
+    if not 0 < stage.keep <= 1:
+        raise ValueError(f"expected keep above 0 and at most 1 in {where}, got {stage.keep}")
+    return stage
+
+
+def given_arms(stage: Stage) -> list[dict[str, Any]]:
+    """The arms that a stage names itself: all combinations of its factors, then its list.
+
+    Example:
+        >>> given_arms(Stage(factors={"recipe": ["simclr", "hcl"], "temperature": [0.2]}))
+        [{'recipe': 'simclr', 'temperature': 0.2}, {'recipe': 'hcl', 'temperature': 0.2}]
+    """
+    combined = [
+        dict(zip(stage.factors, values, strict=True)) for values in product(*stage.factors.values())
+    ]
+    return (combined if stage.factors else []) + [dict(arm) for arm in stage.arms]
+
+
+def label_of(arm: Arm) -> str:
+    """What to call an arm.
+
+    Example:
+        >>> label_of({"recipe": "hcl", "temperature": 0.2, "loss.hardness": 2.0})
+        'hcl temperature=0.2 hardness=2.0'
+    """
+    words = [str(arm["recipe"])] if "recipe" in arm else []
+    words += [
+        f"{name.rpartition('.')[2]}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in arm.items()
+        if name != "recipe"
+    ]
+    return " ".join(words)
+
+
+def make_job(study: Study, stage: Stage, arm: Arm, seed: int) -> Job:
+    """The run of an arm with a seed; equal options give the same name in every stage."""
+    train = train_config(study.train, stage.train, arm, {"seed": seed})
+    return plan.make_job(label_of(arm), train)
+
+
+def core_minutes(study: Study, results: Results) -> float:
+    """What a run costs: the mean of those made, or what the study expects."""
+    if not results.records:
+        return study.core_minutes
+    return 60 * results.core_hours / len(results.records)
+
+
+def group_of(arm: Arm, within: str | None) -> str:
+    """Which arms an arm competes with: those of the same value of an option, or all."""
+    return "" if within is None else json.dumps(arm.get(within))
+
+
+def groups_of(arms: Iterable[Arm], within: str | None) -> list[str]:
+    """The groups of some arms, in their order."""
+    return list(dict.fromkeys(group_of(arm, within) for arm in arms))
+
+
+def best_arms(
+    study: Study, stage: Stage, arms: Sequence[Arm], seeds: Iterable[int], results: Results,
+    *, within: str | None, keep: float | int,
+) -> list[Arm]:  # fmt: skip
+    """The arms with the highest mean of the study's measure, in their order.
+
+    Args:
+        study: The study.
+        stage: The stage that they belong to.
+        arms: The arms; those without any result are left out.
+        seeds: Seeds that count.
+        results: The finished runs.
+        within: An option; the best are chosen among the arms that share its value.
+        keep: How many of each, or which share (a float), rounded up.
+    """
+    seeds = list(seeds)
+    means: list[tuple[float, int]] = []
+    for number, arm in enumerate(arms):
+        jobs = [make_job(study, stage, arm, seed) for seed in seeds]
+        found = [results.value(job, study.measure) for job in jobs if job.name in results.records]
+        if found:
+            means.append((summarise(found).mean, number))
+    chosen: list[int] = []
+    for group in groups_of(arms, within):
+        own = [one for one in means if group_of(arms[one[1]], within) == group]
+        count = keep if isinstance(keep, int) else math.ceil(keep * len(own))
+        chosen += [number for _, number in sorted(own, key=lambda one: (-one[0], one[1]))[:count]]
+    return [arms[number] for number in sorted(chosen)]
+
+
+def arms_of(study: Study, name: str, results: Results) -> list[Arm]:
+    """All arms of a stage; those that are the best of a stage that has no results are missing."""
+    stage = study.stages[name]
+    arms: list[Arm] = list(given_arms(stage))
+    if stage.best_of is not None:
+        source = study.stages[stage.best_of.stage]
+        arms += best_arms(
+            study, source, final_arms(study, stage.best_of.stage, results), seeds_of(source),
+            results, within=stage.best_of.within, keep=stage.best_of.keep,
+        )  # fmt: skip
+    return [arm for number, arm in enumerate(arms) if arm not in arms[:number]]
+
+
+def seeds_of(stage: Stage, rung: int = -1) -> range:
+    """The seeds of a rung, the last by default."""
+    return range(stage.first_seed, stage.first_seed + stage.rungs[rung])
+
+
+def arms_at(study: Study, name: str, rung: int, results: Results) -> list[Arm]:
+    """The arms that are left at a rung, from 0."""
+    stage, arms = study.stages[name], arms_of(study, name, results)
+    for passed in range(rung):
+        best = best_arms(
+            study, stage, arms, seeds_of(stage, passed), results,
+            within=stage.within, keep=float(stage.keep),
+        )  # fmt: skip
+        arms = [arm for arm in arms if arm in best or arm == stage.reference]
+    return arms
+
+
+def final_arms(study: Study, name: str, results: Results) -> list[Arm]:
+    """The arms of a stage's last rung."""
+    return arms_at(study, name, len(study.stages[name].rungs) - 1, results)
+
+
+def jobs_at(study: Study, name: str, rung: int, results: Results) -> list[Job]:
+    """The runs of a rung, seed by seed, so that the budget's end leaves whole pairs."""
+    stage, arms = study.stages[name], arms_at(study, name, rung, results)
+    return [make_job(study, stage, arm, seed) for seed in seeds_of(stage, rung) for arm in arms]
+
+
+def planned(study: Study, results: Results) -> list[tuple[str, int, int, int]]:
+    """Of each rung: its stage, arms, runs and runs to be made, as far as it can be told.
+
+    Arms of later rungs and of ``best_of`` are counted, not named, before their results are there.
+    """
+    found = []
+    for name, stage in study.stages.items():
+        best = stage.best_of
+        count = len(arms_of(study, name, results))
+        if best is not None and count == len(given_arms(stage)):  # no results to choose from yet
+            count += best.keep * len(groups_of(given_arms(study.stages[best.stage]), best.within))
+        before = 0
+        for rung, seeds in enumerate(stage.rungs):
+            jobs = jobs_at(study, name, rung, results)
+            done = sum(job.name in results.records for job in jobs)
+            known = len(jobs) == count * seeds
+            to_do = len(jobs) - done if known else count * (seeds - before)
+            found.append((name, count, count * seeds, to_do))
+            least = len(groups_of(given_arms(stage), stage.within))
+            count, before = max(least, math.ceil(stage.keep * count)), seeds
+    return found
+
+
+def show_plan(study: Study, results: Results, console: Console) -> None:
+    """Say what is to be run and what it costs."""
+    minutes = core_minutes(study, results)
+    table = Table(title=study.title)
+    for heading in ("stage", "arms", "runs", "to do", "core-hours"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    hours = 0.0
+    for name, arms, runs, to_do in planned(study, results):
+        hours += to_do * minutes / 60
+        table.add_row(name, str(arms), str(runs), str(to_do), f"{to_do * minutes / 60:.1f}")
+    console.print(table)
+    spent = results.core_hours
+    limit = "" if study.core_hours is None else f" of {study.core_hours:g} allowed"
+    console.print(
+        f"{minutes:.1f} core-minutes a run; {spent:.1f} core-hours spent, {hours:.1f} to come"
+        f"{limit}.",
+        highlight=False,
+    )
+    if study.core_hours is not None and spent + hours > study.core_hours:
+        console.print("The budget ends before the study does; the report says how far it came.")
+
+
+def run_study(
+    path: str | Path,
+    *,
+    output: str | None = None,
+    stage: str | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    console: Console | None = None,
+) -> Path:
+    """Run what is left of a study, within its budget, and write its report.
+
+    Args:
+        path: The study's YAML file.
+        output: Its folder, by default a folder beside the file, named after it.
+        stage: Only this stage.
+        jobs: Runs at a time; by default one per GPU, or one per core.
+        dry_run: Only say what is to be run and what it costs.
+        console: Where to show progress.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: For a study that cannot be.
+        BlockingIOError: If another process is at work on it.
+        KeyboardInterrupt: If it was stopped; the same call goes on.
+    """
+    from unremix.experiments.study_report import write_report
+
+    console = console or Console()
+    study = read_study(path)
+    if stage is not None and stage not in study.stages:
+        hint = did_you_mean(stage, study.stages)
+        raise ValueError(f"expected one of {', '.join(study.stages)}, got {stage!r}{hint}")
+    engine = Engine(Path(output) if output else Path(path).with_suffix(""), console, jobs)
+    show_plan(study, engine.results, console)
+    if dry_run:
+        return engine.path
+    with engine.alone("study"):
+        try:
+            for name in study.stages if stage is None else [stage]:
+                for rung in range(len(study.stages[name].rungs)):
+                    if not _run_rung(study, name, rung, engine):
+                        return engine.path
+        finally:
+            if engine.results.records:
+                write_report(study, engine.results, engine.path)
+                console.print(f"The report is in {engine.path}/report.md", highlight=False)
+    return engine.path
+
+
+def _run_rung(study: Study, name: str, rung: int, engine: Engine) -> bool:
+    """Run what a rung lacks; return whether the study can go on."""
+    results = engine.results
+    jobs = jobs_at(study, name, rung, results)
+    if all(job.name in results.records for job in jobs):
+        return True
+    engine.say(f"{name}, {study.stages[name].rungs[rung]} seeds")
+
+    def keep_to_budget(runner: Runner) -> None:
+        if study.core_hours is not None:
+            hours = study.core_hours - results.core_hours
+            affordable = int(60 * hours / core_minutes(study, results)) - len(runner.working)
+            del runner.waiting[max(0, affordable) :]
+
+    engine.run(jobs, keep_to_budget, about={"stage": name})
+    lacking = [job for job in jobs if job.name not in results.records]
+    if lacking:
+        why = f"{len(engine.failures)} runs failed" if engine.failures else "the budget is spent"
+        engine.say(f"{name}: {len(lacking)} of {len(jobs)} runs are missing ({why})")
+    return not lacking

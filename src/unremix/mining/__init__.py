@@ -1,0 +1,1 @@
+"""Hard negatives for anchors out of a corpus, and the index they are found with."""

@@ -1,0 +1,201 @@
+"""Embeddings from arrays, tensors and files; files stay on disk and are mapped into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unremix.core.scores import SMALLEST_NORM
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+AT_ONCE = 2**24  # numbers of an array that are read at a time: 64 MB in float32
+ENDINGS = (".npy", ".npz", ".parquet")
+KEY = "embeddings"
+
+
+def open_embeddings(source: Any, name: str = "the embeddings") -> NDArray[Any]:
+    """Embeddings as an array (n, D), without reading a file whole where that can be avoided.
+
+    Args:
+        source: An array or tensor (n, D), or a path: ``.npy``, ``.npz`` or ``.parquet`` with
+            ``embeddings``, as ``unremix embed`` writes them. ``.npy`` and ``.npz`` that is not
+            compressed are mapped into memory.
+        name: What they are called in errors.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: For another kind of file, or no floating-point matrix.
+    """
+    if isinstance(source, str | PathLike):
+        array = read_columns(Path(source), [KEY])[KEY]
+    elif isinstance(source, torch.Tensor):
+        array = source.detach().cpu().float().numpy()
+    else:
+        array = np.asanyarray(source)
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(
+            f"expected {name} as a matrix (n, D) with at least one row, got shape {array.shape}; "
+            "stack them, one row each"
+        )
+    if array.dtype.kind != "f":
+        raise ValueError(
+            f"expected {name} in floating point, got {array.dtype}; convert them with .astype"
+        )
+    return array
+
+
+def read_columns(path: Path, wanted: list[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a file by name, all of them if None are asked for.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: For another kind of file, or a wanted array that it does not hold.
+    """
+    if path.suffix not in ENDINGS:
+        raise ValueError(
+            f"expected a file that ends in {', '.join(ENDINGS)}, got {str(path)!r}; "
+            "'unremix embed RUN -o FILE.npz' writes one"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"expected embeddings at {str(path)!r}, found no file")
+    if path.suffix == ".npy":
+        return {KEY: np.load(path, mmap_mode="r", allow_pickle=False)}
+    return (_npz_arrays if path.suffix == ".npz" else _parquet_columns)(path, wanted)
+
+
+def _check_present(path: Path, wanted: list[str] | None, present: Sequence[str]) -> None:
+    for name in wanted or ():
+        if name not in present:
+            raise ValueError(
+                f"expected an array {name!r} in {path}, got {', '.join(present) or 'none'}; "
+                "'unremix embed RUN -o FILE.npz' writes one"
+            )
+
+
+def _npz_arrays(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file; those that are stored as they are stay on disk."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"expected an .npz file, got {path} ({error}); write it again") from error
+    with archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        _check_present(path, wanted, list(members))
+        found: dict[str, NDArray[Any]] = {}
+        for name, info in members.items():
+            if wanted is not None and name not in wanted:
+                continue
+            with archive.open(info) as stream:
+                if info.compress_type == zipfile.ZIP_STORED:
+                    # The array begins where reading its header has arrived in the archive itself.
+                    shape, fortran, dtype = _header(stream)
+                    if not dtype.hasobject and info.file_size:
+                        start = _data_start(path, info) + stream.tell()
+                        found[name] = np.memmap(
+                            path, dtype, "r", start, shape, order="F" if fortran else "C"
+                        )
+                        continue
+            with archive.open(info) as stream:
+                found[name] = np.lib.format.read_array(stream, allow_pickle=False)
+    return found
+
+
+def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    return shape, fortran, dtype
+
+
+def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where a member's bytes begin: behind its local header, whose lengths are its own."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset + 26)
+        lengths = file.read(4)
+    name, extra = (int.from_bytes(lengths[i : i + 2], "little") for i in (0, 2))
+    return info.header_offset + 30 + name + extra
+
+
+def _parquet_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError(
+            "expected pyarrow for a .parquet file, but it is not installed; "
+            "pip install pyarrow, or use .npz"
+        ) from error
+    table = pyarrow.parquet.read_table(path)
+    _check_present(path, wanted, table.column_names)
+    found: dict[str, NDArray[Any]] = {}
+    for name in table.column_names:
+        if wanted is not None and name not in wanted:
+            continue
+        column = table[name].combine_chunks()
+        if name == KEY:
+            flat = column.flatten().to_numpy(zero_copy_only=False)
+            found[name] = flat.reshape(len(column), -1)
+        else:
+            found[name] = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def unit_rows(embeddings: NDArray[Any]) -> Floats:
+    """Rows of length 1 in float32, shape (n, D); a zero row stays 0.
+
+    Args:
+        embeddings: Shape (n, D), any floating-point type.
+
+    Raises:
+        ValueError: If a row holds NaN or infinity.
+
+    Example:
+        >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]]))
+        array([[0.6, 0.8],
+               [0. , 0. ]], dtype=float32)
+    """
+    rows = np.asarray(embeddings)
+    if rows.dtype != np.float32:  # float16 overflows when squared, float64 may not fit
+        largest = np.abs(rows).max(axis=1, keepdims=True).astype(rows.dtype)
+        rows = (rows / np.where(largest > SMALLEST_NORM, largest, 1)).astype(np.float32)
+    lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
+    if not np.isfinite(lengths).all():
+        broken = int((~np.isfinite(lengths)).sum())
+        raise ValueError(
+            f"expected finite embeddings, got NaN, infinity or numbers too large in {broken} of "
+            f"{len(rows)} rows; look for a diverged model or broken input"
+        )
+    units: Floats = rows / np.where(lengths > SMALLEST_NORM, lengths, np.float32(np.inf))
+    return units
+
+
+def digest_of(*parts: Any) -> str:
+    """A digest of arrays by their contents, of files by size and time, of others by their words."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if isinstance(part, np.memmap) and part.filename is not None:
+            stat = os.stat(part.filename)
+            facts = (part.filename, part.offset, part.shape, part.dtype.str)
+            digest.update(repr((*facts, stat.st_size, stat.st_mtime_ns)).encode())
+        elif isinstance(part, np.ndarray):
+            digest.update(f"{part.shape}{part.dtype.str}".encode())
+            step = max(1, AT_ONCE // max(1, int(np.prod(part.shape[1:]))))
+            for start in range(0, len(part), step):
+                digest.update(np.ascontiguousarray(part[start : start + step]).data)
+        else:
+            digest.update(repr(part).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,269 @@
+"""Mining from files to files: embeddings and pairs in, triplets out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unremix.data.atomic_files import write_whole
+from unremix.mining.audit import NegativesAudit
+from unremix.mining.embeddings import KEY, Integers, open_embeddings, read_columns, unit_rows
+from unremix.mining.mine import COMPONENT_NAMES, Mined
+
+OUTPUTS = (".parquet", ".csv", ".tsv", ".jsonl")
+SAME = 1 - 1e-4  # the cosine of two embeddings of one sample, which may differ by rounding
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Embeddings of a file with what else it says about them.
+
+    Args:
+        path: The file.
+        embeddings: Shape (n, D).
+        names: n, where the file has any.
+        texts: n, where the file has any.
+        labels: Shape (n,), where the file has any.
+    """
+
+    path: Path
+    embeddings: NDArray[Any]
+    names: list[str] | None
+    texts: list[str] | None
+    labels: NDArray[Any] | None
+
+    @classmethod
+    def read(cls, path: str | Path) -> Collection:
+        """Read a file that ``unremix embed`` or NumPy wrote.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If it is of another kind.
+        """
+        path = Path(path)
+        columns = read_columns(path)
+        embeddings = open_embeddings(columns.get(KEY, path), f"the embeddings of {path}")
+        for name in ("names", "texts", "labels"):
+            if name in columns and len(columns[name]) != len(embeddings):
+                raise ValueError(
+                    f"expected {len(embeddings)} {name} in {path}, one per row, got "
+                    f"{len(columns[name])}; write the file again"
+                )
+        names, texts = (
+            [str(one) for one in columns[name]] if name in columns else None
+            for name in ("names", "texts")
+        )
+        return cls(path, embeddings, names, texts, columns.get("labels"))
+
+    @property
+    def shown(self) -> Sequence[str]:
+        """What stands for a row in a table: its text, its name, or its number."""
+        return self.texts or self.names or [str(n) for n in range(len(self.embeddings))]
+
+    def rows_in(self, corpus: Collection) -> Integers:
+        """The row of the corpus that is the same sample, shape (n,); -1 for none.
+
+        It has the same name and the same direction: names alone may be numbers of other things.
+        """
+        if corpus is self:
+            return np.arange(len(self.embeddings))
+        own = np.full(len(self.embeddings), -1, dtype=np.int64)
+        if self.names is None or corpus.names is None:
+            return own
+        known = corpus.row_of()
+        pairs = [(n, known[name]) for n, name in enumerate(self.names) if name in known]
+        if pairs:
+            here, there = np.array(pairs).T
+            ours, theirs = unit_rows(self.embeddings[here]), unit_rows(corpus.embeddings[there])
+            same = np.einsum("nd,nd->n", ours, theirs) > SAME
+            own[here[same]] = there[same]
+        return own
+
+    def row_of(self) -> dict[str, int]:
+        """The row of each name, the first if several have it; numbers are names without names."""
+        names = self.names or [str(n) for n in range(len(self.embeddings))]
+        return {name: row for row, name in reversed(list(enumerate(names)))}
+
+
+def read_pairs(path: str | Path, anchors: Collection, corpus: Collection) -> list[list[int]]:
+    """The rows of the corpus that a file pairs with each anchor.
+
+    Args:
+        path: Lines of an anchor and a row of the corpus, by name or, where the embeddings have no
+            names, by number from 0; separated by tabs, by commas in a ``.csv`` file. A third column
+            is a grade; TREC's four columns (query, 0, document, grade) are read too. Rows of grade
+            0 and below do not count. A heading is left out.
+        anchors: The anchors.
+        corpus: The corpus.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If a line is of another form, or names what does not exist.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"expected pairs at {str(path)!r}, found no file")
+    anchor_of, row_of = anchors.row_of(), corpus.row_of()
+    found: list[list[int]] = [[] for _ in anchors.embeddings]
+    for number, (anchor, row, grade) in _pair_lines(path):
+        if number == 1 and anchor not in anchor_of and row not in row_of:
+            continue  # a heading
+        for name, known, where in ((anchor, anchor_of, anchors), (row, row_of, corpus)):
+            if name not in known:
+                what = "names" if where.names else f"numbers 0 … {len(where.embeddings) - 1}"
+                raise ValueError(
+                    f"expected one of the {what} of {where.path} in line {number} of {path}, got "
+                    f"{name!r}; check the columns: anchor, then row of the corpus"
+                )
+        if grade > 0:
+            found[anchor_of[anchor]].append(row_of[row])
+    return found
+
+
+def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        text = lines.readline()
+        lines.seek(0)
+        separator = "," if path.suffix == ".csv" else "\t" if "\t" in text else " "
+        quoting = csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
+        reader = csv.reader(
+            lines,
+            delimiter=separator,
+            quoting=quoting,  # type: ignore[arg-type]
+            skipinitialspace=True,
+        )
+        for number, cells in enumerate(reader, 1):
+            cells = [cell.strip() for cell in cells if cell.strip()]
+            if not cells:
+                continue
+            if len(cells) == 4:  # TREC's: query, iteration, document, grade
+                del cells[1]
+            if len(cells) not in (2, 3):
+                raise ValueError(
+                    f"expected two or three columns in line {number} of {path}, got {len(cells)}; "
+                    "separate anchor, row and grade by tabs"
+                )
+            try:
+                grade = float(cells[2]) if len(cells) == 3 else 1.0
+            except ValueError:
+                if number == 1:
+                    continue
+                raise ValueError(
+                    f"expected a grade in line {number} of {path}, got {cells[2]!r}; write a number"
+                ) from None
+            yield number, (cells[0], cells[1], grade)
+
+
+def triplet_rows(
+    mined: Mined, anchors: Collection, corpus: Collection, positives: Sequence[Sequence[int]]
+) -> Iterator[dict[str, Any]]:
+    """One row per anchor, positive and negative; the positive is empty for an anchor without."""
+    anchor_names, corpus_names = anchors.shown, corpus.shown
+    for number, negatives in enumerate(mined.indices):
+        for positive in [*positives[number]] or [None]:  # type: ignore[list-item]
+            for place in np.flatnonzero(negatives >= 0).tolist():
+                yield {
+                    "anchor": anchor_names[number],
+                    "positive": "" if positive is None else corpus_names[positive],
+                    "negative": corpus_names[negatives[place]],
+                    "score": float(mined.scores[number, place]),
+                    **{
+                        name: float(getattr(mined, name)[number, place]) for name in COMPONENT_NAMES
+                    },
+                }
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file of a kind that cannot be written, before anything is computed."""
+    if path.suffix not in OUTPUTS:
+        raise ValueError(
+            f"expected an output that ends in {', '.join(OUTPUTS)}, got {str(path)!r}; "
+            "change its ending"
+        )
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                "expected pyarrow for a .parquet file, but it is not installed; "
+                "pip install pyarrow, or write .csv"
+            ) from error
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Write a table as ``.parquet``, ``.csv``, ``.tsv`` or ``.jsonl``.
+
+    Raises:
+        ValueError: For another kind of file, or without pyarrow for ``.parquet``.
+    """
+    check_output(path)
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.table({name: [row[name] for row in rows] for name in columns})
+        write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))
+        return
+
+    def write(file: Path) -> None:
+        with file.open("w", newline="", encoding="utf-8") as stream:
+            if path.suffix == ".jsonl":
+                stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                return
+            writer = csv.DictWriter(stream, columns, delimiter=SEPARATORS[path.suffix])
+            writer.writeheader()
+            for row in rows:
+                writer.writerow(
+                    {name: f"{v:.6g}" if isinstance(v, float) else v for name, v in row.items()}
+                )
+
+    write_whole(path, write)
+
+
+def write_triplets(
+    path: Path,
+    mined: Mined,
+    anchors: Collection,
+    corpus: Collection,
+    positives: Sequence[Sequence[int]],
+    options: dict[str, Any],
+    audit: NegativesAudit | None,
+) -> Path:
+    """Write the triplets, and beside them what was left out and for whom too little was found.
+
+    Args:
+        path: ``.parquet``, ``.csv``, ``.tsv`` or ``.jsonl``: columns anchor, positive, negative,
+            score and the three components.
+        mined: The negatives.
+        anchors: The anchors.
+        corpus: The corpus.
+        positives: Of each anchor.
+        options: How they were mined.
+        audit: What judgements or labels say of them, where there are any.
+
+    Returns:
+        The report beside the triplets, a ``.json`` file.
+    """
+    columns = ["anchor", "positive", "negative", "score", *COMPONENT_NAMES]
+    write_rows(path, list(triplet_rows(mined, anchors, corpus, positives)), columns)
+    shown = anchors.names or [str(n) for n in range(len(anchors.embeddings))]
+    report = {
+        "options": options,
+        "anchors": len(mined.indices),
+        "negatives": int(mined.found.sum()),
+        "left_out": {reason: int(counts.sum()) for reason, counts in mined.left_out.items()},
+        "short": {shown[n]: int(mined.found[n]) for n in mined.short.tolist()},
+        "audit": None if audit is None else asdict(audit),
+    }
+    beside = path.with_name(f"{path.stem}.report.json")
+    text = json.dumps(report, indent=1, ensure_ascii=False)
+    write_whole(beside, lambda file: file.write_text(text, encoding="utf-8"))
+    return beside

@@ -1,0 +1,362 @@
+"""The most similar rows of a corpus for each query: exactly, in blocks, or by faiss.
+
+Similarity is the cosine everywhere. Letters: B queries, C rows of the corpus, D dimensions.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unremix.core.checks import choose
+from unremix.data.atomic_files import write_whole
+from unremix.mining.embeddings import AT_ONCE, Flags, Floats, Integers, digest_of, unit_rows
+
+Kind = Literal["exact", "flat", "ivf", "hnsw"]
+
+GROUP = 32  # similarities of which only the largest is looked at first
+WIDTH = 8192  # rows of the corpus that are compared at a time
+HNSW_LINKS = 32
+HNSW_WIDTH = 128  # of the search for neighbors, when the graph is built and when it is used
+LISTS_PER_ROOT = 4  # an IVF index has 4 √C lists
+PROBED = 16  # one list in so many is searched
+TRAINED_ON = 64  # rows per list
+GROWTH = 4  # by how much more is asked of faiss where too little remained
+LARGEST_GROWTH = 16  # after which the rows are searched exactly
+
+Advance = Callable[[float], None]
+"""Told how large a share of the work is done."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Which rows may be found for B queries.
+
+    Args:
+        highest: The largest similarity allowed, shape (B,).
+        query: The query of each forbidden pair, shape (n,).
+        row: Its row, shape (n,), ascending.
+    """
+
+    highest: Floats
+    query: Integers
+    row: Integers
+
+    @classmethod
+    def everything(cls, queries: int) -> Allowed:
+        """All rows of the corpus, for B queries."""
+        nothing = np.empty(0, dtype=np.int64)
+        return cls(np.full(queries, np.inf, dtype=np.float32), nothing, nothing)
+
+    def of(self, queries: Integers) -> Allowed:
+        """The same for some of the queries, given by ascending numbers."""
+        place = np.full(len(self.highest), -1, dtype=np.int64)
+        place[queries] = np.arange(len(queries))
+        kept = place[self.query] >= 0
+        return Allowed(self.highest[queries], place[self.query[kept]], self.row[kept])
+
+    def forbids(self, rows: Integers, corpus: int) -> Flags:
+        """Whether each of the rows (B, n) is one of its query's forbidden ones."""
+        keys = np.arange(len(rows), dtype=np.int64)[:, None] * corpus + rows
+        return np.isin(keys, self.query * corpus + self.row)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The most similar rows that are allowed.
+
+    Args:
+        rows: Most similar first, equal ones by number, shape (B, n); -1 where there are no more.
+        similarity: Shape (B, n); -inf where there are no more.
+        above: How many rows were refused because they are too similar, shape (B,). An approximate
+            index counts those that it came across.
+    """
+
+    rows: Integers
+    similarity: Floats
+    above: Integers
+
+
+class Index(Protocol):
+    """A corpus that can be searched."""
+
+    corpus: NDArray[Any]
+
+    def search(
+        self,
+        queries: Floats,
+        count: int,
+        allowed: Allowed | None = None,
+        advance: Advance | None = None,
+    ) -> Found:
+        """The most similar rows that are allowed.
+
+        Args:
+            queries: Of length 1, shape (B, D).
+            count: How many.
+            allowed: Which; all by default.
+            advance: Told how far the search is.
+        """
+        ...
+
+
+def make_index(corpus: NDArray[Any], kind: Kind = "exact", folder: Path | None = None) -> Index:
+    """An index of a corpus.
+
+    Args:
+        corpus: Shape (C, D); may be mapped from disk.
+        kind: ``exact``: no index, all rows in blocks. By faiss: ``flat`` (exact, a copy in
+            memory), ``ivf`` (4 √C lists, one in 16 searched), ``hnsw`` (a graph).
+        folder: Keeps an ``ivf`` or ``hnsw`` index, so that it is built once for a corpus.
+
+    Raises:
+        ValueError: For another kind.
+        ImportError: If faiss is needed and missing.
+    """
+    choose("index", kind, get_args(Kind))
+    return ExactIndex(corpus) if kind == "exact" else FaissIndex(corpus, kind, folder)
+
+
+class ExactIndex:
+    """All rows, a block at a time; the corpus may stay on disk.
+
+    The products are NumPy's. A block's similarities are reduced to the largest of each 32 before
+    they are compared with what was found so far, so that choosing costs little beside the
+    products: 1,000 queries in 1,000,000 rows of 384 take less than faiss's ``IndexFlatIP``
+    (benchmarks/mining.py).
+
+    Args:
+        corpus: Shape (C, D).
+    """
+
+    def __init__(self, corpus: NDArray[Any]) -> None:
+        self.corpus = corpus
+
+    def search(
+        self,
+        queries: Floats,
+        count: int,
+        allowed: Allowed | None = None,
+        advance: Advance | None = None,
+    ) -> Found:
+        """See :meth:`Index.search`."""
+        size, total = len(queries), len(self.corpus)
+        allowed = Allowed.everything(size) if allowed is None else allowed
+        best = Best(size, min(count, total))
+        above = np.zeros(size, dtype=np.int64)
+        products = np.empty((size, WIDTH), dtype=np.float32)
+        highest = allowed.highest[:, None]
+        for start in range(0, total, WIDTH):
+            units = unit_rows(self.corpus[start : start + WIDTH])
+            width = len(units)
+            products[:, width:] = -np.inf
+            np.matmul(queries, units.T, out=products[:, :width])
+            some = slice(*np.searchsorted(allowed.row, (start, start + width)))
+            products[allowed.query[some], allowed.row[some] - start] = -np.inf
+            least = best.least
+            if not best.mostly_full:  # little to compare with yet: the block's own largest
+                too_high = products > highest
+                above += too_high.sum(1)
+                products[too_high] = -np.inf
+                last = torch.from_numpy(products).topk(min(best.count, WIDTH), dim=1).values[:, -1]
+                least = np.nextafter(last.numpy(), -np.inf, dtype=np.float32)
+            query, column = _larger(products, least)
+            values = products[query, column]
+            refused = values > allowed.highest[query]
+            above += np.bincount(query[refused], minlength=size)
+            query, column, values = query[~refused], column[~refused], values[~refused]
+            best.add(query, start + column, values)
+            if advance is not None:
+                advance((start + width) / total)
+        return Found(*best.sorted(), above)
+
+
+def _larger(products: Floats, least: Floats) -> tuple[Integers, Integers]:
+    """Where products (B, W) exceed a bound of their row (B,): rows and columns, in order."""
+    groups = products.reshape(len(products), -1, GROUP)
+    largest = torch.from_numpy(groups).amax(2).numpy()
+    row, group = np.nonzero(largest > least[:, None])
+    which, within = np.nonzero(groups[row, group] > least[row, None])
+    return row[which], group[which] * GROUP + within
+
+
+class Best:
+    """The largest values of each of B queries, out of many that come along.
+
+    Args:
+        queries: B.
+        count: How many to keep of each.
+    """
+
+    def __init__(self, queries: int, count: int) -> None:
+        self.queries, self.count = queries, count
+        self.query = self.row = np.empty(0, dtype=np.int64)
+        self.value = np.empty(0, dtype=np.float32)
+        self.least = np.full(queries, -np.inf, dtype=np.float32)  # a further value has to exceed it
+        self.waiting: list[tuple[Integers, Integers, Floats]] = []
+
+    @property
+    def mostly_full(self) -> bool:
+        """Whether so many queries have all their values that comparing with the least pays."""
+        return int((self.least == -np.inf).sum()) * WIDTH < self.queries * self.count
+
+    def add(self, query: Integers, row: Integers, value: Floats) -> None:
+        """Take further values, each (n,), of rows with higher numbers than before."""
+        self.waiting.append((query, row, value))
+        if sum(len(part[0]) for part in self.waiting) >= self.queries * self.count:
+            self._merge()
+
+    def _merge(self) -> None:
+        parts = zip((self.query, self.row, self.value), *self.waiting, strict=True)
+        query, row, value = (np.concatenate(part) for part in parts)
+        order = np.lexsort((row, -value, query))
+        query = query[order]
+        rank = np.arange(len(query)) - np.searchsorted(query, np.arange(self.queries))[query]
+        kept = rank < self.count
+        order = order[kept]
+        self.query, self.row, self.value = query[kept], row[order], value[order]
+        last = rank[kept] == self.count - 1
+        self.least[self.query[last]] = self.value[last]
+        self.waiting = []
+
+    def sorted(self) -> tuple[Integers, Floats]:
+        """Rows and values, largest first, each (B, count); -1 and -inf where there are no more."""
+        if self.waiting:
+            self._merge()
+        rows = np.full((self.queries, self.count), -1, dtype=np.int64)
+        values = np.full((self.queries, self.count), -np.inf, dtype=np.float32)
+        starts = np.searchsorted(self.query, np.arange(self.queries))
+        place = np.arange(len(self.query)) - starts[self.query]
+        rows[self.query, place], values[self.query, place] = self.row, self.value
+        return rows, values
+
+
+class FaissIndex:
+    """An index of faiss; where it finds too few rows that are allowed, all rows are searched.
+
+    Args:
+        corpus: Shape (C, D).
+        kind: flat, ivf or hnsw.
+        folder: See :func:`make_index`.
+    """
+
+    def __init__(self, corpus: NDArray[Any], kind: Kind, folder: Path | None = None) -> None:
+        try:
+            import faiss
+        except ImportError as error:
+            raise ImportError(
+                f"expected faiss for the index {kind!r}, but it is not installed; "
+                "pip install \"unremix[mine]\", or use the index 'exact'"
+            ) from error
+        self.corpus = corpus
+        self.index: Any
+        kept = None
+        if folder is not None and kind != "flat":  # a flat one is nothing but a copy
+            kept = folder / f"{kind}-{digest_of(corpus, kind)}.faiss"
+        if kept is not None and kept.exists():
+            self.index = faiss.read_index(str(kept))
+        else:
+            self.index = _build(corpus, kind)
+            if kept is not None:
+                write_whole(kept, lambda file: faiss.write_index(self.index, str(file)))
+        if kind == "ivf":
+            self.index.nprobe = max(1, self.index.nlist // PROBED)
+
+    def search(
+        self,
+        queries: Floats,
+        count: int,
+        allowed: Allowed | None = None,
+        advance: Advance | None = None,
+    ) -> Found:
+        """See :meth:`Index.search`."""
+        total = len(self.corpus)
+        count = min(count, total)
+        allowed = Allowed.everything(len(queries)) if allowed is None else allowed
+        forbidden = np.bincount(allowed.query, minlength=len(queries)).max(initial=0)
+        rows = np.full((len(queries), count), -1, dtype=np.int64)
+        similarity = np.full((len(queries), count), -np.inf, dtype=np.float32)
+        above = np.zeros(len(queries), dtype=np.int64)
+        short = np.arange(len(queries))
+        asked = min(count + int(forbidden), total)
+        most = min(count * LARGEST_GROWTH, total)
+        while len(short):
+            found = self._ask(queries[short], asked, count, allowed.of(short))
+            rows[short], similarity[short], above[short] = found.rows, found.similarity, found.above
+            short = short[found.rows[:, -1] < 0]
+            if asked >= most:
+                break
+            asked = min(asked * GROWTH, most)
+        if len(short) and (asked < total or not self._complete):
+            found = ExactIndex(self.corpus).search(queries[short], count, allowed.of(short))
+            rows[short], similarity[short], above[short] = found.rows, found.similarity, found.above
+        if advance is not None:
+            advance(1.0)
+        return Found(rows, similarity, above)
+
+    @property
+    def _complete(self) -> bool:
+        return not hasattr(self.index, "nprobe") and not hasattr(self.index, "hnsw")
+
+    def _ask(self, queries: Floats, asked: int, count: int, allowed: Allowed) -> Found:
+        if hasattr(self.index, "hnsw"):
+            self.index.hnsw.efSearch = max(HNSW_WIDTH, 2 * asked)
+        similarity, rows = self.index.search(queries, asked)
+        # faiss leaves the order of equal similarities open.
+        order = np.lexsort((rows, -similarity))
+        rows = np.take_along_axis(rows, order, 1)
+        similarity = np.take_along_axis(similarity, order, 1)
+        usable = (rows >= 0) & ~allowed.forbids(rows, len(self.corpus))
+        too_high = similarity > allowed.highest[:, None]
+        above = (usable & too_high).sum(1)
+        usable &= ~too_high
+        first = np.argsort(~usable, axis=1, kind="stable")[:, :count]
+        rows = np.where(usable, rows, -1)
+        similarity = np.where(usable, similarity, -np.inf).astype(np.float32)
+        return Found(
+            np.take_along_axis(rows, first, 1), np.take_along_axis(similarity, first, 1), above
+        )
+
+
+def _build(corpus: NDArray[Any], kind: Kind) -> Any:
+    """A faiss index of all rows, added a block at a time."""
+    import faiss
+
+    total, dimensions = corpus.shape
+    lists = max(1, round(LISTS_PER_ROOT * total**0.5))
+    index: Any
+    if kind == "flat":
+        index = faiss.IndexFlatIP(dimensions)
+    elif kind == "ivf":
+        index = faiss.IndexIVFFlat(
+            faiss.IndexFlatIP(dimensions), dimensions, lists, faiss.METRIC_INNER_PRODUCT
+        )
+        index.cp.min_points_per_centroid = 1  # small corpora are no reason for a warning
+        sample = np.unique(np.linspace(0, total - 1, min(total, TRAINED_ON * lists)).astype(int))
+        index.train(unit_rows(corpus[sample]))
+    else:
+        index = faiss.IndexHNSWFlat(dimensions, HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = HNSW_WIDTH
+    threads = faiss.omp_get_max_threads()
+    if kind == "hnsw":  # threads would race, and each build would give another graph
+        if total > 200_000 and threads > 1:
+            warnings.warn(
+                f"an hnsw index of {total:,} rows is built by one thread, so that it is the same "
+                "each time; 'ivf' is built faster",
+                stacklevel=3,
+            )
+        faiss.omp_set_num_threads(1)
+    try:
+        step = max(1, AT_ONCE // dimensions)
+        for start in range(0, total, step):
+            index.add(unit_rows(corpus[start : start + step]))
+    finally:
+        faiss.omp_set_num_threads(threads)
+    return index

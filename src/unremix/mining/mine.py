@@ -1,0 +1,488 @@
+"""Hard negatives for every anchor: search, filter, choose, a block of anchors at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unremix.core.checks import choose, number
+from unremix.core.scores import COMPONENTS
+from unremix.data.atomic_files import write_whole
+from unremix.mining.embeddings import (
+    Floats,
+    Integers,
+    digest_of,
+    open_embeddings,
+    unit_rows,
+)
+from unremix.mining.filters import (
+    REASONS,
+    Forbidden,
+    Lists,
+    as_lists,
+    copies,
+    forbidden_rows,
+    highest_similarity,
+    near_duplicates,
+    positive_similarity,
+)
+from unremix.mining.index import GROWTH, Advance, Index, Kind, make_index
+from unremix.mining.selection import Chosen, choose_greedily, choose_largest, pool_scores
+
+Sampling = Literal["importance", "top", "random"]
+
+COMPONENT_NAMES = ("uncertainty", "similarity", "representativeness")
+POOL_PER_NEGATIVE = 10
+SMALLEST_POOL = 50
+ANCHORS_AT_ONCE = 1024  # that a pass over the corpus serves
+NUMBERS_AT_ONCE = 2**24  # of pools in memory: 64 MB
+
+
+@dataclass(frozen=True)
+class Mined:
+    """What :func:`mine_hard_negatives` found.
+
+    Args:
+        indices: Rows of the corpus, in the order of choice, shape (A, k); -1 where fewer than k
+            were found.
+        scores: What each was chosen by: the mix of its scaled components, or the similarity;
+            shape (A, k), NaN where there is none.
+        similarity: s, the cosine of anchor and negative, shape (A, k).
+        uncertainty: u, shape (A, k); NaN if it was no component.
+        representativeness: r, shape (A, k); of the first negative over the pool, of the others
+            over the negatives chosen before. NaN if it was no component.
+        positive_similarity: The cosine of each anchor and its least similar positive, shape (A,);
+            inf without a positive.
+        highest_similarity: The largest cosine that a negative was allowed, shape (A,).
+        left_out: How many rows each reason of :data:`unremix.mining.filters.REASONS` left out,
+            each (A,). ``near_duplicate`` and ``copy`` count what was in the pool.
+    """
+
+    indices: Integers
+    scores: Floats
+    similarity: Floats
+    uncertainty: Floats
+    representativeness: Floats
+    positive_similarity: Floats
+    highest_similarity: Floats
+    left_out: dict[str, Integers] = field(repr=False)
+
+    @property
+    def found(self) -> Integers:
+        """How many negatives each anchor has, shape (A,)."""
+        return np.asarray((self.indices >= 0).sum(1), dtype=np.int64)
+
+    @property
+    def short(self) -> Integers:
+        """The anchors that have fewer than k negatives, shape (n,)."""
+        return np.flatnonzero(self.found < self.indices.shape[1])
+
+    def summary(self) -> list[str]:
+        """What was found and what was left out, a sentence each."""
+        anchors, k = self.indices.shape
+        lines = [f"{int(self.found.sum()):,} negatives for {anchors:,} anchors"]
+        for reason, counts in self.left_out.items():
+            if counts.any():
+                lines.append(f"left out: {int(counts.sum()):,} × {REASONS[reason]}")
+        if len(self.short):
+            few = ", ".join(map(str, self.short[:5].tolist()))
+            more = ", …" if len(self.short) > 5 else ""
+            lines.append(
+                f"{len(self.short):,} anchors have fewer than {k} negatives (numbers {few}{more}); "
+                "a smaller margin leaves more"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How negatives are chosen from a pool; see :func:`mine_hard_negatives` for the options."""
+
+    k: int
+    pool: int
+    skip: int
+    sampling: Sampling
+    components: tuple[str, ...]
+    mix: tuple[float, ...]
+    posterior_temperature: float
+    duplicate_threshold: float
+    min_score: float | None
+    seed: int
+
+
+def mine_hard_negatives(
+    anchors: Any,
+    corpus: Any,
+    positives: Any,
+    k: int = 10,
+    *,
+    anchor_rows: Any = None,
+    anchor_texts: Sequence[str] | None = None,
+    corpus_texts: Sequence[str] | None = None,
+    relative_margin: float | None = 0.05,
+    absolute_margin: float | None = None,
+    max_score: float | None = None,
+    min_score: float | None = None,
+    duplicate_threshold: float = 0.95,
+    components: Sequence[str] = COMPONENT_NAMES,
+    mix: Literal["fixed"] | Sequence[float] = "fixed",
+    posterior_temperature: float = 0.05,
+    sampling: Sampling = "importance",
+    pool: int | None = None,
+    skip: int = 0,
+    index: Kind | Index = "exact",
+    folder: str | Path | None = None,
+    seed: int = 0,
+    advance: Advance | None = None,
+) -> Mined:
+    """Find k hard negatives in a corpus for each anchor.
+
+    The pool of an anchor is the most similar rows of the corpus that may be negatives. k of them
+    are chosen greedily by a mix of similarity, uncertainty and representativeness; see
+    :func:`unremix.mining.selection.choose_greedily`.
+
+    Never returned are the positives, the anchor's own row, rows with the text of either,
+    near-duplicates of a positive, and rows more similar to the anchor than the margin allows. If
+    these rules leave fewer than k rows of a pool, the pool grows until k remain or the corpus ends.
+
+    Args:
+        anchors: Embeddings, shape (A, D): an array, a tensor, or the path of a ``.npy``, ``.npz``
+            or ``.parquet`` file. Only directions count.
+        corpus: Embeddings, shape (C, D), likewise. A ``.npy`` or ``.npz`` file stays on disk.
+        positives: The row of the corpus that is each anchor's positive, shape (A,); or a sequence
+            of A sequences of rows.
+        k: Negatives per anchor.
+        anchor_rows: The row of the corpus that is the anchor itself, shape (A,), -1 for none. By
+            default none, and row i for anchor i if ``anchors`` and ``corpus`` are the same object.
+        anchor_texts: A texts; rows with the same text are not returned.
+        corpus_texts: C texts; rows with the text of the anchor's own row or of a positive are not
+            returned. Case and white space are ignored.
+        relative_margin: m. A negative's similarity is at most p - m |p|, with p that of the
+            anchor's least similar positive. None for no such bound.
+        absolute_margin: a. A negative's similarity is at most p - a.
+        max_score: The largest similarity of a negative.
+        min_score: The smallest.
+        duplicate_threshold: The cosine from which a row is a near-duplicate of a positive.
+        components: What is mixed: any of uncertainty, similarity and representativeness.
+        mix: λ, one per component; ``fixed`` takes equal shares.
+        posterior_temperature: t of the pseudo-posterior in the uncertainty.
+        sampling: ``importance`` chooses by the mix; ``top`` takes the most similar rows of the
+            pool, as :mod:`sentence_transformers` does; ``random`` draws from the pool.
+        pool: P, rows to choose from, by default 10 k and at least 50.
+        skip: So many of the most similar rows of a pool are passed over.
+        index: ``exact``, ``flat``, ``ivf`` or ``hnsw``, or an index of this corpus; see
+            :func:`unremix.mining.index.make_index`.
+        folder: Keeps finished blocks and the index: the same call resumes after an interruption.
+        seed: Of ``random``.
+        advance: Called with the share of the work that is done.
+
+    Raises:
+        ValueError: If shapes do not fit, or an option is out of range.
+
+    Example:
+        >>> import numpy as np, unremix
+        >>> corpus = np.float32([[1, 0], [0.9, 0.4], [0.6, 0.8], [0.5, 0.9], [-1, 0]])
+        >>> mined = unremix.mine_hard_negatives(corpus[:1], corpus, positives=[[0, 1]], k=2)
+        >>> mined.indices
+        array([[2, 3]])
+        >>> mined.left_out["positive"]
+        array([2])
+    """
+    same = anchors is corpus
+    queries = open_embeddings(anchors, "the anchors")
+    rows = queries if same else open_embeddings(corpus, "the corpus")
+    if queries.shape[1] != rows.shape[1]:
+        raise ValueError(
+            f"expected anchors and corpus of one size D, got {queries.shape[1]} and "
+            f"{rows.shape[1]}; embed both with the same model"
+        )
+    size, total = len(queries), len(rows)
+    choice = _checked_choice(
+        k=k,
+        pool=pool,
+        skip=skip,
+        sampling=sampling,
+        components=components,
+        mix=mix,
+        posterior_temperature=posterior_temperature,
+        duplicate_threshold=duplicate_threshold,
+        min_score=min_score,
+        seed=seed,
+    )
+    for name, margin in (
+        ("relative_margin", relative_margin),
+        ("absolute_margin", absolute_margin),
+    ):
+        if margin is not None:
+            number(name, margin, least=0)
+    if max_score is not None:
+        number("max_score", max_score)
+    for name, texts, length in (
+        ("anchor_texts", anchor_texts, size),
+        ("corpus_texts", corpus_texts, total),
+    ):
+        if texts is not None and len(texts) != length:
+            raise ValueError(f"expected {length} {name}, got {len(texts)}; one for each row")
+    if anchor_texts is not None and corpus_texts is None:
+        raise ValueError("expected corpus_texts with anchor_texts, got none; pass both")
+    known = as_lists(positives, size, total)
+    own = _own_rows(anchor_rows, size, total, same)
+    units = np.concatenate([unit_rows(part) for part in _parts(queries)])
+    positive = positive_similarity(units, rows, known)
+    highest = highest_similarity(
+        positive,
+        relative_margin=relative_margin,
+        absolute_margin=absolute_margin,
+        max_score=max_score,
+    )
+    forbidden = forbidden_rows(known, own, anchor_texts, corpus_texts)
+    where = None if folder is None else Path(folder)
+    if isinstance(index, str):
+        index = make_index(rows, index, where)
+    kept = None
+    if where is not None:
+        same_text = forbidden.same_text.rows
+        kept = _Kept(where, digest_of(units, rows, known.rows, own, same_text, highest, choice))
+    miner = Miner(index, units, forbidden, known, highest, choice)
+    blocks: list[dict[str, NDArray[Any]]] = []
+    for first in range(0, size, ANCHORS_AT_ONCE):
+        part = slice(first, min(first + ANCHORS_AT_ONCE, size))
+        share = (part.stop - part.start) / size
+
+        def told(done: float, first: int = first, share: float = share) -> None:
+            if advance is not None:
+                advance(first / size + share * done)
+
+        found = None if kept is None else kept.read(part.start)
+        if found is None:
+            found = miner.mine(part, told)
+            if kept is not None:
+                kept.write(part.start, found)
+        blocks.append(found)
+        told(1.0)
+    arrays = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    counts = forbidden.counts() | {name: arrays.pop(name) for name in REASONS if name in arrays}
+    return Mined(
+        **arrays,
+        positive_similarity=positive,
+        highest_similarity=highest,
+        left_out={name: counts[name] for name in REASONS},
+    )
+
+
+def _checked_choice(
+    *,
+    k: int,
+    pool: int | None,
+    skip: int,
+    sampling: Sampling,
+    components: Sequence[str],
+    mix: Literal["fixed"] | Sequence[float],
+    posterior_temperature: float,
+    duplicate_threshold: float,
+    min_score: float | None,
+    seed: int,
+) -> Choice:
+    if k < 1:
+        raise ValueError(f"expected k of at least 1, got {k}; ask for one negative or more")
+    if skip < 0:
+        raise ValueError(f"expected skip of at least 0, got {skip}; 0 passes over nothing")
+    if pool is None:
+        pool = max(POOL_PER_NEGATIVE * k, SMALLEST_POOL) + skip
+    if pool < k + skip:
+        raise ValueError(
+            f"expected a pool of at least k + skip = {k + skip} rows, got {pool}; enlarge it"
+        )
+    choose("sampling", sampling, get_args(Sampling))
+    for name in components:
+        choose("each component", name, tuple(COMPONENTS))
+    if not components or len(set(components)) < len(components):
+        raise ValueError(
+            f"expected different components, at least one, got {tuple(components)}; "
+            f"choose from {', '.join(COMPONENT_NAMES)}"
+        )
+    if isinstance(mix, str):
+        choose("mix", mix, ("fixed",))
+        mix = [1 / len(components)] * len(components)
+    if len(mix) != len(components):
+        raise ValueError(
+            f"expected a mix of {len(components)} numbers, one per component, got {len(mix)}; "
+            "name the components in the same order"
+        )
+    return Choice(
+        k=int(k),
+        pool=int(pool),
+        skip=int(skip),
+        sampling=sampling,
+        components=tuple(components),
+        mix=tuple(number("each share of the mix", share, least=0) for share in mix),
+        posterior_temperature=number("posterior_temperature", posterior_temperature, above=0),
+        duplicate_threshold=number("duplicate_threshold", duplicate_threshold, above=0),
+        min_score=None if min_score is None else number("min_score", min_score),
+        seed=int(seed),
+    )
+
+
+def _own_rows(anchor_rows: Any, anchors: int, corpus: int, same: bool) -> Integers:
+    if anchor_rows is None:
+        return np.arange(anchors) if same else np.full(anchors, -1, dtype=np.int64)
+    own = np.asarray(anchor_rows)
+    if own.shape != (anchors,) or own.dtype.kind not in "iu":
+        raise ValueError(
+            f"expected anchor_rows as {anchors} whole numbers, got {own.dtype} of shape "
+            f"{own.shape}; -1 for an anchor that the corpus does not hold"
+        )
+    if own.min() < -1 or own.max() >= corpus:
+        raise ValueError(
+            f"expected anchor_rows among -1 … {corpus - 1}, got {own.min()} to {own.max()}; "
+            "number the corpus from 0"
+        )
+    return own.astype(np.int64)
+
+
+def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
+    step = max(1, NUMBERS_AT_ONCE // array.shape[1])
+    return [array[start : start + step] for start in range(0, len(array), step)]
+
+
+class _Kept:
+    """Finished blocks of anchors on disk.
+
+    Args:
+        folder: Where.
+        digest: Of everything that decides the result.
+    """
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self.folder = folder / f"mined-{digest}"
+
+    def read(self, first: int) -> dict[str, NDArray[Any]] | None:
+        path = self.folder / f"{first}.npz"
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    def write(self, first: int, arrays: dict[str, NDArray[Any]]) -> None:
+        def save(file: Path) -> None:
+            with file.open("wb") as stream:
+                np.savez(stream, allow_pickle=False, **arrays)
+
+        write_whole(self.folder / f"{first}.npz", save)
+
+
+@dataclass(frozen=True)
+class Miner:
+    """Everything that is the same for all blocks of anchors.
+
+    Args:
+        index: The corpus.
+        anchors: Of length 1, shape (A, D).
+        forbidden: What is never returned.
+        positives: Of the A anchors.
+        highest: The largest similarity allowed, shape (A,).
+        choice: How to choose.
+    """
+
+    index: Index
+    anchors: Floats
+    forbidden: Forbidden
+    positives: Lists
+    highest: Floats
+    choice: Choice
+
+    def mine(self, part: slice, advance: Advance) -> dict[str, NDArray[Any]]:
+        """The negatives of a block of anchors: the arrays of :class:`Mined`, by name."""
+        anchors = self.anchors[part]
+        allowed = self.forbidden.allowed(part, self.highest[part])
+        size, k = len(anchors), self.choice.k
+        arrays: dict[str, NDArray[Any]] = {"indices": np.full((size, k), -1, dtype=np.int64)}
+        for name in ("scores", *COMPONENT_NAMES):
+            arrays[name] = np.full((size, k), np.nan, dtype=np.float32)
+        for name in ("too_similar", "near_duplicate", "copy"):
+            arrays[name] = np.zeros(size, dtype=np.int64)
+        waiting, width = np.arange(size), self.choice.pool
+        told: Advance | None = advance
+        while len(waiting):
+            found = self.index.search(anchors[waiting], width, allowed.of(waiting), told)
+            told = None  # what follows is for a few
+            arrays["too_similar"][waiting] = found.above
+            rows = found.rows
+            if self.choice.min_score is not None:
+                rows = np.where(found.similarity >= self.choice.min_score, rows, -1)
+            for some in self._chunks(len(waiting), rows.shape[1]):
+                who = waiting[some]
+                chosen = self._choose(anchors[who], rows[some], part.start + who)
+                for name, values in chosen.items():
+                    arrays[name][who] = values
+            # Search further for those that have too few, unless the corpus holds no more for them.
+            enough = (arrays["indices"][waiting, -1] >= 0) | (rows[:, -1] < 0)
+            waiting = waiting[~enough]
+            width = min(width * GROWTH, len(self.index.corpus))
+        return arrays
+
+    def _chunks(self, count: int, width: int) -> list[slice]:
+        """So many anchors at a time that their pools fit into memory."""
+        step = max(1, NUMBERS_AT_ONCE // (width * max(width, self.anchors.shape[1])))
+        return [slice(first, first + step) for first in range(0, count, step)]
+
+    def _choose(self, anchors: Floats, rows: Integers, numbers: Integers) -> dict[str, Any]:
+        """Filter the pools (B, P) of some anchors, and choose from them."""
+        choice, corpus = self.choice, self.index.corpus
+        pool = torch.from_numpy(_gather(corpus, rows))  # (B, P, D)
+        valid = torch.from_numpy(rows >= 0)
+        positives = self.positives.padded(numbers)
+        duplicate = near_duplicates(
+            pool, torch.from_numpy(_gather(corpus, positives)), choice.duplicate_threshold
+        )
+        duplicate &= valid
+        valid &= ~duplicate
+        products = torch.bmm(pool, pool.transpose(1, 2))  # (B, P, P)
+        copy = copies(products, valid)
+        valid &= ~copy
+        if choice.skip:
+            valid &= valid.cumsum(1) > choice.skip
+        queries = torch.from_numpy(anchors)
+        chosen = self._chosen(queries, pool, valid, products, numbers)
+        places = chosen.places.numpy()
+        found = {
+            "indices": np.where(places >= 0, np.take_along_axis(rows, places.clip(0), 1), -1),
+            "scores": chosen.scores.numpy(),
+            "near_duplicate": duplicate.sum(1).numpy(),
+            "copy": copy.sum(1).numpy(),
+        }
+        return found | {name: values.numpy() for name, values in chosen.components.items()}
+
+    def _chosen(
+        self, anchors: Tensor, pool: Tensor, valid: Tensor, products: Tensor, numbers: Integers
+    ) -> Chosen:
+        choice = self.choice
+        similarity = torch.bmm(pool, anchors[:, :, None])[:, :, 0]  # (B, P)
+        if choice.sampling == "importance":
+            scores = pool_scores(
+                anchors, pool, valid, choice.components, temperature=choice.posterior_temperature
+            )
+            chosen = choose_greedily(scores, products, valid, choice.mix, choice.k)
+            found = similarity.gather(1, chosen.places.clamp(min=0))
+            found = torch.where(chosen.places >= 0, found, torch.nan)
+            return chosen._replace(components=chosen.components | {"similarity": found})
+        if choice.sampling == "top":
+            keys = similarity
+        else:  # from the anchor's number, so that blocks change nothing
+            draws = (np.random.default_rng((choice.seed, n)).random(pool.shape[1]) for n in numbers)
+            keys = torch.from_numpy(np.stack(list(draws)))
+        return choose_largest(keys, similarity, valid, choice.k)
+
+
+def _gather(corpus: NDArray[Any], rows: Integers) -> Floats:
+    """Unit vectors of rows (B, n) of the corpus, shape (B, n, D); 0 where the row is -1."""
+    found = unit_rows(corpus[rows.clip(0).reshape(-1)])
+    found[rows.reshape(-1) < 0] = 0
+    return found.reshape(*rows.shape, -1)

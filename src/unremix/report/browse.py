@@ -1,0 +1,411 @@
+"""Pages of a run's data: the neighbors of a query, near-duplicates, clusters.
+
+Each writes a table that a spreadsheet opens, and a page in one file beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image
+from torch import Tensor
+
+from unremix.data.atomic_files import write_whole
+from unremix.data.image.dataset import ImageData
+from unremix.data.image.items import read_items
+from unremix.data.locate import candidates
+from unremix.mining.embeddings import Floats, Integers, unit_rows
+from unremix.mining.files import write_rows
+from unremix.mining.groups import find_clusters, find_duplicates
+from unremix.mining.index import Advance, Allowed, Kind, make_index
+from unremix.training.run import Run
+
+TILE = 96  # pixels of the side of a picture on a page, at most
+SHOWN_GROUPS = 200
+SHOWN_MEMBERS = 12
+
+
+@dataclass(frozen=True)
+class Item:
+    """What a page shows of a sample.
+
+    Args:
+        name: Its name; of a sentence, the sentence.
+        picture: As a data URI, where it is a picture.
+        label: Its class, where known.
+        similarity: To what it is shown beside, where that means something.
+    """
+
+    name: str
+    picture: str | None
+    label: str | None
+    similarity: float | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A row of a page.
+
+    Args:
+        title: Its heading.
+        items: What it shows.
+        more: How many further items it has.
+        query: What they are compared with, where there is one.
+    """
+
+    title: str
+    items: list[Item]
+    more: int = 0
+    query: Item | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a command wrote, and what it found in words.
+
+    Args:
+        page: The page.
+        table: The table beside it.
+        summary: A sentence each.
+    """
+
+    page: Path
+    table: Path
+    summary: list[str]
+
+
+class RunData:
+    """The data of a run with their embeddings, which are computed once and kept.
+
+    Args:
+        folder: The run's folder.
+        data: Other data; by default the run's own.
+    """
+
+    def __init__(self, folder: str | Path, data: str | None = None) -> None:
+        self.run = Run(folder)
+        domain = self.run.domain
+        self.data = domain.load_for(self.run, data)
+        kept = self.run.path / "embeddings" / f"{self._digest(data)}.npz"
+        if not kept.exists():
+            found = domain.features(self.run, self.data)
+            arrays = {"embeddings": found.embeddings.numpy(), "names": np.array(found.names)}
+            if found.labels is not None:
+                arrays["labels"] = found.labels.numpy()
+            if found.classes is not None:
+                arrays["classes"] = np.array(list(found.classes))
+
+            def write(file: Path) -> None:
+                with file.open("wb") as stream:
+                    np.savez(stream, allow_pickle=False, **arrays)
+
+            write_whole(kept, write)
+        with np.load(kept, allow_pickle=False) as arrays:
+            self.units: Floats = unit_rows(arrays["embeddings"])
+            self.names: list[str] = arrays["names"].tolist()
+            labels = arrays["labels"].tolist() if "labels" in arrays else None
+            classes = arrays["classes"].tolist() if "classes" in arrays else None
+        self.labels: list[str] | None = None
+        if labels is not None:
+            self.labels = [str(one) if classes is None else classes[one] for one in labels]
+
+    def _digest(self, data: str | None) -> str:
+        """Of the encoder and of the data: of their files' names, sizes and times."""
+        source = self.run.config.data if data is None else data
+        size = self.run.domain.size(self.data)
+        digest = hashlib.sha256(repr((source, self.run.config.limit, size)).encode())
+        files = [self.run.checkpoint]
+        for where in candidates(source):
+            files += sorted(path for path in (where, *where.rglob("*")) if path.is_file())
+        for path in files:
+            stat = os.stat(path)
+            digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        return digest.hexdigest()[:16]
+
+    def pictures(self, rows: Sequence[int]) -> dict[int, str]:
+        """The pictures of some rows as data URIs; nothing where the data are no pictures."""
+        if not isinstance(self.data, ImageData) or not rows:
+            return {}
+        found: dict[int, str] = {}
+        first = len(self.data.train)
+        for images, offset in ((self.data.train, 0), (self.data.test, first)):
+            some = [] if images is None else [r for r in rows if 0 <= r - offset < len(images)]
+            if images is not None and some:
+                batch = images.images.batch(torch.tensor(some) - offset)
+                found |= dict(zip(some, map(_data_uri, batch), strict=True))
+        return found
+
+    def items(self, rows: Sequence[int], similarity: Callable[[int], float] | None) -> list[Item]:
+        """What a page shows of some rows."""
+        pictures = self.pictures(rows)
+        return [
+            Item(
+                self.names[row],
+                pictures.get(row),
+                None if self.labels is None else self.labels[row],
+                None if similarity is None else similarity(row),
+            )
+            for row in rows
+        ]
+
+
+def _data_uri(image: Tensor) -> str:
+    """A picture (C, S, S) of bytes as a data URI."""
+    if image.shape[-1] > TILE:
+        small = F.interpolate(image[None].float(), TILE, mode="bilinear", antialias=True)[0]
+        image = small.round().clamp(0, 255).byte()
+    array = image[0].numpy() if len(image) == 1 else image.permute(1, 2, 0).contiguous().numpy()
+    stream = io.BytesIO()
+    Image.fromarray(array).save(stream, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def write_neighbors(
+    run: str | Path,
+    queries: Sequence[str],
+    k: int,
+    *,
+    data: str | None = None,
+    output: str | Path | None = None,
+    index: Kind = "exact",
+    advance: Advance | None = None,
+) -> Written:
+    """Find what is most similar to each query.
+
+    Args:
+        run: The run's folder.
+        queries: Names of samples of the data; else picture files for a run on pictures, sentences
+            or ``.txt`` files with a sentence on each line for a run on sentences.
+        k: Neighbors of each.
+        data: Where to look; by default the run's own data.
+        output: The page, an ``.html`` file; by default ``neighbors.html`` in the run's folder.
+        index: See :func:`unremix.mining.index.make_index`.
+        advance: Told how far the search is.
+
+    Raises:
+        ValueError: If a query is neither in the data nor something that the run embeds.
+    """
+    page = _page(run, output, "neighbors")
+    if k < 1:
+        raise ValueError(f"expected k of at least 1, got {k}; ask for one neighbor or more")
+    found = RunData(run, data)
+    titles, units, rows, shown = _read_queries(found, queries)
+    allowed = Allowed.everything(len(units))
+    own = np.flatnonzero(rows >= 0)
+    order = own[np.argsort(rows[own], kind="stable")]
+    allowed = Allowed(allowed.highest, order, rows[order])
+    near = make_index(found.units, index, found.run.path / "embeddings").search(
+        units, k, allowed, advance
+    )
+    groups, table = [], []
+    for number, title in enumerate(titles):
+        pairs = [
+            (row, value)
+            for row, value in zip(near.rows[number].tolist(), near.similarity[number].tolist(),
+                                  strict=True)
+            if row >= 0
+        ]  # fmt: skip
+        similarity = dict(pairs)
+        items = found.items([row for row, _ in pairs], similarity.__getitem__)
+        groups.append(Group(title, items, query=shown[number]))
+        table += [
+            {"query": title, "rank": rank, "name": item.name, "label": item.label or "",
+             "similarity": item.similarity}
+            for rank, item in enumerate(items, 1)
+        ]  # fmt: skip
+    columns = ["query", "rank", "name", "label", "similarity"]
+    summary = [f"The {k} nearest of {len(found.names):,} {found.run.domain.unit} to each query."]
+    return _write(page, found, "Neighbors", summary, groups, table, columns)
+
+
+def _read_queries(
+    found: RunData, queries: Sequence[str]
+) -> tuple[list[str], Floats, Integers, list[Item]]:
+    """Titles, unit vectors (B, D), rows (B,) (-1: not in the data) and what a page shows."""
+    row_of = {name: row for row, name in reversed(list(enumerate(found.names)))}
+    domain = found.run.config.domain
+    titles: list[str] = []
+    for query in queries:
+        if query not in row_of and domain == "sentence" and query.endswith(".txt"):
+            if not Path(query).is_file():
+                raise FileNotFoundError(f"expected sentences at {query!r}, found no file")
+            titles += [line.strip() for line in Path(query).read_text().splitlines()]
+        else:
+            titles.append(query)
+    titles = [title for title in titles if title]
+    rows = np.array([row_of.get(title, -1) for title in titles], dtype=np.int64)
+    others = [title for title in titles if title not in row_of]
+    if others and domain == "graph":
+        raise ValueError(
+            f"expected the name of a graph in the data, got {others[0]!r}; the table that "
+            "'unremix embed RUN -o table.csv' writes lists them"
+        )
+    missing = [title for title in others if domain == "image" and not Path(title).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"expected a picture in the data, or the path of one, got {missing[0]!r}; "
+            "pass a path, or a name as 'unremix embed' lists them"
+        )
+    units = np.zeros((len(titles), found.units.shape[1]), dtype=np.float32)
+    units[rows >= 0] = found.units[rows[rows >= 0]]
+    pictures: dict[str, str] = {}
+    if others:
+        units[rows < 0] = unit_rows(found.run.embed(others).numpy())
+        if domain == "image":
+            shape = found.run.shape
+            images = read_items(others, channels=shape.channels, size=shape.image_size)
+            pictures = dict(zip(others, map(_data_uri, images), strict=True))
+    shown = [
+        found.items([int(row)], None)[0] if row >= 0 else Item(title, pictures.get(title), None)
+        for title, row in zip(titles, rows, strict=True)
+    ]
+    return titles, units, rows, shown
+
+
+def write_duplicates(
+    run: str | Path,
+    threshold: float,
+    *,
+    data: str | None = None,
+    output: str | Path | None = None,
+    index: Kind = "exact",
+    advance: Advance | None = None,
+) -> Written:
+    """Find groups of near-duplicates.
+
+    Args:
+        run: The run's folder.
+        threshold: The cosine from which two samples are near-duplicates.
+        data: Where to look; by default the run's own data.
+        output: The page, by default ``duplicates.html`` in the run's folder.
+        index: See :func:`unremix.mining.index.make_index`.
+        advance: Told how far the search is.
+    """
+    page = _page(run, output, "duplicates")
+    found = RunData(run, data)
+    made = make_index(found.units, index, found.run.path / "embeddings")
+    result = find_duplicates(made, found.units, threshold, advance)
+    groups, table = [], []
+    for number, group in enumerate(result.groups):
+        members = group.tolist()
+        if number < SHOWN_GROUPS:
+            items = found.items(members[:SHOWN_MEMBERS], lambda row: float(result.similarity[row]))
+            more = len(members) - len(items)
+            groups.append(Group(f"Group {number + 1}, {len(members)} alike", items, more))
+        table += [
+            {"group": number + 1, "name": found.names[row],
+             "label": found.labels[row] if found.labels else "",
+             "similarity": float(result.similarity[row])}
+            for row in members
+        ]  # fmt: skip
+    inside = sum(map(len, result.groups))
+    median = float(np.median(result.similarity))
+    summary = [
+        f"{len(result.groups):,} groups with {inside:,} of {len(found.names):,} "
+        f"{found.run.domain.unit}, from a cosine of {threshold:g}.",
+        f"The cosine to the nearest other one is {median:.3f} in the median: a threshold should be "
+        "well above it.",
+    ]
+    if len(result.groups) > SHOWN_GROUPS:
+        summary.append(f"The page shows the {SHOWN_GROUPS} largest; the table has all.")
+    columns = ["group", "name", "label", "similarity"]
+    return _write(page, found, "Near-duplicates", summary, groups, table, columns)
+
+
+def write_clusters(
+    run: str | Path,
+    clusters: int | None,
+    *,
+    data: str | None = None,
+    output: str | Path | None = None,
+    seed: int = 0,
+) -> Written:
+    """Sort the data into clusters.
+
+    Args:
+        run: The run's folder.
+        clusters: How many; √(n/2) of n samples by default.
+        data: What to sort; by default the run's own data.
+        output: The page, by default ``clusters.html`` in the run's folder.
+        seed: Of the start.
+    """
+    page = _page(run, output, "clusters")
+    found = RunData(run, data)
+    result = find_clusters(found.units, clusters, seed)
+    groups, table = [], []
+    for number, members in enumerate(result.members):
+        rows = members.tolist()
+        if number < SHOWN_GROUPS:
+            title = f"Cluster {number + 1}, {len(rows)} {found.run.domain.unit}"
+            if found.labels is not None:
+                names, counts = np.unique([found.labels[row] for row in rows], return_counts=True)
+                top = np.argsort(-counts, kind="stable")[:3]
+                title += f": {', '.join(f'{names[i]} {counts[i] / len(rows):.0%}' for i in top)}"
+            shown = rows[:SHOWN_MEMBERS]
+            items = found.items(shown, lambda row: float(result.similarity[row]))
+            groups.append(Group(title, items, len(rows) - len(shown)))
+        table += [
+            {"cluster": number + 1, "name": found.names[row],
+             "label": found.labels[row] if found.labels else "",
+             "similarity": float(result.similarity[row])}
+            for row in rows
+        ]  # fmt: skip
+    summary = [
+        f"{len(found.names):,} {found.run.domain.unit} in {len(result.members):,} clusters by "
+        "k-means of their directions, the most central first."
+    ]
+    if found.labels is not None:
+        from sklearn.metrics import normalized_mutual_info_score  # type: ignore[import-untyped]
+
+        shared = normalized_mutual_info_score(found.labels, result.cluster)
+        summary.append(f"Normalized mutual information with the labels: {shared:.3f}.")
+    columns = ["cluster", "name", "label", "similarity"]
+    return _write(page, found, "Clusters", summary, groups, table, columns)
+
+
+def _page(run: str | Path, output: str | Path | None, name: str) -> Path:
+    page = Path(run) / f"{name}.html" if output is None else Path(output)
+    if page.suffix != ".html":
+        raise ValueError(
+            f"expected a page that ends in .html, got {str(page)!r}; the table is written beside "
+            "it as .csv"
+        )
+    return page
+
+
+def _write(
+    page: Path,
+    found: RunData,
+    heading: str,
+    summary: list[str],
+    groups: list[Group],
+    table: list[dict[str, Any]],
+    columns: list[str],
+) -> Written:
+    beside = page.with_suffix(".csv")
+    write_rows(beside, table, columns)
+    environment = Environment(
+        loader=PackageLoader("unremix.report"), autoescape=True, undefined=StrictUndefined
+    )
+    text = environment.get_template("groups.html").render(
+        heading=heading,
+        name=found.run.path.name,
+        recipe=found.run.config.recipe,
+        data=found.run.config.data,
+        summary=summary,
+        groups=groups,
+        table=beside.name,
+    )
+    write_whole(page, lambda file: file.write_text(text, encoding="utf-8"))
+    return Written(page, beside, summary)

@@ -1,0 +1,137 @@
+"""Checkpoints and weights that know themselves: a checksum over every byte, verified on reading.
+
+A checkpoint is a file of ``torch.save``, which is a zip. Its comment, at the very end, is the
+SHA-256 of everything before it, so ``torch.load`` reads it as it is. An ``encoder.safetensors`` has
+the SHA-256 of its tensors in its metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from unremix.data.fingerprint import fingerprint
+
+MARK = b"sha256:"
+COMMENT = len(MARK) + 64  # bytes
+LAST_RECORD = b"PK\x05\x06"  # of a zip; 22 bytes where there is no comment
+AT_ONCE = 1 << 20  # bytes
+
+
+class DamagedError(ValueError):
+    """A file does not hold what was written to it."""
+
+
+def write_checkpoint(state: Mapping[str, Any], path: Path) -> None:
+    """Write a checkpoint with its checksum."""
+    torch.save(dict(state), path)
+    with path.open("r+b") as file:
+        file.seek(-2, os.SEEK_END)  # the length of the comment
+        file.write(COMMENT.to_bytes(2, "little"))
+        file.write(MARK + _digest(file, file.tell()))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint once its checksum is verified; nothing in it is executed.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        DamagedError: If it is not what was written.
+    """
+    try:
+        with path.open("rb") as file:
+            checked = _verify(file)
+            file.seek(0)
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except UnpicklingError as error:  # torch's text would have it loaded with its code
+        raise DamagedError(f"{path} cannot be read (it holds more than numbers)") from error
+    except Exception as error:  # what damaged files raise has no base of its own
+        raise DamagedError(f"{path} cannot be read ({_first_line(error)})") from error
+    if not checked:
+        warnings.warn(f"{path} has no checksum: an early version wrote it", stacklevel=3)
+    if not (
+        isinstance(state, dict)
+        and isinstance(state.get("step"), int)
+        and isinstance(state.get("rows"), list)
+        and isinstance(state.get("model"), dict)
+        and all(isinstance(tensor, Tensor) for tensor in state["model"].values())
+    ):
+        raise DamagedError(f"{path} is no checkpoint of unremix")
+    return state
+
+
+def _verify(file: BinaryIO) -> bool:
+    """Compare a checkpoint with its checksum; False if an early version wrote it without one."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - COMMENT))
+    comment = file.read()
+    if comment[-22:-18] == LAST_RECORD:
+        return False
+    if not comment.startswith(MARK):
+        raise ValueError("its checksum is missing")
+    if comment != MARK + _digest(file, size - COMMENT):
+        raise ValueError("its checksum does not match")
+    return True
+
+
+def _digest(file: BinaryIO, size: int) -> bytes:
+    """SHA-256 of the first bytes of a file, in hexadecimal; the file stands behind them."""
+    found = hashlib.sha256()
+    file.seek(0)
+    while size > 0 and (part := file.read(min(AT_ONCE, size))):
+        found.update(part)
+        size -= len(part)
+    return found.hexdigest().encode()
+
+
+def digest_of(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and numbers of tensors."""
+    return fingerprint(part for name in sorted(weights) for part in (name, weights[name]))
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a .safetensors file, whose checksum is verified if it has one.
+
+    Raises:
+        DamagedError: If it is not what was written.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            texts: dict[str, str] = file.metadata() or {}
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise DamagedError(f"{path} cannot be read ({_first_line(error)})") from error
+    if texts.pop("sha256", None) not in (None, digest_of(weights)):
+        raise DamagedError(f"{path} cannot be read (its checksum does not match)")
+    return weights, texts
+
+
+def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights that are no numbers.
+
+    Raises:
+        ValueError: If one of them is not.
+    """
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(
+                f"expected finite weights in {where}, got NaN or infinity in {name}; the training "
+                "diverged: train again with a lower --lr"
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

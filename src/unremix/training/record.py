@@ -1,0 +1,43 @@
+"""What the bits of a run depend on besides its options, kept in its checkpoints."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import unremix
+from unremix.core.engines import engine_report
+
+
+def make_record(data: str, threads: int | None) -> dict[str, Any]:
+    """What a run is made with.
+
+    Args:
+        data: The fingerprint of its data.
+        threads: CPU threads of each process; None for as many as torch takes.
+    """
+    return {
+        "data": data,
+        "threads": threads or torch.get_num_threads(),
+        "engine": engine_report(),
+        "unremix": unremix.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs from a record, the data aside; empty if nothing does.
+
+    Example:
+        >>> differences({"threads": 2, "torch": "2.4"}, {"threads": 1, "torch": "2.4"})
+        'threads 1 instead of 2'
+    """
+    return ", ".join(
+        f"{name} {value} instead of {earlier[name]}"
+        for name, value in now.items()
+        if name != "data" and earlier.get(name, value) != value
+    )

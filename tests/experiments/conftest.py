@@ -1,0 +1,49 @@
+"""What the tests of experiments share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import unremix
+from unremix.experiments import compare as compare_module
+from unremix.experiments import processes
+from unremix.training.config import TrainConfig
+
+TESTS = Path(__file__).parents[1]
+TINY = TrainConfig(
+    limit=128, batch_size=32, epochs=1, probe_epochs=1, head_hidden=(16,), head_output=8,
+    accelerator="cpu", threads=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run's folder has before its first step."""
+    folder = tmp_path_factory.mktemp("template")
+    run = unremix.train(replace(TINY, runs=str(folder), epochs=0, probe_epochs=0, progress=False))
+    for path in run.path.iterdir():
+        if path.suffix not in (".yaml", ".json") or path.name == "evaluation.json":
+            subprocess.run(["rm", "-r", str(path)], check=True)
+    return run.path
+
+
+@pytest.fixture
+def fake(template: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts the stand-in in the training's place; called with what shall go wrong."""
+    program = (sys.executable, str(TESTS / "fake_training.py"), str(template))
+    monkeypatch.setattr(processes, "TRAIN", program)
+    monkeypatch.setattr(processes, "POLL", 0.01)
+    monkeypatch.setattr(compare_module, "learning_curves", lambda *_: None)  # it takes a second
+
+    def behave(**behaviour: list[str]) -> None:
+        monkeypatch.setenv("FAKE_TRAINING", json.dumps(behaviour))
+
+    behave()
+    return behave

@@ -1,0 +1,296 @@
+"""``unremix reproduce``: what is run, and that tables follow from the runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from unremix.cli import commands, main
+from unremix.experiments import reproduce as module
+from unremix.experiments.engine import Engine
+from unremix.experiments.paper.comparison import average_ranks, ranks
+from unremix.experiments.paper.experiments import EXPERIMENTS
+from unremix.experiments.paper.records import Setting, put
+from unremix.experiments.paper.scales import SCALES, ScaleName
+from unremix.experiments.reproduce import reproduce, sources_of
+
+pytestmark = pytest.mark.xdist_group("compare")
+
+QUIET = Console(file=io.StringIO(), width=200)
+
+
+def setting_of(name: str, scale: ScaleName, folder: Path, seeds: int | None = None) -> Setting:
+    """An experiment with the runs that it would have in a folder."""
+    experiment = EXPERIMENTS[name]
+    sources = tuple(put(one, folder) for one in sources_of(experiment, scale, ()))
+    count = experiment.seeds or seeds or SCALES[scale][experiment.kind].seeds
+    return Setting(experiment, scale, sources, count, {}, Engine(folder, QUIET))
+
+
+def note(setting: Setting, *, without: int = 0) -> dict[tuple[str, str, str, int], float]:
+    """Write records as if the runs had been made, but for the last few; return their values."""
+    generator = np.random.default_rng(0)
+    setting.engine.path.mkdir(parents=True, exist_ok=True)
+    found = {}
+    jobs = setting.jobs[: len(setting.jobs) - without]
+    kept = {job.name for job in jobs}
+    paths = list(setting.experiment.measures)
+    for row in setting.rows:
+        for source in setting.sources_of(row):
+            for seed in range(setting.seeds):
+                job = setting.job(row, source, seed)
+                if job.name not in kept or job in setting.engine.results:
+                    continue
+                values = {path: round(float(generator.uniform(0.3, 0.9)), 4) for path in paths}
+                found |= {(row.name, source.paper, path, seed): v for path, v in values.items()}
+                measures = {path: {"value": value, "count": 100} for path, value in values.items()}
+                floor = {path: {"value": 0.2 + seed / 100, "count": 100} for path in paths}
+                setting.engine.results.add(
+                    {
+                        "name": job.name, "row": row.name, "seed": seed, "epochs": 2, "loss": 1.0,
+                        "results": {"trained": measures, "untrained": floor},
+                        "probe_curves": {"trained": [0.1, 0.2, values[paths[0]]]},
+                        "metrics": [{"epoch": 2.0, "loss": 1.0, "mix_similarity": 0.4}],
+                        "cpu_seconds": 60.0, "command": "unremix train",
+                    }
+                )  # fmt: skip
+    return found
+
+
+def lines_of(text: str) -> dict[str, list[str]]:
+    """The cells of each line of the first table, by its first cell; the paper's by row before."""
+    found: dict[str, list[str]] = {}
+    last = ""
+    for line in text.split("Differences to")[0].splitlines():
+        if line.startswith("| ") and "---" not in line:
+            first, *cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+            last = last if first.startswith("·") else first
+            found[f"{last} {first}" if first.startswith("·") else first] = cells
+    return found
+
+
+TABLES = ["table1", "table2", "table3", "table5", "table6", "sentences", "graphs"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_numbers_of_a_table_follow_from_the_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "lacking", lambda *_: None)  # records take the place of data
+    scale: ScaleName = "smoke" if name == "table6" else "cpu"
+    setting = setting_of(name, scale, tmp_path, 3)
+    values = note(setting)
+    assert reproduce(name, scale=scale, seeds=3, output=str(tmp_path), console=QUIET) == 0
+    folder = tmp_path / name
+    record = json.loads((folder / "results.json").read_text())
+    text = (folder / "table.md").read_text()
+    cells = lines_of(text)
+    columns = [(s.paper, path) for s in setting.sources for path in setting.experiment.measures]
+    (reference,) = [row for row in setting.rows if row.name == setting.experiment.reference]
+    rows = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    for row in setting.rows:
+        for place, (data, path) in enumerate(columns):
+            runs = [
+                run["results"]["trained"][path]["value"]
+                for run in record["runs"]
+                if (run["row"], run["data"]) == (row.name, data)
+            ]
+            expected = [values.get((row.name, data, path, seed)) for seed in range(3)]
+            assert None in expected or runs == expected  # shared runs have the first row's values
+            shown = f"{100 * np.mean(runs):.1f} ± {100 * np.std(runs, ddof=1):.1f}"
+            assert cells[row.name][1 + place] == shown
+            if (data, path) in row.published:
+                paper = row.published[data, path][0]
+                assert cells[f"{row.name} · paper"][1 + place].startswith(f"{paper:.1f}")
+                difference = float(cells[f"{row.name} · ours − paper"][1 + place])
+                assert difference == pytest.approx(100 * np.mean(runs) - paper, abs=0.051)
+            base = [
+                run["results"]["trained"][path]["value"]
+                for run in record["runs"]
+                if (run["row"], run["data"]) == (reference.name, data)
+            ]
+            if row != reference and runs != base:
+                low, high = stats.ttest_rel(runs, base).confidence_interval()
+                (line,) = [r for r in rows if r["row"] == row.name and _is(r, setting, data, path)]
+                assert float(line["low"]) == pytest.approx(low)
+                assert float(line["high"]) == pytest.approx(high)
+                assert float(line["mean"]) == pytest.approx(np.mean(runs))
+    assert cells["untrained encoder"][1] == "21.0 ± 1.0"
+    for suffix in ("png", "svg"):
+        assert (folder / f"{name}.{suffix}").stat().st_size > 1000
+    assert "Unfinished" not in text
+
+
+def _is(line: dict[str, str], setting: Setting, data: str, path: str) -> bool:
+    """Whether a line of table.csv is about a measure on a data set."""
+    titles = {source.paper: source.title for source in setting.sources}
+    label = setting.experiment.measures[path]
+    return line["column"] in (label, titles[data], f"{titles[data]}, {label}")
+
+
+def test_unremix_has_two_rows_in_every_table() -> None:
+    """UnReMix stands in every table twice: as printed, and with our defaults."""
+    for name in TABLES:
+        rows = {row.name: row.options for row in EXPERIMENTS[name].rows}
+        (printed,) = [row for row in rows if row.endswith(", as printed")]
+        ours = rows[printed.removesuffix(", as printed")]
+        assert rows[printed] == {**ours, "loss.fidelity": "paper"}
+
+
+def test_equal_options_are_one_run(tmp_path: Path) -> None:
+    names = {
+        (name, row.name): setting.job(row, setting.sources[0], 0).name
+        for name in ("table1", "table2", "table3", "table5")
+        for setting in [setting_of(name, "cpu", tmp_path)]
+        for row in setting.rows
+    }
+    assert names["table1", "HCL"] == names["table2", "similarity (HCL)"]
+    assert names["table2", "all"] == names["table3", "learned"] == names["table5", "pseudo-label"]
+    assert len(set(names.values())) == 9 + 4 + 3 + 1
+
+
+def test_missing_data_are_named_and_the_rest_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cifar10-images.zip").touch()
+    monkeypatch.setenv("UNREMIX_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    setting = setting_of("table2", "cpu", tmp_path / "out", 2)
+    note(replace(setting, sources=setting.sources[:1]))
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    assert reproduce("table2", seeds=2, output=str(tmp_path / "out"), console=console) == 0
+    assert "table2 without Tiny-ImageNet, 100 classes: tiny-imagenet-100.zip" in printed.getvalue()
+    assert "cs231n.stanford.edu" in printed.getvalue()
+    assert "CIFAR-10 (JPEG), %" in (tmp_path / "out" / "table2" / "table.md").read_text()
+
+
+def test_without_any_data_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("UNREMIX_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "graphs", "--output", "out"]) == 1
+    shown = capsys.readouterr()
+    assert "graphs without MUTAG: MUTAG was not found; get it from https://" in shown.out
+    assert "UNREMIX_DATA" in shown.out
+    assert shown.err.count("\n") == 1
+    assert not Path("out").exists()
+    assert main(["reproduce", "sentences", "--output", "out", "--data", "pydocs"]) == 1
+    assert "SentEval" in capsys.readouterr().out
+
+
+def test_what_cannot_be_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, message in (
+        (["tabel2"], "did you mean 'table2'"),
+        (["all", "--data", "digits"], "for one table or figure"),
+        (["table2", "--seeds", "0"], "seeds to be at least 1"),
+        (["table2", "--options", "{epoch: 3}"], "did you mean 'epochs'"),
+    ):
+        assert main(["reproduce", *words]) == 1
+        shown = capsys.readouterr().err
+        assert message in shown
+        assert shown.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main(["reproduce", "table2", "--scale", "huge"])
+    assert "smoke, cpu or paper" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_names_every_experiment() -> None:
+    (text,) = re.findall(r"name: Which: (.*?)\.\n", commands.reproduce.__doc__ or "", re.S)
+    named = re.split(r",\s+(?:or )?", " ".join(text.split()))
+    assert set(named) == {*EXPERIMENTS, "all"}
+
+
+def test_other_data_keep_the_figures_of_the_paper(tmp_path: Path) -> None:
+    given = sources_of(EXPERIMENTS["table1"], "cpu", ("/some/cifar-100-python.tar.gz", "mine.zip"))
+    assert [(one.paper, one.title) for one in given] == [
+        ("CIFAR-100", "CIFAR-100"), ("mine", "mine"),
+    ]  # fmt: skip
+    assert given[0].data == "/some/cifar-100-python.tar.gz"
+
+
+def test_ranks() -> None:
+    values = [0.3, 0.5, 0.5, 0.1]
+    expected = stats.rankdata(np.negative(values)).tolist()
+    assert list(ranks(dict(zip("abcd", values, strict=True))).values()) == expected
+    assert average_ranks([], [], 3) == {}
+
+
+# Stopped and started again; a stand-in takes the training's place
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_stopped_and_started_again_gives_the_same_table(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+
+    def run(folder: Path, console: Console = QUIET) -> int:
+        return reproduce("table2", scale="smoke", output=str(folder), jobs=2, console=console)
+
+    jobs = setting_of("table2", "smoke", broken).jobs
+    fake(slow=[jobs[2].name, jobs[3].name])
+
+    def interrupt() -> None:
+        wait_until((broken / "runs" / jobs[3].name / "checkpoints" / "last.ckpt").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    printed = io.StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        run(broken, Console(file=printed, width=200))
+    watcher.join()
+    signal.signal(signal.SIGINT, before)
+    assert "stopped with 2 of 5 runs done; go on with: unremix reproduce" in printed.getvalue()
+    assert "Unfinished: 3 of 5 runs to come" in (broken / "table2" / "table.md").read_text()
+    fake()
+    assert run(broken) == 0
+    assert run(whole) == 0
+
+    def kept(folder: Path) -> dict[str, Any]:
+        record = json.loads((folder / "table2" / "results.json").read_text())
+        for one in record["runs"]:
+            del one["cpu_seconds"]
+        return {name: record[name] for name in ("runs", "table", "average_rank")}
+
+    assert kept(broken) == kept(whole)
+    for name in ("table.csv", "table.md", "table2.png"):
+        assert (broken / "table2" / name).read_bytes() == (whole / "table2" / name).read_bytes()
+
+
+def test_a_failed_run_is_told(tmp_path: Path, fake: Callable[..., None]) -> None:
+    jobs = setting_of("table2", "smoke", tmp_path).jobs
+    fake(fail=[jobs[1].name])
+    assert reproduce("table2", scale="smoke", output=str(tmp_path), console=QUIET) == 1
+    text = (tmp_path / "table2" / "table.md").read_text()
+    assert "Unfinished: 1 of 5 runs to come" in text
+    assert "| all |" in text

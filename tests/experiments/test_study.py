@@ -1,0 +1,324 @@
+"""Studies: what is run, that halving keeps the best and the budget holds, what the report says."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shlex
+import shutil
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+from scipy import stats
+
+from unremix.cli import main
+from unremix.cli.parser import Parser, make_parser
+from unremix.experiments.plan import DEFAULTS, shared_options, train_command
+from unremix.experiments.results import RESULTS, Results
+from unremix.experiments.study import (
+    Stage,
+    Study,
+    arms_at,
+    best_arms,
+    given_arms,
+    jobs_at,
+    label_of,
+    make_job,
+    planned,
+    read_study,
+    run_study,
+    seeds_of,
+)
+from unremix.losses import PRESETS
+from unremix.recipes import RECIPES as RECIPES_BY_NAME
+from unremix.training.config import TrainConfig
+
+pytestmark = pytest.mark.xdist_group("compare")
+
+TRAIN = {
+    "limit": 128, "batch_size": 32, "epochs": 2, "probe_epochs": 1, "head_hidden": [16],
+    "head_output": 8, "accelerator": "cpu", "threads": 1,
+}  # fmt: skip
+OLD = (
+    "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "warmup_epochs", "width",
+    "head_hidden", "head_output", "head_batch_norm", "augmentation", "precision", "knn_temperature",
+    "loss.mix", "loss.scaling", "loss.components", "loss.hardness", "loss.class_prior",
+    "loss.fidelity", "temperature", "probe_epochs",
+)  # fmt: skip
+RECIPES = ["simclr", "hcl", "moco", "unremix-simclr"]
+
+
+def write(path: Path, **options: Any) -> Path:
+    file = path / "study.yaml"
+    file.write_text(yaml.safe_dump({"train": TRAIN, **options}, sort_keys=False))
+    return file
+
+
+def run(file: Path, **options: Any) -> tuple[Path, str]:
+    printed = io.StringIO()
+    folder = run_study(file, jobs=1, console=Console(file=printed, width=200), **options)
+    return folder, printed.getvalue()
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / RESULTS).read_text().splitlines()]
+
+
+def with_values(study: Study, stage: Stage, values: dict[tuple[str, int], float]) -> Results:
+    """Results as if every arm had been run with every seed that has a value."""
+    results = Results(Path("nowhere"))
+    for arm in given_arms(stage):
+        for seed in seeds_of(stage):
+            if (label_of(arm), seed) in values:
+                job = make_job(study, stage, arm, seed)
+                value = values[label_of(arm), seed]
+                results.records[job.name] = {"results": {"trained": {"knn": {"value": value}}}}
+    return results
+
+
+# Arms and jobs
+
+
+def test_arms_are_all_combinations_and_the_list() -> None:
+    stage = Stage(
+        factors={"recipe": ["simclr", "hcl"], "temperature": [0.1, 0.5]},
+        arms=[{"recipe": "moco"}],
+    )
+    arms = [(arm["recipe"], arm.get("temperature")) for arm in given_arms(stage)]
+    slow = [(r, t) for r in ("simclr", "hcl") for t in (0.1, 0.5)]
+    assert arms == [*slow, ("moco", None)]
+
+
+def test_the_command_makes_the_same_run() -> None:
+    study = Study({}, train=TRAIN)
+    arm = {
+        "recipe": "unremix-simclr", "temperature": 0.2, "loss.scaling": "zscore-exp",
+        "loss.components": ["similarity"], "loss.hardness": 0.5, "validation": 0.25,
+    }  # fmt: skip
+    train = make_job(study, Stage(), arm, 7).train
+    typed = shlex.split(train_command(train))[1:]
+    chosen = make_parser("train").parse_args(typed)["train"]
+    chosen.pop("config", None)
+    chosen.pop("dry_run", None)
+    typed_config = TrainConfig(**vars(Parser.commands["train"].instantiate(chosen)))
+    assert shared_options(typed_config) == shared_options(train)
+    assert (typed_config.recipe, typed_config.seed) == ("unremix-simclr", 7)
+
+
+def test_equal_options_are_one_run_and_others_are_not() -> None:
+    study = Study({}, train=TRAIN)
+    stage, later = Stage(), Stage(first_seed=0, train={"temperature": 0.2})
+    name = make_job(study, stage, {"recipe": "hcl", "temperature": 0.2}, 0).name
+    assert make_job(study, later, {"recipe": "hcl"}, 0).name == name
+    others = [
+        make_job(study, stage, {"recipe": "hcl", "temperature": 0.3}, 0),
+        make_job(study, stage, {"recipe": "hcl", "temperature": 0.2}, 1),
+        make_job(study, stage, {"recipe": "simclr", "temperature": 0.2}, 0),
+        make_job(study, stage, {"recipe": "hcl", "temperature": 0.2, "loss.hardness": 2.0}, 0),
+        make_job(study, stage, {"recipe": "hcl", "temperature": 0.2, "mixing": "unmix"}, 0),
+    ]
+    assert len({name, *(job.name for job in others)}) == 6
+
+
+def test_a_changed_default_is_another_run() -> None:
+    """Names count what differs from the defaults. If this fails, raise plan.DEFAULTS, then this."""
+    kept: dict[str, Any] = {"presets": repr(PRESETS)}
+    for recipe in RECIPES:
+        options = shared_options(TrainConfig(recipe=recipe))
+        kept[recipe] = [RECIPES_BY_NAME[recipe].temperature, {name: options[name] for name in OLD}]
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
+    assert (DEFAULTS, digest) == (1, "09798b350f")
+
+
+# Halving
+
+
+def test_halving_keeps_the_better_half_of_every_group() -> None:
+    stage = Stage(
+        factors={"recipe": ["simclr", "hcl"], "temperature": [0.1, 0.2, 0.3, 0.5]},
+        seeds=[2, 4, 5], within="recipe",
+    )  # fmt: skip
+    study = Study({"s": stage}, train=TRAIN)
+    rng = np.random.default_rng(0)
+    values = {
+        (label_of(arm), seed): float(rng.random()) for arm in given_arms(stage) for seed in range(5)
+    }
+    results = with_values(study, stage, values)
+    left = given_arms(stage)
+    for rung, seeds in enumerate([2, 4, 5]):
+        found = arms_at(study, "s", rung, results)
+        assert [label_of(arm) for arm in found] == [label_of(arm) for arm in left]
+        kept = []
+        for recipe in ("simclr", "hcl"):  # the slow way: sort each group's means
+            own = [arm for arm in left if arm["recipe"] == recipe]
+            means = {
+                label_of(arm): statistics.fmean(values[label_of(arm), s] for s in range(seeds))
+                for arm in own
+            }
+            order = sorted(own, key=lambda arm: -means[label_of(arm)])
+            kept += order[: -(-len(own) // 2)]
+        left = [arm for arm in left if arm in kept]
+
+
+def test_the_reference_is_never_dropped() -> None:
+    reference = {"recipe": "simclr"}
+    stage = Stage(factors={"recipe": RECIPES}, seeds=[1, 2], reference=reference)
+    study = Study({"s": stage}, train=TRAIN)
+    values = {(recipe, 0): float(number) for number, recipe in enumerate(RECIPES)}
+    found = arms_at(study, "s", 1, with_values(study, stage, values))
+    assert [arm["recipe"] for arm in found] == ["simclr", "moco", "unremix-simclr"]
+
+
+def test_the_best_of_a_stage_go_on() -> None:
+    first = Stage(factors={"recipe": ["simclr", "hcl"], "temperature": [0.1, 0.2]}, seeds=1)
+    second = Stage(seeds=2, first_seed=10)
+    study = Study({"first": first, "second": second}, train=TRAIN)
+    values = {
+        ("simclr temperature=0.1", 0): 0.3, ("simclr temperature=0.2", 0): 0.2,
+        ("hcl temperature=0.1", 0): 0.1, ("hcl temperature=0.2", 0): 0.6,
+    }  # fmt: skip
+    results = with_values(study, first, values)
+    best = best_arms(
+        study, first, given_arms(first), range(1), results, within="recipe", keep=1
+    )  # fmt: skip
+    assert [label_of(arm) for arm in best] == ["simclr temperature=0.1", "hcl temperature=0.2"]
+
+
+# Running
+
+
+def test_a_study_and_its_report(tmp_path: Path, fake: Callable[..., None]) -> None:
+    file = write(
+        tmp_path,
+        stages={
+            "pick": {"factors": {"recipe": RECIPES}, "seeds": [2, 4]},
+            "confirm": {"best_of": {"stage": "pick"}, "seeds": 3, "first_seed": 50,
+                        "arms": [{"recipe": "simclr"}], "reference": {"recipe": "simclr"}},
+        },
+    )  # fmt: skip
+    assert [counts for _, *counts in planned(read_study(file), Results(tmp_path / "none"))] == [
+        [4, 8, 8], [2, 8, 4], [2, 6, 6],
+    ]  # fmt: skip
+    folder, _ = run(file)
+    found = records(folder)
+    pick = [one for one in found if one["seed"] < 50]
+
+    def mean(recipe: str, seeds: int) -> float:
+        return statistics.fmean(
+            one["results"]["trained"]["knn"]["value"]
+            for one in pick
+            if one["row"] == recipe and one["seed"] < seeds
+        )
+
+    best = sorted(RECIPES, key=lambda recipe: -mean(recipe, 2))[:2]
+    assert {one["row"] for one in pick if one["seed"] >= 2} == set(best)
+    winner = max(best, key=lambda recipe: mean(recipe, 4))
+    assert sorted({one["seed"] for one in found}) == [0, 1, 2, 3, 50, 51, 52]
+    assert all(one["cpu_seconds"] > 0 and one["versions"]["torch"] for one in found)
+    report = (folder / "report.md").read_text()
+    # One difference of the report, computed again from the lines.
+    confirmed = {one["row"] for one in found if one["seed"] >= 50}
+    assert confirmed == {"simclr", winner}
+    by_seed = {
+        (one["row"], one["seed"]): one["results"]["trained"]["knn"]["value"] for one in found
+    }
+    for champion in confirmed - {"simclr"}:
+        differences = [100 * (by_seed[champion, s] - by_seed["simclr", s]) for s in (50, 51, 52)]
+        half = stats.sem(differences) * stats.t.ppf(0.975, 2)
+        center = statistics.fmean(differences)
+        assert f"{center:+.1f} [{center - half:+.1f}, {center + half:+.1f}]" in report
+    assert (folder / "pick.svg").exists()
+    assert (folder / "pick.png").exists()
+
+
+def test_what_is_noted_is_not_run_again(tmp_path: Path, fake: Callable[..., None]) -> None:
+    stages = {"one": {"factors": {"recipe": ["simclr", "hcl"]}, "seeds": 2}}
+    folder, _ = run(write(tmp_path, stages=stages))
+    before = (folder / RESULTS).read_bytes()
+    shutil.rmtree(folder / "runs")
+    run(write(tmp_path, stages=stages))
+    assert (folder / RESULTS).read_bytes() == before
+    assert not (folder / "runs").exists()
+    stages["one"]["seeds"] = 3  # more seeds: only these are run
+    run(write(tmp_path, stages=stages))
+    assert [one["seed"] for one in records(folder)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_budget_ends_the_study(tmp_path: Path, fake: Callable[..., None]) -> None:
+    stages = {"one": {"factors": {"recipe": ["simclr", "hcl"]}, "seeds": 4}}
+    # Three runs of the expected cost fit; real ones are far cheaper, but one is enough to see that.
+    file = write(tmp_path, stages=stages, core_hours=1e-9, core_minutes=1.0)
+    folder, printed = run(file)
+    assert not (folder / RESULTS).exists()
+    assert "8 of 8 runs are missing (the budget is spent)" in printed
+    folder, _ = run(write(tmp_path, stages=stages, core_hours=1.0, core_minutes=1.0))
+    spent = sum(one["cpu_seconds"] for one in records(folder)) / 3600
+    assert len(records(folder)) == 8
+    more = {"one": {"factors": {"recipe": RECIPES}, "seeds": 4}}
+    folder, printed = run(write(tmp_path, stages=more, core_hours=1.3 * spent))
+    assert len(records(folder)) == 10  # 8 and what 0.3 of their cost allows: 2
+    assert "6 of 16 runs are missing" in printed
+
+
+def test_a_failed_run_is_told_and_made_again(tmp_path: Path, fake: Callable[..., None]) -> None:
+    stages = {"one": {"factors": {"recipe": ["simclr", "hcl"]}, "seeds": 1}}
+    file = write(tmp_path, stages=stages)
+    study = read_study(file)
+    bad = jobs_at(study, "one", 0, Results(tmp_path / "none"))[1].name
+    fake(fail=[bad])
+    folder, printed = run(file)
+    assert [one["row"] for one in records(folder)] == ["simclr"]
+    assert "1 of 2 runs are missing (1 runs failed)" in printed
+    fake()
+    run(file)
+    assert [one["row"] for one in records(folder)] == ["simclr", "hcl"]
+
+
+def test_a_dry_run_only_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = {"one": {"factors": {"recipe": RECIPES}, "seeds": [2, 4]}}
+    file = write(tmp_path, stages=stages, core_minutes=30, core_hours=3)
+    assert main(["study", str(file), "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    # 8 runs, then two more seeds of the better two arms: 12 runs of half an hour.
+    assert "6.0 to come of 3 allowed" in printed
+    assert "The budget ends before the study does" in printed
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": {"one": {}}}, "factors, arms or best_of"),
+        ({"stages": {"one": {"factor": {}}}}, "'factor'.*factors"),
+        ({"stages": {"one": {"factors": {"temprature": [1]}}}}, "temprature"),
+        ({"stages": {"one": {"factors": {"recipe": ["hcl"]}, "seeds": [4, 2]}}}, "growing"),
+        ({"stages": {"one": {"best_of": {"stage": "two"}}}}, "earlier stage"),
+        ({"stages": {"one": {"factors": {"recipe": ["hcl"]}, "reference": {"recipe": "moco"}}}},
+         "among its arms"),
+        ({"stage": {}}, "expected stages by name"),
+    ],
+)  # fmt: skip
+def test_a_study_that_cannot_be_is_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_study(write(tmp_path, **options))
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    file = tmp_path / RESULTS
+    file.write_text('{"name": "a"}\n{"na')
+    with pytest.raises(ValueError, match="line 2 of"):
+        Results(file)
+
+
+def test_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "nothing.yaml"]) == 1
+    assert "does not exist" in capsys.readouterr().err

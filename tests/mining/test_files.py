@@ -1,0 +1,138 @@
+"""Mining from files to files, on the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unremix import mine_hard_negatives
+from unremix.cli import main
+from unremix.mining.files import Collection, read_pairs, write_rows
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Eight questions and sixty documents, the first eight of which answer them."""
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    corpus = generator.standard_normal((60, 8)).astype(np.float32)
+    anchors = corpus[:8] + 0.4 * generator.standard_normal((8, 8)).astype(np.float32)
+    names = np.array([f"d{n}" for n in range(60)])
+    labels = np.arange(60) % 8
+    np.savez("c.npz", embeddings=corpus, names=names, labels=labels)
+    np.savez("a.npz", embeddings=anchors, names=np.array([f"q{n}" for n in range(8)]),
+             labels=np.arange(8))  # fmt: skip
+    Path("pairs.tsv").write_text("".join(f"q{n}\td{n}\n" for n in range(8)))
+    return {"anchors": anchors, "corpus": corpus}
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "tsv", "jsonl"])
+def test_the_command_writes_what_the_function_finds(
+    files: dict[str, Any], ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "mine --anchors a.npz --corpus c.npz --positives pairs.tsv -k 4 --pool 20 -o"
+    assert main([*command.split(), f"out.{ending}"]) == 0
+    shown = capsys.readouterr().out
+    mined = mine_hard_negatives(files["anchors"], files["corpus"], np.arange(8), 4, pool=20)
+    if ending == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        rows = parquet.read_table("out.parquet").to_pylist()
+    elif ending == "jsonl":
+        rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    else:
+        with open(f"out.{ending}", newline="") as lines:
+            rows = list(csv.DictReader(lines, delimiter="," if ending == "csv" else "\t"))
+    found = [(row["anchor"], row["positive"], row["negative"]) for row in rows]
+    expected = [(f"q{n}", f"d{n}", f"d{row}") for n in range(8) for row in mined.indices[n]]
+    assert found == expected
+    for name in ("similarity", "uncertainty", "representativeness"):
+        values = [float(row[name]) for row in rows]
+        np.testing.assert_allclose(values, getattr(mined, name).reshape(-1), rtol=1e-4)
+    report = json.loads(Path("out.report.json").read_text())
+    assert report["negatives"] == 32
+    assert report["left_out"]["positive"] == 8
+    assert report["audit"]["anchors"] == 8  # both files have labels
+    assert "32 negatives for 8 anchors" in shown
+    assert "false negatives" in shown
+    assert not list(Path().glob("*.partial"))
+
+
+def test_judgements_and_short_anchors(
+    files: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("grades.txt").write_text("q0 0 d0 1\nq0 0 d9 2\nq1 0 d1 0\n")  # TREC's columns
+    command = "mine --anchors a.npz --corpus c.npz --positives pairs.tsv -k 70 --pool 70"
+    assert main([*command.split(), "--judgements", "grades.txt", "--relative_margin", "null"]) == 0
+    report = json.loads(Path("triplets.report.json").read_text())
+    assert report["short"] == {f"q{n}": 59 for n in range(8)}
+    assert report["audit"]["false_negative_rate"] == pytest.approx(1 / 59 / 8)
+    assert "8 anchors have fewer than 70 negatives" in capsys.readouterr().out
+
+
+def test_a_corpus_of_the_anchors_leaves_each_out(files: dict[str, Any]) -> None:
+    Path("own.tsv").write_text("anchor\tpositive\nd0\td8\n")
+    assert (
+        main(["mine", "--anchors", "c.npz", "--positives", "own.tsv", "-k", "3", "-o", "out.csv"])
+        == 0
+    )
+    with open("out.csv", newline="") as lines:
+        assert all(row["negative"] != row["anchor"] for row in csv.DictReader(lines))
+    assert json.loads(Path("out.report.json").read_text())["left_out"]["own_row"] == 60
+
+
+def test_the_same_name_means_the_same_sample_only_with_its_embedding(
+    files: dict[str, Any],
+) -> None:
+    names = np.array(["d5", "d6"])
+    rows = np.stack([files["corpus"][5] * 2, files["corpus"][7]])
+    np.savez("some.npz", embeddings=rows, names=names)
+    some, corpus = Collection.read("some.npz"), Collection.read("c.npz")
+    assert some.rows_in(corpus).tolist() == [5, -1]
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv"])
+def test_pairs_in_several_forms(files: dict[str, Any], ending: str) -> None:
+    separator = "," if ending == "csv" else "\t"
+    lines = ["anchor|positive|grade", "q0|d3|1", "q0|d4|0", "", "q2|d5|2"]
+    Path(f"p.{ending}").write_text("\n".join(lines).replace("|", separator))
+    anchors, corpus = Collection.read("a.npz"), Collection.read("c.npz")
+    assert read_pairs(f"p.{ending}", anchors, corpus) == [[3], [], [5], [], [], [], [], []]
+    np.save("plain.npy", files["corpus"])
+    plain = Collection.read("plain.npy")
+    Path("numbers.tsv").write_text("0\t7\n59\t1\n")
+    found = read_pairs("numbers.tsv", plain, plain)
+    assert (found[0], found[59]) == ([7], [1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("q0\td0\nq9\td0\n", "expected one of the names of a.npz in line 2 .*, got 'q9'; "),
+        ("q0\td0\nq1\td99\n", "expected one of the names of c.npz in line 2 .*, got 'd99'; "),
+        ("q0\n", "expected two or three columns in line 1 .*, got 1; "),
+        ("q0\td0\t1\nq0\td1\tgood\n", "expected a grade in line 2 .*, got 'good'; "),
+    ],
+)
+def test_wrong_pairs_are_refused(
+    files: dict[str, Any], lines: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("pairs.tsv").write_text(lines)
+    command = "mine --anchors a.npz --corpus c.npz --positives pairs.tsv"
+    assert main(command.split()) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_wrong_outputs_are_refused_first(
+    files: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "mine --anchors missing.npz --positives pairs.tsv -o out.txt"
+    assert main(command.split()) == 1
+    assert "ends in .parquet, .csv, .tsv, .jsonl, got 'out.txt'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"ends in \.parquet"):
+        write_rows(Path("x.txt"), [], [])

@@ -1,0 +1,60 @@
+"""Duplicates and clusters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from unremix.mining import groups as module
+from unremix.mining.embeddings import unit_rows
+from unremix.mining.groups import find_clusters, find_duplicates
+from unremix.mining.index import ExactIndex
+
+
+def test_duplicates_are_the_components_of_the_graph_of_near_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 16)
+    generator = np.random.default_rng(0)
+    rows = generator.standard_normal((60, 6)).astype(np.float32)
+    rows[50] = rows[3] * 2
+    rows[51] = rows[50] + 0.01
+    rows[10:13] = rows[20]
+    units = unit_rows(rows)
+    found = find_duplicates(ExactIndex(units), units, 0.99)
+    # The components by hand: merge what is near until nothing changes.
+    near = units @ units.T >= 0.99
+    label = np.arange(60)
+    for _ in range(60):
+        label = np.array([label[near[n]].min() for n in range(60)])
+    expected = [np.flatnonzero(label == one).tolist() for one in np.unique(label)]
+    expected = sorted(
+        (one for one in expected if len(one) > 1), key=lambda one: (-len(one), one[0])
+    )
+    assert [group.tolist() for group in found.groups] == expected
+    assert [10, 11, 12, 20] in expected
+    others = units @ units.T - 2 * np.eye(60)
+    np.testing.assert_allclose(found.similarity, others.max(1), atol=1e-6)
+
+
+@pytest.mark.parametrize("full", [20_000, 10])  # all at once, or in mini-batches
+def test_clusters_find_what_was_put_in(full: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FULL_KMEANS", full)
+    generator = np.random.default_rng(0)
+    truth = np.repeat([0, 1, 2], [50, 30, 20])
+    units = unit_rows(10 * np.eye(3)[truth] + generator.standard_normal((100, 3)))
+    found = find_clusters(units, 3)
+    assert found.cluster.tolist() == truth.tolist()  # the largest has number 0
+    assert [len(one) for one in found.members] == [50, 30, 20]
+    for number, members in enumerate(found.members):
+        center = units[truth == number].mean(0)
+        order = np.argsort(-(units[members] @ center), kind="stable")
+        assert order[0] == 0
+        assert (np.diff(found.similarity[members]) <= 0).all()
+    again = find_clusters(units, 3)
+    assert (again.cluster == found.cluster).all()
+
+
+def test_more_clusters_than_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected 1 to 4 clusters of as many rows, got 5; "):
+        find_clusters(np.eye(4, dtype=np.float32), 5)

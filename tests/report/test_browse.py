@@ -1,0 +1,136 @@
+"""Neighbors, near-duplicates and clusters of a run: a table and a page each."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unremix import load
+from unremix.cli import main
+from unremix.domains.image import ImageDomain
+
+SMALL = [
+    "--batch_size", "16", "--epochs", "1", "--probe_epochs", "1", "--head_hidden", "[16]",
+    "--head_output", "8", "--accelerator", "cpu", "--threads", "1",
+]  # fmt: skip
+pytestmark = pytest.mark.xdist_group("browse")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on pictures, two of which are copies of others."""
+    folder = tmp_path_factory.mktemp("pictures")
+    generator = np.random.default_rng(0)
+    for name, color in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        (folder / name).mkdir()
+        for number in range(12):
+            noise = generator.integers(-30, 30, (16, 16, 3))
+            pixels = np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    for name in ("red", "blue"):
+        (folder / name / "copy.png").write_bytes((folder / name / "3.png").read_bytes())
+    runs = tmp_path_factory.mktemp("runs")
+    words = ["train", "--data", str(folder), "--runs", str(runs), "--name", "<b>", *SMALL]
+    assert main(words) == 0
+    return runs / "<b>"
+
+
+def test_neighbors_of_a_name_and_of_a_file(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / "outside.png"
+    Image.new("RGB", (20, 20), (190, 40, 40)).save(outside)
+    page = tmp_path / "page.html"
+    words = ["neighbors", str(run), "--query", "red/3.png", str(outside), "-k", "3"]
+    assert main([*words, "-o", str(page)]) == 0
+    found = rows_of(page.with_suffix(".csv"))
+    assert [row["query"] for row in found] == ["red/3.png"] * 3 + [str(outside)] * 3
+    assert found[0]["name"] == "red/copy.png"
+    assert float(found[0]["similarity"]) == pytest.approx(1, abs=1e-5)
+    assert all(row["name"] != "red/3.png" for row in found[:3])
+    # The same by hand, from the run itself.
+    folder = Path(load(run).config.data)
+    names = sorted(f"{path.parent.name}/{path.name}" for path in folder.rglob("*.png"))
+    corpus = load(run).embed([str(folder / name) for name in names], normalize=True)
+    query = load(run).embed([str(outside)], normalize=True)
+    values = (query @ corpus.T)[0]
+    assert [float(row["similarity"]) for row in found[3:]] == pytest.approx(
+        values.sort(descending=True).values[:3].tolist(), abs=1e-4
+    )
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == 8  # two queries with three neighbors each
+    assert "&lt;b&gt;" in text
+    assert not re.search(r"<b>|https?://|<script", text)
+    assert f"Wrote {page}, and beside it page.csv" in capsys.readouterr().out
+
+
+def test_duplicates_are_found(run: Path) -> None:
+    assert main(["duplicates", str(run), "--threshold", "0.999999"]) == 0
+    groups: dict[str, set[str]] = {}
+    for row in rows_of(run / "duplicates.csv"):
+        groups.setdefault(row["group"], set()).add(row["name"])
+    assert {"red/3.png", "red/copy.png"} in groups.values()
+    assert {"blue/3.png", "blue/copy.png"} in groups.values()
+    assert "2 alike" in (run / "duplicates.html").read_text()
+
+
+def test_clusters_are_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", str(run), "--clusters", "2"]) == 0
+    found = rows_of(run / "clusters.csv")
+    assert len(found) == 26
+    assert {row["cluster"] for row in found} == {"1", "2"}
+    for cluster in ("1", "2"):  # the colors are easily told apart
+        assert len({row["label"] for row in found if row["cluster"] == cluster}) == 1
+    assert "Normalized mutual information with the labels: 1.000." in capsys.readouterr().out
+
+
+def test_embeddings_are_computed_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["cluster", str(run), "--clusters", "2"]) == 0
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the embeddings are kept")
+
+    monkeypatch.setattr(ImageDomain, "features", refuse)
+    assert main(["duplicates", str(run)]) == 0
+    picture = Path(load(run).config.data) / "red" / "1.png"
+    picture.write_bytes(picture.read_bytes() + b"\0")  # the data changed
+    with pytest.raises(AssertionError, match="are kept"):
+        main(["duplicates", str(run)])
+
+
+def test_sentences_take_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--domain", "sentence", "--runs", str(tmp_path), "--name", "text"]
+    options = ["--epochs", "0", "--limit", "400", "--sentence.units", "8", "--sentence.words", "8"]
+    assert main([*words, *options]) == 0
+    (tmp_path / "asked.txt").write_text("Open a file.\n\nReturn a list.\n")
+    run, asked = str(tmp_path / "text"), str(tmp_path / "asked.txt")
+    assert main(["neighbors", run, "--query", "Close the file.", asked, "-k", "2"]) == 0
+    found = rows_of(tmp_path / "text" / "neighbors.csv")
+    queries = ["Close the file."] * 2 + ["Open a file."] * 2 + ["Return a list."] * 2
+    assert [row["query"] for row in found] == queries
+    assert "Close the file." in (tmp_path / "text" / "neighbors.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--query", "nothing.png"], "expected a picture in the data, or the path of one, got"),
+        (["--query", "red/3.png", "-k", "0"], "expected k of at least 1, got 0; "),
+        (["--query", "red/3.png", "-o", "x.csv"], "expected a page that ends in .html, got"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["neighbors", str(run), *words]) == 1
+    assert message in capsys.readouterr().err

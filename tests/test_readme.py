@@ -1,0 +1,101 @@
+"""The README's commands work for a new user: on 70 pictures of ordinary size, graphs and text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unremix.cli import main
+
+ROOT = Path(__file__).parent.parent
+PICTURES = 70
+# What a command of the README leaves to its defaults and would take too long here.
+BRIEF = {
+    "train": ["--epochs", "1", "--accelerator", "cpu"],
+    "compare": ["--epochs", "1", "--seeds", "1", "--jobs", "1", "--accelerator", "cpu"],
+}
+BRIEF_IMAGES = ["--width", "4", "--image_size", "64", "--probe_epochs", "1"]
+BRIEF_TEXT = ["--sentence.words", "8", "--sentence.units", "8", "--sentence.senteval", "none"]
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("unremix ")]
+
+
+def write_photos(folder: Path) -> None:
+    """Photographs without labels: smooth random colors, 640 × 480 and 480 × 640 pixels."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(PICTURES):
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+        size = (640, 480) if number % 3 else (480, 640)
+        coarse.resize(size, Image.Resampling.BICUBIC).save(folder / f"IMG_{number:04}.jpg")
+
+
+def write_graphs(file: Path) -> None:
+    """Rings and stars, 40 of each, as a zip of TU's text files."""
+    edges, indicator, labels, nodes = [], [], [], 0
+    for graph in range(80):
+        size = 5 + graph % 4
+        pairs = [(0, n) for n in range(1, size)] if graph % 2 else [
+            (n, (n + 1) % size) for n in range(size)
+        ]  # fmt: skip
+        for a, b in pairs:
+            edges += [f"{nodes + a + 1}, {nodes + b + 1}", f"{nodes + b + 1}, {nodes + a + 1}"]
+        indicator += [str(graph + 1)] * size
+        labels.append(str(graph % 2))
+        nodes += size
+    parts = {"A": edges, "graph_indicator": indicator, "graph_labels": labels}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, lines in parts.items():
+            archive.writestr(f"{file.stem}/{file.stem}_{name}.txt", "\n".join(lines) + "\n")
+
+
+def write_books(folder: Path) -> None:
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    words = [f"word{number}" for number in range(60)]
+    for book in ("one", "two"):
+        lines = [" ".join(rng.choice(words, 8)) + "." for _ in range(450)]
+        (folder / f"{book}.txt").write_text("\n".join(lines) + "\n")
+
+
+def test_the_readme_has_commands() -> None:
+    assert {line.split()[1] for line in commands()} >= {"train", "compare"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [line for line in commands() if line.split()[1] in BRIEF])
+def test_a_command_of_the_readme_works(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    write_photos(tmp_path / "photos")
+    write_graphs(tmp_path / "MUTAG.zip")
+    write_books(tmp_path / "books")
+    words = shlex.split(command)[1:]
+    words += BRIEF[words[0]]
+    if "photos" in words:
+        words += BRIEF_IMAGES
+    if "books" in words:
+        words += BRIEF_TEXT
+    assert main(words) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "Everything is in" in printed
+    if words[0] == "train":
+        (run,) = (path.parent for path in (tmp_path / "runs").glob("*/config.yaml"))
+        card = json.loads((run / "evaluation.json").read_text())
+        if "photos" in words:
+            assert card["train_images"] == PICTURES
+            assert card["batch_size"] == 16  # at least four steps an epoch
+        assert (run / "report.html").exists()

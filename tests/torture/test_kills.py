@@ -1,0 +1,131 @@
+"""Runs that are killed, or whose disk fails, at any operation on a file: nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faults import FAIL_FROM, FAIL_ONCE, KILLS, Nursery, Outcome, compiler
+from torture.nursery import SMALL
+
+from unremix.training.run import Run
+
+TORTURE = os.environ.get("UNREMIX_TORTURE") == "1"  # `make torture`
+KILLED = 1000 if TORTURE else 20
+FAILED = 10_000 if TORTURE else 12  # at most: every operation
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("kills"),
+    pytest.mark.timeout(12 * 3600 if TORTURE else 1200),
+    pytest.mark.skipif(
+        compiler() is None or not sys.platform.startswith("linux"),
+        reason="needs a C compiler and a system that loads a library before the C library",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    made = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield made
+    made.close()
+
+
+def words(folder: Path) -> list[str]:
+    return ["train", "--runs", str(folder), "--name", "run", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, int]:
+    """The run, never interrupted, and how many operations it takes."""
+    folder = tmp_path_factory.mktemp("whole")
+    outcome = nursery.run(words(folder), folder)
+    assert outcome.code == 0, outcome.output
+    return Run(folder / "run"), outcome.operations
+
+
+def plain(value: Any) -> Any:
+    """Something that can be compared, with tensors as bytes."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.contiguous().view(-1).numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items() if key != "seconds"}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def assert_same(run: Run, whole: Run) -> None:
+    for name in ("metrics.csv", "encoder.safetensors", "shape.json", "evaluation.json"):
+        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes(), name
+    assert plain(run.load_checkpoint()) == plain(whole.load_checkpoint())
+    assert {file.name for file in run.path.rglob("*")} == {
+        file.name for file in whole.path.rglob("*")
+    }  # no temporary file is left
+
+
+def resume(nursery: Nursery, folder: Path, number: int) -> Outcome:
+    """Continue by --resume, or by the same name and options."""
+    begun = (folder / "run" / "config.yaml").exists()
+    again = ["train", "--resume", str(folder / "run"), "--progress", "false"]
+    return nursery.run(again if begun and number % 2 else words(folder), folder)
+
+
+def spread(cases: list[Any], count: int) -> list[Any]:
+    """Some of the cases, evenly spread."""
+    if len(cases) <= count:
+        return cases
+    return [cases[index * (len(cases) - 1) // (count - 1)] for index in range(count)]
+
+
+def test_killed_at_any_operation(nursery: Nursery, whole: tuple[Run, int], tmp_path: Path) -> None:
+    """Every write, fsync and rename × before, halfway and after; then kills at random moments."""
+    reference, operations = whole
+    matrix = [(operation, mode) for operation in range(1, operations + 1) for mode in KILLS]
+    cases = spread(matrix, KILLED - KILLED // 4)
+    for number, (operation, mode) in enumerate(cases):
+        folder = tmp_path / str(number)
+        killed = nursery.run(words(folder), folder, operation=operation, mode=KILLS[mode])
+        assert killed.code == -9, (operation, mode, killed.output)
+        if number % 5 == 4:  # and again while it resumes
+            nursery.run(words(folder), folder, operation=1 + operation // 3, mode=KILLS[mode])
+        resumed = resume(nursery, folder, number)
+        assert resumed.code == 0 or "is finished" in resumed.output, (operation, mode, resumed)
+        assert_same(Run(folder / "run"), reference)
+    draw = random.Random(0)
+    for number in range(KILLED - len(cases)):
+        folder = tmp_path / f"random-{number}"
+        for _ in range(1 + number % 3):
+            nursery.run(words(folder), folder, kill_after=draw.uniform(0.0, 1.5))
+        resumed = resume(nursery, folder, number)
+        assert resumed.code == 0 or "is finished" in resumed.output, resumed
+        assert_same(Run(folder / "run"), reference)
+
+
+@pytest.mark.parametrize(("error", "mode"), [("ENOSPC", FAIL_FROM), ("EIO", FAIL_ONCE)])
+def test_the_disk_fails_at_any_operation(
+    nursery: Nursery, whole: tuple[Run, int], tmp_path: Path, error: str, mode: int
+) -> None:
+    """One line says so, and the run continues from its earlier state once the disk is well."""
+    reference, operations = whole
+    number = getattr(errno, error)
+    for operation in spread(list(range(1, operations + 1)), FAILED):
+        folder = tmp_path / f"{error}-{operation}"
+        failed = nursery.run(words(folder), folder, operation=operation, mode=mode, error=number)
+        said = [line for line in failed.output.splitlines() if line.startswith("unremix: expected")]
+        if failed.code != 0:  # the sync of a folder may fail without harm
+            assert failed.code == 1, (operation, failed.output)
+            assert len(said) == 1, (operation, failed.output)
+            reason = "no space left" if error == "ENOSPC" else os.strerror(number)
+            assert reason in said[0], (operation, failed.output)
+        assert "Traceback" not in failed.output, (operation, failed.output)
+        assert not list(folder.rglob("*.tmp"))
+        resumed = resume(nursery, folder, operation)
+        assert resumed.code == 0 or "is finished" in resumed.output, (operation, resumed)
+        assert_same(Run(folder / "run"), reference)
