@@ -331,6 +331,7 @@ def test_axe_finds_nothing_serious(
 ) -> None:
     page = opened(runs[kind].path / "report.html", scheme=scheme)
     _picture(page, f"{kind}-1280-{scheme}")
+    _picture(page.locator("#explorer .stage"), f"explorer-{kind}-{scheme}")
     assert_accessible(page, axe)
 
 
@@ -348,10 +349,11 @@ def assert_accessible(page: Any, axe: str) -> None:
 
 
 def _picture(page: Any, name: str) -> None:
-    """Keep a screenshot where UNREMIX_SCREENSHOTS says; the documentation shows some of them."""
+    """Keep a picture of a page, or of a part, where UNREMIX_SCREENSHOTS says; the docs show some."""
     folder = os.environ.get("UNREMIX_SCREENSHOTS")
     if folder:
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+        whole = {"full_page": True} if hasattr(page, "goto") else {}
+        page.screenshot(path=Path(folder) / f"{name}.png", **whole)
 
 
 def test_the_scheme_can_be_changed(runs: dict[str, Run], opened: Opened) -> None:

@@ -63,8 +63,8 @@ def nearest(units: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def suspects(sample: Sample, neighbors: Tensor, cosines: Tensor, units: Tensor) -> Tensor:
     """Which candidates of the batch are probably no true negatives of which anchors, and why.
 
-    With labels: those of the same class. Without: near-duplicates, and items that have half of
-    their nearest neighbors in common.
+    With labels: those of the same class. Without: near-duplicates, and items that are among each
+    other's nearest neighbors and have half of these in common.
 
     Args:
         sample: The items.
@@ -84,7 +84,8 @@ def suspects(sample: Sample, neighbors: Tensor, cosines: Tensor, units: Tensor) 
         near = torch.zeros(len(batch), len(units))
         near.scatter_(1, neighbors[batch], 1.0)
         common = near @ near.T  # (A, A)
-        found[common >= SHARED * neighbors.shape[1]] = SAME_NEIGHBORS
+        mutual = (near[:, batch] > 0) & (near[:, batch].T > 0)
+        found[mutual & (common >= SHARED * neighbors.shape[1])] = SAME_NEIGHBORS
         usual = float((1 - cosines[:, 0]).median())
         distance = 1 - units[batch] @ units[batch].T
         found[distance <= NEAR_DUPLICATE * usual] = DUPLICATE

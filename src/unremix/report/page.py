@@ -260,7 +260,8 @@ def _facts(
         data += f", {about['total']:,} {about['unit']}"
         data += f", {len(about['classes'])} classes" if about["classes"] else ", no labels"
     tau = "" if about is None else f", τ {about['weighting']['temperature']:.3g}"
-    trained = f"{config.epochs} epochs" if card is None else f"{card['epoch']} epochs"
+    epochs = config.epochs if card is None else card["epoch"]
+    trained = f"{epochs} epoch{'s' * (epochs != 1)}"
     facts = [
         ("Data", data),
         ("Encoder", encoder),

@@ -276,8 +276,8 @@ export class Explorer {
             make("span", { class: `bar ${name}` }, make("i", { style: `width: ${(100 * Math.min(1, Math.max(0, bars[k]))).toFixed(1)}%` })),
           ),
         ),
-        reason ? make("span", { class: "reason" }, reason) : null,
       ),
+      reason ? make("span", { class: "reason" }, reason) : null,
     );
   }
 
