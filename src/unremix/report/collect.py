@@ -309,7 +309,7 @@ def _cut(name: str) -> str:
 def _audit(sample: Sample, importance: Importance) -> dict[str, Any] | None:
     """What :func:`unremix.audit` says of the run's own weights, with labels."""
     loss, labels = sample.loss, sample.labels
-    if labels is None or loss is None or len(sample.batch) <= AUDITED:
+    if labels is None or loss is None or len(sample.batch) <= AUDITED or loss.remembers_nothing:
         return None
     own = loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
     found = asdict(audit(own, labels[sample.batch], k=AUDITED))
