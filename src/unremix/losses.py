@@ -172,12 +172,6 @@ class TwoViewLoss(nn.Module):
         """Whether ``ids=`` is of use to anything but the masks."""
         return self.needs_ids or self.weighting.needs_ids
 
-    @property
-    def remembers_nothing(self) -> bool:
-        """Whether a memory that the loss needs is empty, since no batch has been seen yet."""
-        memories = (self.bank, self.thresholds)
-        return any(each is not None and len(each.known) == 0 for each in memories)
-
     def check_evidence(self, what: str, *, ids: bool = False) -> None:
         """Refuse evidence that is not at hand where anchors are no plain views of samples.
 
@@ -540,7 +534,8 @@ class TwoViewLoss(nn.Module):
         """How many samples each process holds."""
         size, width = views.embeddings.shape
         inputs = 0 if views.inputs is None else views.inputs.shape[1]
-        return share_of(size, width, inputs, equal=self.gather == "equal")
+        dtype, equal = views.embeddings.dtype, self.gather == "equal"
+        return share_of(size, width, inputs, dtype=dtype, equal=equal)
 
     def _prepare_together(
         self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
@@ -596,15 +591,10 @@ class TwoViewLoss(nn.Module):
         if outputs is not None:
             first = replace(first, outputs=outputs[0])
             second = replace(second, outputs=outputs[1])
-        return self.with_evidence(first, second)
+        return self._with_evidence(first, second)
 
-    def with_evidence(self, first: Views, second: Views) -> tuple[Views, Views]:
-        """Two views of N samples with what tells how alike the samples are, where it is needed.
-
-        Args:
-            first: The first views.
-            second: The second views of the same samples, in the same order.
-        """
+    def _with_evidence(self, first: Views, second: Views) -> tuple[Views, Views]:
+        """Two views of N samples with what tells how alike the samples are, where it is needed."""
         settings = self.weighting.filter
         if settings is None:
             return first, second

@@ -109,6 +109,7 @@ def take_sample(run: Run, data: Any) -> Sample:
         run: The run; its latest checkpoint is used.
         data: Its data.
     """
+    run.config = run.config.released(trust=False, where=str(run.path))
     model = run.domain.build(run.config, run.shape)
     run.restore(model, run.load_checkpoint())
     kinds: dict[str, Callable[[Run, Any, Framework, TwoViewLoss | None], Sample]] = {
@@ -124,15 +125,6 @@ def take_sample(run: Run, data: Any) -> Sample:
 
 def _views(z: Tensor, h: Tensor | None) -> Views:
     return Views(z.float(), None if h is None else h.float())
-
-
-def _with_evidence(
-    loss: TwoViewLoss | None, first: Views, second: Views, ids: Tensor
-) -> tuple[Views, Views]:
-    """Two views of each sample as the loss sees them, with what it remembers of the samples."""
-    if loss is None or loss.remembers_nothing:
-        return first, second
-    return loss.with_evidence(replace(first, ids=ids), replace(second, ids=ids))
 
 
 def _projecting(model: Framework) -> Projecting:
@@ -188,8 +180,6 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
         for view in (FIRST_VIEW, SECOND_VIEW)
     ]
     views = [(255 * (view * std + mean)).round().clamp(0, 255).byte() for view in shown]
-    first, second = (_views(*embed(view)) for view in (FIRST_VIEW, SECOND_VIEW))
-    anchors, candidates = _with_evidence(loss, first, second, items[batch])
     return Sample(
         names=[names[index] for index in items.tolist()],
         features=features,
@@ -197,8 +187,8 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
         labels=torch.cat(known)[items] if len(known) == len(parts) else None,
         classes=None if data.train.classes is None else list(data.train.classes),
         batch=batch,
-        anchors=anchors,
-        candidates=candidates,
+        anchors=_views(*embed(FIRST_VIEW)),
+        candidates=_views(*embed(SECOND_VIEW)),
         pairs=Pairs.one_way(len(batch)),
         about_batch=(
             f"One batch of {len(batch)} training images: the first view of each is an anchor, the "
@@ -248,8 +238,7 @@ def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | Non
             augment_graphs(fetched, settings, keys(run.config.seed, 0, items[batch], view))
             for view in (FIRST_VIEW, SECOND_VIEW)
         ]
-        first, second = (_views(*model.embed(view)) for view in views)
-        anchors, candidates = _with_evidence(loss, first, second, items[batch])
+        anchors, candidates = (_views(*model.embed(view)) for view in views)
         about = (
             f"One batch of {len(batch)} graphs: the first view of each is an anchor, the second "
             "views of all others are its negatives."
