@@ -13,7 +13,7 @@ PEERS_STAMP := .venv-peers/.stamp
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all torture check format docs bench clean setup-peers test-peers
+.PHONY: help setup browser demo test test-slow test-all torture check format docs gallery bench clean setup-peers test-peers
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	@touch $@
+
+# Debian's browser and npm, for the tests of the report's pages; without them these tests are skipped.
+browser: ## Install Chromium and npm with apt, where there is apt and the right to use it
+	@if command -v chromium > /dev/null && command -v npm > /dev/null; then echo "chromium and npm are installed"; \
+	elif command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then \
+		{ command -v chromium > /dev/null || PACKAGES=chromium; command -v npm > /dev/null || PACKAGES="$$PACKAGES npm"; \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends $$PACKAGES; }; \
+	else echo "expected chromium and npm, or root and apt-get to install them, found neither; install them by hand"; exit 1; fi
 
 demo: $(STAMP) ## Train on handwritten digits, print a table, write a report (under 3 minutes)
 	$(BIN)/unremix train
@@ -39,6 +47,9 @@ test-slow: $(STAMP) ## Run the slow tests, then judge the coverage of `make test
 test-all: ## Run every test with the coverage threshold
 	$(MAKE) test
 	$(MAKE) test-slow
+
+torture: $(STAMP) ## Run the long tests of faults: 1,000 kills, every disk error, every damage (an hour or more)
+	UNREMIX_TORTURE=1 $(PYTEST) tests/torture
 
 setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve
 
@@ -69,6 +80,9 @@ format: $(STAMP) ## Reformat the code and apply the safe lint fixes
 docs: $(STAMP) ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+gallery: $(STAMP) ## Train three small runs and write their pages into docs/gallery/
+	$(BIN)/python examples/gallery.py docs/gallery
+
 # The last two look for PROTEINS and books in the folder that UNREMIX_DATA names; without them they say so and fail.
 bench: $(STAMP) ## Time losses, augmentation, training step, graphs and sentences against their peers
 	$(BIN)/python benchmarks/loss.py
@@ -78,5 +92,5 @@ bench: $(STAMP) ## Time losses, augmentation, training step, graphs and sentence
 	$(BIN)/python benchmarks/sentence.py
 
 clean: ## Remove what the other targets made, .venv included
-	rm -rf .venv .venv-peers site runs .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers site runs docs/gallery .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -74,7 +74,8 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                 with progress:
                     card = evaluate_run(run, data, progress=progress.measured)
                 card["verdict"] = verdict(card)
-                write_report(run.path, card)
+                progress.say("writing the report")
+                write_report(run.path, data, card)
                 # Last: a run that has it is finished.
                 write_text(run.path / "evaluation.json", json.dumps(card, indent=2))
     except KeyboardInterrupt as stopped:
@@ -111,6 +112,6 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
         name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
         card["verdict"] = verdict(card)
         if data is None:
-            write_report(run.path, card)
+            write_report(run.path, found, card)
         write_text(run.path / name, json.dumps(card, indent=2))
     return card

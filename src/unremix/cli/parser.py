@@ -17,6 +17,7 @@ from unremix.training.settings import find_config
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
 EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
+REPORTED = "A run, a comparison, or several runs to compare: their folders."
 NORMALIZE = "Scale each embedding to length 1."
 TRUST = "Let code run that the run's folder names."
 QUERY = "Picture files, sentences, a .txt file of sentences, or names of samples."
@@ -132,4 +133,7 @@ def _add_options(name: str, parser: Parser) -> None:
     if name == "neighbors":
         own.add("query")
         parser.add_argument("--query", nargs="+", type=str, required=True, help=QUERY)
+    if name == "report":
+        own.add("runs")
+        parser.add_argument("runs", nargs="+", type=str, help=REPORTED)
     parser.add_function_arguments(function, as_positional=name != "mine", skip=own)

@@ -65,6 +65,11 @@ class Weighting:
         """Whether any component needs δ and h."""
         return any(component.needs_residuals for component in self.resolved)
 
+    @property
+    def needs_ids(self) -> bool:
+        """Whether any component needs to know which samples it sees."""
+        return any(component.needs_ids for component in self.resolved)
+
 
 def resolve(component: str | Score | Component) -> Component:
     """A component by its name, or made of a bare function."""
@@ -77,7 +82,7 @@ def resolve(component: str | Score | Component) -> Component:
             f"expected components to be names or functions, got {type(component).__name__}; "
             "pass a function score(block) -> (B, M)"
         )
-    return Component(component, needs_residuals=True)
+    return Component(component, needs_residuals=True, needs_ids=True)
 
 
 def name_of(component: str | Score | Component) -> str:

@@ -246,6 +246,48 @@ def top_accuracy(shares: Tensor, labels: Tensor, top: int = 1) -> Accuracy:
     return Accuracy.of((shares.topk(top, dim=1).indices == labels[:, None]).any(1))
 
 
+def leave_one_out_shares(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    k: int = 200,
+    temperature: float = 0.5,
+    tile: int | None = None,
+) -> Tensor:
+    """The shares of :func:`knn_predict`, each sample's neighbors looked for among all the others.
+
+    Args:
+        features: Shape (n, D).
+        labels: Shape (n,).
+        k: Neighbors; all others where there are fewer.
+        temperature: t.
+        tile: Samples at a time.
+
+    Returns:
+        Shape (n, C); each row sums to 1.
+
+    Example:
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> leave_one_out_shares(features, torch.tensor([0, 0, 1, 1]), k=1)
+        tensor([[1., 0.],
+                [1., 0.],
+                [0., 1.],
+                [0., 1.]])
+    """
+    features = checked_features(features, "the features")
+    labels = checked_labels(labels, features, "the labels")
+    return _class_shares(
+        features,
+        labels,
+        features,
+        k=k,
+        temperature=temperature,
+        num_classes=count_classes(labels, "labels"),
+        tile=tile,
+        leave_one_out=True,
+    )
+
+
 def leave_one_out_knn(
     features: Tensor,
     labels: Tensor,
@@ -274,30 +316,4 @@ def leave_one_out_knn(
         1.0
     """
     shares = leave_one_out_shares(features, labels, k=k, temperature=temperature, tile=tile)
-    return top_accuracy(shares, labels)
-
-
-def leave_one_out_shares(
-    features: Tensor,
-    labels: Tensor,
-    *,
-    k: int = 200,
-    temperature: float = 0.5,
-    tile: int | None = None,
-) -> Tensor:
-    """The shares of :func:`knn_predict` for each sample by all the others, shape (n, C).
-
-    Takes what :func:`leave_one_out_knn` takes.
-    """
-    features = checked_features(features, "the features")
-    labels = checked_labels(labels, features, "the labels")
-    return _class_shares(
-        features,
-        labels,
-        features,
-        k=k,
-        temperature=temperature,
-        num_classes=count_classes(labels, "labels"),
-        tile=tile,
-        leave_one_out=True,
-    )
+    return top_accuracy(shares, torch.as_tensor(labels))

@@ -4,8 +4,8 @@ Every run is a process of its own. What is done, what is under way and what is l
 from the comparison's folder, so that starting again goes on where it was:
 
 ``comparison.yaml`` (its options), ``runs/<recipe>-<seed>/`` (run folders), ``logs/``, and at the
-end ``results.csv`` (a row per run), ``results.json``, ``table.csv``, ``table.md``, ``curves.png``
-and ``curves.svg``.
+end ``results.csv`` (a row per run), ``results.json``, ``table.csv``, ``table.md``, ``report.html``,
+``curves.png`` and ``curves.svg``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from unremix.experiments.plan import (
 from unremix.experiments.processes import Share
 from unremix.experiments.results import Results, versions
 from unremix.experiments.tables import Measure, Outcome, TableRow
+from unremix.report.comparison import write_comparison_of
 from unremix.report.curves import Panel, learning_curves, write_figure
 from unremix.training.config import TrainConfig
 
@@ -241,11 +242,12 @@ def _write_results(plan: Plan, engine: Engine, command: str, console: Console) -
     folder.write("table.md", _markdown(title, grids, notes, protocol, command))
     folder.write("results.json", json.dumps(record, indent=2) + "\n")
     _curves(plan, results, outcomes, rows, measures, folder.path)
+    write_comparison_of(folder.path)
     if not console.is_terminal:
         console.width = FILE_WIDTH
     for number, grid in enumerate(grids):
         console.print(tables.to_rich(grid, title=None if number else title))
-    for note in (*notes, f"Everything is in {folder.path}/ (open table.md first)"):
+    for note in (*notes, f"Everything is in {folder.path}/ (open report.html first)"):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
     return Comparison(folder.path, outcomes, rows)
 

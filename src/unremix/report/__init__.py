@@ -1,5 +1,6 @@
-"""A run folder as one self-contained page, and figures."""
+"""Run folders as self-contained pages: one run, or several compared."""
 
+from unremix.report.comparison import write_comparison, write_comparison_of
 from unremix.report.page import write_report
 
-__all__ = ["write_report"]
+__all__ = ["write_comparison", "write_comparison_of", "write_report"]

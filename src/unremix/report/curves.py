@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from unremix.data.atomic_files import write_whole
-from unremix.report.figures import Row
 from unremix.report.style import GRAYS, looks_of
+
+Row = dict[str, float]
 
 FEW_POINTS = 30  # up to here every point gets a marker
 

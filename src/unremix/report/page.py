@@ -1,108 +1,298 @@
-"""report.html: configuration, curves and the evaluation card of a run, in one file."""
+"""report.html: what the negatives of a run are, and whether training worked, in one file."""
 
 from __future__ import annotations
 
+import base64
+import math
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
+from unremix.core.scores import COMPONENTS
 from unremix.data.atomic_files import write_text
-from unremix.evaluation.card import card_table, spread_of
-from unremix.report.figures import curve, probe_curve
+from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
+from unremix.report.charts import Chart, Line, draw, looks
+from unremix.report.rendering import as_json, numbers, render
+from unremix.report.storage import Stored
+from unremix.report.words import commands, duration, headline
 from unremix.training.config import OF_DOMAIN, config_to_yaml
 from unremix.training.run import Run, reading
 
-CURVES: tuple[tuple[str, dict[str, str], str, bool], ...] = (
-    ("loss", {"loss": "loss"}, "Loss", False),
-    ("knn", {"knn": "kNN"}, "kNN accuracy", True),
-    (
-        "mix",
-        {
-            "mix_uncertainty": "uncertainty",
-            "mix_similarity": "similarity",
-            "mix_representativeness": "representativeness",
-        },
-        "Mix λ",
-        False,
-    ),
-    ("rank", {"effective_rank": "effective rank"}, "Effective rank of the embeddings", False),
-    ("spread", {"spread": "spread"}, "Spread of the embeddings (1: even)", False),
-    (
-        "geometry",
-        {"alignment": "alignment", "uniformity": "uniformity"},
-        "Alignment and uniformity (lower is better)",
-        False,
-    ),
-    (
-        "negatives",
-        {"effective_negatives": "effective negatives"},
-        "Effective number of negatives",
-        False,
-    ),
+Row = Mapping[str, float]
+
+MOST_IN_MATRIX = 24  # classes; of more, only the most frequent confusions are listed
+LISTED = 12
+STANDALONE = (
+    "<style>svg{background:#fff;font:12px sans-serif}@media(prefers-color-scheme:dark){svg"
+    "{background:#1b1e24;color:#ecebe7}}text{fill:currentColor}.grid{stroke:#8886;stroke-width:.7}"
+    ".line{fill:none;stroke:currentColor;stroke-width:1.8}.marks{fill:currentColor}.band{fill:"
+    "#8883}.level{stroke:#888;stroke-dasharray:4 3}.uncertainty,.series-0{color:#d55e00}"
+    ".similarity,.series-1{color:#0072b2}.representativeness,.series-2{color:#009e73}</style>"
 )
 
 
-def write_report(run_folder: str | Path, card: dict[str, Any] | None = None) -> Path:
-    """Write report.html and the figures of a run.
+def _points(rows: Sequence[Row], column: str) -> list[tuple[float, float]]:
+    return [
+        (row["epoch"], row[column]) for row in rows if column in row and math.isfinite(row[column])
+    ]
+
+
+def _measure_chart(rows: Sequence[Row], card: Mapping[str, Any] | None) -> Chart:
+    """kNN over the epochs, with its error and what there is without training."""
+    points = _points(rows, "knn")
+    results = (card or {}).get("results") or {}
+    found = {kind: measures_of(result).get("knn") for kind, result in results.items()}
+    count = (found.get("trained") or {}).get("count")
+    band = None
+    if count:
+        half = [1.96 * math.sqrt(max(0.0, v * (1 - v)) / count) for _, v in points]
+        band = [(v - h, v + h) for (_, v), h in zip(points, half, strict=True)]
+    levels = {
+        FEATURES.get(kind, kind): measure["value"]
+        for kind, measure in found.items()
+        if kind != "trained" and measure is not None
+    }
+    error = f" The band is the 95 % error over {count:,} items." if count else ""
+    good = "Good: it rises above the lines of what there is without training." + error
+    return Chart("kNN accuracy, %", [Line("kNN", points, band)], levels, True, good)
+
+
+def training_charts(rows: Sequence[Row], card: Mapping[str, Any] | None) -> dict[str, Chart]:
+    """The charts of a run by name, each with a line that says what is good.
+
+    Args:
+        rows: Rows of metrics.csv.
+        card: The evaluation card, if there is one.
+    """
+    mix = [Line(name, _points(rows, f"mix_{name}"), look=name) for name in COMPONENTS]
+
+    def one(column: str, title: str, good: str, *, from_zero: bool = False) -> Chart:
+        line = Line(title, _points(rows, column))
+        return Chart(title, [line], good=good, from_zero=from_zero)
+
+    charts = {
+        "loss": one("loss", "Loss", "Good: it falls, then levels off."),
+        "knn": _measure_chart(rows, card),
+        "mix": Chart(
+            "Mix λ", mix, good="Good: it settles. A share near 0 means that score is not used.",
+            from_zero=True,
+        ),
+        "rank": one(
+            "effective_rank", "Effective rank", "Good: well above the number of a few directions; "
+            "it may fall while classes form.", from_zero=True,
+        ),
+        "spread": one(
+            "spread", "Spread", "Good: near 1. Near 0 all embeddings are the same.", from_zero=True
+        ),
+        "geometry": Chart(
+            "Alignment and uniformity",
+            [Line(name, _points(rows, name)) for name in ("alignment", "uniformity")],
+            good="Good: both low. Views of one item agree, and different items lie apart.",
+        ),
+        "negatives": one(
+            "effective_negatives", "Effective negatives", "Good: a large share of the batch. Below "
+            "3, single samples decide.", from_zero=True,
+        ),
+        "probe": _probe_chart(card),
+    }  # fmt: skip
+    return {name: chart for name, chart in charts.items() if any(one.points for one in chart.lines)}
+
+
+def _probe_chart(card: Mapping[str, Any] | None) -> Chart:
+    results = (card or {}).get("results") or {}
+    lines = [
+        Line(FEATURES.get(kind, kind), list(enumerate(result["linear"]["curve"], start=1)))
+        for kind, result in results.items()
+        if "curve" in result.get("linear", {})
+    ]
+    good = "Good: the trained encoder ends above the others."
+    return Chart("Linear probe, %", lines, percent=True, good=good, unit="epoch of the probe")
+
+
+def page_data(stored: Stored) -> dict[str, Any]:
+    """What the scripts of a page are given."""
+    about, arrays = dict(stored.about), stored.arrays
+    scores = arrays["scores"]
+    data = about | {
+        "batch": arrays["batch"].tolist(),
+        "scores": {name: numbers(scores[k], "f4") for k, name in enumerate(COMPONENTS)},
+        "negatives": numbers(arrays["negatives"], "u1"),
+        "suspects": numbers(arrays["suspects"], "u1"),
+        "positions": numbers(arrays["positions"], "f4"),
+        "neighbors": numbers(arrays["neighbors"], "u4"),
+        "cosines": numbers(arrays["cosines"], "f4"),
+    }
+    data["atlases"] = {
+        name: atlas | {"data": base64.b64encode(arrays[f"atlas_{name}"].tobytes()).decode()}
+        for name, atlas in about.get("atlases", {}).items()
+    }
+    return data
+
+
+def class_table(about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Accuracy per class and confusions, as the template shows them; None without labels."""
+    found = about["confusion"]
+    if found is None:
+        return None
+    matrix, used, classes = found["matrix"], found["used"], about["classes"]
+    names = [str(classes[label]) if classes else f"class {label}" for label in used]
+    sizes = [sum(row) for row in matrix]
+    right = [row[k] / max(1, size) for k, (row, size) in enumerate(zip(matrix, sizes, strict=True))]
+    order = sorted(range(len(names)), key=lambda k: right[k])
+    pairs = sorted(
+        ((matrix[a][b], a, b) for a in order for b in order if a != b and matrix[a][b]),
+        key=lambda one: -one[0],
+    )
+    return {
+        "k": found["k"],
+        "names": names,
+        "sizes": sizes,
+        "right": right,
+        "order": order,
+        "matrix": matrix if len(names) <= MOST_IN_MATRIX else None,
+        "confused": [
+            {"is": names[a], "taken": names[b], "count": count, "share": count / sizes[a]}
+            for count, a, b in pairs[:LISTED]
+        ],
+    }
+
+
+def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
+    """What the page shows of the items; without it, why there is none."""
+    from unremix.report.collect import collect
+
+    stored = Stored.read(run.path) if data is None else None
+    last = int((run.metrics() or [{"step": 0}])[-1].get("step", 0))
+    if stored is not None and stored.about["step"] == last:
+        return stored, None
+    try:
+        stored = collect(run, run.domain.load_for(run, None) if data is None else data)
+        stored.write(run.path)
+    except (OSError, ValueError, RuntimeError) as error:
+        return None, str(error)
+    return stored, None
+
+
+def write_report(
+    run_folder: str | Path,
+    data: Any = None,
+    card: dict[str, Any] | None = None,
+    *,
+    trust: bool = False,
+) -> Path:
+    """Write report.html, its data and the figures of a run.
+
+    The data behind the page are in ``report.npz``. They are collected if the run has none of its
+    present step: its encoder embeds its data again, which takes seconds to minutes.
 
     Args:
         run_folder: The run.
+        data: Its data, where they are at hand, to be collected anew; None to use what there is.
         card: Its evaluation card; by default that in its folder, if there is one.
+        trust: Whether code may run that the run's folder names.
 
     Returns:
         The page.
     """
-    run = Run(run_folder)
-    figures, page = _draw(run, run.evaluation if card is None else card)
-    for name, svg in figures.items():
-        write_text(run.path / "figures" / f"{name}.svg", svg)
+    run = Run(run_folder, trust=trust)
+    rows, card = run.metrics(), run.evaluation if card is None else card
+    stored, missing = _collected(run, data)
+    with reading(run.path / "evaluation.json", "'unremix evaluate' writes it again"):
+        charts = training_charts(rows, card)
+        drawn = {name: svg for name, chart in charts.items() if (svg := draw(chart)) is not None}
+        for name, svg in drawn.items():
+            text = str(svg).replace(">", f" xmlns='http://www.w3.org/2000/svg'>{STANDALONE}", 1)
+            write_text(run.path / "figures" / f"{name}.svg", text)
+        about = None if stored is None else stored.about
+        if stored is not None and about is not None:
+            about = about | {"batch_size": len(stored.arrays["batch"])}
+        said, tone = headline(card, rows[-1] if rows else {}, about)
+        page = render(
+            "run.html",
+            "run",
+            name=run.path.name,
+            headline=said,
+            tone=tone,
+            facts=_facts(run, card, about),
+            verdict=(card or {}).get("verdict", []),
+            warnings=run.warnings,
+            about=about,
+            missing=missing,
+            data=None if stored is None else as_json(page_data(stored)),
+            classes=None if about is None else class_table(about),
+            charts=[(charts[name], svg, looks(charts[name])) for name, svg in drawn.items()],
+            card=card,
+            table=card_table(card) if card is not None and card["results"] else None,
+            spread=None if card is None else spread_of(card),
+            protocol=_protocol(card),
+            config=_options(run),
+            commands=commands(
+                shlex.quote(str(run.path)), shlex.quote(run.config.data), run.config.epochs
+            ),
+            path=str(run.path),
+        )  # fmt: skip
     path = run.path / "report.html"
     write_text(path, page)
     return path
 
 
-def _draw(run: Run, card: dict[str, Any] | None) -> tuple[dict[str, str], str]:
-    """The figures as SVG, and the page."""
-    rows = run.metrics()
-    figures: dict[str, str] = {}
-    for name, columns, title, percent in CURVES:
-        drawn = curve(rows, columns, title=title, percent=percent)
-        if drawn is not None:
-            figures[name] = drawn
-    with reading(run.path / "evaluation.json", "'unremix evaluate' writes it again"):
-        drawn = None if card is None else probe_curve(card)
-        if drawn is not None:
-            figures["probe"] = drawn
-        return figures, _page(run, rows, card, figures)
+def _facts(
+    run: Run, card: Mapping[str, Any] | None, about: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
+    config = run.config
+    encoder = run.domain.describe(config, run.shape)
+    if about is not None:
+        encoder += f", {about['parameters']:,} parameters"
+    name = (card or {}).get("data") or (about or {}).get("data") or config.data
+    data = str(name)
+    if about is not None:
+        data += f", {about['total']:,} {about['unit']}"
+        data += f", {len(about['classes'])} classes" if about["classes"] else ", no labels"
+    tau = "" if about is None else f", τ {about['weighting']['temperature']:.3g}"
+    trained = f"{config.epochs} epochs" if card is None else f"{card['epoch']} epochs"
+    facts = [
+        ("Data", data),
+        ("Encoder", encoder),
+        ("Recipe", f"{config.composed_name}{tau}, seed {config.seed}"),
+        ("Training", f"{trained}, batches of {config.batch_size}"),
+    ]
+    if about is not None:
+        facts += [
+            ("Device", about["device"]),
+            ("Time", duration(about["seconds"])),
+            ("Finished", about["date"].replace("T", " ").replace("+00:00", " UTC")),
+            ("Version", f"unremix {about['writer']}"),
+        ]
+    return facts
 
 
-def _page(
-    run: Run, rows: list[dict[str, float]], card: dict[str, Any] | None, figures: dict[str, str]
-) -> str:
-    environment = Environment(
-        loader=PackageLoader("unremix.report"), autoescape=True, undefined=StrictUndefined
-    )
-    return environment.get_template("run.html").render(
-        name=run.path.name,
-        config={
-            name: value
-            for name, value in yaml.safe_load(config_to_yaml(run.config)).items()
-            if value is not None and OF_DOMAIN.get(name, run.config.domain) == run.config.domain
-        },
-        about=run.domain.describe(run.config, run.shape),
-        card=card,
-        table=card_table(card) if card is not None and card["results"] else None,
-        spread=None if card is None else spread_of(card),
-        counts={
-            name.replace("_", " "): value
-            for name, value in (card or {}).items()
-            if name.endswith(("_images", "_graphs", "_sentences", "_files", "_features"))
-            or name == "classes"
-        },
-        last=rows[-1] if rows else None,
-        warnings=run.warnings,
-        figures={name: Markup(svg) for name, svg in figures.items()},
-    )
+def _options(run: Run) -> list[tuple[str, str]]:
+    """The options of the run's kind of data that have a value."""
+    found = []
+    for name, value in yaml.safe_load(config_to_yaml(run.config)).items():
+        if value is None or OF_DOMAIN.get(name, run.config.domain) != run.config.domain:
+            continue
+        if isinstance(value, dict):
+            found += [(f"{name}.{k}", str(v)) for k, v in value.items() if v is not None]
+        else:
+            found.append((name, str(value)))
+    return found
+
+
+def _protocol(card: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """How a card was measured: counts, then the protocol."""
+    counted = ("_images", "_graphs", "_sentences", "_files", "_features")
+    found = [
+        (name.replace("_", " "), str(value))
+        for name, value in (card or {}).items()
+        if (name.endswith(counted) or name == "classes") and value is not None
+    ]
+    for name, how in ((card or {}).get("protocol") or {}).items():
+        if isinstance(how, Mapping):
+            found += [(f"{label_of(name)}: {inner}", str(value)) for inner, value in how.items()]
+        else:
+            found.append((label_of(name).replace("_", " "), str(how)))
+    return found

@@ -1,0 +1,245 @@
+"""Charts as inline SVG: colors, dashes and fonts come from the page's style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 420, 240
+LEFT, RIGHT, TOP, BOTTOM = 48, 14, 14, 34
+FEW_POINTS = 30  # up to here every point gets a marker
+LEAST_SPAN = 0.2  # of a chart of shares: less would show noise as if it were progress
+SERIES = 7  # colors; then they come again, dashed
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values over the epochs.
+
+    Args:
+        name: What to call it.
+        points: Epoch and value.
+        band: Low and high at each point, or None.
+        look: A class of the style sheet; by default that of its number in the chart.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float]] | None = None
+    look: str | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What is drawn.
+
+    Args:
+        title: Title.
+        lines: The lines.
+        levels: Values to draw across, by name: what there is without training.
+        percent: Whether values are shares.
+        good: A line that says what is good.
+        from_zero: Whether the axis begins at 0.
+        unit: Of the horizontal axis.
+    """
+
+    title: str
+    lines: Sequence[Line]
+    levels: Mapping[str, float] = field(default_factory=dict)
+    percent: bool = False
+    good: str = ""
+    from_zero: bool = False
+    unit: str = "epoch"
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers within a range.
+
+    Example:
+        >>> ticks(0.13, 0.92)
+        [0.2, 0.4, 0.6, 0.8]
+    """
+    span = max(high - low, 1e-12)
+    power = 10 ** math.floor(math.log10(span / most))
+    step = next(power * f for f in (1, 2, 2.5, 5, 10, 20) if span / (power * f) <= most)
+    first = math.ceil(low / step - 1e-9)
+    return [round(step * n, 12) + 0.0 for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _range(chart: Chart) -> tuple[float, float]:
+    values = [value for line in chart.lines for _, value in line.points]
+    values += [end for line in chart.lines for pair in line.band or () for end in pair]
+    values += list(chart.levels.values())
+    low, high = min(values), max(values)
+    if chart.percent:
+        middle = (low + high) / 2
+        half = max(LEAST_SPAN, 1.1 * (high - low)) / 2
+        low, high = middle - half, middle + half
+        if low < 0:
+            low, high = 0.0, min(1.0, high - low)
+        if high > 1:
+            low, high = max(0.0, low - (high - 1)), 1.0
+        return low, high
+    if chart.from_zero:
+        return 0.0, 1.08 * max(high, 1e-9)
+    pad = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
+    return low - pad, high + pad
+
+
+def draw(chart: Chart) -> Markup | None:
+    """A chart as SVG; None where there is nothing to draw.
+
+    Example:
+        >>> svg = draw(Chart("Loss", [Line("loss", [(1, 3.0), (2, 2.5)])]))
+        >>> svg.startswith('<svg class="chart"'), "Loss" in svg
+        (True, True)
+    """
+    lines = [line for line in chart.lines if line.points]
+    if not lines:
+        return None
+    low, high = _range(chart)
+    epochs = [epoch for line in lines for epoch, _ in line.points]
+    first, last = min(epochs), max(epochs)
+    if first == last:
+        first, last = first - 0.5, last + 0.5
+
+    def x(epoch: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (epoch - first) / (last - first), 1)
+
+    def y(value: float) -> float:
+        return round(HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (value - low) / (high - low), 1)
+
+    factor = 100 if chart.percent else 1
+    parts = []
+    for tick in ticks(factor * low, factor * high):
+        at = y(tick / factor)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{tick:g}</text>'
+        )
+    for tick in ticks(first, last, 7):
+        if tick == int(tick):
+            parts.append(
+                f'<text class="tick" x="{x(tick)}" y="{HEIGHT - BOTTOM + 17}" '
+                f'text-anchor="middle">{tick:g}</text>'
+            )
+    parts.append(
+        f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 3}" '
+        f'text-anchor="middle">{escape(chart.unit)}</text>'
+    )
+    for number, (name, value) in enumerate(chart.levels.items()):
+        at = y(value)
+        anchor, where = ("start", LEFT + 4) if number % 2 else ("end", WIDTH - RIGHT)
+        parts.append(
+            f'<line class="level level-{number % 3}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" '
+            f'y2="{at}"/><text class="tick" x="{where}" y="{at - 4}" '
+            f'text-anchor="{anchor}">{escape(name)}</text>'
+        )
+    for number, line in enumerate(lines):
+        look = line.look or f"series-{number % SERIES}" + " again" * (number >= SERIES)
+        if line.band is not None:
+            there = [f"{x(e)} {y(b[1])}" for (e, _), b in zip(line.points, line.band, strict=True)]
+            back = [f"{x(e)} {y(b[0])}" for (e, _), b in zip(line.points, line.band, strict=True)]
+            parts.append(f'<path class="band {look}" d="M{"L".join(there + back[::-1])}z"/>')
+        path = "L".join(f"{x(epoch)} {y(value)}" for epoch, value in line.points)
+        parts.append(f'<path class="line {look}" d="M{path}"/>')
+        if len(line.points) <= FEW_POINTS:
+            marks = "".join(
+                f"M{x(epoch) - 2.6} {y(value)}a2.6 2.6 0 1 0 5.2 0a2.6 2.6 0 1 0 -5.2 0"
+                for epoch, value in line.points
+            )
+            parts.append(f'<path class="marks {look}" d="{marks}"/>')
+    title = escape(chart.title)
+    return Markup(
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def looks(chart: Chart) -> list[tuple[str, str]]:
+    """Name and class of each line, for a legend."""
+    lines = [line for line in chart.lines if line.points]
+    return [
+        (line.name, line.look or f"series-{number % SERIES}" + " again" * (number >= SERIES))
+        for number, line in enumerate(lines)
+    ]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference with its interval.
+
+    Args:
+        name: Of what.
+        value: The difference.
+        low: Lower end; None where it is not known.
+        high: Upper end.
+    """
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+
+
+def draw_intervals(
+    intervals: Sequence[Interval], *, factor: float, unit: str, title: str
+) -> Markup:
+    """Differences as points with bars, one below the other, around a line at 0.
+
+    Args:
+        intervals: What to draw.
+        factor: Multiplies the values: 100 for shares shown in points.
+        unit: Of the axis.
+        title: What it shows, for those who do not see it.
+    """
+    width, row, left = 720, 34, 190
+    height = row * len(intervals) + 44
+    ends = [0.0] + [
+        end for one in intervals for end in (one.low, one.high, one.value) if end is not None
+    ]
+    low, high = factor * min(ends), factor * max(ends)
+    pad = 0.08 * (high - low) or 1.0
+    low, high = low - pad, high + pad
+
+    def x(value: float) -> float:
+        return round(left + (width - left - 20) * (value - low) / (high - low), 1)
+
+    parts = []
+    for tick in ticks(low, high, 8):
+        look = "zero" if tick == 0 else "grid"
+        parts.append(
+            f'<line class="{look}" x1="{x(tick)}" x2="{x(tick)}" y1="4" y2="{height - 36}"/>'
+            f'<text class="tick" x="{x(tick)}" y="{height - 20}" text-anchor="middle">'
+            f"{tick:+g}</text>".replace("+0<", "0<")
+        )
+    parts.append(
+        f'<text class="axis" x="{(left + width - 20) / 2:g}" y="{height - 3}" '
+        f'text-anchor="middle">{escape(unit)}</text>'
+    )
+    for number, one in enumerate(intervals):
+        at = row * number + row / 2 + 4
+        clear = one.low is not None and one.high is not None and (one.low > 0 or one.high < 0)
+        name = one.name if len(one.name) <= 26 else f"{one.name[:25]}…"
+        parts.append(
+            f'<text class="name" x="{left - 12}" y="{at + 5:g}" text-anchor="end">'
+            f"{escape(name)}</text>"
+        )
+        if one.low is not None and one.high is not None:
+            a, b = x(factor * one.low), x(factor * one.high)
+            parts.append(
+                f'<path class="whisker{" clear" * clear}" d="M{a} {at:g}H{b}M{a} {at - 5:g}v10'
+                f'M{b} {at - 5:g}v10"/>'
+            )
+        parts.append(
+            f'<circle class="point{" clear" * clear}" cx="{x(factor * one.value)}" cy="{at:g}" '
+            'r="5"/>'
+        )
+    return Markup(
+        f'<svg class="chart intervals" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(title)}">' + "".join(parts) + "</svg>"
+    )

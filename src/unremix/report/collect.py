@@ -1,0 +1,343 @@
+"""Collects what a page shows of a run: embeddings, neighbors, the map, scores of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import unremix
+from unremix.audit import audit
+from unremix.core.scores import COMPONENTS, normalize
+from unremix.core.weights import name_of
+from unremix.evaluation.knn import leave_one_out_shares
+from unremix.losses import HCLLoss, Importance, TwoViewLoss, UnReMixLoss
+from unremix.report.drawings import packed
+from unremix.report.pictures import Atlas, make_atlas
+from unremix.report.projection import project
+from unremix.report.samples import Sample, take_sample
+from unremix.report.storage import Stored
+from unremix.training.run import Run
+
+NEIGHBORS = 8
+QUERIES = 10
+PAIRS = 12
+OUTLIERS = 16
+NEAR_DUPLICATE = 0.1  # of the usual distance to the nearest neighbor
+SHARED = 0.5  # of the nearest neighbors in common: probably the same kind of thing
+CLUSTERS = 8
+SMALL_TILE, LARGE_TILE = 32, 96
+FEW_ITEMS = 1500  # up to here all items have large pictures
+NAME_LENGTH = 300
+AUDITED = 10  # most weighted negatives
+MOST_NEIGHBORS_VOTING = 20
+
+SAME_CLASS, DUPLICATE, SAME_NEIGHBORS = 1, 2, 3
+
+
+def nearest(units: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k most similar other items of each, and their cosines, both (n, k).
+
+    Example:
+        >>> nearest(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), 1)[0]
+        tensor([[1],
+                [0],
+                [1]])
+    """
+    indices, values = [], []
+    for start in range(0, len(units), 1024):
+        similarity = units[start : start + 1024] @ units.T
+        similarity.diagonal(start).fill_(-torch.inf)
+        best = similarity.topk(k, dim=1)
+        indices.append(best.indices)
+        values.append(best.values)
+    return torch.cat(indices), torch.cat(values)
+
+
+def suspects(sample: Sample, neighbors: Tensor, cosines: Tensor, units: Tensor) -> Tensor:
+    """Which candidates of the batch are probably no true negatives of which anchors, and why.
+
+    With labels: those of the same class. Without: near-duplicates, and items that have half of
+    their nearest neighbors in common.
+
+    Args:
+        sample: The items.
+        neighbors: The nearest neighbors of all items, shape (n, k).
+        cosines: Their similarities, shape (n, k).
+        units: Embeddings of unit length, shape (n, F).
+
+    Returns:
+        0 for no suspicion, or the reason, uint8, shape (A, A).
+    """
+    batch = sample.batch
+    if sample.labels is not None:
+        labels = sample.labels[batch]
+        return (labels[:, None] == labels[None, :]).byte() * SAME_CLASS
+    found = torch.zeros(len(batch), len(batch), dtype=torch.uint8)
+    if neighbors.shape[1]:
+        near = torch.zeros(len(batch), len(units))
+        near.scatter_(1, neighbors[batch], 1.0)
+        common = near @ near.T  # (A, A)
+        found[common >= SHARED * neighbors.shape[1]] = SAME_NEIGHBORS
+        usual = float((1 - cosines[:, 0]).median())
+        distance = 1 - units[batch] @ units[batch].T
+        found[distance <= NEAR_DUPLICATE * usual] = DUPLICATE
+    return found
+
+
+def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
+    """How a loss weights negatives, as the page's controls have it.
+
+    Args:
+        loss: The loss; None for a framework without weights.
+
+    Returns:
+        ``kind`` (uniform, hcl, unremix or none) and the controls' positions. A loss of another kind
+        starts them at UnReMix's defaults: equal shares, minmax, mean.
+    """
+    found: dict[str, Any] = {
+        "kind": "none" if loss is None else "uniform",
+        "mix": [1 / 3, 1 / 3, 1 / 3],
+        "scaling": "minmax",
+        "mass": "mean",
+        "hardness": 1.0,
+        "temperature": 0.5 if loss is None else float(loss.current_temperature()),
+        "over_temperature": True,
+        "own_scores": False,
+    }
+    if isinstance(loss, HCLLoss):
+        over = loss.weighting.over_temperature
+        found |= {"kind": "hcl", "hardness": loss.hardness, "over_temperature": over}
+    elif isinstance(loss, UnReMixLoss):
+        weighting, mix = loss.weighting, loss.mix
+        scaling = "zscore-exp" if weighting.sharpness is not None else weighting.scaling
+        found |= {
+            "kind": "unremix",
+            "mix": [mix.get(name, 0.0) for name in COMPONENTS],
+            "scaling": scaling,
+            "mass": weighting.mass,
+            "hardness": 1.0 if weighting.sharpness is None else weighting.sharpness,
+            "own_scores": any(
+                name_of(component) not in COMPONENTS for component in weighting.components
+            ),
+        }
+    return found
+
+
+def scores_of(sample: Sample) -> Importance:
+    """The three scores of every negative of the batch, with the run's own options."""
+    loss = sample.loss
+    options: dict[str, Any] = {}
+    if loss is not None:
+        options = {
+            "temperature": float(loss.current_temperature()),
+            "posterior_temperature": loss.options.posterior_temperature,
+            "gradient": loss.options.gradient if isinstance(loss, UnReMixLoss) else "pseudo-label",
+            "bias": loss.options.bias,
+            "sketch": loss.sketch,
+        }
+    plain = UnReMixLoss(mix="fixed", layout="one-way", check=False, **options)
+    return plain.importance_against(sample.anchors, sample.candidates, sample.pairs)
+
+
+def found_own(sample: Sample, importance: Importance) -> float:
+    """The share of anchors that are most similar to a positive of theirs, among all candidates."""
+    first, second = sample.anchors.embeddings, sample.candidates.embeddings
+    if sample.products == "cosine":
+        first, second = normalize(first)[0], normalize(second)[0]
+    compared = importance.negatives | importance.positives
+    best = (first @ second.T).masked_fill(~compared, -torch.inf).argmax(1, keepdim=True)
+    able = importance.positives.any(1)
+    return float(importance.positives.gather(1, best)[able].float().mean())
+
+
+def _classes(sample: Sample, units: Tensor) -> dict[str, Any] | None:
+    """Accuracy per class and what is taken for what, by leave-one-out nearest neighbors."""
+    labels = sample.labels
+    if labels is None or len(labels.unique()) < 2:
+        return None
+    used, numbers = labels.unique(return_inverse=True)
+    k = max(1, min(MOST_NEIGHBORS_VOTING, len(labels) // (5 * len(used))))
+    predicted = leave_one_out_shares(units, numbers, k=k, temperature=0.1).argmax(1)
+    matrix = torch.zeros(len(used), len(used), dtype=torch.long)
+    matrix.index_put_((numbers, predicted), torch.ones(len(labels), dtype=torch.long), True)
+    return {"k": k, "used": used.tolist(), "matrix": matrix.tolist()}
+
+
+def _clusters(units: Tensor) -> list[int]:
+    from sklearn.cluster import MiniBatchKMeans  # type: ignore[import-untyped]
+
+    count = max(1, min(CLUSTERS, len(units) // 8))
+    found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
+    order = np.argsort(-np.bincount(found, minlength=count), kind="stable")
+    rank = np.empty(count, int)
+    rank[order] = np.arange(count)
+    return [int(number) for number in rank[found]]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Numbers spread evenly over a range."""
+    return sorted({int(number) for number in np.linspace(0, count - 1, min(most, count))})
+
+
+def _queries(sample: Sample) -> list[int]:
+    """Items whose neighbors are shown: one of each class, as far as they go, else anywhere."""
+    if sample.labels is None:
+        return _spread(len(sample.names), QUERIES)
+    first = [int((sample.labels == label).nonzero()[0]) for label in sample.labels.unique()]
+    return [first[index] for index in _spread(len(first), QUERIES)]
+
+
+def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
+    """The most similar pairs, each once."""
+    usual = float((1 - cosines[:, 0]).median())
+    seen: set[tuple[int, int]] = set()
+    found: list[dict[str, Any]] = []
+    for item in cosines[:, 0].argsort(descending=True, stable=True).tolist():
+        other = int(neighbors[item, 0])
+        pair = (min(item, other), max(item, other))
+        if pair not in seen:
+            seen.add(pair)
+            cosine = float(cosines[item, 0])
+            duplicate = 1 - cosine <= NEAR_DUPLICATE * usual
+            found.append({"items": pair, "cosine": cosine, "duplicate": duplicate})
+        if len(found) == PAIRS:
+            break
+    return found
+
+
+def device_of(run: Run) -> str:
+    """What the run was trained on, as far as its options tell on this machine."""
+    if run.config.accelerator != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    threads = run.config.threads or torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' * (threads != 1)}"
+
+
+def collect(run: Run, data: Any) -> Stored:
+    """What a page shows of a run; takes seconds for thousands of items.
+
+    Args:
+        run: The run, trained.
+        data: Its data, as its domain loads them.
+
+    Returns:
+        What :meth:`unremix.report.storage.Stored.write` keeps in the run folder.
+    """
+    sample = take_sample(run, data)
+    units = normalize(torch.nan_to_num(sample.features.float()))[0]
+    count = len(units)
+    neighbors, cosines = nearest(units, max(0, min(NEIGHBORS, count - 1)))
+    importance = scores_of(sample)
+    positions, how = project(units.numpy())
+    state = run.load_checkpoint()
+    arrays: dict[str, Any] = {
+        "embeddings": units.half().numpy(),
+        "positions": positions,
+        "neighbors": neighbors.numpy().astype(np.uint32),
+        "cosines": cosines.numpy(),
+        "batch": sample.batch.numpy().astype(np.uint32),
+        "scores": torch.stack(
+            [getattr(importance, name).float() for name in COMPONENTS]
+        ).numpy(),  # (3, A, A)
+        "negatives": importance.negatives.numpy(),
+        "positives": importance.positives.numpy(),
+        "suspects": suspects(sample, neighbors, cosines, units).numpy(),
+    }
+    about: dict[str, Any] = {
+        "kind": run.config.domain,
+        "unit": run.domain.unit,
+        "total": sample.total,
+        "names": [_cut(name) for name in sample.names],
+        "labels": None if sample.labels is None else sample.labels.tolist(),
+        "classes": sample.classes,
+        "clusters": _clusters(units) if sample.labels is None else None,
+        "documents": None if sample.documents is None else sample.documents.tolist(),
+        "projection": how,
+        "about_batch": sample.about_batch,
+        "weighting": weighting_of(sample.loss),
+        "found_own": found_own(sample, importance),
+        "queries": _queries(sample),
+        "closest": _closest(neighbors, cosines) if neighbors.shape[1] else [],
+        "outliers": cosines.mean(1).argsort(stable=True)[:OUTLIERS].tolist()
+        if neighbors.shape[1]
+        else [],
+        "confusion": _classes(sample, units),
+        "audit": _audit(sample, importance),
+        "node_types": sample.node_types,
+        "read_as": sample.read_as,
+        "parameters": sum(
+            parameter.numel() for parameter in run.encoder(trained=False).parameters()
+        ),
+        "step": int(state["step"]),
+        "seconds": state.get("seconds"),
+        "device": device_of(run),
+        "date": datetime.fromtimestamp(run.checkpoint.stat().st_mtime, timezone.utc).isoformat(
+            timespec="minutes"
+        ),
+        "writer": unremix.__version__,
+        "data": run.domain.name(data),
+    }
+    shown = sorted(
+        {
+            *sample.batch.tolist(),
+            *about["outliers"],
+            *(item for pair in about["closest"] for item in pair["items"]),
+            *about["queries"],
+            *neighbors[about["queries"]].flatten().tolist(),
+        }
+    )
+    if sample.images is not None:
+        _add_pictures(sample, shown, about, arrays)
+    if sample.draw is not None:
+        about["drawings"] = {str(item): packed(sample.draw(item)) for item in shown}
+        about["drawn_views"] = [[packed(one) for one in row] for row in sample.drawn_views]
+    return Stored(about, arrays)
+
+
+def _cut(name: str) -> str:
+    name = str(name)
+    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
+
+
+def _audit(sample: Sample, importance: Importance) -> dict[str, Any] | None:
+    """What :func:`unremix.audit` says of the run's own weights, with labels."""
+    loss, labels = sample.loss, sample.labels
+    if labels is None or loss is None or len(sample.batch) <= AUDITED:
+        return None
+    own = loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
+    found = asdict(audit(own, labels[sample.batch], k=AUDITED))
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def _add_pictures(
+    sample: Sample, shown: Sequence[int], about: dict[str, Any], arrays: dict[str, Any]
+) -> None:
+    """Atlases of all items, of those shown large, and of the views."""
+    assert sample.images is not None
+    count = len(sample.names)
+    few = count <= FEW_ITEMS
+    small = torch.cat([sample.images(part.tolist()) for part in torch.arange(count).split(1024)])
+    atlases: dict[str, Atlas] = {"items": make_atlas(small, LARGE_TILE if few else SMALL_TILE)}
+    if small.shape[-1] > SMALL_TILE and not few:
+        atlases["large"] = make_atlas(small[torch.tensor(shown)], LARGE_TILE)
+        about["large"] = list(shown)
+    if sample.views is not None:
+        atlases["views"] = make_atlas(sample.views.flatten(0, 1), LARGE_TILE)
+        about["views"] = sample.batch[: len(sample.views)].tolist()
+    about["atlases"] = {
+        name: {"kind": atlas.kind, "tile": atlas.tile, "columns": atlas.columns}
+        for name, atlas in atlases.items()
+    }
+    for name, atlas in atlases.items():
+        arrays[f"atlas_{name}"] = np.frombuffer(atlas.data, np.uint8)

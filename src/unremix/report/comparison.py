@@ -1,0 +1,419 @@
+"""A page that compares runs: which is ahead, by how much, and which negatives each prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from markupsafe import Markup
+from torch import Tensor
+
+from unremix.core.scores import COMPONENTS
+from unremix.core.weights import Weighting, hard_negatives, weigh
+from unremix.data.atomic_files import write_whole
+from unremix.evaluation.card import label_of, measures_of
+from unremix.evaluation.verdict import difference
+from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
+from unremix.report.page import page_data
+from unremix.report.rendering import as_json, render
+from unremix.report.storage import Stored
+from unremix.report.words import duration
+from unremix.training.run import Run
+
+SHOWN = 12  # negatives of an anchor
+MOST_PAIRS = 15  # sentences; of more runs, each is compared with the reference alone
+PLOTTED = 3  # measures with a plot of their own
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone.
+
+    Args:
+        name: What to call them.
+        runs: By seed.
+    """
+
+    name: str
+    runs: dict[int, Run]
+
+    def values(self, path: str) -> dict[int, dict[str, Any]]:
+        """A measure of the trained encoder, by seed."""
+        found = {}
+        for seed, run in self.runs.items():
+            results = (run.evaluation or {}).get("results") or {}
+            measure = measures_of(results.get("trained", {})).get(path)
+            if measure is not None:
+                found[seed] = measure
+        return found
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far a group is ahead of another in a measure.
+
+    Args:
+        mean: The mean difference, paired by seed where both have the same seeds.
+        low: Lower end of the 95 % interval; None where it is not known.
+        high: Upper end.
+        seeds: How many pairs of runs.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Runs by recipe; by folder, where two runs of a recipe have the same seed."""
+    recipes: dict[str, list[Run]] = {}
+    for run in runs:
+        recipes.setdefault(run.config.composed_name, []).append(run)
+    distinct = all(len({r.config.seed for r in same}) == len(same) for same in recipes.values())
+    if distinct:
+        return [
+            Group(name, {run.config.seed: run for run in same}) for name, same in recipes.items()
+        ]
+    return [Group(run.path.name, {run.config.seed: run}) for run in runs]
+
+
+def gap(group: Group, other: Group, path: str) -> Gap | None:
+    """How far a group is ahead; None where they have nothing in common to compare.
+
+    With two or more seeds in common: Student's t over the paired differences. With one run each:
+    the error of the measurement, which knows nothing of other seeds.
+    """
+    ours, theirs = group.values(path), other.values(path)
+    seeds = sorted(ours.keys() & theirs.keys())
+    if len(seeds) >= 2:
+        from scipy.stats import t  # type: ignore[import-untyped]
+
+        differences = np.array([ours[seed]["value"] - theirs[seed]["value"] for seed in seeds])
+        error = float(differences.std(ddof=1)) / len(seeds) ** 0.5
+        half = float(t.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1)) * error
+        mean = float(differences.mean())
+        if error == 0:  # seeds that all differ by the same amount tell no spread
+            return Gap(mean, None, None, len(seeds))
+        return Gap(mean, mean - half, mean + half, len(seeds))
+    if not ours or not theirs:
+        return None
+    first, second = (next(iter(values.values())) for values in (ours, theirs))
+    if seeds:
+        first, second = ours[seeds[0]], theirs[seeds[0]]
+    found = difference(first, second)
+    if found is None:
+        return Gap(first["value"] - second["value"], None, None, 1)
+    return Gap(*found, 1)
+
+
+def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any], path: str) -> str:
+    """A verdict on a pair in words."""
+    share = measure.get("percent") is not False
+    factor, digits, unit = (100, 1, " points") if share else (1, 3, "")
+    what = f"{unit} of {label_of(path)}{' accuracy' * share}"
+    seeds = f"{found.seeds} seeds" if found.seeds > 1 else "one seed each"
+    size = f"{factor * abs(found.mean):.{digits}f}"
+    if found.low is None or found.high is None:
+        if found.mean == 0:
+            return f"{group.name} and {other.name} are equal in {label_of(path)}; {seeds}."
+        return (
+            f"{group.name} and {other.name} differ by {size}{what}; {seeds}, which tell no error."
+        )
+    low, high = factor * found.low, factor * found.high
+    caution = "" if found.seeds > 1 else (
+        " The interval is the measurement’s error alone: another seed may reverse the order."
+    )  # fmt: skip
+    if found.low > 0 or found.high < 0:
+        ahead, behind = (group, other) if found.mean > 0 else (other, group)
+        ends = (low, high) if found.mean > 0 else (-high, -low)
+        interval = f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+        return (
+            f"{ahead.name} is ahead of {behind.name} by {size} {interval}{what}; {seeds}.{caution}"
+        )
+    interval = f"[{low:+.{digits}f}, {high:+.{digits}f}]".replace("-", "−")
+    value = f"{factor * found.mean:+.{digits}f}".replace("-", "−")
+    return (
+        f"No clear difference between {group.name} and {other.name}: {value} {interval}{what}; "
+        f"{seeds}.{caution}"
+    )
+
+
+def own_weights(stored: Stored) -> Tensor:
+    """The weights that a run's own loss gives the negatives of the batch, shape (A, A).
+
+    A framework without weights gives every negative the weight 1.
+    """
+    how = stored.about["weighting"]
+    scores = [torch.from_numpy(score.copy()) for score in stored.arrays["scores"]]
+    negatives = torch.from_numpy(stored.arrays["negatives"].astype(bool))
+    count = negatives.sum(1, keepdim=True)
+    if how["kind"] == "hcl":
+        weighting = hard_negatives(how["hardness"], over_temperature=how["over_temperature"])
+        used, mix = [scores[list(COMPONENTS).index("similarity")]], [1.0]
+    elif how["kind"] == "unremix":
+        exponential = how["scaling"] == "zscore-exp"
+        weighting = Weighting(
+            tuple(COMPONENTS),
+            scaling="zscore" if exponential else how["scaling"],
+            sharpness=how["hardness"] if exponential else None,
+            mass=how["mass"],
+        )
+        used, mix = scores, how["mix"]
+    else:
+        weighting, used, mix = Weighting(), [], []
+    return weigh(used, negatives, count, torch.tensor(mix), weighting, how["temperature"])
+
+
+@dataclass
+class Negatives:
+    """What the page shows of the negatives.
+
+    Args:
+        data: For the script; None where the runs have no items in common.
+        why: Why there are none.
+    """
+
+    data: dict[str, Any] | None = None
+    why: str | None = None
+    names: list[str] = field(default_factory=list)
+
+
+def _negatives(groups: Sequence[Group]) -> Negatives:
+    """The most weighted negatives of the same anchors under each run."""
+    found = []
+    for group in groups:
+        stored = next(
+            (s for run in group.runs.values() if (s := Stored.read(run.path)) is not None), None
+        )
+        if stored is not None:
+            found.append((group.name, stored))
+    if len(found) < 2:
+        return Negatives(
+            why="Fewer than two runs have a report.npz; write it with 'unremix report'."
+        )
+    first = found[0][1]
+
+    def same(stored: Stored) -> bool:
+        return stored.about["names"] == first.about["names"] and np.array_equal(
+            stored.arrays["batch"], first.arrays["batch"]
+        )
+
+    if not all(same(stored) for _, stored in found):
+        return Negatives(
+            why="The runs were trained on different data: they have no anchors in common."
+        )
+    shown = []
+    for name, stored in found:
+        weights, negatives = own_weights(stored), stored.arrays["negatives"].astype(bool)
+        ranked = weights.masked_fill(~torch.from_numpy(negatives), -torch.inf)
+        top = ranked.sort(dim=1, stable=True, descending=True).indices[:, :SHOWN]
+        false = torch.from_numpy(stored.arrays["suspects"]) * torch.from_numpy(negatives)
+        on_false = (weights * (false > 0)).sum(1) / weights.sum(1).clamp(min=1e-12)
+        shown.append(
+            {
+                "name": name,
+                "kind": stored.about["weighting"]["kind"],
+                "top": top.tolist(),
+                "weights": weights.gather(1, top).tolist(),
+                "suspects": false.gather(1, top).tolist(),
+                "false": on_false.tolist(),
+            }
+        )
+    data = page_data(first)
+    for unused in ("scores", "negatives", "positions", "cosines", "neighbors", "clusters"):
+        data.pop(unused, None)
+    return Negatives(data | {"runs": shown}, names=[name for name, _ in found])
+
+
+def _curves(groups: Sequence[Group], columns: Mapping[str, tuple[str, bool, str]]) -> list[Chart]:
+    from unremix.report.curves import mean_curve
+
+    charts = []
+    for column, (title, percent, good) in columns.items():
+        lines = []
+        for group in groups:
+            curve = mean_curve([run.metrics() for run in group.runs.values()], column)
+            if curve is None:
+                continue
+            points = list(zip(curve.epochs, curve.mean.tolist(), strict=True))
+            band = None
+            if curve.deviation is not None:
+                ends = zip(curve.mean - curve.deviation, curve.mean + curve.deviation, strict=True)
+                band = [(float(low), float(high)) for low, high in ends]
+            lines.append(Line(group.name, points, band))
+        if lines:
+            charts.append(Chart(title, lines, percent=percent, good=good))
+    return charts
+
+
+CURVES = {
+    "knn": (
+        "kNN accuracy, %",
+        True,
+        "Good: higher. The band is one standard deviation over seeds.",
+    ),
+    "loss": ("Loss", False, "Each recipe has a loss of its own: compare shapes, not heights."),
+    "effective_rank": ("Effective rank", False, "Dimensions that the embeddings use."),
+    "effective_negatives": ("Effective negatives", False, "How many negatives share the weight."),
+}
+
+
+def _costs(groups: Sequence[Group]) -> list[list[str]]:
+    rows = []
+    for group in groups:
+        epochs, seconds, parameters = [], [], None
+        for run in group.runs.values():
+            metrics, stored = run.metrics(), Stored.read(run.path)
+            epochs.append(metrics[-1]["epoch"] if metrics else 0.0)
+            if stored is not None:
+                parameters = stored.about["parameters"]
+                seconds.append(stored.about["seconds"] or 0.0)
+        time = sum(seconds) / len(seconds) if seconds else None
+        trained = sum(epochs) / len(epochs)
+        rows.append(
+            [
+                group.name,
+                str(len(group.runs)),
+                f"{trained:g}",
+                "–" if parameters is None else f"{parameters:,}",
+                "–" if time is None else duration(time),
+                "–" if not time or not trained else f"{time / trained:.2f} s",
+            ]
+        )
+    return rows
+
+
+def runs_of_comparison(folder: Path) -> tuple[list[Path], str | None] | None:
+    """The finished runs of a comparison's folder and its reference; None if it is none."""
+    file = folder / "comparison.yaml"
+    if not file.exists():
+        return None
+    options = yaml.safe_load(file.read_text(encoding="utf-8"))
+    found = sorted(path.parent for path in (folder / "runs").glob("*/evaluation.json"))
+    order = {name: number for number, name in enumerate(options.get("recipes", ()))}
+    found.sort(key=lambda path: order.get(path.name.rpartition("-")[0], len(order)))
+    return found, options.get("reference")
+
+
+def write_comparison_of(folder: Path) -> Path | None:
+    """Write ``report.html`` of a comparison's folder; None while fewer than two runs are done.
+
+    Args:
+        folder: What ``unremix compare`` has written.
+    """
+    found = runs_of_comparison(folder)
+    if found is None or len(found[0]) < 2:
+        return None
+    runs, reference = found
+    title = f"Comparison on {folder.name}"
+    return write_comparison(runs, folder / "report.html", reference=reference, title=title)
+
+
+def write_comparison(
+    runs: Sequence[str | Path],
+    path: str | Path,
+    *,
+    reference: str | None = None,
+    title: str | None = None,
+) -> Path:
+    """Write a page that compares runs.
+
+    Runs of one recipe with different seeds count as one. Differences are paired by seed.
+
+    Args:
+        runs: Run folders, at least two.
+        path: The page.
+        reference: The recipe that others are compared with; by default the first.
+        title: What to call it.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: For fewer than two runs.
+    """
+    if len(runs) < 2:
+        raise ValueError(
+            f"expected at least two runs to compare, got {len(runs)}; name more run folders"
+        )
+    groups = grouped([Run(run) for run in runs])
+    groups.sort(key=lambda group: group.name != reference)
+    paths = list(dict.fromkeys(p for g in groups for run in g.runs.values() for p in _paths(run)))
+    paths.sort(key=lambda one: one != "knn")
+    says, plots = [], []
+    pairs = list(combinations(groups, 2))
+    if len(pairs) > MOST_PAIRS:
+        pairs = [(groups[0], group) for group in groups[1:]]
+    for measure in paths[:PLOTTED]:
+        example = next(iter(m for g in groups for m in g.values(measure).values()))
+        share = example.get("percent") is not False
+        gaps = [(other, found) for other in groups[1:] if (found := gap(other, groups[0], measure))]
+        if gaps:
+            unit = f"{'points of ' * share}{label_of(measure)}, difference to {groups[0].name}"
+            intervals = [Interval(o.name, f.mean, f.low, f.high) for o, f in gaps]
+            plots.append(
+                (label_of(measure), draw_intervals(
+                    intervals, factor=100 if share else 1, unit=unit, title=unit
+                ))
+            )  # fmt: skip
+        if measure == paths[0]:
+            says = [
+                sentence(a, b, found, example, measure)
+                for a, b in pairs
+                if (found := gap(a, b, measure)) is not None
+            ]
+    charts = _curves(groups, CURVES)
+    negatives = _negatives(groups)
+    page = render(
+        "comparison.html",
+        "comparison",
+        title=title or f"{len(groups)} recipes compared",
+        groups=groups,
+        says=says,
+        plots=plots,
+        table=_table(groups, paths),
+        charts=[(c, Markup(svg), looks(c)) for c in charts if (svg := draw(c)) is not None],
+        data=None if negatives.data is None else as_json(negatives.data),
+        about=negatives.data,
+        why=negatives.why,
+        costs=_costs(groups),
+    )
+    target = Path(path)
+    write_whole(target, lambda file: file.write_text(page, encoding="utf-8"))
+    return target
+
+
+def _paths(run: Run) -> list[str]:
+    results = (run.evaluation or {}).get("results") or {}
+    return [p for p in measures_of(results.get("trained", {})) if p.rpartition(".")[2] != "top5"]
+
+
+def _table(groups: Sequence[Group], paths: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Mean ± standard deviation of each measure, a row per group."""
+    headings, columns = ["Recipe", "Runs"], []
+    for path in paths:
+        values = [[m["value"] for m in group.values(path).values()] for group in groups]
+        shares = all(m.get("percent") is not False for g in groups for m in g.values(path).values())
+        factor, digits = (100, 1) if shares else (1, 3)
+        headings.append(f"{label_of(path)}{', %' * shares}")
+        cells = []
+        for found in values:
+            if not found:
+                cells.append("–")
+                continue
+            spread = f" ± {factor * np.std(found, ddof=1):.{digits}f}" if len(found) > 1 else ""
+            cells.append(f"{factor * np.mean(found):.{digits}f}{spread}")
+        columns.append(cells)
+    rows = [
+        [group.name, str(len(group.runs)), *(cells[number] for cells in columns)]
+        for number, group in enumerate(groups)
+    ]
+    return headings, rows

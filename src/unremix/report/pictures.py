@@ -1,0 +1,72 @@
+"""Many small pictures in one: an atlas of tiles."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+BLOCK = 16  # JPEG compresses blocks of so many pixels: a tile of whole blocks has clean edges
+LOSSLESS_PIXELS = 400_000  # fewer are kept as they are
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """Tiles in rows.
+
+    Args:
+        data: The picture, encoded.
+        kind: Its type: image/png or image/jpeg.
+        tile: Side of a tile in pixels.
+        columns: Tiles in a row.
+    """
+
+    data: bytes
+    kind: str
+    tile: int
+    columns: int
+
+
+def make_atlas(images: Tensor, most: int) -> Atlas:
+    """Put pictures side by side.
+
+    Args:
+        images: uint8, shape (n, C, S, S).
+        most: The largest side of a tile; larger pictures are scaled down.
+
+    Returns:
+        The atlas: PNG for little, JPEG for much.
+
+    Example:
+        >>> atlas = make_atlas(torch.zeros(5, 1, 8, 8, dtype=torch.uint8), 64)
+        >>> atlas.kind, atlas.tile, atlas.columns
+        ('image/png', 8, 3)
+    """
+    count, channels, size, _ = images.shape
+    tile = min(size, most)
+    lossless = count * tile * tile <= LOSSLESS_PIXELS
+    if not lossless:
+        tile = max(BLOCK, tile // BLOCK * BLOCK)
+    columns = max(1, round(count**0.5 + 0.49))
+    rows = -(-count // columns)
+    canvas = torch.zeros(channels, rows * tile, columns * tile, dtype=torch.uint8)
+    for start in range(0, count, 512):
+        part = images[start : start + 512]
+        if tile != size:
+            scaled = F.interpolate(part.float(), (tile, tile), mode="bilinear", antialias=True)
+            part = scaled.round().clamp(0, 255).byte()
+        for offset, picture in enumerate(part):
+            row, column = divmod(start + offset, columns)
+            canvas[:, row * tile : (row + 1) * tile, column * tile : (column + 1) * tile] = picture
+    array = canvas[0].numpy() if channels == 1 else canvas.permute(1, 2, 0).contiguous().numpy()
+    stream = io.BytesIO()
+    picture = Image.fromarray(array)
+    if lossless:
+        picture.save(stream, "PNG", optimize=True)
+    else:
+        picture.save(stream, "JPEG", quality=78, optimize=True)
+    return Atlas(stream.getvalue(), "image/png" if lossless else "image/jpeg", tile, columns)

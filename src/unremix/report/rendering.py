@@ -1,0 +1,89 @@
+"""From a template, its scripts and its data to one self-contained page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w-]+)\.js";$', re.MULTILINE)
+EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+
+
+def _read(folder: str, name: str) -> str:
+    return files("unremix.report").joinpath(folder).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def bundle(name: str) -> str:
+    """A script and all that it imports as one.
+
+    The modules are plain files that a browser can load as they are. A page in one file has no place
+    to load them from: here each is a function that gives what it exports, after those it imports.
+
+    Args:
+        name: The script, without its ending.
+    """
+    parts: dict[str, str] = {}
+
+    def add(module: str) -> None:
+        if module in parts:
+            return
+        source = _read("scripts", f"{module}.js")
+        for _, needed in IMPORT.findall(source):
+            add(needed)
+        exported = ", ".join(found for _, found in EXPORT.findall(source))
+        inner = EXPORT.sub(r"\1", IMPORT.sub(r"const \1 = modules.\2;", source))
+        parts[module] = f"modules.{module} = (() => {{\n{inner}\nreturn {{ {exported} }};\n}})();\n"
+
+    add(name)
+    return "const modules = {};\n" + "".join(parts.values())
+
+
+def numbers(array: NDArray[Any], kind: Any) -> str:
+    """An array for the page: little-endian numbers of a kind, in base64."""
+    ordered = np.ascontiguousarray(array, np.dtype(kind).newbyteorder("<"))
+    return base64.b64encode(ordered.tobytes()).decode()
+
+
+def as_json(data: Any) -> Markup:
+    """Data to stand in a script element: nothing in them can end it, or begin a comment."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def render(template: str, script: str, **context: Any) -> str:
+    """A whole page.
+
+    A policy in its head allows its own script alone, by its hash, and no request to anywhere.
+
+    Args:
+        template: Name of the template.
+        script: Name of the script, without its ending.
+        context: What the template is given.
+    """
+    environment = Environment(
+        loader=PackageLoader("unremix.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    code = f"\n{bundle(script)}"
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return environment.get_template(template).render(
+        style=Markup(_read("styles", "page.css")), code=Markup(code), policy=policy, **context
+    )

@@ -1,0 +1,364 @@
+// The negatives of an anchor under several weightings, side by side, ranked anew as controls move.
+
+import { audit, expectedBySimilarity } from "./audits.js";
+import { legend, lineChart } from "./charts.js";
+import { bytes, csvLine, floats, make, percent } from "./data.js";
+import { copyText } from "./page.js";
+import { COMPONENTS, ranked, scale, weigh, weightings } from "./weights.js";
+
+const SHOWN = 6;
+const AUDITED = 10;
+const LETTERS = { uncertainty: "u", similarity: "s", representativeness: "r" };
+const REASONS = { 1: "same class", 2: "near-duplicate", 3: "shared neighbors" };
+export const TITLES = {
+  uniform: ["Uniform", "every negative alike"],
+  hcl: ["HCL", "by similarity, exponentially"],
+  uncertainty: ["Uncertainty", "u alone"],
+  similarity: ["Similarity", "s alone"],
+  representativeness: ["Represent\u00adativeness", "r alone"],
+  unremix: ["UnReMix", "the mix you set"],
+};
+const SHAPES = { uniform: null, hcl: 3, uncertainty: 2, similarity: 1, representativeness: 0, unremix: 0 };
+
+export class Explorer {
+  constructor(root, data, items) {
+    this.root = root;
+    this.data = data;
+    this.items = items;
+    this.size = data.batch.length;
+    const scores = Object.fromEntries(COMPONENTS.map((name) => [name, floats(data.scores[name])]));
+    const negatives = bytes(data.negatives);
+    const suspects = bytes(data.suspects);
+    const row = (values, i) => values.subarray(i * this.size, (i + 1) * this.size);
+    this.rows = data.batch.map((item, i) => ({
+      scores: Object.fromEntries(COMPONENTS.map((name) => [name, row(scores[name], i)])),
+      negatives: row(negatives, i),
+      suspects: row(suspects, i),
+    }));
+    this.labels = data.labels ? data.batch.map((item) => data.labels[item]) : null;
+    const usual = expectedBySimilarity(
+      this.rows.map(({ scores: s, negatives: n, suspects: f }) => ({ similarity: s.similarity, negatives: n, suspects: f })),
+    );
+    this.rows.forEach((found, i) => (found.expected = usual[i]));
+    const start = data.weighting;
+    this.start = {
+      mix: [...start.mix],
+      scaling: start.scaling,
+      mass: start.mass,
+      hardness: start.hardness,
+      temperature: start.temperature,
+      overTemperature: start.over_temperature,
+    };
+    this.controls = { ...this.start, mix: [...this.start.mix] };
+    this.anchor = 0;
+    this.worst = -1;
+    this.find = (name) => root.querySelector(`[data-part="${name}"]`);
+    this.addControls();
+    this.addPicker();
+    this.update();
+    this.choose(this.startAnchor());
+  }
+
+  // An anchor with false negatives shows more than one without.
+  startAnchor() {
+    const weights = this.weightsOf("unremix");
+    const share = (i) => this.falseShare(i, weights[i]);
+    return this.rows.reduce((best, _, i) => (share(i) > share(best) ? i : best), 0);
+  }
+
+  weightsOf(name) {
+    const { how } = weightings(this.controls).find((one) => one.name === name);
+    return this.rows.map(({ scores, negatives }) => weigh(scores, negatives, how));
+  }
+
+  falseShare(i, weights) {
+    const { suspects, negatives } = this.rows[i];
+    let total = 0;
+    let on = 0;
+    for (let j = 0; j < this.size; j++) {
+      if (!negatives[j]) continue;
+      total += weights[j];
+      on += suspects[j] ? weights[j] : 0;
+    }
+    return total > 0 ? on / total : 0;
+  }
+
+  addControls() {
+    const place = this.find("controls");
+    const slider = (name, label, most, step, get, set) => {
+      const id = `control-${name}`;
+      const shown = make("output", { for: id });
+      const input = make("input", { type: "range", id, min: 0, max: most, step, value: get() });
+      const say = () => (shown.textContent = Number(input.value).toFixed(2));
+      input.addEventListener("input", () => {
+        set(Number(input.value));
+        say();
+        this.changed();
+      });
+      say();
+      this.inputs.push(() => {
+        input.value = get();
+        say();
+      });
+      const letter = LETTERS[name] ? make("b", { class: `letter ${name}`, "aria-hidden": "true" }, LETTERS[name]) : null;
+      return make("div", { class: "control" }, make("label", { for: id }, letter, label), input, shown);
+    };
+    const choice = (name, label, options, get, set) => {
+      const id = `control-${name}`;
+      const input = make(
+        "select",
+        { id },
+        ...options.map(([value, text]) => make("option", { value }, text)),
+      );
+      input.value = get();
+      input.addEventListener("change", () => {
+        set(input.value);
+        this.changed();
+      });
+      this.inputs.push(() => (input.value = get()));
+      return make("div", { class: "control" }, make("label", { for: id }, label), input);
+    };
+    this.inputs = [];
+    const { controls } = this;
+    COMPONENTS.forEach((name, k) =>
+      place.append(
+        slider(name, `λ ${name}`, 1, 0.01, () => this.controls.mix[k], (value) => (this.controls.mix[k] = value)),
+      ),
+    );
+    place.append(
+      slider("hardness", "Hardness β, of HCL and z-scores", Math.max(10, controls.hardness), 0.05, () => this.controls.hardness, (value) => (this.controls.hardness = value)),
+      choice(
+        "scaling",
+        "Scaling",
+        [["minmax", "minmax"], ["zscore-exp", "zscore-exp"], ["none", "none"]],
+        () => this.controls.scaling,
+        (value) => (this.controls.scaling = value),
+      ),
+      choice("mass", "Mass", [["mean", "mean: average 1"], ["none", "none"]], () => this.controls.mass, (value) => (this.controls.mass = value)),
+      make(
+        "button",
+        {
+          type: "button",
+          class: "quiet",
+          onclick: () => {
+            this.controls = { ...this.start, mix: [...this.start.mix] };
+            this.inputs.forEach((reset) => reset());
+            this.changed();
+          },
+        },
+        "As in this run",
+      ),
+    );
+  }
+
+  addPicker() {
+    const grid = this.find("anchors");
+    this.buttons = this.data.batch.map((item, i) => {
+      const button = make(
+        "button",
+        { type: "button", class: "pick", title: this.items.describe(item), "aria-pressed": "false", onclick: () => this.choose(i) },
+        this.items.show(item),
+      );
+      grid.append(button);
+      return button;
+    });
+    const search = this.find("search");
+    search.addEventListener("input", () => {
+      const asked = search.value.trim().toLowerCase();
+      let shown = 0;
+      this.data.batch.forEach((item, i) => {
+        const fits = this.items.describe(item).toLowerCase().includes(asked);
+        this.buttons[i].hidden = !fits;
+        shown += fits ? 1 : 0;
+      });
+      this.find("found").textContent = asked ? `${shown} of ${this.size}` : "";
+    });
+    this.find("random").addEventListener("click", () => this.choose(Math.floor(Math.random() * this.size)));
+    this.find("worst").addEventListener("click", () => {
+      const weights = this.weightsOf("unremix");
+      const order = this.rows.map((_, i) => i).sort((a, b) => this.falseShare(b, weights[b]) - this.falseShare(a, weights[a]));
+      this.worst = (this.worst + 1) % this.size;
+      this.choose(order[this.worst]);
+    });
+    this.find("copy").addEventListener("click", (event) => copyText(this.csv(), event.currentTarget));
+  }
+
+  choose(i) {
+    this.buttons[this.anchor].setAttribute("aria-pressed", "false");
+    this.anchor = i;
+    this.buttons[i].setAttribute("aria-pressed", "true");
+    const item = this.data.batch[i];
+    const place = this.find("anchor");
+    place.replaceChildren(make("div", { class: "portrait" }, this.items.show(item)));
+    const caption = make("figcaption", {});
+    const around = this.items.around(item);
+    if (around) {
+      const line = (text, word) => (text ? make("p", { class: "around", dir: "auto" }, make("span", { class: "tag" }, word), text) : null);
+      place.prepend(...[line(around.before, "before")].filter(Boolean));
+      place.append(...[line(around.after, "after")].filter(Boolean));
+    } else {
+      caption.append(make("strong", { dir: "auto" }, this.items.name(item)));
+    }
+    if (this.data.labels) caption.append(make("span", { class: "tag", dir: "auto" }, this.items.label(item)));
+    place.append(caption);
+    this.rank();
+  }
+
+  // Several changes between two frames are computed once.
+  changed() {
+    this.worst = -1;
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      this.update();
+    });
+  }
+
+  update() {
+    this.rank();
+    this.examine();
+  }
+
+  rank() {
+    const i = this.anchor;
+    const { scores, negatives, suspects } = this.rows[i];
+    const list = weightings(this.controls);
+    const scaling = list[5].how.scaling;
+    const scaled = COMPONENTS.map((name) => {
+      // Bars need a range: what is not scaled from 0 to 1 is, for the bars alone.
+      const values = scaling === "minmax" ? scores[name] : scale(scores[name], negatives, scaling, 1);
+      return scale(values, negatives, "minmax", 0);
+    });
+    const own = { uniform: "uniform", hcl: "hcl", unremix: "unremix" }[this.data.weighting.kind];
+    this.find("columns").replaceChildren(
+      ...list.map(({ name, how }) => {
+        const weights = weigh(scores, negatives, how);
+        const order = ranked(weights, negatives).slice(0, SHOWN);
+        const most = Math.max(...order.map((j) => weights[j]), 1e-12);
+        const [title, subtitle] = TITLES[name];
+        const share = this.falseShare(i, weights);
+        const suspicion = this.data.labels ? "on its own class" : "on suspects";
+        return make(
+          "section",
+          { class: `column ${name}`, "data-weighting": name, "aria-label": `${title}: ${subtitle}` },
+          make(
+            "header",
+            {},
+            make("h4", {}, title, own === name ? make("span", { class: "badge" }, "this run") : null),
+            make("p", {}, subtitle),
+            make("p", { class: "figure" }, make("b", {}, percent(share)), ` of the weight ${suspicion}`),
+          ),
+          make(
+            "ol",
+            {},
+            ...order.map((j) => this.card(j, weights[j], weights[j] / most, scaled.map((values) => values[j]), suspects[j])),
+          ),
+        );
+      }),
+    );
+  }
+
+  card(j, weight, share, bars, suspect) {
+    const item = this.data.batch[j];
+    const reason = suspect ? REASONS[suspect] : null;
+    const spoken = COMPONENTS.map((name, k) => `${name} ${bars[k].toFixed(2)}`).join(", ");
+    return make(
+      "li",
+      { class: suspect ? "negative suspect" : "negative", "data-item": item, "data-weight": weight },
+      make("div", { class: "shown", title: this.items.describe(item) }, this.items.show(item)),
+      make(
+        "div",
+        { class: "facts" },
+        make("span", { class: "weight", title: "weight" }, weight >= 100 ? weight.toFixed(0) : weight.toFixed(2)),
+        make("span", { class: "bar total", "aria-hidden": "true" }, make("i", { style: `width: ${(100 * share).toFixed(1)}%` })),
+        make(
+          "span",
+          { class: "bars", role: "img", "aria-label": spoken, title: spoken },
+          ...COMPONENTS.map((name, k) =>
+            make("span", { class: `bar ${name}` }, make("i", { style: `width: ${(100 * Math.min(1, Math.max(0, bars[k]))).toFixed(1)}%` })),
+          ),
+        ),
+        reason ? make("span", { class: "reason" }, reason) : null,
+      ),
+    );
+  }
+
+  // All negatives of the anchor, under every weighting.
+  csv() {
+    const { scores, negatives, suspects } = this.rows[this.anchor];
+    const list = weightings(this.controls);
+    const all = list.map(({ how }) => weigh(scores, negatives, how));
+    const lines = [csvLine(["name", "label", "suspected", ...COMPONENTS, ...list.map(({ name }) => `weight_${name}`)])];
+    for (let j = 0; j < this.size; j++) {
+      if (!negatives[j]) continue;
+      const item = this.data.batch[j];
+      lines.push(
+        csvLine([
+          this.items.name(item),
+          this.data.labels ? this.items.label(item) : "",
+          suspects[j] ? REASONS[suspects[j]] : "",
+          ...COMPONENTS.map((name) => scores[name][j]),
+          ...all.map((weights) => weights[j]),
+        ]),
+      );
+    }
+    return `${lines.join("\n")}\n`;
+  }
+
+  examine() {
+    const list = weightings(this.controls);
+    this.audits = list.map(({ name, how }) => ({
+      name,
+      found: audit(
+        this.rows.map(({ scores, negatives, suspects, expected }) => ({
+          weights: weigh(scores, negatives, how),
+          negatives,
+          suspects,
+          expected,
+          labels: this.labels,
+        })),
+        AUDITED,
+      ),
+    }));
+    const of = (name) => this.audits.find((one) => one.name === name).found;
+    const series = this.audits
+      .filter(({ name }) => name !== "uniform")
+      .map(({ name, found }) => ({ name: TITLES[name][0], className: name, shape: SHAPES[name], values: found.deciles }));
+    series.push(
+      { name: "as similar as UnReMix’s", className: "matched", shape: null, values: of("unremix").matchedDeciles },
+      { name: "all negatives", className: "base", shape: null, values: new Array(10).fill(of("unremix").base) },
+    );
+    const what = this.data.labels ? "False negatives" : "Suspected false negatives";
+    this.find("deciles").replaceChildren(
+      lineChart({ title: `${what} by tenth of the weight`, series, xLabel: "tenth of the negatives, from the least to the most weighted", yLabel: `${what}, %` }),
+      legend(series),
+    );
+    const headings = ["Weighting", `${what} among the ${AUDITED} heaviest`, "Equally similar ones", "Effective negatives"];
+    if (this.labels) headings.push("Distinct classes");
+    const body = this.audits.map(({ name, found }) =>
+      make(
+        "tr",
+        {},
+        make("th", { scope: "row" }, TITLES[name][0]),
+        ...[percent(found.top), percent(found.matched), found.effective.toFixed(1), ...(this.labels ? [percent(found.distinct, 0)] : [])].map((text) =>
+          make("td", {}, text),
+        ),
+      ),
+    );
+    this.find("audit-table").replaceChildren(
+      make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col" }, text)))),
+      make("tbody", {}, ...body),
+    );
+    const own = of("unremix");
+    const gap = 100 * (own.top - own.matched);
+    const verdict =
+      Math.abs(gap) < 0.5
+        ? "no more and no fewer than equally similar negatives hold"
+        : `${Math.abs(gap).toFixed(1)} points ${gap < 0 ? "fewer" : "more"} than equally similar negatives hold`;
+    this.find("audit-says").textContent =
+      `Of the ${AUDITED} negatives that UnReMix weights most at these settings, ${percent(own.top)} ` +
+      `${this.data.labels ? "are of the anchor’s own class" : "are suspected to show the same as the anchor"}: ${verdict}. ` +
+      `Among all negatives it is ${percent(own.base)}.`;
+  }
+}

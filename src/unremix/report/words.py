@@ -1,0 +1,115 @@
+"""What a page says in words: its headline, and the facts below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unremix.evaluation.card import FEATURES, label_of, measures_of
+from unremix.evaluation.health import COLLAPSED_SPREAD
+from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
+
+FEW_DIMENSIONS = 2.0  # in use: below, the embeddings lie on a line
+
+
+def headline(
+    card: Mapping[str, Any] | None,
+    last: Mapping[str, float],
+    about: Mapping[str, Any] | None,
+) -> tuple[str, str]:
+    """A verdict in one sentence, and its tone: good, bad or open.
+
+    Args:
+        card: The evaluation card, if there is one.
+        last: The last row of the metrics.
+        about: What was collected of the run, if anything.
+
+    Example:
+        >>> trained, pixels = {"value": 0.9, "low": 0.88, "high": 0.92}, {"value": 0.7}
+        >>> results = {
+        ...     "trained": {"knn": trained},
+        ...     "pixels": {"knn": {**pixels, "low": 0.67, "high": 0.73}},
+        ... }
+        >>> headline({"results": results}, {}, None)
+        ('Better than raw pixels by 20.0 ± 3.6 points of kNN accuracy', 'good')
+    """
+    results = (card or {}).get("results") or {}
+    baselines = [kind for kind in results if kind != "trained"]
+    for kind in sorted(baselines, key=lambda kind: kind == "untrained"):
+        found = _against(kind, results["trained"], results[kind])
+        if found is not None:
+            return found
+    spread, rank = last.get("spread"), last.get("effective_rank")
+    if (spread is not None and spread < COLLAPSED_SPREAD) or (
+        rank is not None and rank < FEW_DIMENSIONS
+    ):
+        return "The embeddings have collapsed: all items look alike to the encoder", "bad"
+    said = "No sign of collapse" if last else "Not trained: the encoder as it was initialized"
+    if about is not None:
+        which = "a neighbor of theirs" if about["kind"] == "sentence" else "their own second view"
+        if about["kind"] == "graph" and "node" in about["about_batch"]:
+            which = "the graph they belong to"
+        of = "nodes" if which.startswith("the graph") else about["unit"]
+        among = len(about["batch"]) if "batch" in about else about["batch_size"]
+        said += f"; {about['found_own']:.0%} of {of} find {which} among {among}"
+    return said, "open"
+
+
+def _against(
+    kind: str, trained: Mapping[str, Any], other: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """The first measure that tells a difference; if none does, the first measure."""
+    ours, theirs = measures_of(trained), measures_of(other)
+    common = [path for path in ours if path in theirs and path.rpartition(".")[2] != "top5"]
+    name = FEATURES.get(kind, kind)
+    name = f"the {name}" if name.endswith("encoder") else name
+    unclear: list[tuple[str, str]] = []
+    for path in sorted(common, key=lambda path: path != "knn"):
+        found = difference(ours[path], theirs[path])
+        if found is None:
+            continue
+        delta, low, high = found
+        if path.rpartition(".")[2] in SMALLER_IS_BETTER:
+            delta, low, high = -delta, -high, -low
+        share = ours[path].get("percent") is not False
+        factor, digits = (100, 1) if share else (1, 3)
+        size = f"{factor * abs(delta):.{digits}f} ± {factor * (high - low) / 2:.{digits}f}"
+        what = f"points of {label_of(path)} accuracy" if share else label_of(path)
+        if low <= 0 <= high:
+            sign = "+" if delta >= 0 else "−"
+            unclear.append((label_of(path), f"{sign}{size} {what}"))
+            continue
+        rest = f"; {unclear[0][0]} shows no clear difference" if unclear else ""
+        if low > 0:
+            return f"Better than {name} by {size} {what}{rest}", "good"
+        return f"Worse than {name} by {size} {what}{rest}", "bad"
+    if not unclear:
+        return None
+    return f"No measurable difference from {name}: {unclear[0][1]}", "open"
+
+
+def duration(seconds: float | None) -> str:
+    """A time in words.
+
+    Example:
+        >>> duration(8.41), duration(754), duration(7501), duration(None)
+        ('8 s', '12 min 34 s', '2 h 5 min', 'not recorded')
+    """
+    if seconds is None:
+        return "not recorded"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def commands(path: str, data: str, epochs: int) -> Sequence[tuple[str, str]]:
+    """What to do with a run next, and the command for it."""
+    return (
+        ("Embed data", f"unremix embed {path} --data {data} -o features.npz"),
+        ("Export the encoder", f"unremix export {path} --format onnx"),
+        ("Train further", f"unremix train --resume {path} --epochs {2 * epochs or 100}"),
+    )

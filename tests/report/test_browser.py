@@ -1,0 +1,444 @@
+"""The pages in a real browser: what they show, that it is right, and that nobody is left out."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import HOSTILE, digits, graphs, sentences, unlabelled
+
+import unremix
+from unremix.report import write_comparison, write_report
+from unremix.report.samples import take_sample
+from unremix.report.storage import Stored
+from unremix.training.run import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+AXE = "axe-core@4.10.2"
+AXE_DIGEST = "b511cd9dec01c76f4b2ad1723b66b6db37d4c2eb4ed199076e1829d9ee7b75e3"
+LARGEST = 15 * 2**20
+KINDS = ["digits", "unlabelled", "graphcl-unremix", "infograph-unremix", "sentences"]
+
+
+def missing(what: str) -> None:
+    """Skip, or fail where the browser tests are asked for."""
+    reason = f"expected {what} for the browser tests, found none; run 'make browser'"
+    if os.environ.get("UNREMIX_BROWSER") == "required":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    if executable is None:
+        missing("Debian's chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright")
+    with sync_playwright() as playwright:
+        # As root, and in containers, Chromium's own sandbox cannot start.
+        launched = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def runs(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    made = [
+        digits(folder),
+        unlabelled(folder),
+        graphs(folder),
+        graphs(folder, "infograph-unremix"),
+        sentences(folder),
+    ]
+    return {run.path.name: run for run in made}
+
+
+Opened = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Opened]:
+    """Opens a page; in the end there must be no error and no request to anywhere."""
+    contexts, said, asked = [], [], []
+
+    def open_page(path: Path, width: int = 1280, scheme: str = "light") -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(path.resolve().as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached", timeout=30_000)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def set_control(page: Any, name: str, value: float | str) -> None:
+    """Move a control as a person does, and wait for the page to follow."""
+    kind = "change" if isinstance(value, str) else "input"
+    page.evaluate(
+        """([name, value, kind]) => {
+            const input = document.getElementById(`control-${name}`);
+            input.value = value;
+            input.dispatchEvent(new Event(kind, { bubbles: true }));
+            return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+        }""",
+        [name, str(value), kind],
+    )
+
+
+def shown_weights(page: Any) -> dict[str, np.ndarray]:
+    """The anchor's columns of the CSV that the page gives, in full precision."""
+    rows = list(csv.DictReader(io.StringIO(page.evaluate("unremix.explorer.csv()"))))
+    return {
+        name: np.array([float(row[name]) for row in rows])
+        for name in rows[0]
+        if name.startswith("weight_")
+    }
+
+
+SETTINGS = [
+    ((0.0, 1.0, 0.0), "minmax", 1.0, "mean"),
+    ((0.7, 0.2, 0.45), "minmax", 4.0, "mean"),
+    ((0.3, 0.3, 0.9), "zscore-exp", 2.5, "mean"),
+    ((0.1, 0.9, 0.4), "zscore-exp", 0.5, "none"),
+    ((0.5, 0.25, 0.25), "none", 0.0, "mean"),
+    ((0.2, 0.6, 0.2), "none", 10.0, "none"),
+]
+
+
+@pytest.mark.parametrize("kind", ["digits", "unlabelled", "graphcl-unremix", "infograph-unremix"])
+def test_the_controls_rank_as_the_library_does(
+    kind: str, runs: dict[str, Run], opened: Opened
+) -> None:
+    run = runs[kind]
+    page = opened(run.path / "report.html")
+    sample = take_sample(run, run.domain.load_for(run, None))
+    z0, h0 = sample.anchors.embeddings, sample.anchors.inputs
+    z1, h1 = sample.candidates.embeddings, sample.candidates.inputs
+    assert sample.loss is not None
+    tau = float(sample.loss.current_temperature())
+    for mix, scaling, hardness, mass in SETTINGS:
+        for name, share in zip(
+            ("uncertainty", "similarity", "representativeness"), mix, strict=True
+        ):
+            set_control(page, name, share)
+        set_control(page, "hardness", hardness)
+        set_control(page, "scaling", scaling)
+        set_control(page, "mass", mass)
+        beta = hardness if scaling == "zscore-exp" else None
+        options: dict[str, Any] = {
+            "layout": "one-way", "temperature": tau, "scaling": scaling, "mass": mass,
+            "hardness": beta, "bias": sample.loss.options.bias,
+        }  # fmt: skip
+        whole = unremix.importance(z0, z1, h0, h1, mix=mix, **options)
+        weights = {"weight_unremix": whole.weights}
+        for name in ("uncertainty", "similarity", "representativeness"):
+            alone = unremix.importance(z0, z1, h0, h1, components=(name,), mix=(1,), **options)
+            weights[f"weight_{name}"] = alone.weights
+        hcl = unremix.HCLLoss(temperature=tau, hardness=hardness, layout="one-way")
+        weights["weight_hcl"] = hcl.importance(z0, z1, h0, h1).weights
+        weights["weight_uniform"] = whole.negatives.float()
+        for anchor in (0, len(z0) // 2, len(z0) - 1):
+            page.evaluate(f"unremix.explorer.choose({anchor})")
+            shown = shown_weights(page)
+            negatives = whole.negatives[anchor]
+            for name, expected in weights.items():
+                np.testing.assert_allclose(
+                    shown[name], expected[anchor][negatives], rtol=1e-5, atol=1e-5,
+                    err_msg=f"{name} {mix} {scaling} {hardness} {mass}",
+                )  # fmt: skip
+            best = expected_top(whole.weights[anchor], negatives, sample.batch)
+            found = page.eval_on_selector_all(
+                "[data-weighting='unremix'] li",
+                "all => all.map((one) => Number(one.dataset.weight))",
+            )
+            np.testing.assert_allclose(found, best, rtol=1e-5, atol=1e-5)
+
+
+def expected_top(
+    weights: torch.Tensor, negatives: torch.Tensor, batch: torch.Tensor
+) -> list[float]:
+    return sorted(weights[negatives].tolist(), reverse=True)[:6]
+
+
+def test_sentences_are_ranked_by_the_weights_of_their_loss(
+    runs: dict[str, Run], opened: Opened
+) -> None:
+    run = runs["sentences"]
+    page = opened(run.path / "report.html")
+    sample = take_sample(run, run.domain.load_for(run, None))
+    assert sample.loss is not None
+    own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
+    for anchor in (0, 40, len(sample.batch) - 1):
+        page.evaluate(f"unremix.explorer.choose({anchor})")
+        expected = own.weights[anchor][own.negatives[anchor]]
+        np.testing.assert_allclose(
+            shown_weights(page)["weight_unremix"], expected, rtol=1e-5, atol=1e-5
+        )
+    # Positives and the sentence itself are no negatives.
+    assert not (own.negatives & own.positives).any()
+    assert not own.negatives.diagonal().any()
+
+
+def test_the_audit_is_the_librarys(runs: dict[str, Run], opened: Opened) -> None:
+    run = runs["digits"]
+    page = opened(run.path / "report.html")
+    sample = take_sample(run, run.domain.load_for(run, None))
+    assert sample.loss is not None
+    assert sample.labels is not None
+    own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
+    expected = unremix.audit(own, sample.labels[sample.batch], k=10)
+    found = page.evaluate("unremix.explorer.audits.find((one) => one.name === 'unremix').found")
+    assert found["top"] == pytest.approx(expected.false_negative_rate, abs=2e-3)
+    assert found["base"] == pytest.approx(expected.base_rate, abs=1e-6)
+    assert found["distinct"] == pytest.approx(expected.distinct_class_share, abs=2e-3)
+    assert found["effective"] == pytest.approx(expected.effective_negatives, rel=1e-5)
+    assert found["deciles"] == pytest.approx(expected.decile_false_negative_rate, abs=2e-3)
+    # Weights that are the similarity tell nothing beyond it.
+    alone = page.evaluate("unremix.explorer.audits.find((one) => one.name === 'similarity').found")
+    assert alone["deciles"] == pytest.approx(alone["matchedDeciles"], abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_an_explorer(kind: str, runs: dict[str, Run], opened: Opened) -> None:
+    path = runs[kind].path / "report.html"
+    assert path.stat().st_size < LARGEST
+    page = opened(path)
+    assert page.locator("#explorer .column").count() == 6
+    anchors = page.locator("#explorer .pick")
+    count = anchors.count()
+    assert count == len(Stored.read(runs[kind].path).arrays["batch"])  # type: ignore[union-attr]
+    # By mouse, by keyboard, by chance, by search.
+    anchors.nth(2).click()
+    assert page.evaluate("unremix.explorer.anchor") == 2
+    anchors.nth(3).focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("unremix.explorer.anchor") == 3
+    page.get_by_role("button", name="Random").click()
+    page.get_by_role("button", name="Worst").click()
+    worst = page.evaluate(
+        """() => { const { explorer } = unremix, weights = explorer.weightsOf("unremix");
+        const shares = explorer.rows.map((_, i) => explorer.falseShare(i, weights[i]));
+        return shares[explorer.anchor] === Math.max(...shares); }"""
+    )
+    assert worst
+    page.get_by_role("searchbox").fill("surely no such name")
+    assert page.locator("#explorer .pick:visible").count() == 0
+    page.get_by_role("searchbox").fill("")
+    shown = {"digits": "canvas", "unlabelled": "canvas", "sentences": ".sentence"}
+    inside = shown.get(kind, "svg.drawing")
+    assert page.locator(f"#explorer .negative {inside}").count() == 36
+    labelled = kind not in ("unlabelled", "sentences")
+    assert ("own class" in page.locator("#explorer").inner_text()) == labelled
+    # The map follows the keyboard.
+    page.locator("#map canvas").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#map .near li").count() > 0
+
+
+def test_suspects_without_labels_are_near_duplicates(runs: dict[str, Run], opened: Opened) -> None:
+    stored = Stored.read(runs["unlabelled"].path)
+    assert stored is not None
+    batch = stored.arrays["batch"].tolist()
+    first, second = batch.index(3), batch.index(7)  # the same picture twice
+    assert stored.arrays["suspects"][first, second] == 2
+    page = opened(runs["unlabelled"].path / "report.html")
+    page.evaluate(f"unremix.explorer.choose({first})")
+    framed = page.locator("[data-weighting='similarity'] .suspect", has_text="near-duplicate")
+    assert framed.count() >= 1
+    assert page.locator(".pair.duplicate").count() >= 1
+
+
+@pytest.mark.parametrize("kind", ["graphcl-unremix", "sentences"])
+def test_hostile_names_are_text(kind: str, runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs[kind].path / "report.html")
+    for anchor in range(len(HOSTILE)):
+        page.evaluate(f"unremix.explorer.choose({anchor})")
+    for item in range(len(HOSTILE)):
+        page.evaluate(f"unremix.map.choose({item})")
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main img, main script, main b:text('bold')").count() == 0
+    names = page.evaluate("document.getElementById('data').textContent")
+    assert "<" not in names
+    shown = page.evaluate("document.body.innerText")
+    assert "مرحبا" in page.evaluate("JSON.stringify(unremix.explorer.data.names)")
+    if kind == "graphcl-unremix":
+        assert HOSTILE[0] in shown  # a class, and its letters as they are
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    copied = page.evaluate("unremix.explorer.csv()")
+    assert "\n=" not in copied
+    assert ",=" not in copied
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_fits_a_phone(kind: str, scheme: str, runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs[kind].path / "report.html", width=400, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    _picture(page, f"{kind}-400-{scheme}")
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script of axe-core, from its npm package."""
+    if shutil.which("npm") is None:
+        missing("npm, to fetch axe-core")
+    folder = tmp_path_factory.mktemp("axe")
+    asked = subprocess.run(
+        ["npm", "pack", "--silent", AXE], cwd=folder, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    if asked.returncode:
+        missing(f"{AXE} from npm ({asked.stderr.strip()[:200]})")
+    (packed,) = folder.glob("*.tgz")
+    with tarfile.open(packed) as archive:
+        member = archive.extractfile("package/axe.min.js")
+        assert member is not None
+        script = member.read()
+    assert hashlib.sha256(script).hexdigest() == AXE_DIGEST
+    return script.decode()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_axe_finds_nothing_serious(
+    kind: str, scheme: str, runs: dict[str, Run], opened: Opened, axe: str
+) -> None:
+    page = opened(runs[kind].path / "report.html", scheme=scheme)
+    _picture(page, f"{kind}-1280-{scheme}")
+    assert_accessible(page, axe)
+
+
+def assert_accessible(page: Any, axe: str) -> None:
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    grave = [
+        f"{one['id']}: {one['help']} ({one['nodes'][0]['html'][:160]})"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert grave == []
+    assert found["testEngine"]["name"] == "axe-core"
+
+
+def _picture(page: Any, name: str) -> None:
+    """Keep a screenshot where UNREMIX_SCREENSHOTS says; the documentation shows some of them."""
+    folder = os.environ.get("UNREMIX_SCREENSHOTS")
+    if folder:
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
+def test_the_scheme_can_be_changed(runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["digits"].path / "report.html")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.get_by_role("button", name="Dark").click()
+    assert page.evaluate(paper) != light
+    page.get_by_role("button", name="Light").click()
+    assert page.evaluate(paper) == light
+
+
+def test_ten_thousand_points_stay_responsive(
+    runs: dict[str, Run], opened: Opened, tmp_path: Path
+) -> None:
+    run = runs["digits"]
+    copied = tmp_path / "many"
+    shutil.copytree(run.path, copied)
+    stored = Stored.read(copied)
+    assert stored is not None
+    count, rng = 10_000, np.random.default_rng(0)
+    about, arrays = dict(stored.about), dict(stored.arrays)
+    known = len(about["names"])
+    about["names"] = [f"item {number}" for number in range(count)]
+    about["labels"] = [about["labels"][number % known] for number in range(count)]
+    arrays["positions"] = rng.random((count, 2), np.float32)
+    arrays["neighbors"] = rng.integers(0, known, (count, 8)).astype(np.uint32)
+    arrays["cosines"] = rng.random((count, 8), np.float32)
+    arrays["embeddings"] = np.zeros((count, 2), np.float16)
+    Stored(about, arrays).write(copied)
+    path = write_report(copied)
+    assert path.stat().st_size < LARGEST
+    page = opened(path)
+    # Time that the page's thread computes, which no other process on the machine adds to.
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def computed() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+
+    before = computed()
+    frames = page.evaluate(
+        """() => new Promise((done) => {
+            const map = unremix.map, times = [];
+            let before = null;
+            const step = (now) => {
+                if (before !== null) times.push(now - before);
+                before = now;
+                map.offset = [times.length, 0];
+                map.hovered = times.length;
+                map.render();
+                if (times.length < 40) requestAnimationFrame(step);
+                else done(times);
+            };
+            requestAnimationFrame(step);
+        })"""
+    )
+    assert 0 < (computed() - before) / len(frames) < 0.05
+    assert min(frames) < 50
+
+
+def test_a_comparison(runs: dict[str, Run], opened: Opened, axe: str, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    made = [
+        digits(folder, name=f"{recipe}-{seed}", recipe=recipe, seed=seed).path
+        for recipe in ("simclr", "hcl")
+        for seed in (0, 1)
+    ]
+    path = write_comparison(made, tmp_path / "comparison.html")
+    assert path.stat().st_size < LARGEST
+    for scheme, width in (("light", 1280), ("dark", 1280), ("light", 400)):
+        page = opened(path, width=width, scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        _picture(page, f"comparison-{width}-{scheme}")
+        assert_accessible(page, axe)
+    assert "simclr" in page.locator("h1").inner_text()
+    assert "2 seeds" in page.locator("h1").inner_text()
+    stored = Stored.read(made[2])
+    assert stored is not None
+    page.evaluate("unremix.comparison.choose(5)")
+    found = page.eval_on_selector_all(
+        "[data-run='hcl'] li", "all => all.map((one) => Number(one.dataset.item))"
+    )
+    similarity = stored.arrays["scores"][1, 5].copy()
+    similarity[~stored.arrays["negatives"][5]] = -np.inf
+    best = np.argsort(-similarity, kind="stable")[:12]
+    assert found == stored.arrays["batch"][best].tolist()

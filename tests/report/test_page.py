@@ -1,0 +1,292 @@
+"""What is collected for a page, and what it says; the browser tests look at the page itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ttest_1samp
+from small_runs import HOSTILE, digits, graphs
+
+import unremix
+from unremix.report import write_comparison, write_report
+from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, ticks
+from unremix.report.comparison import gap, grouped, own_weights, sentence
+from unremix.report.drawings import MOST_NODES, draw_graph, layout
+from unremix.report.page import training_charts
+from unremix.report.pictures import make_atlas
+from unremix.report.projection import project
+from unremix.report.rendering import as_json, bundle
+from unremix.report.samples import chosen, take_sample
+from unremix.report.storage import Stored
+from unremix.report.words import headline
+from unremix.training.run import Run
+
+pytestmark = pytest.mark.xdist_group("report")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return digits(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def stored(run: Run) -> Stored:
+    found = Stored.read(run.path)
+    assert found is not None
+    return found
+
+
+def test_the_data_of_a_page(run: Run, stored: Stored) -> None:
+    about, arrays = stored.about, stored.arrays
+    count = len(about["names"])
+    assert count == about["total"] == 192
+    units = arrays["embeddings"].astype(np.float32)
+    np.testing.assert_allclose(np.linalg.norm(units, axis=1), 1, atol=2e-3)
+    # Neighbors by a loop over all others.
+    for item in (0, 50, 191):
+        cosines = units @ units[item]
+        cosines[item] = -np.inf
+        expected = np.sort(cosines)[::-1][:8]
+        np.testing.assert_allclose(arrays["cosines"][item], expected, atol=2e-3)
+        assert item not in arrays["neighbors"][item]
+    labels = np.array(about["labels"])[arrays["batch"]]
+    assert np.array_equal(arrays["suspects"] == 1, labels[:, None] == labels[None, :])
+    assert not arrays["negatives"].diagonal().any()
+    matrix = np.array(about["confusion"]["matrix"])
+    assert matrix.sum() == count
+    assert np.array_equal(matrix.sum(1), np.bincount(about["labels"]))
+    assert about["parameters"] == sum(p.numel() for p in run.encoder().parameters())
+
+
+def test_stored_scores_are_the_librarys(run: Run, stored: Stored) -> None:
+    sample = take_sample(run, run.domain.load_for(run, None))
+    z0, h0 = sample.anchors.embeddings, sample.anchors.inputs
+    z1, h1 = sample.candidates.embeddings, sample.candidates.inputs
+    found = unremix.importance(z0, z1, h0, h1, layout="one-way")
+    for k, name in enumerate(("uncertainty", "similarity", "representativeness")):
+        np.testing.assert_allclose(stored.arrays["scores"][k], getattr(found, name), atol=1e-6)
+    assert sample.loss is not None
+    own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
+    torch.testing.assert_close(own_weights(stored), own.weights, rtol=1e-5, atol=1e-5)
+    similarity = torch.nn.functional.normalize(z0) @ torch.nn.functional.normalize(z1).T
+    right = (similarity.argmax(1) == torch.arange(len(z0))).float().mean()
+    assert stored.about["found_own"] == pytest.approx(float(right))
+
+
+@pytest.mark.parametrize("recipe", ["hcl", "simclr", "swav"])
+def test_other_weightings_are_known(recipe: str, run: Run, tmp_path: Path) -> None:
+    other = digits(tmp_path, recipe=recipe, name=recipe, seed=1)
+    found = Stored.read(other.path)
+    assert found is not None
+    kinds = {"hcl": "hcl", "simclr": "uniform", "swav": "none"}
+    assert found.about["weighting"]["kind"] == kinds[recipe]
+    sample = take_sample(other, other.domain.load_for(other, None))
+    weights = own_weights(found)
+    if sample.loss is not None:
+        own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
+        torch.testing.assert_close(weights, own.weights, rtol=1e-5, atol=1e-5)
+    # The same items, whatever the recipe and the seed.
+    first = Stored.read(run.path)
+    assert first is not None
+    assert found.about["names"] == first.about["names"]
+    assert np.array_equal(found.arrays["batch"], first.arrays["batch"])
+    page = (other.path / "report.html").read_text()
+    assert ("This recipe has no negatives" in page) == (recipe == "swav")
+
+
+def test_a_page_is_written_again_without_the_data(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run.path, copied)
+    before = (copied / "report.html").read_text()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the data were read again")
+
+    monkeypatch.setattr("unremix.domains.image.ImageDomain.load_for", refuse)
+    assert write_report(copied).read_text() == before.replace(str(run.path), str(copied)).replace(
+        "<title>digits", "<title>run"
+    ).replace('dir="auto">digits</p>', 'dir="auto">run</p>')
+
+
+def test_an_old_run_folder_is_collected_or_told(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run.path, copied)
+    (copied / "report.npz").unlink()
+    assert 'id="explorer"' in write_report(copied).read_text()
+    assert (copied / "report.npz").exists()
+    (copied / "report.npz").write_bytes(b"half a file")
+
+    def gone(*_: Any) -> None:
+        raise FileNotFoundError("expected data at <nowhere>, found none")
+
+    monkeypatch.setattr("unremix.domains.image.ImageDomain.load_for", gone)
+    page = write_report(copied).read_text()
+    assert "expected data at &lt;nowhere&gt;, found none" in page
+    assert 'id="explorer"' not in page
+    assert "trained encoder" in page
+
+
+def test_the_page_is_closed(run: Run) -> None:
+    page = (run.path / "report.html").read_text()
+    assert "default-src 'none'" in page.replace("&#39;", "'")
+    assert not re.search(r"(src|href)=.?http|url\(.?http|@import", page)
+    assert len(re.findall(r"<script\b", page)) == 2
+
+
+def test_data_cannot_leave_their_element() -> None:
+    text = as_json({"name": HOSTILE})
+    assert not set("<>&") & set(text)
+    assert json.loads(text)["name"] == HOSTILE
+
+
+def test_scripts_come_after_those_they_import() -> None:
+    code = bundle("run")
+    assert not re.search(r"^(import|export) ", code, re.MULTILINE)
+    assert code.index("modules.weights =") < code.index("modules.explorer =")
+    assert code.count("modules.data = ") == 1
+
+
+def test_graphs_are_drawn(tmp_path: Path) -> None:
+    square = np.array([[0, 1, 2, 3], [1, 2, 3, 0]])
+    points = layout(square, 4)
+    sides = [np.linalg.norm(points[a] - points[b]) for a, b in square.T]
+    assert max(sides) / min(sides) < 1.05
+    across = np.linalg.norm(points[0] - points[2])
+    assert across / np.mean(sides) == pytest.approx(math.sqrt(2), rel=0.05)
+    chain = torch.stack([torch.arange(299), torch.arange(1, 300)])
+    drawn = draw_graph(torch.cat([chain, chain.flip(0)], 1), torch.zeros(300, dtype=torch.long), 7)
+    assert len(drawn.points) == MOST_NODES
+    assert drawn.nodes == 300
+    assert drawn.marked is not None
+    assert len(drawn.edges) == MOST_NODES - 1  # a chain again, around the marked node
+    assert all(0 <= part <= 100 for point in drawn.points for part in point)
+    single = draw_graph(torch.zeros(2, 0, dtype=torch.long), torch.tensor([0]))
+    assert len(single.points) == 1
+    found = Stored.read(graphs(tmp_path, "infograph-unremix").path)
+    assert found is not None
+    drawing = found.about["drawings"][str(found.arrays["batch"][0])]
+    assert drawing["marked"] is not None
+    assert found.about["node_types"] == sorted(HOSTILE[:3])
+
+
+def test_projection_keeps_groups_together() -> None:
+    rng = np.random.default_rng(0)
+    centers = rng.standard_normal((4, 16)).astype(np.float32)
+    group = np.arange(1700) % 4  # more than there are landmarks
+    points = centers[group] + 0.1 * rng.standard_normal((1700, 16)).astype(np.float32)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    positions, how = project(points)
+    assert "t-SNE" in how or how == "UMAP"
+    assert positions.min() >= 0
+    assert positions.max() <= 1
+
+    distance = np.linalg.norm(positions[:, None] - positions[None], axis=2)
+    np.fill_diagonal(distance, np.inf)
+    assert (group[distance.argmin(1)] == group).mean() > 0.97
+
+
+def test_an_atlas_holds_every_picture() -> None:
+    from io import BytesIO
+
+    from PIL import Image
+
+    images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
+    atlas = make_atlas(images, 64)
+    pixels = np.asarray(Image.open(BytesIO(atlas.data)))
+    row, column = divmod(4, atlas.columns)
+    tile = pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
+    assert np.array_equal(tile, images[4].permute(1, 2, 0).numpy())
+    many = make_atlas(torch.full((600, 1, 40, 40), 200, dtype=torch.uint8), 64)
+    assert (many.kind, many.tile) == ("image/jpeg", 32)
+
+
+def test_a_sample_is_drawn_once_and_for_all() -> None:
+    first = chosen(1000, 10)
+    assert torch.equal(first, chosen(1000, 10))
+    assert len(first.unique()) == 10
+    assert torch.equal(first, first.sort().values)
+
+
+def test_charts() -> None:
+    assert ticks(0.0, 1.0) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    svg = draw(Chart("kNN", [Line("<b>", [(1, 0.95), (2, 0.951)])], {"<i>": 0.94}, percent=True))
+    assert svg is not None
+    assert "<b>" not in svg
+    assert "<i>" not in svg
+    # The axis is not zoomed into noise: it spans at least 20 points.
+    shown = [float(text) for text in re.findall(r'text-anchor="end">([\d.]+)<', svg)]
+    assert max(shown) - min(shown) >= 15
+    assert draw(Chart("nothing", [Line("none", [])])) is None
+    plot = draw_intervals([Interval("a & b", 0.1, 0.05, 0.2)], factor=100, unit="u", title="t")
+    assert "a &amp; b" in plot
+    assert "clear" in plot
+    rows = [{"epoch": 1.0, "loss": float("nan")}, {"epoch": 2.0, "loss": 1.0}]
+    assert len(training_charts(rows, None)["loss"].lines[0].points) == 1
+
+
+def test_headlines() -> None:
+    def accuracy(value: float, low: float, high: float) -> dict[str, float]:
+        return {"value": value, "low": low, "high": high}
+
+    good, same, bad = accuracy(0.9, 0.89, 0.91), accuracy(0.7, 0.5, 0.9), accuracy(0.2, 0.19, 0.21)
+    results = {"trained": {"knn": good}, "untrained": {"knn": bad}, "pixels": {"knn": same}}
+    assert headline({"results": results}, {}, None)[1] == "open"  # pixels count before untrained
+    results["pixels"] = {"knn": bad}
+    assert headline({"results": results}, {}, None) == (
+        "Better than raw pixels by 70.0 ± 1.4 points of kNN accuracy", "good",
+    )  # fmt: skip
+    results["trained"], results["pixels"] = {"knn": bad}, {"knn": good}
+    assert headline({"results": results}, {}, None)[1] == "bad"
+    about = {
+        "kind": "image",
+        "unit": "images",
+        "found_own": 0.93,
+        "about_batch": "",
+        "batch_size": 256,
+    }
+    said, tone = headline({"results": None}, {"spread": 0.9, "effective_rank": 20.0}, about)
+    assert said == "No sign of collapse; 93% of images find their own second view among 256"
+    assert tone == "open"
+    assert headline(None, {"spread": 0.01}, about)[1] == "bad"
+
+
+class Told:
+    """What a comparison asks of a run."""
+
+    def __init__(self, recipe: str, seed: int, value: float) -> None:
+        self.config = type("Config", (), {"composed_name": recipe, "seed": seed})()
+        self.path = Path(f"{recipe}-{seed}")
+        self.evaluation = {"results": {"trained": {"knn": {"value": value}}}}
+
+
+def test_differences_are_paired_by_seed() -> None:
+    ours, theirs = [0.80, 0.83, 0.79], [0.75, 0.80, 0.76]
+    runs: Any = [Told("hcl", s, v) for s, v in enumerate(ours)]
+    runs += [Told("simclr", s, v) for s, v in enumerate(theirs)]
+    hcl, simclr = grouped(runs)
+    found = gap(hcl, simclr, "knn")
+    assert found is not None
+    expected = ttest_1samp(np.subtract(ours, theirs), 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    said = sentence(simclr, hcl, gap(simclr, hcl, "knn"), {"value": 0.8}, "knn")  # type: ignore[arg-type]
+    low, high = 100 * expected.low, 100 * expected.high
+    assert said == (
+        f"hcl is ahead of simclr by 3.7 [{low:.1f}, {high:.1f}] points of kNN accuracy; 3 seeds."
+    )
+    # Two runs with one recipe and seed differ in something else: each stands for itself.
+    again: Any = [Told("hcl", 0, 0.8), Told("hcl", 0, 0.7)]
+    assert len(grouped(again)) == 2
+    with pytest.raises(ValueError, match="at least two runs"):
+        write_comparison(["one"], "page.html")

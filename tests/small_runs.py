@@ -1,0 +1,86 @@
+"""Tiny runs of each kind of data, and names that try to be something else than text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import unremix
+from unremix.training.run import Run
+
+HOSTILE = [
+    "</script><script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 2'>",
+    "\"quotes\" and 'others' & <b>bold</b>",
+    "x" * 5000,
+    "مرحبا بالعالم \u202e reversed",
+    "🦊🐻‍❄️ emoji",
+    "--><!-- <!--<script>",
+    "=HYPERLINK(1)",
+]
+
+COMMON: dict[str, Any] = {"epochs": 1, "progress": False, "accelerator": "cpu", "threads": 1}
+
+
+def digits(folder: Path, **options: Any) -> Run:
+    """Handwritten digits, with labels."""
+    chosen = {"name": "digits", "limit": 96, "batch_size": 32, "head_hidden": (16,),
+              "head_output": 8, "recipe": "unremix-simclr", "probe_epochs": 0}  # fmt: skip
+    return unremix.train(runs=str(folder), **{**COMMON, **chosen, **options})
+
+
+def unlabelled(folder: Path) -> Run:
+    """Pictures without labels, two of them the same."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (48, 40, 40, 3), dtype=np.uint8)
+    images[7] = images[3]
+    np.savez(folder / "noise.npz", images=images)
+    return unremix.train(
+        data=str(folder / "noise.npz"), runs=str(folder), name="unlabelled", batch_size=16,
+        head_hidden=(16,), head_output=8, probe_epochs=0, **COMMON,
+    )  # fmt: skip
+
+
+def graphs(folder: Path, recipe: str = "graphcl-unremix") -> Run:
+    """Rings with tails, whose names, classes and node labels are hostile."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(40):
+        ring = 3 + number % 4
+        tail = int(rng.integers(1, 6))
+        edges = [[i, (i + 1) % ring] for i in range(ring)]
+        edges += [[ring + i - 1 if i else 0, ring + i] for i in range(tail)]
+        rows.append(
+            {
+                "name": HOSTILE[number] if number < len(HOSTILE) else f"ring {number}",
+                "label": HOSTILE[number % 2],
+                "edges": edges,
+                "node_labels": [HOSTILE[node % 3] for node in range(ring + tail)],
+            }
+        )
+    (folder / "rings.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return unremix.train(
+        data=str(folder / "rings.jsonl"), domain="graph", recipe=recipe, runs=str(folder),
+        name=recipe, batch_size=16, graph={"folds": 2, "repeats": 1}, **COMMON,
+    )  # fmt: skip
+
+
+def sentences(folder: Path) -> Run:
+    """A text without topics, some of its lines hostile."""
+    words = ["the", "cat", "sat", "on", "mat", "two", "dogs", "ran", "after", "one", "red", "ball"]
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(words, 7)) for _ in range(90)]
+    for number, line in enumerate(HOSTILE):
+        lines[5 + 9 * number] = f"cat {line}" if line != "x" * 5000 else "cat " + "dog " * 1250
+    text = "\n".join(
+        f"{line}\n" if number % 12 == 11 else line for number, line in enumerate(lines)
+    )
+    (folder / "text.txt").write_text(text)
+    return unremix.train(
+        data=str(folder / "text.txt"), recipe="quickthought-unremix", runs=str(folder),
+        name="sentences", batch_size=32,
+        sentence={"units": 8, "words": 8, "senteval": "none", "format": "lines"}, **COMMON,
+    )  # fmt: skip
