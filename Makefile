@@ -48,6 +48,9 @@ test-all: ## Run every test with the coverage threshold
 	$(MAKE) test
 	$(MAKE) test-slow
 
+torture: $(STAMP) ## Run the long tests of faults: 1,000 kills, every disk error, every damage (an hour or more)
+	UNREMIX_TORTURE=1 $(PYTEST) tests/torture
+
 setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve
 
 # Those of the second file ask for packages that would replace torch.

@@ -170,13 +170,8 @@ def methods(task: Task) -> dict[str, Callable[[int], NDArray[np.int64]]]:
             **options,
         ).indices
 
-    total = len(task.corpus)
     return {
-        "random": lambda seed: (
-            mine(sampling="random", relative_margin=None, pool=total, seed=seed)
-            if total < 2000
-            else _drawn(task, seed)
-        ),
+        "random": lambda seed: _drawn(task, seed),
         "top-k": lambda _: mine(sampling="top", relative_margin=None),
         "top-k with margin": lambda _: mine(sampling="top"),
         "ours": lambda _: mine(),

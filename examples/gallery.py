@@ -23,7 +23,11 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     runs: dict[str, dict[str, Any]] = {
         "images": {"recipe": "unremix-simclr", "probe_epochs": 20},
-        "graphs": {"recipe": "infograph-unremix", "limit": 600, "graph": {"repeats": 1, "folds": 5}},
+        "graphs": {
+            "recipe": "infograph-unremix",
+            "limit": 600,
+            "graph": {"repeats": 1, "folds": 5},
+        },
         "sentences": {
             "recipe": "quickthought-unremix",
             "limit": 4000,

@@ -532,7 +532,8 @@ class TwoViewLoss(nn.Module):
         """How many samples each process holds."""
         size, width = views.embeddings.shape
         inputs = 0 if views.inputs is None else views.inputs.shape[1]
-        return share_of(size, width, inputs, equal=self.gather == "equal")
+        dtype, equal = views.embeddings.dtype, self.gather == "equal"
+        return share_of(size, width, inputs, dtype=dtype, equal=equal)
 
     def _prepare_together(
         self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
