@@ -13,7 +13,7 @@ PEERS_STAMP := .venv-peers/.stamp
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-all check format docs gallery bench clean setup-peers test-peers
+.PHONY: help setup browser demo test test-slow test-all torture check format docs gallery bench clean setup-peers test-peers
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-slow: $(STAMP) ## Run the slow tests, then judge the coverage of `make test
 test-all: ## Run every test with the coverage threshold
 	$(MAKE) test
 	$(MAKE) test-slow
+
+torture: $(STAMP) ## Run the long tests: 1,000 kills, disk errors, damaged files, random calls (hours)
+	UNREMIX_TORTURE=1 $(PYTEST) tests/torture
 
 setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve
 

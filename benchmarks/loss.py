@@ -56,7 +56,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unremix.core.problem import EngineName, Tile
-from unremix.core.residuals import blocks
+from unremix.core.rows import blocks
 from unremix.core.scores import sketch
 from unremix.losses import HCLLoss, InfoNCELoss, TwoViewLoss, UnReMixLoss
 

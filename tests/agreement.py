@@ -17,6 +17,8 @@ from torch import Tensor
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.engines import VARIABLE
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Views
 
 DTYPES = (torch.float32, torch.float64, torch.float64, torch.float16, torch.bfloat16)
 PRECISION = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
@@ -29,6 +31,8 @@ class Call(NamedTuple):
     options: dict[str, Any]
     tensors: list[Tensor]  # z0, z1 and perhaps h0, h1
     ids: Tensor | None
+    pairs: Pairs | None  # of anchors z0 against candidates z1; None: both are views of the samples
+    extra: dict[str, Any]  # how those are put together
 
 
 class Outcome(NamedTuple):
@@ -117,7 +121,20 @@ def random_call(seed: int) -> Call:
             tensors += [some_tensor(draw, rows, inputs, dtype) for _ in range(2)]
     elif kind == "HCL":
         options |= {"hardness": draw.choice([0.0, 0.5, 1.0, 4.0])}
-    return Call(kind, options, tensors, ids)
+    pairs, extra = None, {}
+    if draw.random() < 0.3:
+        positives = torch.zeros(rows, rows, dtype=torch.bool)
+        positives[torch.arange(rows), torch.tensor([draw.randrange(rows) for _ in range(rows)])] = (
+            True
+        )
+        negatives = torch.tensor([[draw.random() < 0.7 for _ in range(rows)] for _ in range(rows)])
+        pairs = Pairs.from_masks(positives, negatives & ~positives)
+        extra = {
+            "products": draw.choice(["cosine", "dot"]),
+            "objective": draw.choice(["info-nce", "jsd"]),
+            "positives_in_denominator": draw.random() < 0.3,
+        }
+    return Call(kind, options, tensors, ids, pairs, extra)
 
 
 def run(call: Call, engine: str) -> Outcome:
@@ -130,7 +147,11 @@ def run(call: Call, engine: str) -> Outcome:
             warnings.simplefilter("ignore")
             loss_fn = losses[call.kind](**call.options)
             leaves = [each.clone().requires_grad_(at < 2) for at, each in enumerate(call.tensors)]
-            loss = loss_fn(*leaves, ids=call.ids)
+            if call.pairs is None:
+                loss = loss_fn(*leaves, ids=call.ids)
+            else:
+                anchors, candidates = (Views(*leaves[at::2]) for at in range(2))
+                loss = loss_fn.against(anchors, candidates, call.pairs, **call.extra)
             inputs = [*leaves[:2], *(each for each in loss_fn.parameters() if each.requires_grad)]
             gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
     except ValueError as error:
@@ -173,18 +194,28 @@ def check_call(seed: int, engines: tuple[str, ...] = ("eager", "native")) -> str
 
 def _compare(call: Call, first: Outcome, other: Outcome, name: str) -> None:
     dtype = torch.float64 if call.tensors[0].dtype == torch.float64 else torch.float32
-    tolerance = 64 * PRECISION[dtype] * (1 + 1 / call.options["temperature"])
+    sizes = [each.double().abs().amax(1, keepdim=True) for each in call.tensors[:2]]
+    dot = call.extra.get("products") == "dot"
+    largest = 1.0  # of the products that logits are made of
+    if dot:
+        largest = float(sizes[0].max() * sizes[1].max()) * call.tensors[0].shape[1]
+    logit = max(1.0, largest) / call.options["temperature"]
+    tolerance = 64 * PRECISION[dtype] * (1 + logit)
+    if tolerance > 1e-2:
+        return  # rounding alone decides about so large a logit
     size = max(1.0, abs(first.loss))
     assert abs(first.loss - other.loss) <= tolerance * size, f"{name}: {first.loss} {other.loss}"
     for place, (one, two) in enumerate(zip(first.gradients, other.gradients, strict=True)):
+        precision = max(PRECISION[dtype], torch.finfo(one.dtype).eps)
         same = one == two
         one, two = one.double().masked_fill(same, 0), two.double().masked_fill(same, 0)
-        if place < 2:  # of an embedding: by its direction, since its length divides the gradient
-            largest = call.tensors[place].double().abs().amax(1, keepdim=True)
-            one, two = one * largest, two * largest
-        scale = max(1.0, float(one.abs().max())) / call.options["temperature"]
-        precision = max(PRECISION[dtype], torch.finfo(first.gradients[place].dtype).eps)
+        scale = 1 / call.options["temperature"]
+        if place < 2 and dot:
+            scale *= max(1e-300, float(sizes[1 - place].max()))
+        elif place < 2:  # by its direction, since the length of an embedding divides the gradient
+            one, two = one * sizes[place], two * sizes[place]
+        scale = max(scale, float(one.abs().max()))
         error = float((one - two).abs().max())
-        assert error <= 64 * precision * scale * (1 + 1 / call.options["temperature"]), (
-            f"{name}: gradient {place} differs by {error} of {float(one.abs().max())}"
+        assert error <= 64 * precision * scale * (1 + logit), (
+            f"{name}: gradient {place} differs by {error} of {scale}"
         )

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
-from unremix.core.contrast import contrast, describe, describe_layer, full_precision, pose
-from unremix.core.engines import eager, find_engine
+from unremix.core.contrast import contrast, describe, full_precision, make_problem
+from unremix.core.engines import eager
 from unremix.core.gather import (
     Share,
-    equal_share,
     gather_rows,
+    gather_views,
     is_distributed,
-    mean_gradient,
     share_of,
     withdraw,
 )
@@ -32,21 +31,18 @@ from unremix.core.problem import (
     Own,
     Products,
     Tile,
+    V,
     Views,
-    make_block,
-    settle_mix,
+    mix_or_equal,
+    stack,
 )
-from unremix.core.residuals import (
-    anchor_residuals,
-    blocks,
-    candidate_residuals,
-    own_residuals,
-)
+from unremix.core.rows import blocks
 from unremix.core.scores import (
     COMPONENTS,
     Component,
     Gradient,
     Score,
+    at_least_float32,
     inner_products,
     normalize,
     sketch,
@@ -60,7 +56,7 @@ from unremix.core.signals import (
     four_views,
     kept,
 )
-from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, resolve, weigh
+from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, weigh
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,18 +90,17 @@ PRESETS: dict[str, Preset] = {
 }
 
 T = TypeVar("T")
-V = TypeVar("V", Views, Own)
 
 
 @dataclass(frozen=True)
 class Arranged:
-    """A batch as the core takes it: anchors against candidates, across processes where asked."""
+    """A batch as the core takes it; the fields are arguments of ``contrast``."""
 
     anchors: Views
     candidates: Views
     pairs: Pairs
-    own: Own | None = None
     share: Share | None = None
+    everyone: Views | None = None
 
 
 class TwoViewLoss(nn.Module):
@@ -172,6 +167,11 @@ class TwoViewLoss(nn.Module):
         """Whether calls need ``ids=``, since something is remembered of each sample."""
         return self.weighting.filter is not None and self.weighting.filter.needs_ids
 
+    @property
+    def takes_ids(self) -> bool:
+        """Whether ``ids=`` is of use to anything but the masks."""
+        return self.needs_ids or self.weighting.needs_ids
+
     def check_evidence(self, what: str, *, ids: bool = False) -> None:
         """Refuse evidence that is not at hand where anchors are no plain views of samples.
 
@@ -225,9 +225,9 @@ class TwoViewLoss(nn.Module):
                 "expected a loss with evidence 'bank' or 'shared-neighbors', got one that "
                 "remembers no features; leave the call out"
             )
-        rows = [features[0], *features[1:]]
-        if self._gathers:
-            share = share_of(ids.shape[0], rows[0].shape[1])
+        rows = list(features)
+        if self.gathers:
+            share = share_of(*rows[0].shape, equal=self.gather == "equal")
             ids, rows = gather_rows(ids, share), [gather_rows(each, share) for each in rows]
         self.bank.add(ids, *rows)
 
@@ -281,23 +281,19 @@ class TwoViewLoss(nn.Module):
             ValueError: For input no loss can be computed from.
         """
         with full_precision(z0.device):
-            if z0.dim() == 2 and z0.shape[0] == 1 and own is None and not self._gathers:
+            if z0.dim() == 2 and z0.shape[0] == 1 and own is None and not self.gathers:
                 check_two_views("z", z0, z1)
                 return self._no_negatives(z0, z1)
+            if own is not None and self.layout == "symmetric":
+                raise ValueError(
+                    "expected no own negatives with layout='symmetric', got some; use "
+                    "layout='one-way'"
+                )
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
-            own = None if own is None else self._ready(own)
-            tau = self.current_temperature() if temperature is None else temperature
+            loss = self._contrast(self._arrange(first, second), own, temperature)
             if self.layout == "symmetric":
-                if own is not None:
-                    raise ValueError(
-                        "expected no own negatives with layout='symmetric', got some; use "
-                        "layout='one-way'"
-                    )
-                there = self._arrange(first, second, temperature=tau)
-                back = self._arrange(second, first, temperature=tau)
-                loss = (self._contrast(there, tau) + self._contrast(back, tau)) / 2
-            else:
-                loss = self._contrast(self._arrange(first, second, own, temperature=tau), tau)
+                back = self._contrast(self._arrange(second, first), None, temperature)
+                loss = (loss + back) / 2
             return self._finite(loss, **_named(first, second))
 
     def towards(
@@ -309,6 +305,7 @@ class TwoViewLoss(nn.Module):
         *,
         keys: Tensor,
         shares: Tensor,
+        ids: Tensor | None = None,
         own: Own | None = None,
     ) -> Tensor:
         """The loss of mixed views, each aimed at several second views, by their shares.
@@ -324,6 +321,7 @@ class TwoViewLoss(nn.Module):
             h1: Likewise for the second views.
             keys: Which second views each anchor is aimed at, shape (N, P).
             shares: The share of each in its loss, shape (N, P).
+            ids: Which sample each second view shows, shape (N,); see :meth:`forward`.
             own: Further negatives of each anchor alone.
 
         Returns:
@@ -331,12 +329,11 @@ class TwoViewLoss(nn.Module):
         """
         with full_precision(z0.device):
             self.check_evidence("mixed views")
-            first, second = self._prepare_together(z0, z1, h0, h1)
-            own = None if own is None else self._ready(own)
+            first, second = self._prepare_together(z0, z1, h0, h1, ids)
             loss = self._contrast(
-                self._arrange(first, second, own, aims=(keys, shares)),
-                self.current_temperature(),
-                self._options(positives_in_denominator=True),
+                self._arrange(first, second, aims=(keys, shares)),
+                own,
+                options=self._options(positives_in_denominator=True),
             )
             return self._finite(loss, **_named(first, second))
 
@@ -369,15 +366,15 @@ class TwoViewLoss(nn.Module):
             The loss, as :meth:`forward`.
         """
         with full_precision(anchors.embeddings.device):
-            share = self._share(anchors) if self._gathers else None
+            share = self._share(anchors) if self.gathers else None
             shared = candidates is anchors
             anchors = self._described(self._ready(anchors))
             candidates = anchors if shared else self._described(self._ready(candidates))
-            own = None if own is None else self._ready(own)
             loss = self._contrast(
-                Arranged(anchors, candidates, pairs, own, share),
-                self.current_temperature() if temperature is None else temperature,
-                self._options(positives_in_denominator, products, objective),
+                Arranged(anchors, candidates, pairs, share),
+                own,
+                temperature,
+                options=self._options(positives_in_denominator, products, objective),
             )
             if checks_on(self.options.check, loss):
                 # All of it: what no anchor meets shows in the gradient and not in the loss.
@@ -392,7 +389,8 @@ class TwoViewLoss(nn.Module):
             return self._finite(loss)
 
     @property
-    def _gathers(self) -> bool:
+    def gathers(self) -> bool:
+        """Whether there are other processes to take negatives from."""
         return bool(self.gather) and is_distributed()
 
     def _no_negatives(self, z0: Tensor, z1: Tensor) -> Tensor:
@@ -404,7 +402,7 @@ class TwoViewLoss(nn.Module):
                 "the last, incomplete one",
                 stacklevel=4,
             )
-        everything = (_working(z0), _working(z1), *self.parameters())
+        everything = (at_least_float32(z0), at_least_float32(z1), *self.parameters())
         return torch.stack([each.sum() for each in everything]).sum() * 0.0
 
     def _options(
@@ -432,34 +430,31 @@ class TwoViewLoss(nn.Module):
 
     def _ready(self, views: V) -> V:
         """In working precision, the inputs of the last layer projected where asked."""
-        embeddings, h = _working(views.embeddings), views.inputs
+        embeddings, h = at_least_float32(views.embeddings), views.inputs
         if h is not None:
-            h = _working(h.detach()).to(embeddings.dtype)
+            h = h.detach().to(embeddings.dtype)
             h = h if self.sketch is None else sketch(h, self.sketch)
         return replace(views, embeddings=embeddings, inputs=h)
 
     def _contrast(
-        self, arranged: Arranged, temperature: Tensor | float, options: Options | None = None
+        self,
+        arranged: Arranged,
+        own: Own | None,
+        temperature: Tensor | float | None = None,
+        *,
+        options: Options | None = None,
     ) -> Tensor:
         arranged = self._with_thresholds(arranged, update=self.training)
-        pairs, share = arranged.pairs, arranged.share
-        mix = self.lambdas()
-        normalizer = None
-        if share is not None:  # as many anchors per sample here as everywhere
-            per_sample = pairs.num_anchors / share.sizes[share.rank]
-            normalizer = per_sample * share.total / share.processes
-            mix = None if mix is None else mean_gradient(mix)
-            if isinstance(temperature, Tensor):
-                temperature = mean_gradient(temperature)
         return contrast(
             arranged.anchors,
             arranged.candidates,
-            pairs,
+            arranged.pairs,
             self.options if options is None else options,
-            temperature=temperature,
-            mix=mix,
-            own=arranged.own,
-            normalizer=normalizer,
+            temperature=self.current_temperature() if temperature is None else temperature,
+            mix=self.lambdas(),
+            own=None if own is None else self._ready(own),
+            share=arranged.share,
+            everyone=arranged.everyone,
         )
 
     def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
@@ -501,62 +496,59 @@ class TwoViewLoss(nn.Module):
     def importance_against(self, anchors: Views, candidates: Views, pairs: Pairs) -> Importance:
         """All scores and weights of any anchors, candidates and pairs; see :meth:`against`."""
         with full_precision(anchors.embeddings.device):
-            anchors, candidates = (
-                self._described(self._ready(views)) for views in (anchors, candidates)
-            )
-            return self._examine(Arranged(anchors, candidates, pairs))
+            first = self._described(self._ready(anchors))
+            second = self._described(self._ready(candidates))
+            return self._examine(Arranged(first, second, pairs))
 
     def _examine(self, arranged: Arranged) -> Importance:
         arranged = self._with_thresholds(arranged, update=False)
         weighting, temperature = self.weighting, self.current_temperature()
-        everything = replace(
-            self.options,
-            weighting=replace(weighting, components=(*COMPONENTS, *weighting.components)),
-        )
-        problem, vectors = pose(
-            arranged.anchors, arranged.candidates, arranged.pairs, everything, temperature,
-            None, eager.ENGINE,
-        )  # fmt: skip
-        rows = problem.rows()
-        block = make_block(inner_products(*vectors), *vectors, rows, everything)
+        components = (*COMPONENTS, *weighting.components)
+        options = replace(self.options, weighting=replace(weighting, components=components))
+        given = (arranged.anchors, arranged.candidates, arranged.pairs)
+        problem, vectors = make_problem(*given, options, temperature, None, eager.ENGINE)
+        block = problem.block(problem.products(*vectors), *vectors)
+        negatives, settings = block.negatives, weighting.filter
         named = {name: component.score(block) for name, component in COMPONENTS.items()}
         scores = [component.score(block) for component in weighting.resolved]
-        mix = settle_mix(self.lambdas(), self.options, block.similarity)
-        settings = weighting.filter
+        mix = mix_or_equal(self.lambdas(), self.options, block.similarity)
         keep = None if settings is None else kept(block, settings)
-        return Importance(
-            **{name: torch.where(rows.negatives, each, 0.0) for name, each in named.items()},
-            weights=weigh(scores, rows.negatives, rows.count, mix, weighting, temperature, keep),
-            negatives=rows.negatives,
+        found = Importance(
+            **{name: torch.where(negatives, each, 0.0) for name, each in named.items()},
+            weights=weigh(scores, negatives, block.count, mix, weighting, temperature, keep),
+            negatives=negatives,
             positives=arranged.pairs.positive_mask(),
             evidence=None if settings is None else evidence_of(block),
             keep=keep,
         )
+        if checks_on(self.options.check, arranged.anchors.embeddings) and not bool(
+            found.weights.isfinite().all()
+        ):
+            raise ValueError(
+                "expected finite weights, got NaN or infinity from finite input: numbers "
+                "overflow; scale embeddings and inputs down"
+            )
+        return found
 
     def _share(self, views: Views) -> Share:
         """How many samples each process holds."""
         size, width = views.embeddings.shape
-        if self.gather == "equal":
-            return equal_share(size)
-        return share_of(size, width, 0 if views.inputs is None else views.inputs.shape[1])
+        inputs = 0 if views.inputs is None else views.inputs.shape[1]
+        dtype, equal = views.embeddings.dtype, self.gather == "equal"
+        return share_of(size, width, inputs, dtype=dtype, equal=equal)
 
     def _prepare_together(
-        self,
-        z0: Tensor,
-        z1: Tensor,
-        h0: Tensor | None,
-        h1: Tensor | None,
-        ids: Tensor | None = None,
+        self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
     ) -> tuple[Views, Views]:
         """As :meth:`_prepare`; if it fails here, the other processes are told."""
         try:
             first, second = self._prepare(z0, z1, h0, h1, ids)
             unused = first.inputs is not None and not self.weighting.needs_residuals
             # The loss would not show it, or show it in all processes without telling whose it is.
-            if (unused or self._gathers) and checks_on(self.options.check, z0):
+            if (unused or self.gathers) and checks_on(self.options.check, z0):
                 check_finite(**_named(first, second))
         except ValueError:
-            if self._gathers and self.gather != "equal":
+            if self.gathers and self.gather != "equal":
                 withdraw()
             raise
         return first, second
@@ -588,7 +580,7 @@ class TwoViewLoss(nn.Module):
             found = self.find_inputs(z0, z1)
             h0, h1 = found[0].inputs, found[1].inputs
             # All processes share what the layer made, or none does.
-            if self._gathers or any(each.outputs is not None for each in found):
+            if self.gathers or any(each.outputs is not None for each in found):
                 outputs = tuple(
                     z if each.outputs is None else each.outputs
                     for z, each in zip((z0, z1), found, strict=True)
@@ -599,6 +591,10 @@ class TwoViewLoss(nn.Module):
         if outputs is not None:
             first = replace(first, outputs=outputs[0])
             second = replace(second, outputs=outputs[1])
+        return self._with_evidence(first, second)
+
+    def _with_evidence(self, first: Views, second: Views) -> tuple[Views, Views]:
+        """Two views of N samples with what tells how alike the samples are, where it is needed."""
         settings = self.weighting.filter
         if settings is None:
             return first, second
@@ -643,7 +639,7 @@ class TwoViewLoss(nn.Module):
                 evidence = inner_products(rows.units, candidates.units)
             else:
                 evidence = inner_products(rows.descriptors, candidates.descriptors)
-            given = (evidence, pairs.negatives(which), settings.share)
+            given = (evidence, pairs[which].negatives(), settings.share)
             level = memory.levels(ids[which], *given)
             level = memory.stepped(level, *given) if update else level
             levels.append(level)
@@ -651,7 +647,7 @@ class TwoViewLoss(nn.Module):
         if update:
             known = (ids, torch.cat(levels))
             if arranged.share is not None:
-                share = share_of(ids.shape[0], 1)
+                share = share_of(ids.shape[0], 1, equal=self.gather == "equal")
                 known = gather_rows(known[0], share), gather_rows(known[1], share)
             memory.store(*known)
         limited = replace(arranged.anchors, thresholds=torch.cat(limits))
@@ -682,10 +678,8 @@ class TwoViewLoss(nn.Module):
         self,
         first: Views,
         second: Views,
-        own: Own | None = None,
         *,
         aims: tuple[Tensor, Tensor] | None = None,
-        temperature: Tensor | float | None = None,
         alone: bool = False,
     ) -> Arranged:
         """Anchors, candidates and pairs of the layout, across processes where asked.
@@ -693,103 +687,24 @@ class TwoViewLoss(nn.Module):
         With ``aims``, keys and shares (N, P), the layout is one-way, each anchor aimed at its keys.
         """
         n, device = first.embeddings.shape[0], first.embeddings.device
-        both = self.layout == "both" and aims is None
-        ids = first.ids
-        if alone or not self._gathers:
-            if both:
-                views = _stack(first, second)
-                return Arranged(views, views, Pairs.both_views(n, ids=ids, device=device), own)
-            pairs = Pairs.one_way(n, ids=ids, device=device)
-            if aims is not None:
-                pairs = Pairs.towards(*aims, ids=ids)
-            return Arranged(first, second, pairs, own)
-
-        share = self._share(first)
-        offset, total = share.offset, share.total
-        all_first, all_second = _gathered(first, share), _gathered(second, share)
+        share, offset, total = None, 0, n
+        all_first, all_second = first, second
+        if self.gathers and not alone:
+            share = self._share(first)
+            offset, total = share.offset, share.total
+            all_first, all_second = gather_views(first, share), gather_views(second, share)
         ids = all_first.ids
-        if both:
-            anchors, candidates = _stack(first, second), _stack(all_first, all_second)
+        if aims is not None:
+            pairs = Pairs.towards(*aims, offset=offset, total=total, ids=ids)
+        elif self.layout == "both":
             pairs = Pairs.both_views(n, offset=offset, total=total, ids=ids, device=device)
+            candidates = stack(all_first, all_second)
+            if share is None:
+                return Arranged(candidates, candidates, pairs)
+            return Arranged(stack(first, second), candidates, pairs, share, candidates)
         else:
-            anchors, candidates = first, all_second
             pairs = Pairs.one_way(n, offset=offset, total=total, ids=ids, device=device)
-            if aims is not None:
-                pairs = Pairs.towards(*aims, offset=offset, total=total, ids=ids)
-        arranged = Arranged(anchors, candidates, pairs, own, share)
-        if not self.weighting.needs_residuals:
-            return arranged
-        tau = self.current_temperature() if temperature is None else temperature
-        return self._with_residuals(arranged, second, all_first, both, tau)
-
-    def _with_residuals(
-        self,
-        arranged: Arranged,
-        second: Views,
-        all_first: Views,
-        both: bool,
-        temperature: Tensor | float,
-    ) -> Arranged:
-        """Each process derives δ of its own views and shares it with the others."""
-        anchors, candidates, pairs = arranged.anchors, arranged.candidates, arranged.pairs
-        own, share, options = arranged.own, arranged.share, self.options
-        assert share is not None
-        engine = find_engine(options, anchors.embeddings, own is not None, temperature)
-        settings = (options, temperature, engine)
-        here, everyone = describe_layer(anchors), describe_layer(candidates)
-        own_here = None if own is None else describe(own)[1]
-        delta = anchor_residuals(here, everyone, pairs, *settings, own=own_here)
-        if both:
-            halves = delta.chunk(2)
-            shared = torch.cat([gather_rows(half, share) for half in halves])
-            asking = everyone
-        else:
-            # The pairs of all anchors, of which each process knows its own.
-            whole = replace(
-                pairs,
-                positives=gather_rows(pairs.positives, share),
-                shares=gather_rows(pairs.shares, share),
-                anchor_ids=gather_rows(pairs.anchor_ids, share),
-                non_negatives=None,
-            )
-            asking = describe_layer(all_first)
-            part = candidate_residuals(
-                describe_layer(second), asking, whole, *settings, offset=share.offset
-            )
-            shared = gather_rows(part, share)
-        if own is not None and own_here is not None:
-            own = replace(own, residuals=own_residuals(own_here, asking, options, engine))
-        return replace(
-            arranged,
-            anchors=replace(anchors, residuals=delta),
-            candidates=replace(candidates, residuals=shared),
-            own=own,
-        )
-
-
-def _working(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
-def _stack(first: Views, second: Views) -> Views:
-    def join(name: str) -> Tensor | None:
-        one, other = getattr(first, name), getattr(second, name)
-        return None if one is None or other is None else torch.cat([one, other])
-
-    embeddings = torch.cat([first.embeddings, second.embeddings])
-    joined = {name: join(name) for name in ("inputs", "ids", "descriptors", "outputs")}
-    return Views(embeddings, **joined)
-
-
-def _gathered(views: Views, share: Share) -> Views:
-    """The views of all processes; gradient flows to the embeddings."""
-    return Views(
-        gather_rows(views.embeddings, share),
-        None if views.inputs is None else gather_rows(views.inputs, share),
-        None if views.ids is None else gather_rows(views.ids, share),
-        descriptors=None if views.descriptors is None else gather_rows(views.descriptors, share),
-        outputs=None if views.outputs is None else gather_rows(views.outputs, share),
-    )
+        return Arranged(first, all_second, pairs, share, None if share is None else all_first)
 
 
 def _named(first: Views, second: Views) -> dict[str, Tensor | None]:
@@ -819,24 +734,12 @@ class InfoNCELoss(TwoViewLoss):
 
     L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j e^{s_ij/τ}) )
 
-    Args:
-        temperature: τ.
-        layout: ``both`` (SimCLR), ``one-way`` or ``symmetric`` (CLIP).
-        class_prior: τ⁺; above 0 this is the debiased contrastive loss of Chuang et al. 2020.
-        decoupled: Whether the positive is left out of the denominator.
-        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        false_negatives: What is done about negatives that are probably false: a rule (``ring``,
-            ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
-            what evidence. None: nothing.
-        gather: Whether the negatives come from all processes; ``equal`` where all hold the same
-            number of samples.
-        tile: Anchors per block: ``auto``, a number, or None for all at once.
-        engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
-        check: Whether to check for NaN, which waits for the device; None: on the CPU.
+    The options are those of :class:`UnReMixLoss` of the same names.
 
     Relations:
         Equals lightly's ``NTXentLoss`` and, with layout ``both``, SimCLR's NT-Xent. With
-        ``decoupled`` it equals lightly's ``DCLLoss``; with layout ``symmetric``, CLIP's loss.
+        ``decoupled`` it equals lightly's ``DCLLoss``; with layout ``symmetric``, CLIP's loss; with
+        a ``class_prior`` above 0, the debiased contrastive loss of Chuang et al. 2020.
 
     Example:
         >>> loss_fn = InfoNCELoss(temperature=0.5)
@@ -879,23 +782,12 @@ class InfoNCELoss(TwoViewLoss):
 class HCLLoss(TwoViewLoss):
     """Hard negatives by similarity: w ∝ e^{β s/τ}, of mean 1, with debiasing.
 
+    The options not listed are those of :class:`UnReMixLoss` of the same names.
+
     Args:
-        temperature: τ.
         hardness: β; 0 leaves all weights 1.
-        class_prior: τ⁺ of the debiasing.
-        layout: ``both``, ``one-way`` or ``symmetric``.
         similarity_gradient: Whether gradient flows through the weights; by default it does, as
             published.
-        decoupled: Whether the positive is left out of the denominator.
-        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        false_negatives: What is done about negatives that are probably false: a rule (``ring``,
-            ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
-            what evidence. None: nothing.
-        gather: Whether the negatives come from all processes; ``equal`` where all hold the same
-            number of samples.
-        tile: Anchors per block: ``auto``, a number, or None for all at once.
-        engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
-        check: Whether to check for NaN, which waits for the device; None: on the CPU.
         fidelity: ``paper`` puts β s, not β s/τ, in the exponent.
 
     Relations:
@@ -1171,8 +1063,6 @@ def _mixed_weighting(
             f"expected components to be a sequence of names, got {components!r}; "
             f"write ({components!r},)"
         )
-    for component in components:
-        resolve(component)
     names = [name_of(component) for component in components]
     if len(set(names)) < len(names):
         raise ValueError(
@@ -1239,7 +1129,9 @@ class ImportanceOptions(TypedDict, total=False):
     gradient: Gradient
     layout: Layout | None
     class_prior: float | None
+    decoupled: bool
     bias: bool
+    learnable_temperature: bool
     sketch: int | None
     similarity_gradient: bool | None
     false_negatives: FalseNegatives | Rule | None

@@ -12,6 +12,7 @@ from unremix.data.splits import name_some
 from unremix.data.suggestions import did_you_mean
 from unremix.evaluation.by_domain import evaluate_run, make_observer
 from unremix.evaluation.verdict import verdict
+from unremix.hub import SharedRun
 from unremix.report import write_report
 from unremix.training.config import TrainConfig, make_config
 from unremix.training.preparation import locked, prepare
@@ -86,7 +87,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         raise
     finally:
         prepared.unlock()
-    return run
+    return SharedRun.of(run)
 
 
 def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False) -> dict[str, Any]:

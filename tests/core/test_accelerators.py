@@ -84,7 +84,11 @@ def test_a_queue_and_own_negatives(name: str, with_own: bool) -> None:
     samples = torch.empty(4, dtype=torch.long, device=META)
     queue = torch.empty(9, dtype=torch.long, device=META)
     z = meta(4, 5)
-    own = Own(meta(4, 2, 5, grad=False), meta(4, 2, 7, grad=False), 2.0) if with_own else None
+    own = (
+        Own(meta(4, 2, 5, grad=False), meta(4, 2, 7, grad=False), logit_factor=2.0)
+        if with_own
+        else None
+    )
     for aims in ({}, {"keys": samples[:, None].expand(4, 2), "shares": meta(4, 2, grad=False)}):
         loss = loss_fn.against(
             Views(z, meta(4, 7, grad=False)),

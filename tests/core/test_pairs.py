@@ -111,7 +111,7 @@ def test_any_rows_and_columns_hold_what_the_masks_say(
     assert torch.equal(pairs.positive_mask(), positives)
     assert torch.equal(pairs.negatives(), negatives)
     rows, columns = slice(first_row, first_row + 2), slice(first_column, first_column + 3)
-    assert torch.equal(pairs.negatives(rows), negatives[rows])
+    assert torch.equal(pairs[rows].negatives(), negatives[rows])
     assert torch.equal(pairs.negatives(candidates=columns), negatives[:, columns])
     assert pairs.has_negatives() == bool(negatives.any())
     assert pairs.has_positives() == bool(positives.any())

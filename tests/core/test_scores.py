@@ -12,15 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unremix.core.contrast import pose
+from unremix.core.contrast import make_problem
 from unremix.core.engines import find_engine
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views, make_block
+from unremix.core.problem import Options, Views
 from unremix.core.scores import (
     COMPONENTS,
-    inner_products,
     normalize,
-    pseudo_posterior,
     residuals,
     sketch,
 )
@@ -38,13 +36,13 @@ def all_scores(
     """Every score of every anchor, block by block, 0 where there is no negative."""
     asked = Options(Weighting(tuple(COMPONENTS)), tile=tile, **options)
     engine = find_engine(asked, anchors.embeddings)
-    problem, vectors = pose(anchors, candidates, pairs, asked, temperature, None, engine)
+    problem, vectors = make_problem(anchors, candidates, pairs, asked, temperature, None, engine)
     parts: dict[str, list[Tensor]] = {name: [] for name in COMPONENTS}
     for which in problem.blocks():
-        rows, first = problem.rows(which), vectors[0][which]
-        block = make_block(inner_products(first, vectors[1]), first, vectors[1], rows, asked)
+        part, sides = problem[which], (vectors[0][which], vectors[1])
+        block = part.block(part.products(*sides), *sides)
         for name, component in COMPONENTS.items():
-            parts[name].append(torch.where(rows.negatives, component.score(block), 0.0))
+            parts[name].append(torch.where(block.negatives, component.score(block), 0.0))
     return {name: torch.cat(part).detach() for name, part in parts.items()}
 
 
@@ -140,17 +138,6 @@ def test_views_without_class_or_direction_have_no_residual() -> None:
     delta = residuals(units, lengths, units, classes, temperature=1.0)
     assert delta[0].norm() > 0
     assert torch.equal(delta[1:], torch.zeros(2, 4).double())
-
-
-def test_the_pseudo_posterior_is_a_distribution_over_the_classes() -> None:
-    products = torch.randn(5, 7).double()
-    classes = torch.rand(5, 7) < 0.6
-    classes[:, 0] = True
-    posterior = pseudo_posterior(products, classes, 0.3)
-    assert_close(posterior.sum(1), torch.ones(5).double())
-    assert not posterior[~classes].any()
-    expected = (products / 0.3).exp() * classes
-    assert_close(posterior, expected / expected.sum(1, keepdim=True))
 
 
 def test_unit_vectors_have_the_gradient_of_torch_and_none_at_zero() -> None:

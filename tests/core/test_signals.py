@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -20,7 +21,7 @@ from torch.nn.functional import cosine_similarity
 import unremix
 from unremix import FalseNegatives
 from unremix.core import signals
-from unremix.core.engines import native
+from unremix.core.engines import compiled, native
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Own, Views
 from unremix.losses import TwoViewLoss
@@ -460,3 +461,24 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
                 assert torch.equal(found[0][name], found[1][name])
                 actual = found[0][name]
             torch.testing.assert_close(actual, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["ring", "rank", "mixture"])
+def test_engines_and_tracing_agree(rule: Any) -> None:
+    batch = make_batch(6)
+    given_ = FalseNegatives(rule, "four-views", 0.3)
+    expected = unremix.UnReMixLoss(false_negatives=given_, engine="eager")(*batch.views)
+    gradient = torch.autograd.grad(expected, batch.z0, create_graph=True)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "compile", partial(torch.compile, backend="aot_eager"))
+        compiled._compiled.cache_clear()
+        other = unremix.UnReMixLoss(false_negatives=given_, engine="compiled")(*batch.views)
+        traced = torch.compile(
+            unremix.UnReMixLoss(false_negatives=given_), backend="eager", fullgraph=True
+        )(*batch.views)
+        compiled._compiled.cache_clear()
+    torch._dynamo.reset()
+    for each in (other, traced):
+        torch.testing.assert_close(each, expected)
+        torch.testing.assert_close(torch.autograd.grad(each, batch.z0)[0], gradient)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.core import residuals
+from unremix.core import rows
 
 LOSSES: dict[str, Callable[[], Any]] = {
     "InfoNCE": InfoNCELoss,
     "HCL": HCLLoss,
     "UnReMix": UnReMixLoss,
+    "sketch": lambda: UnReMixLoss(sketch=3),
     "zscore-exp": lambda: UnReMixLoss(scaling="zscore-exp", class_prior=0.1, mix="adversarial"),
 }
 
@@ -52,7 +53,7 @@ def test_one_graph_equals_eager(name: str) -> None:
 
 def test_several_blocks_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are recomputed in the backward pass, so that memory stays that of a block."""
-    monkeypatch.setattr(residuals, "BLOCK_TRACED", 64 * 12)
+    monkeypatch.setattr(rows, "BLOCK_TRACED", 64 * 12)
     check(lambda: UnReMixLoss(tile=5), "aot_eager")
 
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unremix
-from unremix.core.contrast import pose
+from unremix.core.contrast import make_problem
 from unremix.core.engines import eager
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views, make_block
-from unremix.core.scores import COMPONENTS, Block, Component, inner_products
+from unremix.core.problem import Options, Views
+from unremix.core.scores import COMPONENTS, Block, Component
 from unremix.core.weights import Weighting, hard_negatives, name_of, raw_scores, weigh
 
 NAMES = tuple(COMPONENTS)
@@ -65,11 +65,10 @@ def test_weights_equal_the_loops(batch: Batch, layout: str, scaling: str, mass: 
 def weights_of(z: torch.Tensor, weighting: Weighting, mix: list[float]) -> torch.Tensor:
     views, options = Views(z), Options(weighting)
     pairs = Pairs.both_views(z.shape[0] // 2)
-    problem, vectors = pose(views, views, pairs, options, 0.5, None, eager.ENGINE)
-    rows = problem.rows()
-    block = make_block(inner_products(*vectors), *vectors, rows, options)
+    problem, vectors = make_problem(views, views, pairs, options, 0.5, None, eager.ENGINE)
+    block = problem.block(problem.products(*vectors), *vectors)
     shares = torch.tensor(mix).to(z)
-    return weigh(raw_scores(block, weighting), rows.negatives, rows.count, shares, weighting, 0.2)
+    return weigh(raw_scores(block, weighting), block.negatives, block.count, shares, weighting, 0.2)
 
 
 @settings(max_examples=40)

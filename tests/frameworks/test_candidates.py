@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unremix.core.contrast import pose
+from unremix.core.contrast import make_problem
 from unremix.core.engines import eager
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Own, Views
@@ -41,9 +41,9 @@ def assert_masks(pairs: Pairs, positives: Tensor, negatives: Tensor) -> None:
     for tile in (1, 2, 3):
         for start in range(0, max(positives.shape), tile):
             part = slice(start, start + tile)
-            assert torch.equal(pairs.negatives(part), negatives[part])
+            assert torch.equal(pairs[part].negatives(), negatives[part])
             assert torch.equal(pairs.negatives(candidates=part), negatives[:, part])
-            assert torch.equal(pairs.negatives(part, part), negatives[part, part])
+            assert torch.equal(pairs[part].negatives(candidates=part), negatives[part, part])
 
 
 @settings(max_examples=60)
@@ -112,16 +112,19 @@ def assert_own(
 ) -> None:
     """Own candidates take the last columns; all of them are negatives, none is a positive."""
     further = Own(torch.ones(len(positives), own, 2))
-    problem, _ = pose(anchors, candidates, pairs, Options(), 0.5, further, eager.ENGINE)
+    problem, vectors = make_problem(
+        anchors, candidates, pairs, Options(), 0.5, further, eager.ENGINE
+    )
     widened = reference.with_own(negatives, own, True)
     targets = pairs.targets(dtype=torch.float64)
     for tile in (len(positives), 1, 2):
         for start in range(0, len(positives), tile):
             which = slice(start, start + tile)
-            rows = problem.rows(which)
+            part, sides = problem[which], (vectors[0][which], vectors[1])
+            rows = part.block(part.products(*sides), *sides)
             assert torch.equal(rows.negatives, widened[which])
             assert torch.equal(rows.count, widened[which].sum(1, keepdim=True))
             found = torch.zeros(rows.negatives.shape, dtype=torch.float64)
-            found.scatter_add_(1, rows.positives, rows.shares.double())
+            found.scatter_add_(1, part.pairs.positives, part.pairs.normalized_shares(found.dtype))
             assert_close(found[:, : positives.shape[1]], targets[which], 1e-6)
             assert torch.equal(found > 0, reference.with_own(positives, own, False)[which])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from building import MAKERS, fill, make_batch, make_model
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unremix.frameworks.base import Batch
 from unremix.frameworks.moco import MoCo
@@ -90,6 +91,34 @@ def test_moco(name: str, negatives: str, mixing: str) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_an_empty_queue(name: str) -> None:
     assert_runs(make_model(MoCo, MAKERS[name](), queue=6, symmetric=True), steps=2)
+
+
+class CopiesToTheDevice(TorchDispatchMode):
+    """Counts copies from the host to the device, each of which waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        given = [each for each in args if isinstance(each, Tensor)]
+        if "copy" in function.name() and made.device.type == "meta":
+            self.count += any(each.device.type == "cpu" for each in given)
+        return made
+
+
+def test_mixing_copies_nothing_to_the_device() -> None:
+    batch = on_meta(make_batch())
+    for cutmix in (0.0, 1.0):
+        with CopiesToTheDevice() as copies:
+            UnMix(cutmix=cutmix)(batch.views[0], batch.keys, batch.batch_key)
+        assert copies.count == 0
+    with CopiesToTheDevice() as copies:
+        torch.ones(3).to("meta")
+    assert copies.count == 1
 
 
 def test_meta_would_tell() -> None:

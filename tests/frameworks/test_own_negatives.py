@@ -119,8 +119,8 @@ def assert_own_loss(
             bias=bias, tile=tile,
         )  # fmt: skip
         actual = contrast(
-            anchors, candidates, pairs, options, own=Own(zo, ho, factor), temperature=0.4,
-            mix=mix if ours.components else None,
+            anchors, candidates, pairs, options, temperature=0.4,
+            own=Own(zo, ho, logit_factor=factor), mix=mix if ours.components else None,
         )  # fmt: skip
         assert_close(actual, expected)
         gradients = torch.autograd.grad(actual, [*leaves, zo], allow_unused=True)
@@ -240,7 +240,7 @@ def test_modules_take_own_negatives(make: Callable[..., TwoViewLoss], layout: st
     n, rows = 3, 6 if layout == "both" else 3
     z0, z1 = draw(n, 4).requires_grad_(), draw(n, 4, seed=1)
     h0, h1, zo, ho = draw(n, 3), draw(n, 3, seed=1), draw(rows, 2, 4, seed=2), draw(rows, 2, 3)
-    actual = loss_fn(z0, z1, h0, h1, own=Own(zo, ho, 2.0))
+    actual = loss_fn(z0, z1, h0, h1, own=Own(zo, ho, logit_factor=2.0))
     both = layout == "both"
     positives, negatives = reference.masks_both(n) if both else reference.masks_one_way(n)
     za, zc = (torch.cat([z0, z1]),) * 2 if both else (z0, z1)

@@ -65,7 +65,7 @@ class TestPatches:
         patches = patch_negatives(batch.views[0], batch.keys + NEGATIVES, smallest=2, largest=3)
         with torch.no_grad():
             zp, hp = forward(model.key_encoder, model.key_head, patches)
-        own = Own(zp[:, None], hp[:, None], factor)
+        own = Own(zp[:, None], hp[:, None], logit_factor=factor)
         expected = queue_loss(model, batch, *queries_and_keys(model, batch), own=own, **LOOPS[name])
         assert_gradients(model(batch), expected, model)
 
@@ -97,7 +97,7 @@ class TestPatches:
         tiled = patch_negatives(images, keys, smallest=2, largest=3)
         with torch.no_grad():
             z, h = forward(*modules, tiled)
-        return Own(z[:, None], h[:, None], 2.0)
+        return Own(z[:, None], h[:, None], logit_factor=2.0)
 
     @pytest.mark.parametrize("name", MAKERS)
     def test_mixed_images_are_cut_from_themselves(self, name: str) -> None:

@@ -29,6 +29,7 @@ import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.cli import main
 from unremix.core.pairs import Pairs
+from unremix.core.scores import Block
 from unremix.data.sentence.dataset import SentenceBatch
 from unremix.domains.sentence import NAME_LENGTH, SentenceDomain, SentenceShape
 from unremix.encoders.text import BagOfWords
@@ -341,6 +342,22 @@ def of_each_process(world: int) -> Report:
                 dist.all_reduce(tensor)
                 tensor /= world
     return found
+
+
+def test_scores_see_which_sentences_they_score() -> None:
+    seen: list[list[int]] = []
+
+    def score(block: Block) -> Tensor:
+        assert block.anchors.ids is not None
+        assert block.candidates.ids is not None
+        seen.extend([block.anchors.ids.tolist(), block.candidates.ids.tolist()])
+        return block.similarity
+
+    batch = make_batch()
+    batch = replace(batch, samples=batch.samples + 20)
+    model = make_model(UnReMixLoss(components=[score], mix="fixed", temperature=1.0))
+    model(batch)
+    assert seen == [batch.samples.tolist()] * 2
 
 
 @pytest.mark.slow

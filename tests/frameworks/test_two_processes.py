@@ -14,10 +14,20 @@ from conftest import assert_close
 from processes import LOSSES, Report, processes
 from torch import Tensor
 
+from unremix import HCLLoss, InfoNCELoss
+from unremix.core import gather as gather_module
 from unremix.core.problem import Own
+from unremix.data.graph.store import GraphBatch
+from unremix.data.sentence.corpus import SentenceBatch
+from unremix.encoders.graph import GraphEncoder
+from unremix.encoders.text import BagOfWords
+from unremix.frameworks.base import Batch
+from unremix.frameworks.infograph import InfoGraph
 from unremix.frameworks.negatives import MoCHi, Patches
+from unremix.frameworks.quickthought import QuickThought, TwinEncoder
 
 SIZES = [(4, 2)]
+FRAMEWORKS = ["moco", "quickthought", "infograph"]
 AIMED = [(name, "aimed", "one-way") for name in LOSSES]
 WITH_OWN = [
     (name, "own", layout) for name in LOSSES if name != "nt-xent" for layout in ("both", "one-way")
@@ -62,7 +72,7 @@ def contrasted(
     if "own" in kind:
         zo, ho = draw(2, total, 2, 4, seed=5)[:, rows], draw(2, total, 2, 3, seed=6)[:, rows]
         count = 2 if layout == "both" else 1
-        own = Own(zo[:count].flatten(0, 1), ho[:count].flatten(0, 1), 1.5)
+        own = Own(zo[:count].flatten(0, 1), ho[:count].flatten(0, 1), logit_factor=1.5)
     if "aimed" in kind:
         keys, shares = joint_aims(sizes) if rank is None else aims_of(sizes, rank)
         loss = loss_fn.towards(z0, z1, h0, h1, keys=keys, shares=shares, own=own)
@@ -100,6 +110,48 @@ def stepped(
     return {"losses": torch.stack(losses), **model.state_dict()}
 
 
+def exchanges_of(kind: str, gather: Any) -> int:
+    """How often the processes tell each other the sizes of their batches."""
+    count = 0
+    exchange = gather_module._exchange
+
+    def counted(numbers: list[int]) -> list[list[int]]:
+        nonlocal count
+        count += 1
+        return exchange(numbers)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather_module, "_exchange", counted)
+        if kind == "moco":
+            model = make_model(loss=MAKERS["uniform"](gather=gather), queue=11)
+            fill(model, 7, first=1)
+            model(make_batch(3))
+            model.after_step()
+        elif kind == "quickthought":
+            quickthought(gather)
+        else:
+            infograph(gather)
+    return count
+
+
+def quickthought(gather: Any) -> None:
+    words = BagOfWords(9, words=3)
+    sentences = SentenceBatch(
+        torch.randint(2, 9, (4, 3)), torch.full((4,), 3), torch.zeros(4).long(), torch.arange(4)
+    )
+    number = torch.arange(4)
+    batch = Batch((sentences,), number, number, number[:1])
+    QuickThought(TwinEncoder(words, words), InfoNCELoss(gather=gather))(batch)
+
+
+def infograph(gather: Any) -> None:
+    number = torch.arange(2)
+    nodes = torch.tensor([0, 0, 1, 1])
+    graphs = GraphBatch(torch.randn(4, 5), torch.zeros(2, 0).long(), nodes, 2)
+    batch = Batch((graphs,), number, number, number[:1])
+    InfoGraph(GraphEncoder(5, hidden=3, layers=1), HCLLoss(gather=gather))(batch)
+
+
 @cache
 def alone(function: Callable[..., Any], *case: Any) -> Any:
     return function(*case, None)
@@ -113,6 +165,8 @@ def gathered(world: int) -> Report:
             found[(*case, sizes)] = contrasted(*case, sizes, rank)
         for queued in QUEUED:
             found[(*queued, sizes)] = stepped(*queued, sizes, rank)
+    for kind in FRAMEWORKS:
+        found[kind] = exchanges_of(kind, "equal"), exchanges_of(kind, True)
     return found
 
 
@@ -138,6 +192,15 @@ class TestTwoProcesses:
                 else:
                     for each in found:
                         assert_close(each[leaf], expected[leaf], 1e-9)
+
+    @pytest.mark.parametrize("kind", FRAMEWORKS)
+    def test_batches_known_to_be_equal_exchange_no_sizes(
+        self, reports: list[Report], kind: str
+    ) -> None:
+        for report in reports:
+            known, unknown = report[kind]
+            assert known == 0
+            assert unknown > 0
 
     @pytest.mark.parametrize(("loss", "negatives", "symmetric"), QUEUED)
     def test_a_queue_is_that_of_one_process(

@@ -11,25 +11,36 @@ import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from pictures import save
 from safetensors.torch import load_file, save_file
 
 import unremix
 from unremix.cli import main
+from unremix.experiments.plan import shared_options
 from unremix.report import page
+from unremix.training.config import TrainConfig
 
-pytestmark = [pytest.mark.xdist_group("canaries"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("canaries"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 SMALL = [
     "--limit", "32", "--batch_size", "16", "--epochs", "1", "--probe_epochs", "0", "--width", "4",
     "--head_hidden", "[8]", "--head_output", "4", "--progress", "false", "--accelerator", "cpu",
     "--threads", "1",
 ]  # fmt: skip
+
+
+COMPARED = ["--epochs", "1", "--threads", "1", "--accelerator", "cpu"]
 
 
 class Payload:
@@ -90,7 +101,8 @@ RUN_COMMANDS = {
     "resume further": ["train", "--resume", "RUN", "--epochs", "3"],
     "init": ["train", "--init", "RUN", "--runs", "OUT", *SMALL],
     "same name": ["train", "--runs", "PARENT", "--name", "run", *SMALL],
-    "compare": ["compare", "--output", "COMPARISON", "--recipes", "simclr", "--seeds", "1"],
+    "compare": ["compare", "--output", "COMPARISON", "--recipes", "simclr", "--seeds", "1",
+                *COMPARED],
     "config": ["train", "--config", "RUN/config.yaml", "--runs", "OUT", "--name", "other"],
     "config dry": ["train", "--config", "RUN/config.yaml", "--runs", "OUT", "--dry_run"],
 }  # fmt: skip
@@ -175,12 +187,17 @@ def test_a_run_executes_nothing(
         PLANTS[plant](run, canary)
         comparison = place / "comparison"
         shutil.copytree(run, comparison / "runs" / "simclr-0")
+        shared = shared_options(TrainConfig(epochs=1, threads=1, accelerator="cpu"))
+        record = {"recipes": ["simclr"], "seeds": 1, "reference": "simclr", "threads": 1,
+                  "train": shared}  # fmt: skip
+        (comparison / "comparison.yaml").write_text(yaml.safe_dump(record))
         monkeypatch.chdir(run)
         named = {"RUN": str(run), "OUT": str(place / "out"), "PARENT": str(place),
                  "COMPARISON": str(comparison)}  # fmt: skip
         for key, value in named.items():
             words = [word.replace(key, value, 1) if key in word else word for word in words]
-        assert main(words) in (0, 1, 2), name
+        with suppress(SystemExit):  # the parser's way to refuse a file
+            assert main(words) in (0, 1), name
         assert not canary.exists(), f"{plant}: {name}"
         if plant == "text" and name == "report":
             shown = (run / "report.html").read_text()

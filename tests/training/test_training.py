@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -106,12 +106,12 @@ def stepping(self, batch, number):
     if self.step == {step}:
         os.kill(os.getpid(), signal.SIGKILL)
     step(self, batch, number)
-def saving(state, path):
+def saving(state, file):
     if state["step"] == {saving}:
-        with open(path, "wb") as file:
-            file.write(b"half a checkpoint")
+        file.write(b"half a checkpoint")
+        file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
-    save(state, path)
+    save(state, file)
 Training.training_step, torch.save = stepping, saving
 sys.exit(main({arguments!r}))
 """
@@ -145,11 +145,11 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(
 ) -> None:
     save = torch.save
 
-    def full(state: dict[str, Any], path: Path) -> None:
+    def full(state: dict[str, Any], file: BinaryIO) -> None:
         if state["step"] > 4:
-            path.write_bytes(b"some of it")
+            file.write(b"some of it")
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(state, path)
+        save(state, file)
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match=r"room on the disk .* earlier one is intact"):

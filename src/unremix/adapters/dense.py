@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from unremix.core.contrast import full_precision, pose
+from unremix.core.contrast import full_precision, make_problem
 from unremix.core.engines import eager
 from unremix.core.objectives import InfoNCE
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views, make_block, settle_mix
-from unremix.core.scores import inner_products
+from unremix.core.problem import Views, mix_or_equal
 from unremix.core.weights import raw_scores, weigh
 from unremix.losses import UnReMixLoss
-
-
-def working(embeddings: Tensor) -> Tensor:
-    """Embeddings in the precision that losses are computed in: float32 or better."""
-    half = embeddings.dtype in (torch.float16, torch.bfloat16)
-    return embeddings.float() if half else embeddings
 
 
 def weights_of(
@@ -36,16 +28,16 @@ def weights_of(
     """
     options, temperature = loss.options, loss.current_temperature()
     with full_precision(anchors.embeddings.device):
-        problem, vectors = pose(
+        problem, vectors = make_problem(
             anchors, candidates, pairs, options, temperature, None, eager.ENGINE
         )
-        rows, products = problem.rows(), inner_products(*vectors)
-        block = make_block(products, *vectors, rows, options)
+        products = problem.products(*vectors)
+        block = problem.block(products, *vectors)
         weights = weigh(
             raw_scores(block, options.weighting),
-            rows.negatives,
-            rows.count,
-            settle_mix(loss.lambdas(), options, products),
+            block.negatives,
+            block.count,
+            mix_or_equal(loss.lambdas(), options, products),
             options.weighting,
             temperature,
         )
@@ -70,4 +62,4 @@ def weighted_negatives(
     """
     weights, logits = weights_of(loss, anchors, candidates, pairs)
     weights = weights if counts is None else weights * counts
-    return InfoNCE().gather_negatives(logits, weights, pairs.negatives()), logits
+    return InfoNCE().sum_negatives(logits, weights, pairs.negatives()), logits

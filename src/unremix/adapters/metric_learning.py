@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
-from unremix.adapters.dense import weighted_negatives, weights_of, working
+from unremix.adapters.dense import weighted_negatives, weights_of
 from unremix.core.checks import number
 from unremix.core.objectives import softplus
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Score
+from unremix.core.scores import COMPONENTS, Component, Score, at_least_float32
 from unremix.core.weights import Mass
 
 try:
@@ -138,7 +138,7 @@ class UnReMixLoss(BaseMetricLossFunction):
             zero: dict[str, Any] = self.zero_losses()
             return zero
         among_themselves = ref_emb is embeddings
-        embeddings, ref_emb = working(embeddings), working(ref_emb)
+        embeddings, ref_emb = at_least_float32(embeddings), at_least_float32(ref_emb)
         anchors = self._views(embeddings) if among_themselves else Views(embeddings)
         candidates = anchors if among_themselves else Views(ref_emb.to(embeddings))
         # A miner may name a pair more than once: it counts as often.
@@ -224,8 +224,8 @@ class UnReMixMiner(BaseMiner):
         shape = (len(embeddings), len(ref_emb))
         negatives = torch.zeros(shape, dtype=torch.bool, device=embeddings.device)
         negatives[other_anchor, negative] = True
-        views = Views(working(embeddings))
-        candidates = views if ref_emb is embeddings else Views(working(ref_emb))
+        views = Views(at_least_float32(embeddings))
+        candidates = views if ref_emb is embeddings else Views(at_least_float32(ref_emb))
         pairs = Pairs.from_masks(torch.zeros_like(negatives), negatives)
         weights, _ = weights_of(self.weighted, views, candidates, pairs)
         weights = torch.where(negatives, weights, -1.0)

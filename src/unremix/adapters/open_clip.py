@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
-from unremix.adapters.dense import working
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Score
+from unremix.core.scores import COMPONENTS, Component, Score, at_least_float32
 from unremix.core.weights import Mass
 
 try:
@@ -115,7 +114,9 @@ class UnReMixClipLoss(nn.Module):
         Returns:
             A scalar, or a dictionary with it.
         """
-        loss = self._loss(working(image_features), working(text_features), 1 / logit_scale)
+        loss = self._loss(
+            at_least_float32(image_features), at_least_float32(text_features), 1 / logit_scale
+        )
         if logit_bias is not None:  # connected, so that its gradient is 0 and not missing
             loss = loss + 0 * logit_bias.sum()
         return {"contrastive_loss": loss} if output_dict else loss

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from unremix.core.checks import choose
-from unremix.data.atomic_files import write_whole
-from unremix.mining.embeddings import Floats, digest_of, unit_rows
+from unremix.mining.embeddings import Floats, digest_of, kept_embeddings, unit_rows
 from unremix.mining.index import Kind
 from unremix.mining.mine import COMPONENT_NAMES, Mined
 from unremix.mining.mine import mine_hard_negatives as mine
@@ -113,21 +112,8 @@ def mine_hard_negatives(
         kept = None
         if folder is not None:
             kept = folder / f"{what}-{digest_of(_weights(model), prompts, some)}.npy"
-            if kept.exists():
-                found: Floats = np.load(kept, mmap_mode="r", allow_pickle=False)
-                return found
-        embeddings = encode(
-            some, batch_size=batch_size, show_progress_bar=verbose, convert_to_numpy=True, **prompts
-        )
-        found = np.asarray(embeddings, dtype=np.float32)
-        if kept is not None:
-
-            def write(file: Path) -> None:
-                with file.open("wb") as stream:
-                    np.save(stream, found, allow_pickle=False)
-
-            write_whole(kept, write)
-        return found
+        options = {"batch_size": batch_size, "show_progress_bar": verbose, **prompts}
+        return kept_embeddings(kept, lambda: encode(some, convert_to_numpy=True, **options))
 
     queries = embed("query", anchors, prompt_name=query_prompt_name, prompt=query_prompt)
     rows = embed("document", texts, prompt_name=corpus_prompt_name, prompt=corpus_prompt)

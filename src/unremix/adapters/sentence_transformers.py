@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
-from unremix.adapters.dense import weighted_negatives, working
+from unremix.adapters.dense import weighted_negatives
 from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives
 from unremix.core.checks import choose, number
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Score
+from unremix.core.scores import COMPONENTS, Component, Score, at_least_float32
 from unremix.core.weights import Mass
 
 try:
@@ -228,7 +228,7 @@ class UnReMixLoss(CachedLossMixin, nn.Module):
     def _columns(self, embeddings: Sequence[Tensor]) -> list[Views]:
         """The columns with what is known of the last layer, of all processes where asked."""
         layer, weighting = self.weighted.last_layer, self.weighted.weighting
-        embeddings = [working(each) for each in embeddings]
+        embeddings = [at_least_float32(each) for each in embeddings]
         views = [Views(each) for each in embeddings]
         if layer is not None and weighting.needs_residuals:
             found = [layer.find(each)[0] for each in embeddings]

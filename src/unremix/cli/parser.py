@@ -121,9 +121,6 @@ def _add_options(name: str, parser: Parser) -> None:
         own |= {"data", "normalize"}
         parser.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
         parser.add_argument("--normalize", action="store_true", help=NORMALIZE)
-    if name == "report":
-        own.add("runs")
-        parser.add_argument("runs", nargs="+", type=str, help=REPORTED)
     if name in ("study", "reproduce"):
         own |= {"dry_run", "command"}
         parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")
@@ -136,4 +133,7 @@ def _add_options(name: str, parser: Parser) -> None:
     if name == "neighbors":
         own.add("query")
         parser.add_argument("--query", nargs="+", type=str, required=True, help=QUERY)
+    if name == "report":
+        own.add("runs")
+        parser.add_argument("runs", nargs="+", type=str, help=REPORTED)
     parser.add_function_arguments(function, as_positional=name != "mine", skip=own)

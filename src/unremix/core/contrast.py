@@ -8,9 +8,8 @@ backward pass only multiplies by the incoming scalar.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,117 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 from unremix.core.checks import checks_on, number
 from unremix.core.engines import Engine, find_engine
+from unremix.core.gather import Share, mean_gradient
 from unremix.core.pairs import Pairs
-from unremix.core.problem import (
-    Options,
-    Own,
-    Rows,
-    Views,
-    check_pairs,
-    check_shapes,
-    make_block,
-    settle_mix,
-)
-from unremix.core.residuals import blocks, with_residuals
-from unremix.core.scores import Vectors, inner_products, normalize
-from unremix.core.signals import kept
-from unremix.core.weights import raw_scores, weigh
-
-
-def rows_loss(
-    anchors: Tensor,
-    candidates: Tensor,
-    mix: Tensor,
-    temperature: Tensor | float,
-    rows: Rows,
-    options: Options,
-) -> tuple[Tensor, Tensor]:
-    """The loss of B anchors: scores → weights → objective.
-
-    Args:
-        anchors: What the logits of the anchors are made of, f or z, shape (B, D).
-        candidates: Likewise of the candidates, shape (M, D).
-        mix: λ, shape (K,).
-        temperature: τ.
-        rows: Everything else about these anchors.
-        options: How.
-
-    Returns:
-        The sum of the anchors' losses, and how many of them have negatives but no weight.
-    """
-    weighting, objective, negatives = options.weighting, options.objective, rows.negatives
-    products = inner_products(anchors, candidates, rows.own_vectors)  # (B, M)
-    block = make_block(products, anchors, candidates, rows, options)
-    scores = raw_scores(block, weighting)
-    keep = None if weighting.filter is None else kept(block, weighting.filter)
-    weights = weigh(scores, negatives, rows.count, mix, weighting, temperature, keep)
-    logits = products / temperature
-    if rows.own_factor != 1:
-        shared, own = logits[:, : len(candidates)], logits[:, len(candidates) :]
-        logits = torch.cat([shared, rows.own_factor * own], dim=1)
-    losses = objective.settle(
-        objective.gather_negatives(logits, weights, negatives),
-        logits.gather(1, rows.positives),
-        rows.shares,
-        rows.count[:, 0],
-        -1 / temperature,
-    )
-    weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
-    if weighting.mass == "none":  # else such rows are uniform
-        weightless = ((rows.count[:, 0] > 0) & (weights.sum(1) == 0)).sum()
-    return losses.sum(), weightless
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A loss of N anchors, apart from what is differentiated.
-
-    Args:
-        pairs: Positives and negatives.
-        options: How.
-        anchors: N views.
-        candidates: M views.
-        own: The anchors' own candidates, of shape (N, S, ...).
-        own_vectors: What their logits are made of, shape (N, S, D).
-        own_factor: Multiplies their logits.
-    """
-
-    pairs: Pairs
-    options: Options
-    anchors: Vectors
-    candidates: Vectors
-    own: Vectors | None = None
-    own_vectors: Tensor | None = None
-    own_factor: float = 1.0
-
-    def rows(self, which: slice = slice(None)) -> Rows:
-        """Some of the anchors."""
-        negatives, own_vectors = self.pairs.negatives(which), self.own_vectors
-        if own_vectors is not None:
-            own_vectors = own_vectors[which]
-            negatives = torch.cat([negatives, negatives.new_ones(own_vectors.shape[:2])], dim=1)
-        return Rows(
-            anchors=self.anchors[which],
-            candidates=self.candidates,
-            own=None if self.own is None else self.own[which],
-            own_vectors=own_vectors,
-            own_factor=self.own_factor,
-            negatives=negatives,
-            count=negatives.sum(1, keepdim=True, dtype=torch.int32),
-            non_negatives=None
-            if self.pairs.non_negatives is None
-            else self.pairs.non_negatives[which],
-            positives=self.pairs.positives[which],
-            shares=self.pairs.normalized_shares(which, dtype=self.anchors.units.dtype),
-        )
-
-    def blocks(self) -> Iterator[slice]:
-        """The anchors, a block at a time."""
-        device = self.anchors.units.device
-        width = self.pairs.num_candidates
-        if self.own_vectors is not None:
-            width += self.own_vectors.shape[1]
-        return blocks(self.pairs.num_anchors, width, self.options.tile, device)
+from unremix.core.problem import Options, Own, Views, check_pairs, check_shapes, mix_or_equal
+from unremix.core.residuals import with_residuals
+from unremix.core.rows import Problem, rows_loss
+from unremix.core.scores import Vectors, normalize
 
 
 def contrast(
@@ -141,7 +35,8 @@ def contrast(
     temperature: Tensor | float = 0.5,
     mix: Tensor | None = None,
     own: Own | None = None,
-    normalizer: float | None = None,
+    share: Share | None = None,
+    everyone: Views | None = None,
 ) -> Tensor:
     """The mean over anchors of a contrastive loss with weighted negatives.
 
@@ -156,7 +51,9 @@ def contrast(
         mix: λ, one number per component, none negative, shape (K,); gradient flows to it. Equal by
             default.
         own: Further negatives of each anchor alone.
-        normalizer: Divides the sum over anchors; by default the number that have a positive.
+        share: This process's part, where several share a loss: their mean is the loss of all.
+        everyone: The anchors of all processes, where the candidates are those of all processes; the
+            candidates themselves where every view is both.
 
     Returns:
         The loss, a scalar.
@@ -185,29 +82,36 @@ def contrast(
         check_pairs(pairs, own)
     with full_precision(anchors.embeddings.device):
         like = anchors.embeddings
-        shares = settle_mix(mix, options, like)
+        shares = mix_or_equal(mix, options, like)
+        if share is not None:
+            shares = mean_gradient(shares)
+            if isinstance(temperature, Tensor):
+                temperature = mean_gradient(temperature)
         engine = find_engine(options, like, own is not None, temperature)
-        problem, vectors = pose(anchors, candidates, pairs, options, temperature, own, engine)
+        problem, vectors = make_problem(
+            anchors, candidates, pairs, options, temperature, own, engine, share, everyone
+        )
         if torch.compiler.is_compiling():
             total, weightless = _traced(problem, *vectors, shares, temperature)
         else:
             total, weightless = _Blockwise.apply(  # type: ignore[no-untyped-call]
                 problem, engine, *vectors, shares, temperature
             )
-        if normalizer is None:
+        if share is None:
             total = total / (pairs.shares > 0).any(1).sum().clamp(min=1)
-        else:
-            total = total / normalizer
+        else:  # as many anchors per sample here as everywhere
+            per_sample = pairs.num_anchors / share.sizes[share.rank]
+            total = total / (per_sample * share.total / share.processes)
     if check and options.weighting.mass == "none" and int(weightless):
         warnings.warn(
-            f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights and "
-            "contribute nothing; mass='mean' or another scaling avoids this",
+            f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights: their "
+            "negatives contribute nothing; mass='mean' or another scaling avoids this",
             stacklevel=3,
         )
     return total
 
 
-def pose(
+def make_problem(
     anchors: Views,
     candidates: Views,
     pairs: Pairs,
@@ -215,69 +119,59 @@ def pose(
     temperature: Tensor | float,
     own: Own | None,
     engine: Engine,
+    share: Share | None = None,
+    everyone: Views | None = None,
 ) -> tuple[Problem, tuple[Tensor, Tensor]]:
     """The problem, and what its logits are made of, with gradient: f or z of both sides.
 
-    δ is derived where a component needs it and the views do not bring it.
+    δ is derived where a component needs it. The arguments are those of :func:`contrast`.
     """
     units, first = describe(anchors)
     other_units, second = (units, first) if candidates is anchors else describe(candidates)
-    own_units, third = (None, None) if own is None else describe(own)
+    third = None if own is None else describe(own)[1]
+    factor = 1.0 if own is None else own.logit_factor
+    problem = Problem(pairs, options, first, second, third, factor)
     if options.weighting.needs_residuals:
-        made = describe_layer(anchors)
-        other_made = made if candidates is anchors else describe_layer(candidates)
-        made, other_made, third = with_residuals(
-            made, other_made, third, pairs, options, temperature, engine
-        )
-        first = replace(first, residuals=made.residuals)
-        second = first if candidates is anchors else replace(second, residuals=other_made.residuals)
-    vectors, own_vectors = (units, other_units), own_units
+        made = at_last_layer(anchors, first)
+        other_made = made if candidates is anchors else at_last_layer(candidates, second)
+        all_made = None
+        if everyone is candidates:
+            all_made = other_made
+        elif everyone is not None:
+            all_made = at_last_layer(everyone, describe(everyone)[1])
+        derived = replace(problem, anchors=made, candidates=other_made)
+        derived = with_residuals(derived, temperature, engine, share, all_made)
+        first = replace(first, residuals=derived.anchors.residuals)
+        if candidates is anchors:
+            second = first
+        else:
+            second = replace(second, residuals=derived.candidates.residuals)
+        problem = replace(problem, anchors=first, candidates=second, own=derived.own)
     if options.products == "dot":
-        vectors = (anchors.embeddings, candidates.embeddings)
-        own_vectors = None if own is None else own.embeddings
-    return Problem(
-        pairs,
-        options,
-        first,
-        second,
-        third,
-        None if own_vectors is None else own_vectors.detach(),
-        1.0 if own is None else own.logit_factor,
-    ), vectors
+        return problem, (anchors.embeddings, candidates.embeddings)
+    return problem, (units, other_units)
 
 
-def describe(views: Views | Own) -> tuple[Tensor, Vectors]:
+def describe(views: Views) -> tuple[Tensor, Vectors]:
     """Unit vectors with gradient, and all that is known of the views as constants."""
     units, lengths = normalize(views.embeddings)
     inputs = None if views.inputs is None else views.inputs.detach()
-    known = (units.detach(), lengths.detach(), inputs)
-    if isinstance(views, Own):
-        return units, Vectors(*known, residuals=views.residuals)
-    further = (views.ids, views.residuals, views.descriptors, views.thresholds)
-    return units, Vectors(*known, *further)
+    return units, Vectors(
+        units.detach(),
+        lengths.detach(),
+        inputs,
+        views.ids,
+        descriptors=views.descriptors,
+        thresholds=views.thresholds,
+    )
 
 
-def describe_layer(views: Views) -> Vectors:
-    """What is known of the last layer's output for the views; δ is taken there."""
+def at_last_layer(views: Views, described: Vectors) -> Vectors:
+    """What is known of the last layer's output for the views, where δ is taken."""
     if views.outputs is None:
-        return describe(views)[1]
+        return described
     outputs = views.outputs.detach().to(views.embeddings.dtype)
     return describe(replace(views, embeddings=outputs))[1]
-
-
-def definition(
-    anchors: Tensor,
-    candidates: Tensor,
-    mix: Tensor,
-    temperature: Tensor | float,
-    problem: Problem,
-) -> Tensor:
-    """The loss of all anchors at once, for autograd to differentiate any number of times.
-
-    This is what UnReMix is; the engines compute the same without (N, M) arrays. The arguments are
-    those of :func:`rows_loss`, for all anchors; so is what is returned, a sum.
-    """
-    return rows_loss(anchors, candidates, mix, temperature, problem.rows(), problem.options)[0]
 
 
 class _Blockwise(torch.autograd.Function):
@@ -299,9 +193,8 @@ class _Blockwise(torch.autograd.Function):
             for each, want in zip(tensors, wanted, strict=True)
         ]
         for which in problem.blocks():
-            loss, none, gradients = engine.evaluate(
-                rows_loss, (anchors[which], *others), wanted, problem.rows(which), problem.options
-            )
+            leaves = (anchors[which], *others)
+            loss, none, gradients = engine.evaluate(leaves, wanted, problem[which])
             total += loss
             weightless += none
             for place, gradient in enumerate(gradients):
@@ -322,18 +215,13 @@ class _Blockwise(torch.autograd.Function):
         """The gradients made in the forward pass, times the incoming scalar."""
         saved = ctx.saved_tensors
         tensors, gradients = saved[: len(saved) // 2], saved[len(saved) // 2 :]
-        if torch.is_grad_enabled():  # create_graph=True: the gradients of the definition
+        if torch.is_grad_enabled():  # create_graph=True: all anchors at once, for autograd
             # Aliases, since anchors and candidates may be one tensor.
             given: list[Any] = [each if each is None else each.view_as(each) for each in tensors]
             anchors, candidates, mix, temperature = given
             with full_precision(incoming.device):
-                loss = definition(
-                    anchors,
-                    candidates,
-                    mix,
-                    ctx.temperature if temperature is None else temperature,
-                    ctx.problem,
-                )
+                temperature = ctx.temperature if temperature is None else temperature
+                loss, _ = rows_loss(ctx.problem, anchors, candidates, mix, temperature)
                 inputs = [each for each, want in zip(given, ctx.wanted, strict=True) if want]
                 found = iter(
                     torch.autograd.grad(loss, inputs, create_graph=True, materialize_grads=True)
@@ -348,8 +236,7 @@ def _traced(problem: Problem, *tensors: Any) -> tuple[Tensor, Tensor]:
     def block(
         which: slice, anchors: Tensor, candidates: Tensor, mix: Tensor, temperature: Tensor | float
     ) -> tuple[Tensor, Tensor]:
-        rows = problem.rows(which)
-        return rows_loss(anchors[which], candidates, mix, temperature, rows, problem.options)
+        return rows_loss(problem[which], anchors[which], candidates, mix, temperature)
 
     slices = list(problem.blocks())
     if len(slices) == 1:

@@ -17,6 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unremix.core.problem import V, map_views
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class Share:
@@ -51,23 +55,30 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def equal_share(size: int) -> Share:
-    """The share where every process is known to hold ``size`` samples; nothing is exchanged."""
-    return Share((size,) * dist.get_world_size(), dist.get_rank())
-
-
-def share_of(size: int, width: int, input_width: int = 0) -> Share:
+def share_of(
+    size: int,
+    width: int,
+    input_width: int = 0,
+    *,
+    dtype: torch.dtype = torch.float32,
+    equal: bool = False,
+) -> Share:
     """Tell every process how many samples each holds, without waiting for an accelerator.
 
     Args:
         size: Samples held here.
         width: Size of an embedding, which must be the same everywhere.
         input_width: Size of the last layer's input, likewise; 0 where it is not known.
+        dtype: Of the embeddings, likewise.
+        equal: Whether all are known to hold as many: then nothing is exchanged, or checked.
 
     Raises:
-        ValueError: In all processes alike, if one holds no sample or the widths differ.
+        ValueError: In all processes alike, if one holds no sample or the widths or dtypes differ.
     """
-    sizes, widths, input_widths = _exchange([size, width, input_width])
+    if equal:
+        return Share((size,) * dist.get_world_size(), dist.get_rank())
+    kind = DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)
+    sizes, widths, input_widths, kinds = _exchange([size, width, input_width, kind])
     if min(sizes) == 0:
         raise ValueError(
             f"expected samples in every process, got {sizes}; drop the last, incomplete batch, or "
@@ -79,6 +90,12 @@ def share_of(size: int, width: int, input_width: int = 0) -> Share:
             f"inputs of the last layer of widths {input_widths} (0 stands for none); build the "
             "same model in all"
         )
+    if len(set(kinds)) > 1:
+        found = ", ".join(str((*DTYPES, "another")[kind]) for kind in kinds)
+        raise ValueError(
+            f"expected embeddings of one dtype in every process, got {found}; use the same "
+            "precision in all"
+        )
     return Share(tuple(sizes), dist.get_rank())
 
 
@@ -89,7 +106,7 @@ def withdraw() -> None:
     would wait forever.
     """
     if is_distributed():
-        _exchange([0, 0, 0])
+        _exchange([0, 0, 0, 0])
 
 
 _cpu_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by default group
@@ -150,6 +167,11 @@ def gather_rows(rows: Tensor, share: Share) -> Tensor:
     """
     gathered: Tensor = _GatherRows.apply(rows, share)  # type: ignore[no-untyped-call]
     return gathered
+
+
+def gather_views(views: V, share: Share) -> V:
+    """The views of all processes; gradient flows to the embeddings."""
+    return map_views(lambda rows: gather_rows(rows, share), views)
 
 
 class _MeanGradient(torch.autograd.Function):

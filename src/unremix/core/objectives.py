@@ -37,7 +37,7 @@ class InfoNCE:
     positives_in_denominator: bool = False
     decoupled: bool = False
 
-    def gather_negatives(self, logits: Tensor, weights: Tensor, negatives: Tensor) -> Tensor:
+    def sum_negatives(self, logits: Tensor, weights: Tensor, negatives: Tensor) -> Tensor:
         """log Σ_j w_j e^{l_j}, shape (B,); the dtype's lowest number where every weight is 0.
 
         The logarithm of a weight is never taken: weights of exactly 0 occur.
@@ -57,7 +57,7 @@ class InfoNCE:
         log_total = torch.where(nothing, 1.0, total).log() + highest[:, 0]
         return torch.where(nothing, lowest, log_total)
 
-    def settle(
+    def against_positives(
         self,
         log_negatives: Tensor,
         positives: Tensor,
@@ -104,16 +104,23 @@ class InfoNCE:
         count: Tensor,
         least_logit: Tensor | float,
     ) -> Tensor:
-        """log max( (Σ_j w_j e^{l_j} - τ⁺ n e^{l_p}) / (1 - τ⁺), n e^{least} ), shape (B, P)."""
+        """log max( (Σ_j w_j e^{l_j} - τ⁺ n e^{l_p}) / (1 - τ⁺), n e^{least} ), shape (B, P).
+
+        Negatives without any weight stay without: the dtype's lowest number.
+        """
         count = count.to(log_negatives.dtype)
         shift = torch.maximum(log_negatives, log_positive).detach()
         negatives, false = (log_negatives - shift).exp(), (log_positive - shift).exp()
         rest = (negatives - self.class_prior * count * false) / (1 - self.class_prior)
         tiny, lowest = torch.finfo(rest.dtype).tiny, torch.finfo(rest.dtype).min
-        least = torch.where(count > 0, count.clamp(min=1).log() + least_logit, lowest)
+        weighted = log_negatives > lowest  # else there is nothing to correct
+        least = torch.where(weighted, count.clamp(min=1).log() + least_logit, lowest)
         nothing = rest <= tiny
-        log_rest = torch.where(nothing, tiny, rest).log() + shift
-        return torch.where(nothing | (log_rest <= least), least, log_rest)
+        rest = torch.where(nothing, tiny, rest)
+        log_rest = rest.log() + shift
+        # Up to the rounding of a difference of numbers of order one: else it would decide here.
+        rounding = 64 * torch.finfo(rest.dtype).eps / rest.detach()
+        return torch.where(nothing | (log_rest <= least + rounding), least, log_rest)
 
 
 @dataclass(frozen=True)
@@ -123,11 +130,11 @@ class JensenShannon:
     E⁺(x) = log 2 - softplus(-x) and E⁻(x) = softplus(x) - log 2.
     """
 
-    def gather_negatives(self, logits: Tensor, weights: Tensor, negatives: Tensor) -> Tensor:
+    def sum_negatives(self, logits: Tensor, weights: Tensor, negatives: Tensor) -> Tensor:
         """Σ_j w_j E⁻(x_j), shape (B,); the arguments are those of :class:`InfoNCE`."""
         return (weights * (softplus(torch.where(negatives, logits, 0.0)) - math.log(2))).sum(1)
 
-    def settle(
+    def against_positives(
         self,
         negatives: Tensor,
         positives: Tensor,

@@ -3,8 +3,8 @@
 A layout of N anchors and M candidates says three things: which candidates are an anchor's
 positives, what share each has in the anchor's loss, and which of the other candidates are its
 negatives. Two rules decide the last: a candidate that carries one of an anchor's ids is never its
-negative, and neither is one that is excluded explicitly. Masks are made for a block of rows or
-columns at a time, so the whole (N, M) mask is never needed.
+negative, and neither is one that is excluded explicitly. Masks are made for some anchors, or some
+candidates, at a time: the whole (N, M) mask is never needed.
 """
 
 from __future__ import annotations
@@ -60,31 +60,55 @@ class Pairs:
         """M."""
         return self.candidate_ids.shape[0]
 
-    def negatives(self, anchors: slice = EVERYTHING, candidates: slice = EVERYTHING) -> Tensor:
-        """Which of the candidates are negatives of which anchors, boolean, shape (N, M).
+    def __getitem__(self, anchors: slice) -> Pairs:
+        """The same for some of the anchors."""
+        excluded = self.excluded
+        if excluded is not None and excluded.shape[0] > 1:
+            excluded = excluded[anchors]
+        return Pairs(
+            self.positives[anchors],
+            self.shares[anchors],
+            self.anchor_ids[anchors],
+            self.candidate_ids,
+            excluded,
+            None if self.non_negatives is None else self.non_negatives[anchors],
+        )
+
+    def negatives(self, *, candidates: slice = EVERYTHING) -> Tensor:
+        """Which candidates are negatives of which anchors, boolean, shape (N, M).
 
         Args:
-            anchors: The rows to make.
             candidates: The columns to make.
         """
-        ids, others = self.anchor_ids[anchors], self.candidate_ids[candidates]
+        if self.non_negatives is not None and candidates == EVERYTHING:
+            shape, device = (self.num_anchors, self.num_candidates), self.positives.device
+            everything = torch.ones(shape, dtype=torch.bool, device=device)
+            return everything.scatter_(1, self.non_negatives, False)
+        ids, others = self.anchor_ids, self.candidate_ids[candidates]
         rules = [each[:, None] != others for each in ids.unbind(1)]  # each (N, M)
         if self.excluded is not None:
-            rows = EVERYTHING if self.excluded.shape[0] == 1 else anchors
-            rules.append(~self.excluded[rows, candidates])
-        return reduce(torch.logical_and, rules).expand(ids.shape[0], -1)
+            rules.append(~self.excluded[:, candidates])
+        return reduce(torch.logical_and, rules).expand(self.num_anchors, -1)
 
-    def normalized_shares(self, anchors: slice = EVERYTHING, *, dtype: torch.dtype) -> Tensor:
+    def count_of(self, negatives: Tensor) -> Tensor:
+        """How many negatives each anchor has, in a mask (N, M) of them, shape (N, 1)."""
+        if self.non_negatives is None:
+            return negatives.sum(1, keepdim=True, dtype=torch.int32)
+        count = negatives.shape[1] - self.non_negatives.shape[1]  # no need to look
+        shape, device = (self.num_anchors, 1), negatives.device
+        return torch.full(shape, count, dtype=torch.int32, device=device)
+
+    def normalized_shares(self, dtype: torch.dtype) -> Tensor:
         """π: the shares of an anchor's positives, divided by their sum, shape (N, P)."""
-        shares = self.shares[anchors].to(dtype)
+        shares = self.shares.to(dtype)
         total = shares.sum(1, keepdim=True)
         return shares / torch.where(total > 0, total, 1.0)
 
-    def targets(self, anchors: slice = EVERYTHING, *, dtype: torch.dtype) -> Tensor:
+    def targets(self, dtype: torch.dtype) -> Tensor:
         """π as a distribution of each anchor over all candidates, shape (N, M)."""
-        shares = self.normalized_shares(anchors, dtype=dtype)
-        nothing = shares.new_zeros(shares.shape[0], self.num_candidates)
-        return nothing.scatter_add(1, self.positives[anchors], shares)
+        shares = self.normalized_shares(dtype)
+        nothing = shares.new_zeros(self.num_anchors, self.num_candidates)
+        return nothing.scatter_add(1, self.positives, shares)
 
     def positive_mask(self, candidates: slice = EVERYTHING) -> Tensor:
         """Which candidates are positives of which anchors, boolean, shape (N, M).
@@ -92,9 +116,9 @@ class Pairs:
         Args:
             candidates: The columns to make.
         """
-        columns = torch.arange(self.num_candidates, device=self.positives.device)[candidates]
         if self.positives.shape[1] > MANY:
-            return self.targets(dtype=torch.float32)[:, candidates] > 0
+            return self.targets(torch.float32)[:, candidates] > 0
+        columns = torch.arange(self.num_candidates, device=self.positives.device)[candidates]
         mask = torch.zeros((), dtype=torch.bool, device=columns.device)
         for each, share in zip(self.positives.unbind(1), self.shares.unbind(1), strict=True):
             mask = mask | ((each[:, None] == columns) & (share > 0)[:, None])
@@ -107,7 +131,7 @@ class Pairs:
     def has_negatives(self) -> bool:
         """Whether any anchor has a negative; waits for the device."""
         starts = range(0, self.num_anchors, 64)  # most often the first few anchors answer it
-        return any(bool(self.negatives(slice(each, each + 64)).any()) for each in starts)
+        return any(bool(self[each : each + 64].negatives().any()) for each in starts)
 
     @staticmethod
     def both_views(

@@ -1,16 +1,18 @@
-"""What a loss is computed from: views, options, and the rows of a block; plain data and checks."""
+"""What a loss is computed from: views and options; plain data and checks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, get_args
 
+import torch
 from torch import Tensor
 
 from unremix.core.checks import choose, number
 from unremix.core.objectives import InfoNCE, Objective
 from unremix.core.pairs import Pairs
-from unremix.core.scores import Block, Gradient, Vectors, inner_products, normalize
+from unremix.core.scores import Gradient
 from unremix.core.weights import Weighting
 
 Tile = int | Literal["auto"] | None
@@ -26,7 +28,6 @@ class Views:
         embeddings: z, shape (N, D); gradient flows to it.
         inputs: h with z = W h + b, shape (N, H), if known.
         ids: Which sample each view shows, shape (N,), if known; for scores that ask for it.
-        residuals: δ, shape (N, D), if computed already.
         descriptors: What tells how alike two samples are, shape (N, K), where it is not f; see
             :mod:`unremix.core.signals`.
         thresholds: How alike a negative may be, shape (N,), where anchors have such a limit.
@@ -37,33 +38,26 @@ class Views:
     embeddings: Tensor
     inputs: Tensor | None = None
     ids: Tensor | None = None
-    residuals: Tensor | None = None
     descriptors: Tensor | None = None
     thresholds: Tensor | None = None
     outputs: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Own:
+class Own(Views):
     """S further candidates of each anchor, all of them negatives of that anchor alone.
 
-    Such as mixtures of its hardest negatives, or patches of its own image. No gradient reaches
-    them.
+    Such as mixtures of its hardest negatives, or patches of its own image. The tensors are those of
+    :class:`Views`, of shape (N, S, ...). No gradient reaches them.
 
     Args:
-        embeddings: z, shape (N, S, D).
-        inputs: h with z = W h + b, shape (N, S, H), if known.
         logit_factor: Multiplies their logits.
-        residuals: δ, shape (N, S, D), if computed already.
 
     Raises:
         ValueError: For embeddings of another shape.
     """
 
-    embeddings: Tensor
-    inputs: Tensor | None = None
-    logit_factor: float = 1.0
-    residuals: Tensor | None = None
+    logit_factor: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.embeddings.dim() != 3 or 0 in self.embeddings.shape:
@@ -71,6 +65,29 @@ class Own:
                 "expected own candidates of shape (N, S, D), none of them 0, got "
                 f"{tuple(self.embeddings.shape)}; pass None where there are none"
             )
+
+
+V = TypeVar("V", bound=Views)
+
+
+def map_views(function: Callable[..., Tensor], *views: V) -> V:
+    """Views made tensor by tensor of others; what one of them lacks, the new ones lack.
+
+    Example:
+        >>> map_views(lambda rows: 2 * rows, Views(torch.eye(2))).embeddings
+        tensor([[2., 0.],
+                [0., 2.]])
+    """
+    made: dict[str, Any] = {}
+    for name in ("embeddings", "inputs", "ids", "descriptors", "thresholds", "outputs"):
+        given = [getattr(each, name) for each in views]
+        made[name] = None if any(each is None for each in given) else function(*given)
+    return replace(views[0], **made)
+
+
+def stack(*views: V) -> V:
+    """The views of all, one below the other."""
+    return map_views(lambda *each: torch.cat(each), *views)
 
 
 @dataclass(frozen=True)
@@ -123,72 +140,7 @@ class Options:
             )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A block of B anchors, apart from what is differentiated.
-
-    Every (B, M) stands for (B, M + S) where anchors have S candidates of their own.
-
-    Args:
-        anchors: B views.
-        candidates: M views.
-        own: The anchors' own candidates, of shape (B, S, ...).
-        own_vectors: What their logits are made of, shape (B, S, D).
-        own_factor: Multiplies their logits.
-        negatives: Boolean, shape (B, M).
-        count: How many negatives each anchor has, shape (B, 1).
-        non_negatives: The shared candidates that are not negatives, shape (B, E), where they are
-            known as a list.
-        positives: Which candidates are positives, shape (B, P).
-        shares: π, what each counts in the anchor's loss, shape (B, P); 0 in unused places.
-    """
-
-    anchors: Vectors
-    candidates: Vectors
-    own: Vectors | None
-    own_vectors: Tensor | None
-    own_factor: float
-    negatives: Tensor
-    count: Tensor
-    non_negatives: Tensor | None
-    positives: Tensor
-    shares: Tensor
-
-
-def make_block(
-    products: Tensor, anchors: Tensor, candidates: Tensor, rows: Rows, options: Options
-) -> Block:
-    """What the scores of B anchors are computed from.
-
-    Args:
-        products: Inner products of ``anchors`` and ``candidates``, shape (B, M).
-        anchors: What the logits of the anchors are made of, f or z, shape (B, D).
-        candidates: Likewise of the candidates, shape (M, D).
-        rows: Everything else about these anchors.
-        options: Says whether gradient flows through the similarities; they are constant otherwise.
-    """
-    weighting = options.weighting
-    similarity = products
-    if options.products == "dot" and (weighting.components or weighting.filter):
-        units = (rows.anchors.units, rows.candidates.units)
-        if weighting.similarity_gradient:
-            units = (normalize(anchors)[0], normalize(candidates)[0])
-        similarity = inner_products(*units, None if rows.own is None else rows.own.units)
-    if not weighting.similarity_gradient:
-        similarity = similarity.detach()
-    return Block(
-        anchors=rows.anchors,
-        candidates=rows.candidates,
-        own=rows.own,
-        negatives=rows.negatives,
-        count=rows.count,
-        non_negatives=rows.non_negatives,
-        similarity=similarity,
-        bias=options.bias,
-    )
-
-
-def settle_mix(mix: Tensor | None, options: Options, like: Tensor) -> Tensor:
+def mix_or_equal(mix: Tensor | None, options: Options, like: Tensor) -> Tensor:
     """λ, shape (K,), in the dtype of ``like``; equal shares by default."""
     count = len(options.weighting.components)
     if mix is None:
@@ -225,36 +177,31 @@ def check_shapes(
                 f"expected unremix.core.problem.Views, got {type(each).__name__}; pass Views(z), "
                 "or Views(z, h) with the input h of the last layer"
             )
-    width, inputs = candidates.embeddings.shape[-1:], candidates.inputs
-    given = [views for views in (anchors, candidates, own) if views is not None]
-    tensors = [
-        each for views in given for each in (views.embeddings, views.inputs, views.residuals)
+    given: list[tuple[str, Views, tuple[int, ...]]] = [
+        ("anchors", anchors, (pairs.num_anchors,)),
+        ("candidates", candidates, (pairs.num_candidates,)),
     ]
+    if own is not None:
+        given.append(("own candidates", own, (pairs.num_anchors, own.embeddings.shape[1])))
+    tensors = [each for _, views, _ in given for each in (views.embeddings, views.inputs)]
     dtypes = list(dict.fromkeys(str(each.dtype) for each in tensors if each is not None))
     if len(dtypes) > 1:
         raise ValueError(
-            "expected embeddings, inputs and residuals of one dtype, got "
-            f"{' and '.join(dtypes)}; convert with .to()"
+            f"expected embeddings and inputs of one dtype, got {' and '.join(dtypes)}; convert "
+            "with .to()"
         )
-    some = len({views.inputs is None for views in given}) > 1
+    some = len({views.inputs is None for _, views, _ in given}) > 1
     if some and options.weighting.needs_residuals:  # else nobody reads them
         raise ValueError(
             "expected the last layer's inputs h for anchors and candidates or for neither, "
             "got them for some; pass all or none"
         )
-    count = pairs.num_anchors
-    rows = ((count,), (pairs.num_candidates,), (count, *(own.embeddings.shape[1:2] if own else ())))
-    for name, views, shape in zip(
-        ("anchors", "candidates", "own candidates"), given, rows, strict=False
-    ):
-        for what, tensor, last in (
-            ("embeddings", views.embeddings, width),
-            ("residuals", views.residuals, width),
-            ("inputs", views.inputs, None if inputs is None else inputs.shape[-1:]),
-        ):
+    for name, views, rows in given:
+        for what in ("embeddings", "inputs"):
+            tensor, like = getattr(views, what), getattr(candidates, what)
             if tensor is None:
                 continue
-            expected = (*shape, *(last or tensor.shape[-1:]))
+            expected = (*rows, (tensor if like is None else like).shape[-1])
             if tensor.shape != expected:
                 raise ValueError(
                     f"expected {what} of the {name} of shape {expected}, one row per view and of "

@@ -6,7 +6,6 @@ an anchor's own candidates, all anchors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -14,174 +13,141 @@ from torch import Tensor
 
 from unremix.core.checks import checks_on
 from unremix.core.engines import Engine
+from unremix.core.gather import Share, gather_rows
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Tile
+from unremix.core.rows import Problem, blocks
 from unremix.core.scores import Vectors
-
-# Numbers in a (B, M) array of a block. On a CPU it and a few more stay near the cores; on an
-# accelerator a block should keep it busy; inside torch.compile blocks are unrolled: few are best.
-BLOCK_ON_CPU, BLOCK_ELSEWHERE, BLOCK_TRACED = 2**21, 2**24, 2**26
-
-
-def blocks(count: int, width: int, tile: Tile, device: torch.device) -> Iterator[slice]:
-    """Cut ``count`` rows of ``width`` numbers into blocks.
-
-    Args:
-        count: Rows.
-        width: Numbers in a row.
-        tile: Rows per block; None for all at once, ``auto`` by what suits the device.
-        device: Where they are.
-    """
-    if tile == "auto":
-        size = BLOCK_ON_CPU if device.type == "cpu" else BLOCK_ELSEWHERE
-        size = BLOCK_TRACED if torch.compiler.is_compiling() else size
-        tile = max(64, size // max(width, 1))
-    step = count if tile is None else min(tile, count)
-    return (slice(first, min(first + step, count)) for first in range(0, count, max(step, 1)))
 
 
 def with_residuals(
-    anchors: Vectors,
-    candidates: Vectors,
-    own: Vectors | None,
-    pairs: Pairs,
-    options: Options,
+    problem: Problem,
     temperature: Tensor | float,
     engine: Engine,
-) -> tuple[Vectors, Vectors, Vectors | None]:
-    """The same views with δ, derived where they do not bring it."""
-    shared = candidates is anchors
-    settings = (pairs, options, temperature, engine)
-    if anchors.residuals is None:
-        delta = anchor_residuals(anchors, candidates, *settings, own=own)
-        anchors = replace(anchors, residuals=delta)
-    if shared:
-        candidates = anchors
-    elif candidates.residuals is None:
-        delta = candidate_residuals(candidates, anchors, *settings)
-        candidates = replace(candidates, residuals=delta)
-    if own is not None and own.residuals is None:
-        own = replace(own, residuals=own_residuals(own, anchors, options, engine))
-    return anchors, candidates, own
+    share: Share | None = None,
+    everyone: Vectors | None = None,
+) -> Problem:
+    """The same problem with δ of all its views.
 
-
-def anchor_residuals(
-    anchors: Vectors,
-    candidates: Vectors,
-    pairs: Pairs,
-    options: Options,
-    temperature: Tensor | float,
-    engine: Engine,
-    own: Vectors | None = None,
-) -> Tensor:
-    """δ of the anchors, shape (N, D)."""
-
-    def target(which: slice) -> Tensor | None:
-        if options.gradient == "pseudo-label":
-            return None
-        _check_positives(pairs.shares[which].sum(1), options)
-        return pairs.targets(which, dtype=anchors.units.dtype)
-
-    return _in_blocks(
-        anchors, candidates, pairs.negatives, target, options, temperature, engine, own
-    )
-
-
-def candidate_residuals(
-    candidates: Vectors,
-    anchors: Vectors,
-    pairs: Pairs,
-    options: Options,
-    temperature: Tensor | float,
-    engine: Engine,
-    *,
-    offset: int = 0,
-) -> Tensor:
-    """δ of some candidates, from ``offset`` on, shape (C, D); ``anchors`` are all of ``pairs``."""
-
-    def columns(which: slice) -> slice:
-        return slice(which.start + offset, which.stop + offset)
-
-    def classes(which: slice) -> Tensor:
-        return pairs.negatives(candidates=columns(which)).T
-
-    def target(which: slice) -> Tensor | None:
-        if options.gradient == "pseudo-label":
-            return None
-        share = pairs.positive_mask(columns(which)).T.to(candidates.units.dtype)
-        count = share.sum(1, keepdim=True)
-        _check_positives(count, options)
-        return share / count.clamp(min=1)
-
-    return _in_blocks(candidates, anchors, classes, target, options, temperature, engine)
-
-
-def own_residuals(own: Vectors, anchors: Vectors, options: Options, engine: Engine) -> Tensor:
-    """δ of the anchors' own candidates, shape (N, S, D): every anchor is a class of each."""
-    if options.gradient == "nt-xent":
+    Args:
+        problem: The problem.
+        temperature: τ, which ``nt-xent`` takes as t.
+        engine: Evaluates blocks.
+        share: This process's part, where there are several.
+        everyone: The anchors of all processes, where the candidates are those of all processes:
+            each then derives δ of the candidates that it holds, and tells the others. The
+            candidates themselves where every view is both.
+    """
+    options = problem.options
+    if options.gradient == "pseudo-label":
+        temperature = options.posterior_temperature
+    elif problem.own is not None:
         raise ValueError(
             "expected a positive for every view with gradient='nt-xent', got own candidates, which "
             "have none; use gradient='pseudo-label'"
         )
-    flat = Vectors(own.units.flatten(0, 1), own.lengths.flatten())
-    count = len(anchors.units)
-
-    def classes(which: slice) -> Tensor:
-        shape = (which.stop - which.start, count)
-        return torch.ones(shape, dtype=torch.bool, device=own.units.device)
-
-    delta = _in_blocks(
-        flat, anchors, classes, lambda _: None, options, options.posterior_temperature, engine
-    )
-    return delta.view_as(own.units)
-
-
-def _in_blocks(
-    views: Vectors,
-    classes: Vectors,
-    is_class: Callable[[slice], Tensor],
-    target: Callable[[slice], Tensor | None],
-    options: Options,
-    temperature: Tensor | float,
-    engine: Engine,
-    own: Vectors | None = None,
-) -> Tensor:
-    if options.gradient == "pseudo-label":
-        temperature = options.posterior_temperature
     elif isinstance(temperature, Tensor):
         temperature = temperature.detach()
+    delta = _of_anchors(problem, temperature, engine)
+    anchors, candidates, own = replace(problem.anchors, residuals=delta), problem.candidates, None
+    classes = problem.anchors if everyone is None else everyone
+    if everyone is None and candidates is problem.anchors:
+        candidates = anchors
+    elif everyone is None or share is None:
+        delta = _of_candidates(problem, slice(0, len(candidates.units)), temperature, engine)
+        candidates = replace(candidates, residuals=delta)
+    elif everyone is candidates:  # of all processes first all first views, then all second ones
+        halves = [gather_rows(half, share) for half in delta.chunk(2)]
+        candidates = replace(candidates, residuals=torch.cat(halves))
+    else:
+        whole = replace(problem, pairs=_gather_pairs(problem.pairs, share), anchors=everyone)
+        held = slice(share.offset, share.offset + share.sizes[share.rank])
+        delta = _of_candidates(whole, held, temperature, engine)
+        candidates = replace(candidates, residuals=gather_rows(delta, share))
+    if problem.own is not None:
+        delta = _of_own(problem.own, classes, options.tile, temperature, engine)
+        own = replace(problem.own, residuals=delta)
+    return replace(problem, anchors=anchors, candidates=candidates, own=own)
+
+
+def _of_anchors(problem: Problem, temperature: Tensor | float, engine: Engine) -> Tensor:
+    """δ of the anchors, shape (N, D)."""
     parts = []
-    for which in blocks(len(views.units), len(classes.units), options.tile, views.units.device):
-        mask, label = is_class(which), target(which)
-        further = None if own is None else own.units[which]
-        if label is not None:
-            mask = mask | (label > 0)
-        if further is not None:
-            mask = torch.cat([mask, mask.new_ones(further.shape[:2])], dim=1)
-            label = (
-                None
-                if label is None
-                else torch.cat([label, label.new_zeros(further.shape[:2])], dim=1)
-            )
+    for which in problem.blocks():
+        part = problem[which]
+        views, pairs, own, target = part.anchors, part.pairs, None, None
+        is_class = pairs.negatives()
+        if problem.options.gradient == "nt-xent":
+            _check_positives(pairs.shares.sum(1), problem.options)
+            target = pairs.targets(views.units.dtype)
+            is_class = is_class | (target > 0)
+        if part.own is not None:
+            own = part.own.units
+            is_class = torch.cat([is_class, is_class.new_ones(own.shape[:2])], dim=1)
         parts.append(
             engine.residuals(
-                views.units[which],
-                views.lengths[which],
-                classes.units,
-                mask,
-                temperature=temperature,
-                target=label,
-                own=further,
+                views.units, views.lengths, part.candidates.units, is_class,
+                temperature=temperature, target=target, own=own,
             )
-        )
+        )  # fmt: skip
     return torch.cat(parts)
+
+
+def _of_candidates(
+    problem: Problem, some: slice, temperature: Tensor | float, engine: Engine
+) -> Tensor:
+    """δ of some of the candidates, shape (C, D)."""
+    classes, options = problem.anchors.units, problem.options
+    count = some.stop - some.start
+    parts = []
+    for which in blocks(count, len(classes), options.tile, classes.device):
+        columns = slice(some.start + which.start, some.start + which.stop)
+        views, target = problem.candidates[columns], None
+        is_class = problem.pairs.negatives(candidates=columns).T
+        if options.gradient == "nt-xent":
+            positive = problem.pairs.positive_mask(columns).T.to(classes.dtype)
+            number = positive.sum(1, keepdim=True)
+            _check_positives(number, options)
+            target = positive / number.clamp(min=1)
+            is_class = is_class | (target > 0)
+        parts.append(
+            engine.residuals(
+                views.units, views.lengths, classes, is_class, temperature=temperature,
+                target=target,
+            )
+        )  # fmt: skip
+    return torch.cat(parts)
+
+
+def _of_own(
+    own: Vectors, classes: Vectors, tile: Tile, temperature: Tensor | float, engine: Engine
+) -> Tensor:
+    """δ of the anchors' own candidates, shape (N, S, D): every anchor is a class of each."""
+    units, lengths, others = own.units.flatten(0, 1), own.lengths.flatten(), classes.units
+    parts = []
+    for which in blocks(len(units), len(others), tile, units.device):
+        some = units[which]
+        is_class = torch.ones(len(some), len(others), dtype=torch.bool, device=units.device)
+        parts.append(
+            engine.residuals(some, lengths[which], others, is_class, temperature=temperature)
+        )
+    return torch.cat(parts).view_as(own.units)
+
+
+def _gather_pairs(pairs: Pairs, share: Share) -> Pairs:
+    """The pairs of the anchors of all processes, of which each knows its own."""
+    return Pairs(
+        gather_rows(pairs.positives, share),
+        gather_rows(pairs.shares, share),
+        gather_rows(pairs.anchor_ids, share),
+        pairs.candidate_ids,
+        pairs.excluded,
+    )
 
 
 def _check_positives(mass: Tensor, options: Options) -> None:
     """Refuse ``nt-xent`` where a view has no positive, in (N,) sums of shares."""
-    if options.gradient != "nt-xent" or not checks_on(options.check, mass):
-        return
-    lacking = int((mass == 0).sum())
+    lacking = int((mass == 0).sum()) if checks_on(options.check, mass) else 0
     if lacking:
         raise ValueError(
             f"expected a positive for every view with gradient='nt-xent', got {lacking} views "

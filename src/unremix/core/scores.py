@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,11 @@ SMALLEST_NORM = 1e-12  # an embedding at most this long has no direction: its un
 def noise(dtype: torch.dtype) -> float:
     """The largest value that, beside values of order one, counts as rounding."""
     return 64 * torch.finfo(dtype).eps
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """The same values, in float32 where they are in half precision."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def normalize(embeddings: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,13 +188,19 @@ def representativeness(block: Block) -> Tensor:
         total = block.negatives[:, : len(units)].to(units.dtype) @ units  # T_i, shape (B, D)
     else:  # the sum of all, less the few that are not negatives
         total = units.sum(0) - units[block.non_negatives].sum(1)
-    squares = (units * units).sum(1)  # f_j · f_j, shape (M,)
     if own is not None:
         total = total + own.sum(1)
-        squares = torch.cat([squares.expand(len(total), -1), (own * own).sum(2)], dim=1)
-    to_others = inner_products(total, units, own) - squares
     several = (count > 1).to(units.dtype)
-    return several - to_others * (several / (count - 1).clamp(min=1))
+    share = several / (count - 1).clamp(min=1)  # 1 / (n - 1)
+    # 1 - (f_j · T_i - f_j · f_j) / (n - 1) is one inner product, of the following two.
+    anchors = torch.cat([several, share, -share * total], dim=1)
+    return inner_products(anchors, _extend(units), None if own is None else _extend(own))
+
+
+def _extend(units: Tensor) -> Tensor:
+    """1, f · f and f itself: (..., D) to (..., 2 + D)."""
+    squares = (units * units).sum(-1, keepdim=True)
+    return torch.cat([torch.ones_like(squares), squares, units], dim=-1)
 
 
 Score = Callable[[Block], Tensor]
@@ -204,11 +215,13 @@ class Component:
         magnitude: Size of the terms that the score sums up: a row that varies by less than their
             rounding counts as constant. None: the size of the row's own largest value.
         needs_residuals: Whether it uses δ and h.
+        needs_ids: Whether it uses the samples' ids.
     """
 
     score: Score
     magnitude: float | None = None
     needs_residuals: bool = False
+    needs_ids: bool = False
 
 
 COMPONENTS: dict[str, Component] = {
@@ -216,30 +229,6 @@ COMPONENTS: dict[str, Component] = {
     "similarity": Component(similarity, magnitude=1.0),
     "representativeness": Component(representativeness, magnitude=1.0),
 }
-
-
-def surprise(products: Tensor, is_class: Tensor, temperature: float | Tensor) -> Tensor:
-    """p - y: the pseudo-posterior p = softmax over classes of f · f_k / t, less the pseudo-label.
-
-    Args:
-        products: f · f_k, shape (B, M).
-        is_class: Which of them are classes of which view, boolean, shape (B, M).
-        temperature: t.
-
-    Returns:
-        Shape (B, M); the pseudo-label y is 1 at the most probable class and 0 elsewhere.
-    """
-    lowest = torch.finfo(products.dtype).min
-    label = torch.where(is_class, products, lowest).argmax(1, keepdim=True)
-    one_hot = torch.zeros_like(products).scatter(1, label, 1.0)
-    posterior = pseudo_posterior(products, is_class, temperature)
-    return torch.where(is_class, posterior - one_hot, 0.0)
-
-
-def pseudo_posterior(products: Tensor, is_class: Tensor, temperature: float | Tensor) -> Tensor:
-    """p = softmax over classes k of f · f_k / t, shape (B, M); see :func:`surprise`."""
-    lowest = torch.finfo(products.dtype).min
-    return torch.where(is_class, products / temperature, lowest).softmax(1)
 
 
 def residuals(
@@ -277,27 +266,29 @@ def residuals(
     Reference:
         UnReMix, Eq. 2. Unlike in BADGE (Ash et al. 2020), the classes are other views.
     """
-    products = inner_products(units, classes, own)  # (B, M)
-    if target is None:
-        difference = surprise(products, is_class, temperature)
+    logits = inner_products(units / temperature, classes, own)  # (B, M)
+    logits = torch.where(is_class, logits, -torch.inf)
+    difference = logits.softmax(1)  # p; NaN for a view without a class
+    if target is None:  # p - y, where y is 1 at the most probable class
+        label = logits.argmax(1, keepdim=True)
+        difference.scatter_add_(1, label, difference.new_full(label.shape, -1.0))
     else:
-        difference = pseudo_posterior(products, is_class, temperature) - target
-        difference = torch.where(is_class, difference, 0.0)
+        difference = difference - target
     d = difference[:, : len(classes)] @ classes
     if own is not None:
         d = d + torch.einsum("bs,bsd->bd", difference[:, len(classes) :], own)
     tangent = d - (d * units).sum(1, keepdim=True) * units
     size = torch.linalg.vector_norm(tangent, dim=1, keepdim=True)
     scale = temperature * lengths[:, None]
-    nothing = (size <= noise(units.dtype)) | (scale == 0)
-    return torch.where(nothing, 0.0, tangent / torch.where(nothing, 1.0, scale))
+    something = (size > noise(units.dtype)) & (scale > 0)
+    return torch.where(something, tangent / scale, 0.0)
 
 
 def sketch(inputs: Tensor, size: int, *, seed: int = 0) -> Tensor:
     """Project h to ``size`` dimensions so that inner products are kept on average.
 
     h' = sqrt(H/size) Qᵀ h with Q a random orthonormal (H, size): E[h'_i · h'_j] = h_i · h_j over
-    draws of Q. At ``size`` ≥ H nothing is projected. ``torch.compile`` breaks the graph here.
+    draws of Q. At ``size`` ≥ H nothing is projected.
 
     Args:
         inputs: h, shape (..., H).
@@ -313,9 +304,18 @@ def sketch(inputs: Tensor, size: int, *, seed: int = 0) -> Tensor:
     return inputs @ _projection(width, size, seed, inputs.dtype, inputs.device)
 
 
+def _projection(*settings: Any) -> Tensor:
+    """Q as :func:`_draw_projection` makes it; ``torch.compile`` takes it for a constant."""
+    return _draw_projection(*settings)
+
+
+# What torch.compiler.assume_constant_result does, which would import Dynamo, for seconds.
+_projection._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)
-def _projection(
+def _draw_projection(
     width: int, size: int, seed: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     generator = torch.Generator().manual_seed(seed)

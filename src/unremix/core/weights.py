@@ -65,6 +65,11 @@ class Weighting:
         """Whether any component needs δ and h."""
         return any(component.needs_residuals for component in self.resolved)
 
+    @property
+    def needs_ids(self) -> bool:
+        """Whether any component needs to know which samples it sees."""
+        return any(component.needs_ids for component in self.resolved)
+
 
 def resolve(component: str | Score | Component) -> Component:
     """A component by its name, or made of a bare function."""
@@ -77,7 +82,7 @@ def resolve(component: str | Score | Component) -> Component:
             f"expected components to be names or functions, got {type(component).__name__}; "
             "pass a function score(block) -> (B, M)"
         )
-    return Component(component, needs_residuals=True)
+    return Component(component, needs_residuals=True, needs_ids=True)
 
 
 def name_of(component: str | Score | Component) -> str:
@@ -210,6 +215,11 @@ def _linked(
         return support.to(mix.dtype)
     # What is no negative may have any score: 0 times infinity would reach the gradient of the mix.
     scores = [torch.where(negatives, score, 0.0) for score in scores]
+    if weighting.scaling == "none" and weighting.sharpness is None and weighting.mass == "mean":
+        # Raw scores have any size; a factor of the whole row cancels.
+        sizes = [score.detach().abs().amax(1, keepdim=True) for score in scores]
+        peak = torch.stack(sizes).amax(0)
+        scores = [score / torch.where(peak > 0, peak, 1.0) for score in scores]
     scaled = [
         scale(score, negatives, count, weighting.scaling, component.magnitude)
         for score, component in zip(scores, weighting.resolved, strict=True)

@@ -316,4 +316,4 @@ def leave_one_out_knn(
         1.0
     """
     shares = leave_one_out_shares(features, labels, k=k, temperature=temperature, tile=tile)
-    return top_accuracy(shares, labels)
+    return top_accuracy(shares, torch.as_tensor(labels))

@@ -76,11 +76,13 @@ class Framework(nn.Module):
     @property
     def mix(self) -> dict[str, float]:
         """The learned share of each component of the weights, if any."""
-        return {}
+        mix: dict[str, float] = getattr(getattr(self, "loss", None), "mix", {})
+        return mix
 
     def undecayed(self) -> list[nn.Parameter]:
-        """Parameters that weight decay spares."""
-        return []
+        """Parameters that weight decay spares: those of the loss, where there are any."""
+        loss = getattr(self, "loss", None)
+        return [] if loss is None else list(loss.parameters())
 
     def meet(self, labels: Tensor | None) -> None:
         """What is to be done before the first step with the data's labels: usually nothing.

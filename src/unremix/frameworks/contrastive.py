@@ -112,16 +112,6 @@ class Contrastive(Projecting):
                 "received 'nt-xent'; change one of them"
             )
 
-    @property
-    def mix(self) -> dict[str, float]:
-        """The learned share of each component of the weights, if any."""
-        mix: dict[str, float] = getattr(self.loss, "mix", {})
-        return mix
-
-    def undecayed(self) -> list[nn.Parameter]:
-        """The learned mix."""
-        return list(self.loss.parameters())
-
     def reserve(self, samples: int) -> None:
         """See :meth:`Framework.reserve`."""
         self.loss.reserve(samples)
@@ -147,8 +137,8 @@ class Contrastive(Projecting):
         return self.loss.bank is not None
 
     def known_ids(self, samples: Tensor) -> Tensor | None:
-        """The samples of a batch, where the loss remembers something of each, shape (N,)."""
-        return samples if self.loss.needs_ids else None
+        """The samples of a batch, where the loss has a use for them, shape (N,)."""
+        return samples if self.loss.takes_ids else None
 
     @property
     def keeps_original(self) -> bool:

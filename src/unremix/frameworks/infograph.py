@@ -11,10 +11,11 @@ from torch.nn.functional import softplus
 
 from unremix.core.checks import choose, number
 from unremix.core.contrast import full_precision
-from unremix.core.gather import is_distributed, share_of
+from unremix.core.gather import share_of
 from unremix.core.objectives import ObjectiveName
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
+from unremix.core.scores import at_least_float32
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
 from unremix.losses import PRESETS, Fidelity, HCLLoss, TwoViewLoss
@@ -124,16 +125,6 @@ class InfoGraph(Framework):
                 "as many positives as nodes, not one"
             )
 
-    @property
-    def mix(self) -> dict[str, float]:
-        """The learned share of each component of the weights, if any."""
-        mix: dict[str, float] = getattr(self.loss, "mix", {})
-        return mix
-
-    def undecayed(self) -> list[nn.Parameter]:
-        """The learned mix."""
-        return list(self.loss.parameters())
-
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of graphs."""
         (graphs,) = batch.views
@@ -141,12 +132,12 @@ class InfoGraph(Framework):
         anchors, candidates = self.nodes(node_inputs), self.graphs(graph_inputs)
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
             with full_precision(anchors.device):
-                wide = torch.promote_types(anchors.dtype, torch.float32)
-                logits = anchors.to(wide) @ candidates.to(wide).T
+                logits = at_least_float32(anchors) @ at_least_float32(candidates).T
                 logits = logits / self.loss.current_temperature()
             normalizer = None
-            if self.loss.gather and is_distributed():
-                share = share_of(*anchors.shape)
+            if self.loss.gathers:
+                equal = self.loss.gather == "equal"
+                share = share_of(*anchors.shape, dtype=anchors.dtype, equal=equal)
                 normalizer = share.total / share.processes
             return hard_jsd(
                 logits,
@@ -158,9 +149,10 @@ class InfoGraph(Framework):
                 normalizer=normalizer,
             )
         needs_inputs = self.loss.weighting.needs_residuals
+        samples = batch.samples
         return self.loss.against(
-            Views(anchors, node_inputs if needs_inputs else None),
-            Views(candidates, graph_inputs if needs_inputs else None),
+            Views(anchors, node_inputs if needs_inputs else None, samples[graphs.graph]),
+            Views(candidates, graph_inputs if needs_inputs else None, samples),
             Pairs.membership(graphs.graph, graphs.num_graphs),
             products="dot",
             objective=self.objective,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from unremix.core.gather import gather_rows, is_distributed, share_of
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Own, Views
+from unremix.core.problem import Own, Views, stack
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive, Negatives
 from unremix.frameworks.queue import Queue
@@ -156,7 +156,7 @@ class MoCo(Contrastive):
         for asks, answers in self._ways:
             z, h = self.embed_keys(batch.views[answers], batch.batch_key + answers)
             self._fresh.append((z, h, batch.samples))
-            candidates = self._candidates(z, h)
+            candidates = self._candidates(z, h, batch.samples)
             if self.keeps_original:
                 query = next(queries)
                 own = self.further(query, batch, asks)
@@ -172,11 +172,11 @@ class MoCo(Contrastive):
                 ]
         return torch.stack(losses).sum() / len(self._ways)
 
-    def _candidates(self, z: Tensor, h: Tensor) -> Views:
+    def _candidates(self, z: Tensor, h: Tensor, samples: Tensor) -> Views:
         """The batch's keys, then the queue's."""
         old = self.memory.views
-        z = torch.cat([z.to(old.embeddings.dtype), old.embeddings])
-        return Views(z, None if old.inputs is None else torch.cat([h.to(z.dtype), old.inputs]))
+        dtype = old.embeddings.dtype
+        return stack(Views(z.to(dtype), h.to(dtype), samples), old)
 
     def _loss(
         self,
@@ -193,13 +193,8 @@ class MoCo(Contrastive):
             keys=None if target is None else target.keys,
             shares=None if target is None else target.shares,
         )
-        anchors = Views(query[0], None if candidates.inputs is None else query[1])
-        if self.loss.needs_ids:
-            known = torch.cat([batch.samples, self.memory.samples])
-            anchors, candidates = (
-                replace(anchors, ids=batch.samples),
-                replace(candidates, ids=known),
-            )
+        inputs = None if candidates.inputs is None else query[1]
+        anchors = Views(query[0], inputs, batch.samples)
         return self.loss.against(
             anchors, candidates, pairs, own=own, positives_in_denominator=target is not None
         )
@@ -212,7 +207,9 @@ class MoCo(Contrastive):
                 following.lerp_(leading, 1 - self.momentum)
         for z, h, samples in self._fresh:
             if is_distributed():
-                share = share_of(samples.numel(), z.shape[1], h.shape[1])
+                equal = self.loss.gather == "equal"
+                widths = (z.shape[1], h.shape[1])
+                share = share_of(samples.numel(), *widths, dtype=z.dtype, equal=equal)
                 z, h, samples = (gather_rows(rows, share) for rows in (z, h, samples))
             self.memory.add(z, h, samples)
         self._fresh = []

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unremix.core.checks import checks_on
 from unremix.core.problem import Own, Views
 from unremix.core.scores import normalize
 from unremix.frameworks.base import Embedded
@@ -23,7 +22,8 @@ class MoCHi:
 
     normalize(a n_i + (1 - a) n_j), a in (0, 1), i ≠ j, and normalize(b q + (1 - b) n), b in
     (0, 1/2), of the hardest negatives n; |z| and h are mixed alike. They are never enqueued. A key
-    of a sample that the anchor shows, its own or one mixed into it, is no negative.
+    of a sample that the anchor shows, its own or one mixed into it, is no negative. An anchor with
+    one key left mixes it with itself. One with none has -q in their place, which counts least.
 
     Args:
         hardest: How many keys, the most similar, are mixed.
@@ -86,9 +86,8 @@ class MoCHi:
             return None
         own_key = (samples[:, :, None] == memory.samples).any(1)  # (N, Q)
         count = (len(memory) - own_key.sum(1, keepdim=True)).clamp(max=hardest)  # (N, 1)
-        if checks_on(None, count) and int(count.min()) < 2:
-            return None
-        count = count.clamp(min=1)  # unchecked, an index that exists
+        nothing = (count == 0)[..., None]  # (N, 1, 1)
+        count = count.clamp(min=1)  # an index that exists
         query_units, query_lengths = normalize(query.embeddings)
         queue_units, queue_lengths = normalize(queue.embeddings)
         similarity = (query_units @ queue_units.T).masked_fill_(own_key, -2.0)
@@ -116,7 +115,8 @@ class MoCHi:
         inputs = None
         if queue.inputs is not None and query.inputs is not None:
             inputs = mixture(queue.inputs, query.inputs.detach())
-        return Own(units * lengths[..., None], inputs)
+        made = torch.where(nothing, -query.embeddings[:, None], units * lengths[..., None])
+        return Own(made, inputs)
 
 
 @dataclass(frozen=True)
@@ -166,4 +166,5 @@ class Patches:
         patches = patch_negatives(images, keys, smallest=smallest, largest=largest)
         z, h = framework.embed_keys(patches, keys)
         needs_inputs = framework.loss.weighting.needs_residuals
-        return Own(z[:, None], h[:, None] if needs_inputs else None, self.factor)
+        inputs = h[:, None] if needs_inputs else None
+        return Own(z[:, None], inputs, logit_factor=self.factor)

@@ -59,7 +59,7 @@ class Queue(nn.Module):
         """The keys, oldest first."""
         order = self._order()
         h = self.inputs[order] if self.inputs.shape[1] else None
-        return Views(self.embeddings[order], h)
+        return Views(self.embeddings[order], h, self.sample_ids[order])
 
     @property
     def samples(self) -> Tensor:

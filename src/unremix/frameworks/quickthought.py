@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import checks_on, choose
-from unremix.core.gather import Share, gather_rows, is_distributed, share_of
+from unremix.core.gather import gather_rows, gather_views, is_distributed, share_of
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Own, Views
 from unremix.data.sentence.corpus import SentenceBatch
@@ -136,26 +136,17 @@ class QuickThought(Framework):
         if encoder.maps is not None:
             loss.options = replace(loss.options, bias=encoder.maps[0].bias is not None)
 
-    @property
-    def mix(self) -> dict[str, float]:
-        """The learned share of each component of the weights, if any."""
-        mix: dict[str, float] = getattr(self.loss, "mix", {})
-        return mix
-
-    def undecayed(self) -> list[nn.Parameter]:
-        """The learned mix."""
-        return list(self.loss.parameters())
-
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of consecutive sentences; 0 where none has a neighbour."""
         sentences: SentenceBatch = batch.views[0]
         documents, texts = sentences.documents, sentences.texts
         (f, f_inputs), (g, g_inputs) = self.encoder.both(sentences.tokens, sentences.lengths)
-        anchors, candidates = Views(f, f_inputs), Views(g, g_inputs)
+        anchors = Views(f, f_inputs, batch.samples)
+        candidates = Views(g, g_inputs, batch.samples)
         if self.gather and is_distributed():
-            share = share_of(*f.shape)
+            share = share_of(*f.shape, dtype=f.dtype, equal=self.gather == "equal")
             documents, texts = (gather_rows(rows, share) for rows in (documents, texts))
-            anchors, candidates = (_gathered(views, share) for views in (anchors, candidates))
+            anchors, candidates = (gather_views(views, share) for views in (anchors, candidates))
         pairs = Pairs.windows(
             documents, reach=self.reach, texts=texts if self.mask_repeats else None
         )
@@ -177,9 +168,3 @@ class QuickThought(Framework):
         z, h = anchors.embeddings, anchors.inputs
         inputs = None if h is None else h.new_zeros(h.shape[0], 1, h.shape[1])
         return Own(z.new_zeros(z.shape[0], 1, z.shape[1]), inputs)
-
-
-def _gathered(views: Views, share: Share) -> Views:
-    """The views of all processes; gradient flows to the embeddings."""
-    inputs = None if views.inputs is None else gather_rows(views.inputs.detach(), share)
-    return Views(gather_rows(views.embeddings, share), inputs)

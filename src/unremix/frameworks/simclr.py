@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Own, Views
+from unremix.core.problem import Views, stack
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive, Negatives
 from unremix.losses import TwoViewLoss
@@ -109,13 +108,19 @@ class SimCLR(Contrastive):
             z0, h0 = first.pop(0)
             own = self.further((z0, h0), batch)
             if own is not None and self.loss.layout == "both":
-                own = _stack(own, self.further((z1, h1), batch, view=1))
+                further = self.further((z1, h1), batch, view=1)
+                assert further is not None
+                own = stack(own, further)
             ids = self.known_ids(batch.samples)
             if self.negative_classes is None:
                 total = total + self.loss(z0, z1, h0, h1, ids=ids, own=own)
             else:
-                views = Views(torch.cat([z0, z1]), torch.cat([h0, h1]))
-                total = total + self.loss.against(views, views, self.pairs(batch.samples))
+                pairs = self.pairs(batch.samples)
+                views = stack(Views(z0, h0, batch.samples), Views(z1, h1, batch.samples))
+                if pairs.has_negatives():  # a small batch may have no image of these classes
+                    total = total + self.loss.against(views, views, pairs)
+                else:
+                    total = total + 0.0 * views.embeddings.sum()
         mixed = self.mixed(batch.views[0], batch)
         if mixed is not None:
             ((z, h),) = first
@@ -123,15 +128,8 @@ class SimCLR(Contrastive):
             for target in mixed.targets:
                 if target.weight:
                     loss = self.loss.towards(
-                        z, z1, h, h1, keys=target.keys, shares=target.shares, own=own
-                    )
+                        z, z1, h, h1, keys=target.keys, shares=target.shares,
+                        ids=self.known_ids(batch.samples), own=own,
+                    )  # fmt: skip
                     total = total + target.weight * loss
         return total
-
-
-def _stack(first: Own, second: Own | None) -> Own:
-    assert second is not None
-    h = None
-    if first.inputs is not None and second.inputs is not None:
-        h = torch.cat([first.inputs, second.inputs])
-    return Own(torch.cat([first.embeddings, second.embeddings]), h, first.logit_factor)

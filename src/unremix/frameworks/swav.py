@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from unremix.core.checks import number
 from unremix.core.gather import Share, gather_rows, is_distributed, share_of, withdraw
-from unremix.core.scores import SMALLEST_NORM, normalize
+from unremix.core.scores import at_least_float32, normalize
 from unremix.frameworks.base import Batch, Embedded, Projecting
 
 FULL_VIEWS = 2  # the views that codes are computed of; further ones are small crops
@@ -54,7 +53,7 @@ def sinkhorn(scores: Tensor, *, iterations: int = 3, epsilon: float = 0.05) -> T
     Reference:
         Caron et al. 2020, Section 3.1; Cuturi 2013.
     """
-    logs = _at_least_float(scores) / epsilon
+    logs = at_least_float32(scores) / epsilon
     for _ in range(iterations):
         logs = (logs - _log_column_sums(logs)).log_softmax(dim=1)
     return logs.exp()
@@ -248,9 +247,9 @@ class SwAV(Projecting):
             raise
         n, share = len(views[0]), None
         if is_distributed():
-            share = share_of(n, views[0].shape[1])
+            share = share_of(n, views[0].shape[1], dtype=views[0].dtype)
         with torch.autocast(device_type=weight.device.type, enabled=False):
-            features = [_units(_at_least_float(z)) for z in views]  # each (N, D)
+            features = [normalize(at_least_float32(z))[0] for z in views]  # each (N, D)
             frozen = batch.epoch < self.frozen_epochs
             directions = (weight.detach() if frozen else weight).to(features[0].dtype)
             scores = [feature @ directions.T for feature in features]  # each (N, K)
@@ -312,17 +311,6 @@ class SwAV(Projecting):
         if share is None:
             return self.queue
         return self.queue.tensor_split(share.processes)[share.rank]
-
-
-def _at_least_float(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def _units(embeddings: Tensor) -> Tensor:
-    """z/|z|, with gradient; 0, without, for a zero vector: (N, D) to (N, D)."""
-    lengths = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
-    units: Tensor = embeddings / lengths.masked_fill(lengths <= SMALLEST_NORM, inf)
-    return units
 
 
 def _count(name: str, value: int, least: int, hint: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from unremix.core.scores import SMALLEST_NORM
+from unremix.data.atomic_files import write_whole
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -150,6 +151,27 @@ def _parquet_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[
             found[name] = flat.reshape(len(column), -1)
         else:
             found[name] = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:
+    """Embeddings that were computed before, mapped from a file, or are computed now and kept.
+
+    Args:
+        path: An ``.npy`` file; None keeps nothing.
+        compute: Gives the embeddings, shape (n, D).
+    """
+    if path is not None and path.exists():
+        kept: Floats = np.load(path, mmap_mode="r", allow_pickle=False)
+        return kept
+    found = np.asarray(compute(), dtype=np.float32)
+    if path is not None:
+
+        def write(file: Path) -> None:
+            with file.open("wb") as stream:  # a stream, or NumPy would append a suffix
+                np.save(stream, found, allow_pickle=False)
+
+        write_whole(path, write)
     return found
 
 

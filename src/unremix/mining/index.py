@@ -27,7 +27,8 @@ HNSW_LINKS = 32
 HNSW_WIDTH = 128  # of the search for neighbors, when the graph is built and when it is used
 LISTS_PER_ROOT = 4  # an IVF index has 4 √C lists
 PROBED = 16  # one list in so many is searched
-TRAINED_ON = 64  # rows per list
+TRAINED_ON = 40  # rows per list
+TRAINING_ROUNDS = 10
 GROWTH = 4  # by how much more is asked of faiss where too little remained
 LARGEST_GROWTH = 16  # after which the rows are searched exactly
 
@@ -338,6 +339,7 @@ def _build(corpus: NDArray[Any], kind: Kind) -> Any:
         index = faiss.IndexIVFFlat(
             faiss.IndexFlatIP(dimensions), dimensions, lists, faiss.METRIC_INNER_PRODUCT
         )
+        index.cp.niter = TRAINING_ROUNDS
         index.cp.min_points_per_centroid = 1  # small corpora are no reason for a warning
         sample = np.unique(np.linspace(0, total - 1, min(total, TRAINED_ON * lists)).astype(int))
         index.train(unit_rows(corpus[sample]))

@@ -42,7 +42,7 @@ COMPONENT_NAMES = ("uncertainty", "similarity", "representativeness")
 POOL_PER_NEGATIVE = 10
 SMALLEST_POOL = 50
 ANCHORS_AT_ONCE = 1024  # that a pass over the corpus serves
-NUMBERS_AT_ONCE = 2**24  # of pools in memory: 64 MB
+NUMBERS_AT_ONCE = 2**21  # of pools in memory: 8 MB, which a cache holds
 
 
 @dataclass(frozen=True)

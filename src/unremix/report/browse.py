@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 from torch import Tensor
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import read_text, write_whole
 from unremix.data.image.dataset import ImageData
 from unremix.data.image.items import read_items
 from unremix.data.locate import candidates
@@ -29,7 +28,8 @@ from unremix.mining.embeddings import Floats, Integers, unit_rows
 from unremix.mining.files import write_rows
 from unremix.mining.groups import find_clusters, find_duplicates
 from unremix.mining.index import Advance, Allowed, Kind, make_index
-from unremix.training.run import Run
+from unremix.report.rendering import render
+from unremix.training.run import Run, reading
 
 TILE = 96  # pixels of the side of a picture on a page, at most
 SHOWN_GROUPS = 200
@@ -45,12 +45,14 @@ class Item:
         picture: As a data URI, where it is a picture.
         label: Its class, where known.
         similarity: To what it is shown beside, where that means something.
+        coarse: Whether the picture is so small that its pixels are shown.
     """
 
     name: str
     picture: str | None
     label: str | None
     similarity: float | None = None
+    coarse: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,11 @@ class RunData:
     Args:
         folder: The run's folder.
         data: Other data; by default the run's own.
+        trust: Whether code may run that the run's folder names.
     """
 
-    def __init__(self, folder: str | Path, data: str | None = None) -> None:
-        self.run = Run(folder)
+    def __init__(self, folder: str | Path, data: str | None = None, *, trust: bool = False) -> None:
+        self.run = Run(folder, trust=trust)
         domain = self.run.domain
         self.data = domain.load_for(self.run, data)
         kept = self.run.path / "embeddings" / f"{self._digest(data)}.npz"
@@ -111,11 +114,12 @@ class RunData:
                     np.savez(stream, allow_pickle=False, **arrays)
 
             write_whole(kept, write)
-        with np.load(kept, allow_pickle=False) as arrays:
+        with reading(kept, "remove it"), np.load(kept, allow_pickle=False) as arrays:
             self.units: Floats = unit_rows(arrays["embeddings"])
             self.names: list[str] = arrays["names"].tolist()
             labels = arrays["labels"].tolist() if "labels" in arrays else None
             classes = arrays["classes"].tolist() if "classes" in arrays else None
+        self.coarse = isinstance(self.data, ImageData) and self.run.shape.image_size < TILE
         self.labels: list[str] | None = None
         if labels is not None:
             self.labels = [str(one) if classes is None else classes[one] for one in labels]
@@ -155,6 +159,7 @@ class RunData:
                 pictures.get(row),
                 None if self.labels is None else self.labels[row],
                 None if similarity is None else similarity(row),
+                self.coarse,
             )
             for row in rows
         ]
@@ -180,6 +185,7 @@ def write_neighbors(
     output: str | Path | None = None,
     index: Kind = "exact",
     advance: Advance | None = None,
+    trust: bool = False,
 ) -> Written:
     """Find what is most similar to each query.
 
@@ -192,6 +198,7 @@ def write_neighbors(
         output: The page, an ``.html`` file; by default ``neighbors.html`` in the run's folder.
         index: See :func:`unremix.mining.index.make_index`.
         advance: Told how far the search is.
+        trust: Whether code may run that the run's folder names.
 
     Raises:
         ValueError: If a query is neither in the data nor something that the run embeds.
@@ -199,7 +206,7 @@ def write_neighbors(
     page = _page(run, output, "neighbors")
     if k < 1:
         raise ValueError(f"expected k of at least 1, got {k}; ask for one neighbor or more")
-    found = RunData(run, data)
+    found = RunData(run, data, trust=trust)
     titles, units, rows, shown = _read_queries(found, queries)
     allowed = Allowed.everything(len(units))
     own = np.flatnonzero(rows >= 0)
@@ -240,7 +247,7 @@ def _read_queries(
         if query not in row_of and domain == "sentence" and query.endswith(".txt"):
             if not Path(query).is_file():
                 raise FileNotFoundError(f"expected sentences at {query!r}, found no file")
-            titles += [line.strip() for line in Path(query).read_text().splitlines()]
+            titles += [line.strip() for line in read_text(Path(query)).splitlines()]
         else:
             titles.append(query)
     titles = [title for title in titles if title]
@@ -267,7 +274,9 @@ def _read_queries(
             images = read_items(others, channels=shape.channels, size=shape.image_size)
             pictures = dict(zip(others, map(_data_uri, images), strict=True))
     shown = [
-        found.items([int(row)], None)[0] if row >= 0 else Item(title, pictures.get(title), None)
+        found.items([int(row)], None)[0]
+        if row >= 0
+        else Item(title, pictures.get(title), None, coarse=found.coarse)
         for title, row in zip(titles, rows, strict=True)
     ]
     return titles, units, rows, shown
@@ -281,6 +290,7 @@ def write_duplicates(
     output: str | Path | None = None,
     index: Kind = "exact",
     advance: Advance | None = None,
+    trust: bool = False,
 ) -> Written:
     """Find groups of near-duplicates.
 
@@ -291,9 +301,10 @@ def write_duplicates(
         output: The page, by default ``duplicates.html`` in the run's folder.
         index: See :func:`unremix.mining.index.make_index`.
         advance: Told how far the search is.
+        trust: Whether code may run that the run's folder names.
     """
     page = _page(run, output, "duplicates")
-    found = RunData(run, data)
+    found = RunData(run, data, trust=trust)
     made = make_index(found.units, index, found.run.path / "embeddings")
     result = find_duplicates(made, found.units, threshold, advance)
     groups, table = [], []
@@ -330,6 +341,7 @@ def write_clusters(
     data: str | None = None,
     output: str | Path | None = None,
     seed: int = 0,
+    trust: bool = False,
 ) -> Written:
     """Sort the data into clusters.
 
@@ -339,9 +351,10 @@ def write_clusters(
         data: What to sort; by default the run's own data.
         output: The page, by default ``clusters.html`` in the run's folder.
         seed: Of the start.
+        trust: Whether code may run that the run's folder names.
     """
     page = _page(run, output, "clusters")
-    found = RunData(run, data)
+    found = RunData(run, data, trust=trust)
     result = find_clusters(found.units, clusters, seed)
     groups, table = [], []
     for number, members in enumerate(result.members):
@@ -395,10 +408,9 @@ def _write(
 ) -> Written:
     beside = page.with_suffix(".csv")
     write_rows(beside, table, columns)
-    environment = Environment(
-        loader=PackageLoader("unremix.report"), autoescape=True, undefined=StrictUndefined
-    )
-    text = environment.get_template("groups.html").render(
+    text = render(
+        "groups.html",
+        "groups",
         heading=heading,
         name=found.run.path.name,
         recipe=found.run.config.recipe,

@@ -317,6 +317,8 @@ def _audit(sample: Sample, importance: Importance, how: dict[str, Any]) -> dict[
     """What :func:`unremix.audit` says of the run's own weights, with labels."""
     if sample.labels is None or how["kind"] == "none" or len(sample.batch) <= AUDITED:
         return None
+    if sample.loss is not None and sample.loss.weighting.filter is not None:
+        return None  # the page knows the weights before some negatives are left out
     scores = [getattr(importance, name).float() for name in COMPONENTS]
     own = replace(importance, weights=own_weights(scores, importance.negatives, how))
     found = asdict(audit(own, sample.labels[sample.batch], k=AUDITED))

@@ -33,8 +33,8 @@ class DamagedError(ValueError):
 
 def write_checkpoint(state: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint with its checksum."""
-    torch.save(dict(state), path)
-    with path.open("r+b") as file:
+    with path.open("w+b") as file:  # by its name, torch would not say why it cannot write
+        torch.save(dict(state), file)
         file.seek(-2, os.SEEK_END)  # the length of the comment
         file.write(COMMENT.to_bytes(2, "little"))
         file.write(MARK + _digest(file, file.tell()))

@@ -337,7 +337,12 @@ def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
         path = None if run is None else run.path
         if path is None:
             path, made = _claim(config, domain.name(data), held)
-        run = Run.create(path, replace(config, name=path.name), shape)
+        try:
+            run = Run.create(path, replace(config, name=path.name), shape)
+        except OSError:
+            if made:
+                rmtree(path, ignore_errors=True)
+            raise
     else:
         run = Run.unwritten(Path(config.runs) if run is None else run.path, config, shape)
     config = replace(run.config, progress=config.progress)

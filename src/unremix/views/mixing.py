@@ -235,11 +235,11 @@ def un_mix(images: Tensor, lam: float, box: Box | None = None) -> Mixed:
     """
     own = torch.arange(len(images), device=images.device)
     partners = own.flip(0)
-    if box is None:
-        mixed = mixup(images, partners, torch.tensor([lam], dtype=torch.float64))
+    whole = torch.ones(len(images), 1, dtype=torch.float64, device=images.device)
+    if box is None:  # λ is made on the device: copying it there would wait
+        mixed = mixup(images, partners, torch.full_like(whole[0], lam))
     else:
         mixed, lam = cutmix(images, partners, box)
-    whole = torch.ones(len(images), 1, dtype=torch.float64, device=images.device)
     targets = (Target(lam, own[:, None], whole), Target(1 - lam, partners[:, None], whole))
     return Mixed(mixed, targets)
 

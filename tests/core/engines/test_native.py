@@ -74,7 +74,7 @@ def test_a_sweep_is_weigh_and_gather_with_their_derivatives(
     shares = mix.double().requires_grad_()
     count = negatives.sum(1, keepdim=True)
     weights = weigh([each.double() for each in scores], negatives, count, shares, weighting)
-    expected = objective.gather_negatives(logits, weights, negatives)
+    expected = objective.sum_negatives(logits, weights, negatives)
     present = count[:, 0] > 0
     near = 30 * TOLERANCE[dtype]
     assert_like(gathered[present], expected[present], near)

@@ -13,33 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, compile
 
-from unremix.core.engines.eager import Engine, Evaluated, RowsLoss
-from unremix.core.problem import Options, Rows
+from unremix.core.engines.eager import Engine, Evaluated
+from unremix.core.problem import Options
+from unremix.core.rows import Problem, rows_loss
 from unremix.core.scores import residuals
-
-
-def _evaluate(
-    loss: RowsLoss,
-    tensors: Sequence[Any],
-    wanted: Sequence[bool],
-    rows: Rows,
-    options: Options,
-) -> Evaluated:
-    """As :func:`unremix.core.engines.eager.evaluate`, in a form that can be traced."""
-    places = tuple(place for place, want in enumerate(wanted) if want)
-    if not places:
-        return (*loss(*tensors, rows, options), (None,) * len(tensors))
-
-    def scalar(*leaves: Any) -> tuple[Tensor, Tensor]:
-        return loss(*leaves, rows, options)
-
-    differentiate = torch.func.grad_and_value(scalar, argnums=places, has_aux=True)
-    found, (total, weightless) = differentiate(*tensors)
-    gradients: list[Tensor | None] = [None] * len(tensors)
-    for place, gradient in zip(places, found, strict=True):
-        gradients[place] = gradient
-    return total, weightless, tuple(gradients)
-
 
 # Losses with other options must not count against each other's limit of recompilations.
 _known = "isolate_recompiles" in signature(compile).parameters  # since torch 2.13
@@ -47,28 +24,40 @@ ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _known else {}
 
 
 @lru_cache(maxsize=64)
-def _compiled(function: Callable[..., Any], options: Options | None) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], options: Options | None = None) -> Callable[..., Any]:
     made: Callable[..., Any] = compile(function, **ISOLATED)
     return made
 
 
+def _evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -> Evaluated:
+    """As :func:`evaluate`, in a form that can be traced.
+
+    ``eager`` differs, since ``torch.func`` refuses scores that update a memory of their own.
+    """
+    places = tuple(place for place, want in enumerate(wanted) if want)
+    if not places:
+        return (*rows_loss(problem, *tensors), (None,) * len(tensors))
+
+    def loss(*leaves: Any) -> tuple[Tensor, Tensor]:
+        return rows_loss(problem, *leaves)
+
+    differentiate = torch.func.grad_and_value(loss, argnums=places, has_aux=True)
+    found, (total, weightless) = differentiate(*tensors)
+    gradients = dict(zip(places, found, strict=True))
+    return total, weightless, tuple(gradients.get(place) for place in range(len(tensors)))
+
+
 @torch.no_grad()
-def evaluate(
-    loss: RowsLoss,
-    tensors: Sequence[Any],
-    wanted: Sequence[bool],
-    rows: Rows,
-    options: Options,
-) -> Evaluated:
+def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -> Evaluated:
     """As :func:`unremix.core.engines.eager.evaluate`."""
-    found: Evaluated = _compiled(_evaluate, options)(loss, tensors, wanted, rows, options)
+    found: Evaluated = _compiled(_evaluate, problem.options)(tensors, wanted, problem)
     return found
 
 
 @torch.no_grad()
 def derive(*arguments: Any, **options: Any) -> Tensor:
     """As :func:`unremix.core.scores.residuals`."""
-    delta: Tensor = _compiled(residuals, None)(*arguments, **options)
+    delta: Tensor = _compiled(residuals)(*arguments, **options)
     return delta
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unremix.core.problem import Options, Rows
+from unremix.core.rows import Problem, rows_loss
 from unremix.core.scores import residuals
 
-RowsLoss = Callable[..., tuple[Tensor, Tensor]]
 Evaluated = tuple[Tensor, Tensor, tuple[Tensor | None, ...]]
 
 
@@ -33,31 +32,24 @@ class Engine:
     evaluate: Callable[..., Evaluated]
 
 
-def evaluate(
-    loss: RowsLoss,
-    tensors: Sequence[Any],
-    wanted: Sequence[bool],
-    rows: Rows,
-    options: Options,
-) -> Evaluated:
+def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -> Evaluated:
     """The loss of a block of anchors and its gradients.
 
     Args:
-        loss: :func:`unremix.core.contrast.rows_loss`.
-        tensors: Its first arguments, which are differentiated.
+        tensors: What is differentiated: the last arguments of
+            :func:`unremix.core.rows.rows_loss`.
         wanted: To which of them the gradient is wanted.
-        rows: See there.
-        options: See there.
+        problem: That of the block.
 
     Returns:
-        What ``loss`` returns, and one gradient per tensor, None where none is wanted.
+        What ``rows_loss`` returns, and one gradient per tensor, None where none is wanted.
     """
     with torch.enable_grad():
         leaves = [
             each.detach().requires_grad_() if want else each
             for each, want in zip(tensors, wanted, strict=True)
         ]
-        total, weightless = loss(*leaves, rows, options)
+        total, weightless = rows_loss(problem, *leaves)
         inputs = [each for each, want in zip(leaves, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(total, inputs, materialize_grads=True) if inputs else ())
     return total.detach(), weightless, tuple(next(found) if want else None for want in wanted)

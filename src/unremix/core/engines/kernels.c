@@ -158,7 +158,7 @@ typedef struct {
 /* One row. `parts` is a constant wherever this is inlined, so that its loops are unrolled. */
 static inline __attribute__((always_inline)) void sweep_row(
     const Row *in, const int parts, const real *restrict keep, real *restrict value,
-    real *restrict rise, real *gathered, real *mass_of_row, real *along) {
+    real *restrict rise, real *sums, real *mass_of_row, real *by_mix) {
     const integer columns = in->columns;
     const real count = sum_of(columns, keep);
     const real *score[MOST_PARTS];
@@ -195,7 +195,7 @@ static inline __attribute__((always_inline)) void sweep_row(
     const real temperature = in->temperature, *restrict logits = in->logits;
 #pragma omp simd
     for (integer j = 0; j < columns; j++) rise[j] = keep[j] != 0 ? logits[j] / temperature : 0;
-    real scale_of_along;
+    real scale_of_mix;
     if (in->objective == JENSEN_SHANNON) {
 #pragma omp simd reduction(+ : sum)
         for (integer j = 0; j < columns; j++) {
@@ -205,8 +205,8 @@ static inline __attribute__((always_inline)) void sweep_row(
             sum += value[j] * above;
             value[j] *= (x < 0 ? e * inverse : inverse) * mass;
         }
-        *gathered = sum * mass;
-        scale_of_along = mass;
+        *sums = sum * mass;
+        scale_of_mix = mass;
     } else {
         real highest = -LARGEST;
 #pragma omp simd reduction(max : highest)
@@ -225,12 +225,12 @@ static inline __attribute__((always_inline)) void sweep_row(
         }
         const int nothing = sum == 0;
         const real inverse = nothing ? 0 : 1 / sum;
-        *gathered = nothing ? -LARGEST : (real)log(sum * mass) + highest;
+        *sums = nothing ? -LARGEST : (real)log(sum * mass) + highest;
 #pragma omp simd
         for (integer j = 0; j < columns; j++) value[j] *= inverse;
-        scale_of_along = inverse;
+        scale_of_mix = inverse;
     }
-    if (!along || !parts) return;
+    if (!by_mix || !parts) return;
     /* ∂/∂λ_k = Σ_j C^k_j (rise_j - mean rise), the mean only where the mass is normalized. */
     const real mean = replaced ? 0 : sum * inverse_mass;
 #pragma omp simd
@@ -239,7 +239,7 @@ static inline __attribute__((always_inline)) void sweep_row(
         const real inner = scale[k] == 0
                                ? sum_of(columns, rise)
                                : scale[k] * dot(columns, rise, score[k], keep, low[k], lift[k]);
-        along[k] = replaced ? 0 : inner * scale_of_along;
+        by_mix[k] = replaced ? 0 : inner * scale_of_mix;
     }
 }
 
@@ -248,7 +248,7 @@ static inline __attribute__((always_inline)) void sweep_row(
 int sweep(integer rows, integer columns, integer parts, const real *const *scores, const real *mix,
           const real *magnitude, real noise, const uint8_t *negatives, const real *logits,
           real temperature, real overflow, int objective, int normalized, real *slopes,
-          real *gathered, real *total, real *along) {
+          real *sums, real *total, real *by_mix) {
     const integer threads = omp_get_max_threads();
     real *memory = malloc(2 * threads * columns * sizeof(real));
     if (!memory) return 0;
@@ -262,9 +262,9 @@ int sweep(integer rows, integer columns, integer parts, const real *const *score
         for (integer k = 0; k < parts; k++) in.scores[k] = scores[k] + start;
 #pragma omp simd
         for (integer j = 0; j < columns; j++) keep[j] = negatives[start + j];
-        real *derivatives = along ? along + row * parts : NULL;
+        real *derivatives = by_mix ? by_mix + row * parts : NULL;
 #define SWEEP(count) \
-    sweep_row(&in, count, keep, slopes + start, rise, gathered + row, total + row, derivatives)
+    sweep_row(&in, count, keep, slopes + start, rise, sums + row, total + row, derivatives)
         switch (parts) {
         case 0: SWEEP(0); break;
         case 1: SWEEP(1); break;

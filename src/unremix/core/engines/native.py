@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unremix.core.engines.eager import Engine, Evaluated, RowsLoss
+from unremix.core.engines.eager import Engine, Evaluated
 from unremix.core.engines.library import Unavailable, find_library, load
 from unremix.core.objectives import OVERFLOW, InfoNCE
-from unremix.core.problem import Options, Rows, make_block
-from unremix.core.scores import inner_products, noise, residuals
+from unremix.core.problem import Options
+from unremix.core.rows import Problem
+from unremix.core.scores import noise, residuals
 from unremix.core.weights import raw_scores
 
 MOST_COMPONENTS = 8  # of a mix; as in the source
@@ -51,41 +52,38 @@ def refusal(
     return missing(like.dtype)
 
 
-def evaluate(
-    loss: RowsLoss,
-    tensors: Sequence[Any],
-    wanted: Sequence[bool],
-    rows: Rows,
-    options: Options,
-) -> Evaluated:
+def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -> Evaluated:
     """As :func:`unremix.core.engines.eager.evaluate`; see :func:`refusal` for what is served."""
     anchors, candidates, mix, temperature = tensors
-    weighting, objective, negatives = options.weighting, options.objective, rows.negatives
-    products = inner_products(anchors, candidates)  # (B, M)
-    block = make_block(products, anchors, candidates, rows, options)
-    scores = [score.contiguous() for score in raw_scores(block, weighting)]
-    gathered, slopes, total, along = sweep(
-        scores, negatives, mix, products, temperature, options, differentiate=wanted[2]
+    pairs, options = problem.pairs, problem.options
+    products = problem.products(anchors, candidates)  # (B, M)
+    block = problem.block(products, anchors, candidates)
+    scores = [score.contiguous() for score in raw_scores(block, options.weighting)]
+    sums, slopes, total, by_mix = sweep(
+        scores, block.negatives, mix, products, temperature, options, differentiate=wanted[2]
     )
-    count = rows.count[:, 0]
+    count = block.count[:, 0]
     weightless = ((total == 0) & (count > 0)).sum()
-    positives = products.gather(1, rows.positives) / temperature
-    if not any(wanted):
-        losses = objective.settle(gathered, positives, rows.shares, count, -1 / temperature)
-        return losses.sum(), weightless, (None, None, None, None)
-    # The rest concerns a few numbers per anchor: autograd differentiates it.
-    with torch.enable_grad():
-        sums, positives = gathered.requires_grad_(), positives.requires_grad_()
-        losses = objective.settle(sums, positives, rows.shares, count, -1 / temperature)
-        by_sums, by_positives = torch.autograd.grad(losses.sum(), (sums, positives))
-    by_logits = slopes.mul_(by_sums[:, None]).scatter_add_(1, rows.positives, by_positives)
+    positives = products.gather(1, pairs.positives) / temperature
+    shares = pairs.normalized_shares(products.dtype)
+    # What is left concerns a few numbers per anchor: autograd differentiates it.
+    few, differentiate = (sums, positives), any(wanted)
+    with torch.set_grad_enabled(differentiate):
+        for each in few:
+            each.requires_grad_(differentiate)
+        losses = options.objective.against_positives(*few, shares, count, -1 / temperature)
+        loss = losses.sum()
+    if not differentiate:
+        return loss, weightless, (None, None, None, None)
+    by_sums, by_positives = torch.autograd.grad(loss, few)
+    by_logits = slopes.mul_(by_sums[:, None]).scatter_add_(1, pairs.positives, by_positives)
     gradients = (
         (by_logits @ candidates).div_(temperature) if wanted[0] else None,
         (by_logits.T @ anchors).div_(temperature) if wanted[1] else None,
-        by_sums @ along if wanted[2] else None,
+        by_sums @ by_mix if wanted[2] else None,
         None,
     )
-    return losses.detach().sum(), weightless, gradients
+    return loss.detach(), weightless, gradients
 
 
 ENGINE = Engine("native", residuals, evaluate)
@@ -101,7 +99,7 @@ def sweep(
     *,
     differentiate: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What an objective gathers of the weighted negatives, and its derivatives.
+    """What an objective sums up of the weighted negatives, and its derivatives.
 
     Args:
         scores: One per component, each (B, M), contiguous.
@@ -113,7 +111,7 @@ def sweep(
         differentiate: Whether the derivative by the mix is wanted.
 
     Returns:
-        What ``objective.gather_negatives`` returns, shape (B,); its derivative by the logits,
+        What ``objective.sum_negatives`` returns, shape (B,); its derivative by the logits,
         shape (B, M); Σ_j w_j before the mass is normalized, shape (B,); the derivative by the mix,
         shape (B, K), arbitrary where it is not wanted.
     """
@@ -121,8 +119,8 @@ def sweep(
     parts = len(scores)
     mix, negatives = mix.contiguous(), negatives.contiguous()  # alive during the call
     slopes = torch.empty_like(products)
-    gathered, total = products.new_empty(2, rows).unbind()
-    along = products.new_empty(rows, parts)
+    sums, total = products.new_empty(2, rows).unbind()
+    by_mix = products.new_empty(rows, parts)
     components = options.weighting.resolved
     magnitudes = [component.magnitude or 0.0 for component in components]
     real = ctypes.c_double if products.dtype == torch.float64 else ctypes.c_float
@@ -141,12 +139,12 @@ def sweep(
         0 if isinstance(options.objective, InfoNCE) else 1,
         options.weighting.mass == "mean",
         slopes.data_ptr(),
-        gathered.data_ptr(),
+        sums.data_ptr(),
         total.data_ptr(),
-        along.data_ptr() if differentiate and parts else None,
+        by_mix.data_ptr() if differentiate and parts else None,
     )
     _check_memory(done, width)
-    return gathered, slopes, total, along
+    return sums, slopes, total, by_mix
 
 
 def _check_memory(done: int, width: int) -> None:

@@ -1,0 +1,232 @@
+"""Run folders: one writer, made by one process, with the data and machine they were made with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from crashing import crash_at
+from pictures import save
+from test_training import assert_same_run, small
+
+import unremix
+from unremix.data.fingerprint import fingerprint, spread
+from unremix.training import preparation
+from unremix.training.checkpoints import read_checkpoint, write_checkpoint
+from unremix.training.config import TrainConfig
+from unremix.training.preparation import locked, prepare
+from unremix.training.run import Run
+
+pytestmark = pytest.mark.xdist_group("training")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return unremix.train(small(tmp_path_factory.mktemp("whole")))
+
+
+def copy_of(run: Run, folder: Path) -> Run:
+    shutil.copytree(run.path, folder / "run")
+    return Run(folder / "run")
+
+
+def test_one_process_writes_a_run(tmp_path: Path, whole: Run) -> None:
+    run = copy_of(whole, tmp_path)
+    with locked(run.path):
+        for work in (
+            lambda: unremix.train(resume=str(run.path), epochs=4, progress=False),
+            lambda: unremix.evaluate(run.path),
+        ):
+            with pytest.raises(BlockingIOError, match="no other process to write"):
+                work()
+    assert run.load_checkpoint()["step"] == 9
+    assert unremix.train(resume=str(run.path), progress=False).path == run.path
+
+
+MEETS = """
+import sys
+from pathlib import Path
+from unremix.training import preparation
+from unremix.training.config import TrainConfig
+
+claim = preparation._claim
+def meeting(*arguments):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    return claim(*arguments)
+preparation._claim = meeting
+prepared = preparation.prepare(TrainConfig(runs=sys.argv[1], limit=32, batch_size=16, threads=1))
+print(prepared.run.path.name, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_meet_make_folders_of_their_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MEETS, str(tmp_path)]
+    starts: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    met = [subprocess.Popen(command, **starts) for _ in range(3)]
+    streams = [(process.stdin, process.stdout) for process in met]
+    assert [out.readline() for _, out in streams] == ["ready\n"] * 3
+    for going, _ in streams:
+        going.write("go\n")
+        going.flush()
+    names = sorted(out.readline().strip() for _, out in streams)
+    for process in met:
+        process.communicate("end\n")
+    base = "digits-unremix-simclr-0"
+    assert names == [base, f"{base}-2", f"{base}-3"]
+    for name in names:
+        assert Run(tmp_path / name).config.name == name
+
+
+def test_a_folder_that_could_not_be_made_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(Run, "write_config", full)
+    with pytest.raises(OSError, match="full"):
+        prepare(small(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path, whole: Run) -> None:
+    run = copy_of(whole, tmp_path)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = [run.path / place / f".unremix-{ended.pid}-0b.tmp" for place in (".", "checkpoints")]
+    for file in left:
+        file.touch()
+    prepare(TrainConfig(resume=str(run.path)))
+    assert not any(file.exists() for file in left)
+
+
+def pictures(folder: Path, count: int = 20) -> Path:
+    for number in range(count):
+        save(folder / f"{number:02}.png")
+    return folder
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "photos")
+    config = small(tmp_path, data=str(data), limit=None, batch_size=10, epochs=1, image_size=8)
+    run = unremix.train(config)
+    resumed = TrainConfig(resume=str(run.path), epochs=2, progress=False)
+    prepare(resumed)  # nothing has changed
+    earlier = (data / "07.png").read_bytes()
+    shutil.copy(data / "08.png", data / "07.png")
+    with pytest.raises(ValueError, match=r"data that .* was trained on, got others from .*photos"):
+        prepare(resumed)
+    assert prepare(replace(resumed, allow_changed_data=True)).config.epochs == 2
+    (data / "07.png").write_bytes(earlier)
+    (data / "07.png").rename(data / "seven.png")
+    with pytest.raises(ValueError, match="add --allow_changed_data"):
+        prepare(resumed)
+    (data / "seven.png").rename(data / "07.png")
+    prepare(resumed)
+    assert "allow" not in (run.path / "config.yaml").read_text()
+
+
+def test_another_machine_is_a_warning(
+    tmp_path: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copy_of(whole, tmp_path)
+    monkeypatch.setenv("UNREMIX_ENGINE", "eager")
+    monkeypatch.setattr(torch, "__version__", "1.0")
+    with pytest.warns(UserWarning, match=r"threads 2 instead of 1, engine eager.*torch 1\.0 inst"):
+        prepare(TrainConfig(resume=str(run.path), threads=2))
+
+
+def test_the_previous_checkpoint_serves_where_the_last_is_damaged(
+    tmp_path: Path, whole: Run
+) -> None:
+    with crash_at(7):
+        unremix.train(small(tmp_path))
+    run = Run(tmp_path / "run")
+    assert run.load_checkpoint()["step"] == 6
+    assert read_checkpoint(run.previous)["step"] == 4
+    run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:-1000])
+    with pytest.warns(UserWarning, match="checksum is missing.*previous one is used, of step 4"):
+        resumed = unremix.train(resume=str(run.path), progress=False)
+    assert_same_run(resumed, whole)
+    assert read_checkpoint(run.previous)["step"] == 8
+
+
+def test_a_damaged_checkpoint_does_not_replace_the_previous_one(tmp_path: Path, whole: Run) -> None:
+    run = copy_of(whole, tmp_path)
+    run.checkpoint.write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="previous one is used"):
+        state = run.load_checkpoint()
+    run.save_checkpoint(state)
+    assert read_checkpoint(run.previous)["step"] == state["step"]  # and not the damaged one
+    assert read_checkpoint(run.checkpoint)["step"] == state["step"]
+
+
+def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path, whole: Run) -> None:
+    run = copy_of(whole, tmp_path)
+    os.replace(run.checkpoint, run.previous)
+    assert run.has_checkpoint
+    assert run.load_checkpoint()["step"] == 9
+
+
+def test_checkpoints_of_early_versions_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    state = {"step": 1, "rows": [], "model": {"weight": torch.ones(2)}}
+    torch.save(state, path)
+    with pytest.warns(UserWarning, match="has no checksum: an early version wrote it"):
+        assert read_checkpoint(path)["step"] == 1
+    write_checkpoint(state, path)
+    assert torch.equal(read_checkpoint(path)["model"]["weight"], torch.ones(2))
+    loaded = torch.load(path, weights_only=True)  # it is still a file of torch's
+    assert loaded["step"] == 1
+
+
+def test_a_moved_run_is_at_home_where_it_is(tmp_path: Path, whole: Run) -> None:
+    run = copy_of(whole, tmp_path / "elsewhere")
+    prepare(TrainConfig(resume=str(run.path)))
+    assert Run(run.path).config.runs == str(tmp_path / "elsewhere")
+
+
+def test_code_that_was_typed_needs_no_trust(tmp_path: Path) -> None:
+    options = {"backbone": "tiny:encoder", "head_batch_norm": False, "epochs": 1}
+    run = unremix.train(small(tmp_path, **options))
+    with pytest.raises(ValueError, match=r"tiny:encoder, which would run .* add --trust"):
+        unremix.train(resume=str(run.path), epochs=2, progress=False)
+    with pytest.raises(ValueError, match="trust=True"):
+        unremix.load(run.path).embed(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    assert unremix.load(run.path, trust=True).embed(
+        torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    ).shape == (2, 32)
+    for further in ({"backbone": "tiny:encoder"}, {"trust": True}):
+        prepared = prepare(TrainConfig(resume=str(run.path), epochs=2, progress=False, **further))
+        assert prepared.config.backbone == "tiny:encoder"
+        prepared.unlock()
+    assert "trust" not in (run.path / "config.yaml").read_text()
+
+
+def test_fingerprints_tell_apart() -> None:
+    one, other = torch.arange(4), torch.arange(4.0)
+    prints = {
+        fingerprint(parts)
+        for parts in (
+            [one], [other], [one.view(2, 2)], [one, None], [None, one], ["ab"], ["a", "b"],
+            ["\udcff"],
+        )
+    }  # fmt: skip
+    assert len(prints) == 8
+    assert fingerprint([one.clone()]) == fingerprint([one])
+    assert spread(1000, 10).tolist() == [n * 999 // 9 for n in range(10)]
+
+
+def test_busy_is_said_of_a_name(tmp_path: Path) -> None:
+    with locked(tmp_path / "run"), pytest.raises(BlockingIOError, match="another name"):
+        preparation.prepare(small(tmp_path))
