@@ -151,7 +151,7 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
         back = torch.argsort(torch.cat([(~later).nonzero()[:, 0], later.nonzero()[:, 0]]))
         return torch.cat(found)[back]
 
-    encoder = run.encoder()  # on the device of the training, if it has just ended
+    encoder = run.encoder()
     features = torch.cat(
         [
             features_of(encoder, images(part.tolist()), settings, batch=EMBEDDED_AT_ONCE)
