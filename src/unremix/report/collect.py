@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -156,6 +157,8 @@ def found_own(sample: Sample, importance: Importance) -> float:
     compared = importance.negatives | importance.positives
     best = (first @ second.T).masked_fill(~compared, -torch.inf).argmax(1, keepdim=True)
     able = importance.positives.any(1)
+    if not able.any():
+        return 0.0
     return float(importance.positives.gather(1, best)[able].float().mean())
 
 
@@ -176,7 +179,9 @@ def _clusters(units: Tensor) -> list[int]:
     from sklearn.cluster import MiniBatchKMeans  # type: ignore[import-untyped]
 
     count = max(1, min(CLUSTERS, len(units) // 8))
-    found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer different items than clusters: then some are empty
+        found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
     order = np.argsort(-np.bincount(found, minlength=count), kind="stable")
     rank = np.empty(count, int)
     rank[order] = np.arange(count)
