@@ -446,6 +446,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
         trust: Whether code may run that a run's folder names.
     """
     from unremix.report import write_comparison, write_comparison_of, write_report
+    from unremix.training.run import Run
 
     folders = [Path(run) for run in runs]
     if len(folders) > 1:
@@ -459,7 +460,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
             )
         page = written if output is None else written.replace(output)
     else:
-        page = write_report(folders[0], trust=trust)
+        page = write_report(Run(folders[0], trust=trust))
         page = page if output is None else page.replace(output)
     say(f"Wrote {page}")
 
@@ -501,7 +502,8 @@ def reproduce(
     """Make a table or figure of the paper, with the paper's figures beside ours.
 
     Args:
-        name: Which: graphs, sentences, table1, table2, table3, table5, table6, or all.
+        name: Which: table1, curves, table2, table3, table5, gradients, table6, sentences, graphs,
+            diversity, mix, illustration, gallery, contributions, or all.
         scale: How large: smoke (seconds, on data that come with the package), cpu or paper.
         seeds: Seeds of every row, from 0 on; by default those of the scale.
         data: Data sets in place of the scale's: one, or a list with brackets.
