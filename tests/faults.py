@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent / "torture"
 
@@ -62,7 +63,7 @@ class Nursery:
 
     def run(
         self,
-        words: list[str],
+        what: list[str] | dict[str, Any],
         folder: Path,
         *,
         operation: int = -1,
@@ -70,12 +71,23 @@ class Nursery:
         error: int = 0,
         kill_after: float | None = None,
     ) -> Outcome:
-        """Run a command whose n-th operation below a folder is to fail, or to be its last."""
+        """Run something whose n-th operation below a folder is to fail, or to be its last.
+
+        Args:
+            what: The words of a command, or options of :func:`unremix.train`.
+            folder: Where operations count.
+            operation: Which, from 1.
+            mode: What happens at it.
+            error: The number of the error, if it fails.
+            kill_after: Seconds until it is killed, wherever it is.
+        """
         log = self.folder / "log.txt"
         log.unlink(missing_ok=True)
         request = {
-            "words": words, "log": str(log), "folder": str(folder), "operation": operation,
-            "mode": mode, "error": error, "kill_after": kill_after,
+            "words": what if isinstance(what, list) else None,
+            "options": what if isinstance(what, dict) else None,
+            "log": str(log), "folder": str(folder), "operation": operation, "mode": mode,
+            "error": error, "kill_after": kill_after,
         }  # fmt: skip
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request) + "\n")

@@ -211,8 +211,10 @@ def withdraw_from_others(second: bool) -> None:
     share() if second else withdraw()
 
 
-def embed(size: int = 2, width: int = 3, *, factor: float = 1.0) -> None:
-    z0, z1 = torch.randn(2, size, width)
+def embed(
+    size: int = 2, width: int = 3, *, factor: float = 1.0, dtype: torch.dtype = torch.float32
+) -> None:
+    z0, z1 = torch.randn(2, size, width, dtype=dtype)
     InfoNCELoss(gather=True)(z0 * factor, z1)
 
 
@@ -242,6 +244,7 @@ FAULTS: dict[str, Callable[[bool], None]] = {
     "not the layer's output": lambda second: change_output(1.0 if second else 0.0),
     "inputs in one": lambda second: know_inputs(4 if second else 0),
     "other inputs": lambda second: know_inputs(4 if second else 3),
+    "other dtype": lambda second: embed(dtype=torch.float64 if second else torch.float32),
 }
 
 
@@ -393,6 +396,7 @@ def test_sizes_travel_over_a_cpu_group_beside_one_of_an_accelerator(
 REFUSED = "ValueError: expected .*, got .*"
 FIRST_EMPTY = r"ValueError: expected samples in every process, got \[0, 2\]; drop .*"
 SECOND_EMPTY = r"ValueError: expected samples in every process, got \[2, 0\]; drop .*"
+OTHER_DTYPE = r"ValueError: expected embeddings of one dtype .* torch.float32, torch.float64; .*"
 OTHER_WIDTH = "ValueError: expected rows of one width in every process, got .*; build .*"
 CHANGED = "ValueError: expected embeddings that last_layer made .*"
 
@@ -406,6 +410,7 @@ EXPECTED = {
     "no pair": (REFUSED, FIRST_EMPTY),
     "no pair in either": (REFUSED, REFUSED),
     "other width": (OTHER_WIDTH, OTHER_WIDTH),
+    "other dtype": (OTHER_DTYPE, OTHER_DTYPE),
     "not finite": (SECOND_EMPTY, REFUSED),
     "not the layer's output": (SECOND_EMPTY, CHANGED),
     "inputs in one": (OTHER_WIDTH, OTHER_WIDTH),

@@ -294,3 +294,56 @@ def test_a_failed_run_is_told(tmp_path: Path, fake: Callable[..., None]) -> None
     text = (tmp_path / "table2" / "table.md").read_text()
     assert "Unfinished: 1 of 5 runs to come" in text
     assert "| all |" in text
+
+
+# The real training
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_every_name_in_smoke(tmp_path: Path) -> None:
+    """All of them, on data that come with the package; stopped runs and records are shared."""
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    assert reproduce("all", scale="smoke", output=str(tmp_path), console=console) == 0
+    runs = {path.name for path in (tmp_path / "runs").iterdir()}
+    planned = {
+        job.name
+        for name in EXPERIMENTS
+        for job in setting_of(name, "smoke", tmp_path).jobs
+    }  # fmt: skip
+    assert runs == planned
+    for name in EXPERIMENTS:
+        folder = tmp_path / name
+        for file in ("table.md", "table.csv", "results.json"):
+            assert (folder / file).stat().st_size > 50, (name, file)
+        assert "Unfinished" not in (folder / "table.md").read_text()
+        for suffix in ("png", "svg"):
+            assert list(folder.glob(f"*.{suffix}")), name
+    # Frames agree with the labels of the images that are shown.
+    record = json.loads((tmp_path / "gallery" / "results.json").read_text())
+    for row in ("HCL", "UnReMix"):
+        for anchor in {one["anchor"] for one in record["negatives"]}:
+            shown = [
+                one for one in record["negatives"] if (one["row"], one["anchor"]) == (row, anchor)
+            ]
+            classes = [one["class"] for one in shown]
+            assert len(shown) == 5
+            for one in shown:
+                false = one["class"] == one["anchor_class"]
+                assert (one["frame"] == "false negative") == false
+                redundant = not false and classes.count(one["class"]) > 1
+                assert (one["frame"] == "redundant") == redundant
+    # Parts of a weight add up to it.
+    rows = list(csv.DictReader((tmp_path / "contributions" / "table.csv").open()))
+    for place in "01234":
+        parts = [float(one["contribution"]) for one in rows if one["place"] == place]
+        (weight,) = {one["weight"] for one in rows if one["place"] == place}
+        assert sum(parts) == pytest.approx(float(weight), rel=1e-4)
+    # Without the runs' folders only those that need encoders are trained again.
+    for path in (tmp_path / "runs").iterdir():
+        path.rename(tmp_path / f"gone-{path.name}")
+    assert reproduce("table5", scale="smoke", output=str(tmp_path), console=console) == 0
+    assert not list((tmp_path / "runs").iterdir())
+    assert reproduce("contributions", scale="smoke", output=str(tmp_path), console=console) == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 1

@@ -43,7 +43,7 @@ def assert_masks(pairs: Pairs, positives: Tensor, negatives: Tensor) -> None:
             part = slice(start, start + tile)
             assert torch.equal(pairs[part].negatives(), negatives[part])
             assert torch.equal(pairs.negatives(candidates=part), negatives[:, part])
-            assert torch.equal(pairs[part].negatives(part), negatives[part, part])
+            assert torch.equal(pairs[part].negatives(candidates=part), negatives[part, part])
 
 
 @settings(max_examples=60)

@@ -18,7 +18,7 @@ from small_runs import HOSTILE, digits, graphs
 import unremix
 from unremix.report import write_comparison, write_report
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, ticks
-from unremix.report.comparison import gap, grouped, own_weights, sentence
+from unremix.report.comparison import gap, grouped, sentence, stored_weights
 from unremix.report.drawings import MOST_NODES, draw_graph, layout
 from unremix.report.page import training_charts
 from unremix.report.pictures import make_atlas
@@ -75,7 +75,7 @@ def test_stored_scores_are_the_librarys(run: Run, stored: Stored) -> None:
         np.testing.assert_allclose(stored.arrays["scores"][k], getattr(found, name), atol=1e-6)
     assert sample.loss is not None
     own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
-    torch.testing.assert_close(own_weights(stored), own.weights, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(stored_weights(stored), own.weights, rtol=1e-5, atol=1e-5)
     similarity = torch.nn.functional.normalize(z0) @ torch.nn.functional.normalize(z1).T
     right = (similarity.argmax(1) == torch.arange(len(z0))).float().mean()
     assert stored.about["found_own"] == pytest.approx(float(right))
@@ -89,7 +89,7 @@ def test_other_weightings_are_known(recipe: str, run: Run, tmp_path: Path) -> No
     kinds = {"hcl": "hcl", "simclr": "uniform", "swav": "none"}
     assert found.about["weighting"]["kind"] == kinds[recipe]
     sample = take_sample(other, other.domain.load_for(other, None))
-    weights = own_weights(found)
+    weights = stored_weights(found)
     if sample.loss is not None:
         own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
         torch.testing.assert_close(weights, own.weights, rtol=1e-5, atol=1e-5)

@@ -1,8 +1,8 @@
 """A process that has imported everything, and forks a child for each run that is asked for.
 
-Reads requests as lines of JSON and answers each with a line: ``words`` (of a command line), ``log``
-(where its output goes), ``folder``, ``operation``, ``mode`` and ``error`` (see faults.c),
-``kill_after`` (seconds).
+Reads requests as lines of JSON and answers each with a line: ``words`` (of a command line), or
+``options`` (of ``unremix.train``: parsing takes as long as training), ``log`` (where its output
+goes), ``folder``, ``operation``, ``mode`` and ``error`` (see faults.c), ``kill_after`` (seconds).
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ def warm_up(folder: str) -> None:
     from unremix.report import page
 
     torch.set_num_threads(1)
-    page.curve = lambda *_, **__: "<svg></svg>"
-    page.probe_curve = lambda *_: "<svg></svg>"
+    page._collected = lambda *_: (None, "left out")
     words = ["train", "--runs", folder, "--name", "warm", *SMALL]
     assert main(words) == 0
 
 
+OPTIONS: dict[str, Any] = {
+    "limit": 48, "batch_size": 16, "epochs": 2, "probe_epochs": 0, "width": 4, "head_hidden": [8],
+    "head_output": 4, "progress": False, "accelerator": "cpu", "checkpoint_every": 2, "threads": 1,
+}  # fmt: skip
 SMALL = [
-    "--limit", "48", "--batch_size", "16", "--epochs", "2", "--probe_epochs", "0", "--width", "4",
-    "--head_hidden", "[8]", "--head_output", "4", "--progress", "false", "--accelerator", "cpu",
-    "--checkpoint_every", "2", "--threads", "1",
-]  # fmt: skip
+    word
+    for name, value in OPTIONS.items()
+    for word in (f"--{name}", value if isinstance(value, str) else json.dumps(value))
+]
 
 
 def child(request: dict[str, Any]) -> None:
@@ -45,11 +48,16 @@ def child(request: dict[str, Any]) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         faults = ctypes.CDLL(None)
+        import unremix
         from unremix.cli import main
 
         where = request["folder"].encode()
         faults.faults_arm(where, request["operation"], request["mode"], request["error"])
-        code = main(request["words"])
+        if request["options"] is None:
+            code = main(request["words"])
+        else:
+            unremix.train(**request["options"])
+            code = 0
         sys.stdout.flush()
         print(f"operations: {faults.faults_seen()}", flush=True)
     except BaseException:

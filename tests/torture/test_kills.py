@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from faults import FAIL_FROM, FAIL_ONCE, KILLS, Nursery, Outcome, compiler
-from torture.nursery import SMALL
+from torture.nursery import OPTIONS, SMALL
 
 from unremix.training.run import Run
 
 TORTURE = os.environ.get("UNREMIX_TORTURE") == "1"  # `make torture`
 KILLED = 1000 if TORTURE else 20
-FAILED = 10_000 if TORTURE else 12  # at most: every operation
+FAILED = 10_000 if TORTURE else 8  # at most: every operation
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,6 +42,10 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 def words(folder: Path) -> list[str]:
     return ["train", "--runs", str(folder), "--name", "run", *SMALL]
+
+
+def options(folder: Path) -> dict[str, Any]:
+    return {"runs": str(folder), "name": "run", **OPTIONS}
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +78,8 @@ def assert_same(run: Run, whole: Run) -> None:
 def resume(nursery: Nursery, folder: Path, number: int) -> Outcome:
     """Continue by --resume, or by the same name and options."""
     begun = (folder / "run" / "config.yaml").exists()
-    again = ["train", "--resume", str(folder / "run"), "--progress", "false"]
-    return nursery.run(again if begun and number % 2 else words(folder), folder)
+    again = {"resume": str(folder / "run"), "progress": False}
+    return nursery.run(again if begun and number % 2 else options(folder), folder)
 
 
 def spread(cases: list[Any], count: int) -> list[Any]:
@@ -91,21 +96,23 @@ def test_killed_at_any_operation(nursery: Nursery, whole: tuple[Run, int], tmp_p
     cases = spread(matrix, KILLED - KILLED // 4)
     for number, (operation, mode) in enumerate(cases):
         folder = tmp_path / str(number)
-        killed = nursery.run(words(folder), folder, operation=operation, mode=KILLS[mode])
+        killed = nursery.run(options(folder), folder, operation=operation, mode=KILLS[mode])
         assert killed.code == -9, (operation, mode, killed.output)
         if number % 5 == 4:  # and again while it resumes
-            nursery.run(words(folder), folder, operation=1 + operation // 3, mode=KILLS[mode])
+            nursery.run(options(folder), folder, operation=1 + operation // 3, mode=KILLS[mode])
         resumed = resume(nursery, folder, number)
         assert resumed.code == 0 or "is finished" in resumed.output, (operation, mode, resumed)
         assert_same(Run(folder / "run"), reference)
+        shutil.rmtree(folder)
     draw = random.Random(0)
     for number in range(KILLED - len(cases)):
         folder = tmp_path / f"random-{number}"
         for _ in range(1 + number % 3):
-            nursery.run(words(folder), folder, kill_after=draw.uniform(0.0, 1.5))
+            nursery.run(options(folder), folder, kill_after=draw.uniform(0.0, 1.5))
         resumed = resume(nursery, folder, number)
         assert resumed.code == 0 or "is finished" in resumed.output, resumed
         assert_same(Run(folder / "run"), reference)
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(("error", "mode"), [("ENOSPC", FAIL_FROM), ("EIO", FAIL_ONCE)])

@@ -279,7 +279,7 @@ def mine(
         print(line)
     if audit is not None:
         print(audit)
-    print(f"Wrote {path}, and beside it {beside.name}")
+    say(f"Wrote {path}, and beside it {beside.name}")
 
 
 def neighbors(
@@ -289,6 +289,7 @@ def neighbors(
     data: str | None = None,
     output: str | None = None,
     index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
+    trust: bool = False,
 ) -> None:
     """Show what is most similar to a file, a text or a sample.
 
@@ -299,13 +300,14 @@ def neighbors(
         data: Where to look; by default the run's own data.
         output: The page, by default neighbors.html in the run's folder; a .csv is written beside.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
+        trust: Let code run that the run's folder names.
     """
     from unremix.cli.progress import showing
     from unremix.report.browse import write_neighbors
 
     with showing("searching") as advance:
         written = write_neighbors(
-            run, query, k, data=data, output=output, index=index, advance=advance
+            run, query, k, data=data, output=output, index=index, advance=advance, trust=trust
         )
     _say(written)
 
@@ -316,6 +318,7 @@ def duplicates(
     data: str | None = None,
     output: str | None = None,
     index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
+    trust: bool = False,
 ) -> None:
     """Find near-duplicates in a run's data.
 
@@ -325,13 +328,14 @@ def duplicates(
         data: Where to look; by default the run's own data.
         output: The page, by default duplicates.html in the run's folder; a .csv is written beside.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
+        trust: Let code run that the run's folder names.
     """
     from unremix.cli.progress import showing
     from unremix.report.browse import write_duplicates
 
     with showing("searching") as advance:
         written = write_duplicates(
-            run, threshold, data=data, output=output, index=index, advance=advance
+            run, threshold, data=data, output=output, index=index, advance=advance, trust=trust
         )
     _say(written)
 
@@ -342,6 +346,7 @@ def cluster(
     data: str | None = None,
     output: str | None = None,
     seed: int = 0,
+    trust: bool = False,
 ) -> None:
     """Sort a run's data into clusters.
 
@@ -351,16 +356,17 @@ def cluster(
         data: What to sort; by default the run's own data.
         output: The page, by default clusters.html in the run's folder; a .csv is written beside.
         seed: Of the start.
+        trust: Let code run that the run's folder names.
     """
     from unremix.report.browse import write_clusters
 
-    _say(write_clusters(run, clusters, data=data, output=output, seed=seed))
+    _say(write_clusters(run, clusters, data=data, output=output, seed=seed, trust=trust))
 
 
 def _say(written: Written) -> None:
     for line in written.summary:
-        print(line)
-    print(f"Wrote {written.page}, and beside it {written.table.name}")
+        say(line)
+    say(f"Wrote {written.page}, and beside it {written.table.name}")
 
 
 def recipes(recipe: str | None = None) -> None:
@@ -440,6 +446,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
         trust: Whether code may run that a run's folder names.
     """
     from unremix.report import write_comparison, write_comparison_of, write_report
+    from unremix.training.run import Run
 
     folders = [Path(run) for run in runs]
     if len(folders) > 1:
@@ -453,7 +460,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
             )
         page = written if output is None else written.replace(output)
     else:
-        page = write_report(folders[0], trust=trust)
+        page = write_report(Run(folders[0], trust=trust))
         page = page if output is None else page.replace(output)
     say(f"Wrote {page}")
 
@@ -464,6 +471,7 @@ def study(
     stage: str | None = None,
     jobs: int | None = None,
     dry_run: bool = False,
+    trust: bool = False,
 ) -> None:
     """Run many settings with paired seeds, within a budget.
 
@@ -473,10 +481,11 @@ def study(
         stage: Only this stage of it.
         jobs: Runs at a time; by default one per GPU, or one per core.
         dry_run: Only say what is to be run and what it costs.
+        trust: Let code run that the file names.
     """
     from unremix.experiments.study import run_study
 
-    run_study(file, output=output, stage=stage, jobs=jobs, dry_run=dry_run)
+    run_study(file, output=output, stage=stage, jobs=jobs, dry_run=dry_run, trust=trust)
 
 
 def reproduce(
@@ -493,7 +502,8 @@ def reproduce(
     """Make a table or figure of the paper, with the paper's figures beside ours.
 
     Args:
-        name: Which: graphs, sentences, table1, table2, table3, table5, table6, or all.
+        name: Which: table1, curves, table2, table3, table5, gradients, table6, sentences, graphs,
+            diversity, mix, illustration, gallery, contributions, or all.
         scale: How large: smoke (seconds, on data that come with the package), cpu or paper.
         seeds: Seeds of every row, from 0 on; by default those of the scale.
         data: Data sets in place of the scale's: one, or a list with brackets.

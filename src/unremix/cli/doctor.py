@@ -9,9 +9,6 @@ import shutil
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 import unremix
 from unremix.core.engines import engine_report
@@ -46,29 +43,29 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def examine(console: Console | None = None) -> None:
-    """Print what there is and what is missing."""
-    console = console or Console()
-    console.print(f"unremix {unremix.__version__}, Python {platform.python_version()}")
+def examine() -> None:
+    """Print what there is and what is missing; needs torch alone."""
+    print(f"unremix {unremix.__version__}, Python {platform.python_version()}")
     device = "cpu"
     if torch.cuda.is_available():
         device = f"cuda ({torch.cuda.device_count()} × {torch.cuda.get_device_name()})"
     elif torch.backends.mps.is_available():
         device = "mps"
-    console.print(f"torch {torch.__version__}, device {device}, {torch.get_num_threads()} threads")
-    console.print(f"engine of the losses: {engine_report()}", highlight=False)
+    print(f"torch {torch.__version__}, device {device}, {torch.get_num_threads()} threads")
+    print(f"engine of the losses: {engine_report()}")
     root = os.environ.get("UNREMIX_DATA")
     if root is None:
-        console.print("UNREMIX_DATA is not set: data are found by their path alone")
+        print("UNREMIX_DATA is not set: data are found by their path alone")
     else:
         found = "found" if Path(root).is_dir() else "not found: set it to a folder that exists"
-        console.print(printable(f"UNREMIX_DATA {root}: {found}"), highlight=False, markup=False)
+        print(printable(f"UNREMIX_DATA {root}: {found}"))
     free = shutil.disk_usage(Path.cwd()).free / 2**30
-    console.print(f"{free:.1f} GiB free on this disk" + (" - little" if free < 1 else ""))
-    table = Table("package", "version", "for", "if missing")
+    print(f"{free:.1f} GiB free on this disk" + (" - little" if free < 1 else ""), end="\n\n")
+    rows = [("package", "version", "for", "if missing")]
     for package, (purpose, command) in PACKAGES.items():
         version = version_of(package)
-        table.add_row(
-            package, version or "missing", escape(purpose), "" if version else escape(command)
-        )
-    console.print(table)
+        rows.append((package, version or "missing", purpose, "" if version else command))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())

@@ -9,12 +9,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from typing import Any
 
 import unremix
 from unremix.cli import commands
 from unremix.data.printing import one_line
-from unremix.data.suggestions import did_you_mean
+from unremix.data.suggestions import did_you_mean, how_to_install
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = [f"  {name:<11}{summary}" for name, summary in commands.SUMMARIES.items()]
         print("usage: unremix COMMAND ...\n\nGood embeddings without labels.\n", *lines, sep="\n")
         print("\nunremix COMMAND --help shows the options of a command.")
+        if find_spec("jsonargparse") is None:
+            print('All but doctor need more packages: pip install "unremix[train,report]"')
         return 0
     if command == "--version":
         print(unremix.__version__)
@@ -42,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(f"expected a command among {known}, got {command!r}{hint}", 2)
     try:
         return _run(command, typed)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("unremix"):
+            raise
+        return complain(how_to_install(error.name), 1)
     except OSError as error:  # without the number, where the text is ours
         return complain(str(error if error.filename else error.strerror or error), 1)
     except (ValueError, ImportError) as error:

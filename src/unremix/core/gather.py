@@ -19,6 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from unremix.core.problem import V, map_views
 
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class Share:
@@ -53,21 +55,30 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def share_of(size: int, width: int, input_width: int = 0, *, equal: bool = False) -> Share:
+def share_of(
+    size: int,
+    width: int,
+    input_width: int = 0,
+    *,
+    dtype: torch.dtype = torch.float32,
+    equal: bool = False,
+) -> Share:
     """Tell every process how many samples each holds, without waiting for an accelerator.
 
     Args:
         size: Samples held here.
         width: Size of an embedding, which must be the same everywhere.
         input_width: Size of the last layer's input, likewise; 0 where it is not known.
+        dtype: Of the embeddings, likewise.
         equal: Whether all are known to hold as many: then nothing is exchanged, or checked.
 
     Raises:
-        ValueError: In all processes alike, if one holds no sample or the widths differ.
+        ValueError: In all processes alike, if one holds no sample or the widths or dtypes differ.
     """
     if equal:
         return Share((size,) * dist.get_world_size(), dist.get_rank())
-    sizes, widths, input_widths = _exchange([size, width, input_width])
+    kind = DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)
+    sizes, widths, input_widths, kinds = _exchange([size, width, input_width, kind])
     if min(sizes) == 0:
         raise ValueError(
             f"expected samples in every process, got {sizes}; drop the last, incomplete batch, or "
@@ -79,6 +90,12 @@ def share_of(size: int, width: int, input_width: int = 0, *, equal: bool = False
             f"inputs of the last layer of widths {input_widths} (0 stands for none); build the "
             "same model in all"
         )
+    if len(set(kinds)) > 1:
+        found = ", ".join(str((*DTYPES, "another")[kind]) for kind in kinds)
+        raise ValueError(
+            f"expected embeddings of one dtype in every process, got {found}; use the same "
+            "precision in all"
+        )
     return Share(tuple(sizes), dist.get_rank())
 
 
@@ -89,7 +106,7 @@ def withdraw() -> None:
     would wait forever.
     """
     if is_distributed():
-        _exchange([0, 0, 0])
+        _exchange([0, 0, 0, 0])
 
 
 _cpu_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by default group

@@ -74,7 +74,7 @@ class Pairs:
             None if self.non_negatives is None else self.non_negatives[anchors],
         )
 
-    def negatives(self, candidates: slice = EVERYTHING) -> Tensor:
+    def negatives(self, *, candidates: slice = EVERYTHING) -> Tensor:
         """Which candidates are negatives of which anchors, boolean, shape (N, M).
 
         Args:

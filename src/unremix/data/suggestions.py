@@ -1,4 +1,4 @@
-"""What the user may have meant by a name that is not known."""
+"""What the user may have meant by a name that is not known, and what to install."""
 
 from __future__ import annotations
 
@@ -21,3 +21,31 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     near = get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+# The extra that brings a module; the others come with training and reports.
+EXTRAS = {
+    "faiss": "mine",
+    "huggingface_hub": "hub",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+    "pyarrow": "export",
+    "sentencex": "text",
+    "torch_geometric": "graph",
+}
+
+
+def how_to_install(module: str) -> str:
+    """What to say where a module is missing.
+
+    Args:
+        module: Its name, as an import has it.
+
+    Example:
+        >>> how_to_install("torch_geometric.data")
+        'expected torch_geometric, which is not installed; pip install "unremix[graph]"'
+    """
+    name = module.partition(".")[0]
+    extra = EXTRAS.get(name, "train,report")
+    return f'expected {name}, which is not installed; pip install "unremix[{extra}]"'

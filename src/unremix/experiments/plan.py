@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from unremix.recipes import RECIPES, find_recipe
@@ -241,14 +242,20 @@ def train_command(train: TrainConfig) -> str:
         'unremix train --recipe hcl --seed 3 --epochs 5'
     """
     words = ["unremix", "train", "--recipe", train.recipe, "--seed", str(train.seed)]
-    return shlex.join(words + _changed(train, TrainConfig(recipe=train.recipe)))
+    return shlex.join(words + _changed(train, _usual_options(train.recipe)))
 
 
-def _changed(train: TrainConfig, usual: TrainConfig) -> list[str]:
+@cache
+def _usual_options(recipe: str | None = None) -> dict[str, Any]:
+    """The options that runs share, at their defaults."""
+    return shared_options(TrainConfig(recipe=recipe))  # type: ignore[arg-type]
+
+
+def _changed(train: TrainConfig, usual: Mapping[str, Any]) -> list[str]:
     """The options that differ from the usual ones, as words of a command."""
-    words, defaults = [], shared_options(usual)
+    words: list[str] = []
     for name, value in shared_options(train).items():
-        if value != defaults.get(name):
+        if value != usual.get(name):
             words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     return words
 
@@ -313,6 +320,6 @@ def command_of(plan: Plan, output: str | None = None, jobs: int | None = None) -
     words = ["unremix", "compare", "--recipes", ",".join(plan.recipes), "--seeds", str(plan.seeds)]
     if plan.reference != plan.recipes[0]:
         words += ["--reference", plan.reference]
-    words += _changed(plan.train, TrainConfig())
+    words += _changed(plan.train, _usual_options())
     words += [] if jobs is None else ["--jobs", str(jobs)]
     return shlex.join(words + ([] if output is None else ["--output", output]))

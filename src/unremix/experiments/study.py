@@ -30,6 +30,7 @@ from unremix.experiments.plan import Job, train_config
 from unremix.experiments.processes import Runner
 from unremix.experiments.results import Results
 from unremix.experiments.statistics import summarise
+from unremix.training.config import code_of, untrusted
 
 Arm = Mapping[str, Any]
 """A setting: options by name, those of a section with a dot between (``loss.hardness``)."""
@@ -104,8 +105,12 @@ class Study:
     title: str = "Study"
 
 
-def read_study(path: str | Path) -> Study:
+def read_study(path: str | Path, *, trust: bool = False) -> Study:
     """A study from its YAML file.
+
+    Args:
+        path: The file.
+        trust: Whether code may run that it names.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -134,6 +139,10 @@ def read_study(path: str | Path) -> Study:
                 f"{stage.best_of.stage!r}; earlier are {', '.join(earlier) or 'none'}"
             )
         for arm in given_arms(stage):
+            options = {**study.train, **stage.train, **arm}
+            code = code_of(options.get("imports") or (), str(options.get("backbone") or ""))
+            if code and not trust:
+                raise ValueError(untrusted([str(one) for one in code], str(path)))
             make_job(study, stage, arm, 0)  # options that do not exist are refused here
     return study
 
@@ -336,6 +345,7 @@ def run_study(
     stage: str | None = None,
     jobs: int | None = None,
     dry_run: bool = False,
+    trust: bool = False,
     console: Console | None = None,
 ) -> Path:
     """Run what is left of a study, within its budget, and write its report.
@@ -346,6 +356,7 @@ def run_study(
         stage: Only this stage.
         jobs: Runs at a time; by default one per GPU, or one per core.
         dry_run: Only say what is to be run and what it costs.
+        trust: Whether code may run that the file names.
         console: Where to show progress.
 
     Returns:
@@ -359,7 +370,7 @@ def run_study(
     from unremix.experiments.study_report import write_report
 
     console = console or Console()
-    study = read_study(path)
+    study = read_study(path, trust=trust)
     if stage is not None and stage not in study.stages:
         hint = did_you_mean(stage, study.stages)
         raise ValueError(f"expected one of {', '.join(study.stages)}, got {stage!r}{hint}")

@@ -136,7 +136,8 @@ class InfoGraph(Framework):
                 logits = logits / self.loss.current_temperature()
             normalizer = None
             if self.loss.gathers:
-                share = share_of(*anchors.shape, equal=self.loss.gather == "equal")
+                equal = self.loss.gather == "equal"
+                share = share_of(*anchors.shape, dtype=anchors.dtype, equal=equal)
                 normalizer = share.total / share.processes
             return hard_jsd(
                 logits,

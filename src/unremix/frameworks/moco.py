@@ -208,7 +208,8 @@ class MoCo(Contrastive):
         for z, h, samples in self._fresh:
             if is_distributed():
                 equal = self.loss.gather == "equal"
-                share = share_of(samples.numel(), z.shape[1], h.shape[1], equal=equal)
+                widths = (z.shape[1], h.shape[1])
+                share = share_of(samples.numel(), *widths, dtype=z.dtype, equal=equal)
                 z, h, samples = (gather_rows(rows, share) for rows in (z, h, samples))
             self.memory.add(z, h, samples)
         self._fresh = []

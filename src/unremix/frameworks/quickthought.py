@@ -144,7 +144,7 @@ class QuickThought(Framework):
         anchors = Views(f, f_inputs, batch.samples)
         candidates = Views(g, g_inputs, batch.samples)
         if self.gather and is_distributed():
-            share = share_of(*f.shape, equal=self.gather == "equal")
+            share = share_of(*f.shape, dtype=f.dtype, equal=self.gather == "equal")
             documents, texts = (gather_rows(rows, share) for rows in (documents, texts))
             anchors, candidates = (gather_views(views, share) for views in (anchors, candidates))
         pairs = Pairs.windows(

@@ -115,8 +115,12 @@ class SimCLR(Contrastive):
             if self.negative_classes is None:
                 total = total + self.loss(z0, z1, h0, h1, ids=ids, own=own)
             else:
+                pairs = self.pairs(batch.samples)
                 views = stack(Views(z0, h0, batch.samples), Views(z1, h1, batch.samples))
-                total = total + self.loss.against(views, views, self.pairs(batch.samples))
+                if pairs.has_negatives():  # a small batch may have no image of these classes
+                    total = total + self.loss.against(views, views, pairs)
+                else:
+                    total = total + 0.0 * views.embeddings.sum()
         mixed = self.mixed(batch.views[0], batch)
         if mixed is not None:
             ((z, h),) = first

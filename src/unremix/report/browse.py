@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import read_text, write_whole
 from unremix.data.image.dataset import ImageData
 from unremix.data.image.items import read_items
 from unremix.data.locate import candidates
@@ -29,7 +29,7 @@ from unremix.mining.files import write_rows
 from unremix.mining.groups import find_clusters, find_duplicates
 from unremix.mining.index import Advance, Allowed, Kind, make_index
 from unremix.report.rendering import render
-from unremix.training.run import Run
+from unremix.training.run import Run, reading
 
 TILE = 96  # pixels of the side of a picture on a page, at most
 SHOWN_GROUPS = 200
@@ -93,10 +93,11 @@ class RunData:
     Args:
         folder: The run's folder.
         data: Other data; by default the run's own.
+        trust: Whether code may run that the run's folder names.
     """
 
-    def __init__(self, folder: str | Path, data: str | None = None) -> None:
-        self.run = Run(folder)
+    def __init__(self, folder: str | Path, data: str | None = None, *, trust: bool = False) -> None:
+        self.run = Run(folder, trust=trust)
         domain = self.run.domain
         self.data = domain.load_for(self.run, data)
         kept = self.run.path / "embeddings" / f"{self._digest(data)}.npz"
@@ -113,7 +114,7 @@ class RunData:
                     np.savez(stream, allow_pickle=False, **arrays)
 
             write_whole(kept, write)
-        with np.load(kept, allow_pickle=False) as arrays:
+        with reading(kept, "remove it"), np.load(kept, allow_pickle=False) as arrays:
             self.units: Floats = unit_rows(arrays["embeddings"])
             self.names: list[str] = arrays["names"].tolist()
             labels = arrays["labels"].tolist() if "labels" in arrays else None
@@ -184,6 +185,7 @@ def write_neighbors(
     output: str | Path | None = None,
     index: Kind = "exact",
     advance: Advance | None = None,
+    trust: bool = False,
 ) -> Written:
     """Find what is most similar to each query.
 
@@ -196,6 +198,7 @@ def write_neighbors(
         output: The page, an ``.html`` file; by default ``neighbors.html`` in the run's folder.
         index: See :func:`unremix.mining.index.make_index`.
         advance: Told how far the search is.
+        trust: Whether code may run that the run's folder names.
 
     Raises:
         ValueError: If a query is neither in the data nor something that the run embeds.
@@ -203,7 +206,7 @@ def write_neighbors(
     page = _page(run, output, "neighbors")
     if k < 1:
         raise ValueError(f"expected k of at least 1, got {k}; ask for one neighbor or more")
-    found = RunData(run, data)
+    found = RunData(run, data, trust=trust)
     titles, units, rows, shown = _read_queries(found, queries)
     allowed = Allowed.everything(len(units))
     own = np.flatnonzero(rows >= 0)
@@ -244,7 +247,7 @@ def _read_queries(
         if query not in row_of and domain == "sentence" and query.endswith(".txt"):
             if not Path(query).is_file():
                 raise FileNotFoundError(f"expected sentences at {query!r}, found no file")
-            titles += [line.strip() for line in Path(query).read_text().splitlines()]
+            titles += [line.strip() for line in read_text(Path(query)).splitlines()]
         else:
             titles.append(query)
     titles = [title for title in titles if title]
@@ -287,6 +290,7 @@ def write_duplicates(
     output: str | Path | None = None,
     index: Kind = "exact",
     advance: Advance | None = None,
+    trust: bool = False,
 ) -> Written:
     """Find groups of near-duplicates.
 
@@ -297,9 +301,10 @@ def write_duplicates(
         output: The page, by default ``duplicates.html`` in the run's folder.
         index: See :func:`unremix.mining.index.make_index`.
         advance: Told how far the search is.
+        trust: Whether code may run that the run's folder names.
     """
     page = _page(run, output, "duplicates")
-    found = RunData(run, data)
+    found = RunData(run, data, trust=trust)
     made = make_index(found.units, index, found.run.path / "embeddings")
     result = find_duplicates(made, found.units, threshold, advance)
     groups, table = [], []
@@ -336,6 +341,7 @@ def write_clusters(
     data: str | None = None,
     output: str | Path | None = None,
     seed: int = 0,
+    trust: bool = False,
 ) -> Written:
     """Sort the data into clusters.
 
@@ -345,9 +351,10 @@ def write_clusters(
         data: What to sort; by default the run's own data.
         output: The page, by default ``clusters.html`` in the run's folder.
         seed: Of the start.
+        trust: Whether code may run that the run's folder names.
     """
     page = _page(run, output, "clusters")
-    found = RunData(run, data)
+    found = RunData(run, data, trust=trust)
     result = find_clusters(found.units, clusters, seed)
     groups, table = [], []
     for number, members in enumerate(result.members):

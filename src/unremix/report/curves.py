@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from unremix.data.atomic_files import write_whole
-from unremix.report.style import GRAYS, looks_of
+from unremix.report.style import GRAYS, PAGE, looks_of
 
 Row = dict[str, float]
 
@@ -130,8 +131,9 @@ def learning_curves(
     ]
     if not panels:
         return None
-    height = max(3.4, 0.8 + 0.21 * (len(runs) + 2))
-    figure = Figure(figsize=(4.6 * len(panels) + 1.8, height), layout="constrained")
+    columns = 4
+    height = 2.6 + 0.17 * math.ceil((len(runs) + 2) / columns)
+    figure = Figure(figsize=(PAGE, height), layout="constrained")
     drawn = figure.subplots(1, len(panels), squeeze=False)[0]
     entries: dict[str, Artist] = {}
     for axes, panel in zip(drawn, panels, strict=True):
@@ -140,7 +142,7 @@ def learning_curves(
             entries.setdefault(name, line)
     spread = any(len(seeds) > 1 for seeds in runs.values())
     figure.legend(
-        list(entries.values()), list(entries), loc="outside right upper", fontsize=8, frameon=False,
+        list(entries.values()), list(entries), loc="outside lower center", ncols=columns,
         handlelength=3.2, title="mean ± standard deviation" if spread else None, title_fontsize=8,
     )  # fmt: skip
     return figure

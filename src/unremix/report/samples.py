@@ -109,6 +109,7 @@ def take_sample(run: Run, data: Any) -> Sample:
         run: The run; its latest checkpoint is used.
         data: Its data.
     """
+    run.config = run.config.released(trust=False, where=str(run.path))
     model = run.domain.build(run.config, run.shape)
     run.restore(model, run.load_checkpoint())
     kinds: dict[str, Callable[[Run, Any, Framework, TwoViewLoss | None], Sample]] = {

@@ -77,12 +77,17 @@ def columns_of(setting: Setting, outcomes: Sequence[Outcome]) -> list[Measure]:
 
 
 def paper_figures(setting: Setting, row: Row) -> dict[str, tuple[float, float | None]]:
-    """The paper's figures of a row by column, as shares."""
+    """The paper's figures of a row by column, in percent."""
     return {
-        f"{path} on {data}": (mean / 100, None if spread is None else spread / 100)
-        for (data, path), (mean, spread) in row.published.items()
+        f"{path} on {data}": figure
+        for (data, path), figure in row.published.items()
         if data in {source.paper for source in setting.sources}
     }
+
+
+def _printed(mean: float | None, spread: float | None) -> str:
+    """A figure with the digits that the paper has."""
+    return "–" if mean is None else f"{mean}" + ("" if spread is None else f" ± {spread:.2f}")
 
 
 def _with_paper(
@@ -105,19 +110,15 @@ def _with_paper(
             figures, differences = [], []
             for column in columns:
                 mean, spread = paper.get(column.path, (None, None))
+                figures.append(_printed(mean, spread))
                 cell = row.cells.get(column.path)
-                figures.append(
-                    "–"
-                    if mean is None
-                    else column.number(mean) + ("" if spread is None else f" ± {spread:.2%}"[:-1])
-                )
                 differences.append(
                     "–"
                     if mean is None or cell is None
-                    else column.number(cell.summary.mean - mean, sign=True)
+                    else column.number(cell.summary.mean - mean / 100, sign=True)
                 )
             lines += [["· paper", "", *figures], ["· ours − paper", "", *differences]]
-    return Grid(grid.headings, lines, grid.baselines)
+    return Grid(["", *grid.headings[1:]], lines, grid.baselines)
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, float]:
@@ -194,7 +195,8 @@ def _records(
             cell = row.cells.get(column.path)
             if cell is None:
                 continue
-            paper = published.get(row.name, {}).get(column.path, (None, None))
+            percent, _ = published.get(row.name, {}).get(column.path, (None, None))
+            paper = None if percent is None else percent / 100
             difference = cell.difference
             records.append(
                 {
@@ -203,8 +205,8 @@ def _records(
                     "runs": cell.summary.count,
                     "mean": cell.summary.mean,
                     "deviation": cell.summary.deviation,
-                    "paper": paper[0],
-                    "ours_minus_paper": None if paper[0] is None else cell.summary.mean - paper[0],
+                    "paper": paper,
+                    "ours_minus_paper": None if paper is None else cell.summary.mean - paper,
                     "difference": None if difference is None else difference.mean,
                     "low": None if difference is None else difference.low,
                     "high": None if difference is None else difference.high,
@@ -224,7 +226,7 @@ def _bars(setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]
                 row.name,
                 [None if cell is None else cell.summary.mean for cell in cells],
                 [None if cell is None else cell.summary.deviation for cell in cells],
-                [figures.get(column.path, (None, None))[0] for column in columns],
+                [figures[c.path][0] / 100 if c.path in figures else None for c in columns],
                 level=row.baseline,
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,16 @@ class Setting:
 
     def job(self, row: Row, source: Source, seed: int) -> Job:
         """A run."""
+        key = (row.name, source.data, seed)
+        if key not in self._made:
+            self._made[key] = self._make_job(row, source, seed)
+        return self._made[key]
+
+    @cached_property
+    def _made(self) -> dict[tuple[str, str, int], Job]:
+        return {}
+
+    def _make_job(self, row: Row, source: Source, seed: int) -> Job:
         train = train_config(
             SCALES[self.scale][self.experiment.kind].options,
             source.options,

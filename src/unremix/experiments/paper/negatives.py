@@ -1,0 +1,396 @@
+"""What weights pick in a real batch: galleries, contributions, an overview, and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from unremix.audit import audit
+from unremix.core.pairs import Pairs
+from unremix.core.scores import COMPONENTS, normalize, residuals
+from unremix.core.weights import scale
+from unremix.experiments.paper.over_epochs import COLORS_OF_COMPONENTS
+from unremix.experiments.paper.records import Made, Row, Setting
+from unremix.experiments.paper.scales import Source
+from unremix.experiments.tables import Grid
+from unremix.frameworks.contrastive import Contrastive
+from unremix.losses import Importance, UnReMixLoss
+from unremix.report.style import FRAMES, GRAYS, PAGE, looks_of
+from unremix.training.run import Run
+from unremix.training.sampling import permuted
+from unremix.views.image import augment
+from unremix.views.randomness import keys
+
+FALSE, REDUNDANT, GOOD = FRAMES
+MOST_IMAGES = 256  # of a batch that is looked at
+VIEWS = 2  # the first of the random streams that no training step uses
+BINS = 81
+MOST_VALUES = 2**22  # of gradients, in a histogram
+
+
+@dataclass(frozen=True)
+class Look:
+    """A batch as a trained model sees it.
+
+    Args:
+        model: The model, in eval mode.
+        images: uint8, shape (N, C, S, S).
+        labels: Their classes, shape (N,).
+        classes: Names of the classes.
+        z: Embeddings of both views, two tensors (N, D).
+        h: Inputs of the last layer, two tensors (N, H).
+    """
+
+    model: Contrastive
+    images: Tensor
+    labels: Tensor
+    classes: Sequence[str]
+    z: tuple[Tensor, Tensor]
+    h: tuple[Tensor, Tensor]
+
+    def importance(self) -> Importance:
+        """Scores and weights of the batch, with the mix that was learned."""
+        return self.model.loss.importance(*self.z, *self.h)
+
+
+@torch.no_grad()
+def look_at(setting: Setting, row: Row, source: Source) -> Look:
+    """A batch of training images through the encoder of a row's first seed."""
+    run = Run(setting.engine.folder.run(setting.job(row, source, 0)))
+    data = run.domain.load_for(run, None)
+    model = run.domain.build(run.config, run.shape)
+    run.restore(model, run.load_checkpoint())
+    model.eval()
+    assert isinstance(model, Contrastive)
+    count = len(data.train)
+    indices = permuted(count, min(MOST_IMAGES, count), seed=0, step=0)
+    images = data.train.images.batch(indices)
+    views = [
+        model.embed(
+            augment(images, run.shape.settings, keys(0, 0, indices, VIEWS + view)).to(model.dtype)
+        )
+        for view in range(2)
+    ]
+    (z0, h0), (z1, h1) = views
+    return Look(
+        model, images, data.train.labels[indices], data.train.classes, (z0, z1), (h0, h1)
+    )  # fmt: skip
+
+
+def anchors_of(labels: Tensor, count: int) -> list[int]:
+    """The first image of each class, in the order they come up; then further ones.
+
+    Args:
+        labels: Of the batch, shape (N,).
+        count: How many anchors.
+
+    Example:
+        >>> anchors_of(torch.tensor([3, 3, 1, 3, 1]), 3)
+        [0, 2, 1]
+    """
+    seen: set[int] = set()
+    first: list[int] = []
+    others: list[int] = []
+    for number, label in enumerate(labels.tolist()):
+        (others if label in seen else first).append(number)
+        seen.add(label)
+    return (first + others)[:count]
+
+
+def heaviest(found: Importance, anchor: int, count: int) -> list[int]:
+    """The candidates that weigh most for an anchor."""
+    row = found.weights[anchor].masked_fill(~found.negatives[anchor], -torch.inf)
+    return [int(one) for one in row.topk(count).indices]
+
+
+def frames_of(anchor: int, images: Sequence[int], labels: Tensor) -> list[str]:
+    """How each picked negative is framed: false, redundant, or true and diverse.
+
+    Args:
+        anchor: The anchor's image.
+        images: The images picked.
+        labels: The class of each image, shape (N,).
+
+    Example:
+        >>> frames_of(0, [1, 2, 3, 4], torch.tensor([5, 5, 7, 7, 8]))
+        ['false negative', 'redundant', 'redundant', 'true and diverse']
+    """
+    classes = [int(labels[one]) for one in images]
+    return [
+        FALSE if label == int(labels[anchor]) else REDUNDANT if classes.count(label) > 1 else GOOD
+        for label in classes
+    ]
+
+
+def _picture(image: Tensor) -> np.ndarray:
+    """An image as matplotlib takes it: (S, S, 3)."""
+    return np.asarray(image.expand(3, -1, -1).permute(1, 2, 0))
+
+
+def _show(axes: Axes, image: Tensor, x: float, y: float, color: str | None) -> None:
+    axes.imshow(_picture(image), extent=(x, x + 1, y, y + 1), interpolation="nearest")
+    if color is not None:
+        dash = "--" if color == FRAMES[REDUNDANT] else "-"  # a second cue
+        place = (x + 0.03, y + 0.03)
+        axes.add_patch(
+            Rectangle(place, 0.94, 0.94, fill=False, edgecolor=color, linewidth=1.8, linestyle=dash)
+        )
+
+
+def _blank(axes: Axes, width: float, height: float) -> None:
+    axes.set(xlim=(-0.1, width), ylim=(height, 0.05), aspect="equal")
+    axes.set_axis_off()
+
+
+def make_gallery(setting: Setting) -> Made:
+    """The heaviest negatives of some anchors, each row of the experiment above the next."""
+    figures, records, lines = {}, [], []
+    for source in setting.sources:
+        tiny = source.paper == "Tiny-ImageNet"
+        count, anchors_count = (7, 6) if tiny else (5, 8)
+        looks = {row.name: look_at(setting, row, source) for row in setting.rows}
+        first = next(iter(looks.values()))
+        anchors = anchors_of(first.labels, anchors_count)
+        columns, rows = 2, (len(anchors) + 1) // 2
+        width, height = count + 2.4, len(looks) + 0.35
+        figure = Figure(
+            figsize=(PAGE, 0.35 + PAGE * rows * height / (columns * width)), layout="constrained"
+        )
+        axes = figure.subplots()
+        importance = {name: look.importance() for name, look in looks.items()}
+        for place, anchor in enumerate(anchors):
+            left, top = (place % columns) * width, -(place // columns) * height
+            _show(axes, first.images[anchor], left, top - 1.5, GRAYS[0])
+            for line, (name, found) in enumerate(importance.items()):
+                picked = heaviest(found, anchor, count)
+                images = [one % len(first.labels) for one in picked]
+                frames = frames_of(anchor, images, first.labels)
+                axes.text(left + 1.1, top - line - 0.5, name, rotation=90, va="center", size=5)
+                for number, (image, frame) in enumerate(zip(images, frames, strict=True)):
+                    _show(
+                        axes, first.images[image], left + 1.4 + number, top - line - 1,
+                        FRAMES[frame],
+                    )  # fmt: skip
+                    records.append(
+                        {
+                            "data": source.paper, "row": name, "anchor": anchor,
+                            "anchor_class": int(first.labels[anchor]), "place": number,
+                            "image": image, "class": int(first.labels[image]),
+                            "weight": float(found.weights[anchor, picked[number]]),
+                            "frame": frame,
+                        }
+                    )  # fmt: skip
+        _blank(axes, columns * width, -rows * height)
+        for frame, color in FRAMES.items():
+            axes.plot([], [], "--" if frame == REDUNDANT else "-", color=color, lw=2, label=frame)
+        figure.legend(loc="outside lower center", ncols=3)
+        figures[f"{setting.experiment.name}-{source.paper.lower()}"] = figure
+        for name, found in importance.items():
+            own = [
+                one["frame"] for one in records if (one["data"], one["row"]) == (source.paper, name)
+            ]
+            measured = audit(found, first.labels, k=count)
+            lines.append(
+                [
+                    name, source.title, *(str(own.count(frame)) for frame in FRAMES),
+                    f"{100 * measured.false_negative_rate:.1f}", f"{100 * measured.base_rate:.1f}",
+                    f"{100 * measured.distinct_class_share:.1f}",
+                ]
+            )  # fmt: skip
+    headings = [
+        "row", "data", *FRAMES, "false among the heaviest, %", "false among all, %",
+        "distinct classes, %",
+    ]  # fmt: skip
+    return Made(
+        [("", Grid(headings, lines, 0))],
+        records,
+        figures,
+        {"negatives": records},
+        (
+            f"Frames are counted over the anchors shown: the first image of each class of a fixed "
+            f"batch of {MOST_IMAGES} training images. The last three columns are over all anchors "
+            "of that batch. Labels are used for the frames only.",
+        ),
+    )
+
+
+def contributions_of(loss: UnReMixLoss, found: Importance) -> dict[str, Tensor]:
+    """What each component adds to the weights, each (A, C); together they are the weights.
+
+    Args:
+        loss: A loss whose weights are a sum: scaled by minmax or not at all.
+        found: Scores and weights of a batch.
+
+    Raises:
+        ValueError: If the weights are exponentials, which are no sum.
+    """
+    weighting = loss.weighting
+    if weighting.sharpness is not None:
+        raise ValueError(
+            "expected weights that are a sum of components, got exponentials of them; use "
+            "scaling='minmax' or 'none'"
+        )
+    count = found.negatives.sum(1, keepdim=True)
+    mix = loss.mix
+    parts = {}
+    for name, component in COMPONENTS.items():
+        scaled = scale(
+            getattr(found, name), found.negatives, count, weighting.scaling, component.magnitude
+        )
+        parts[name] = torch.where(found.negatives, mix.get(name, 0.0) * scaled, 0.0)
+    total = torch.stack(list(parts.values())).sum(0)
+    factor = torch.where(total > 0, found.weights / torch.where(total > 0, total, 1.0), 0.0)
+    return {name: factor * part for name, part in parts.items()}
+
+
+def make_contributions(setting: Setting) -> Made:
+    """Bars of the three components for an anchor's five heaviest negatives, and an overview."""
+    row = setting.rows[0]
+    figures: dict[str, Figure] = {}
+    records: list[dict[str, Any]] = []
+    lines: list[list[str]] = []
+    for source in setting.sources:
+        look = look_at(setting, row, source)
+        found = look.importance()
+        assert isinstance(look.model.loss, UnReMixLoss)
+        parts = contributions_of(look.model.loss, found)
+        anchor = anchors_of(look.labels, 1)[0]
+        picked = heaviest(found, anchor, 5)
+        figure = Figure(figsize=(PAGE / 1.4, 2.9), layout="constrained")
+        above, below = figure.subplots(2, 1, height_ratios=(1, 2.2))
+        for place, one in enumerate([anchor, *picked]):
+            image = look.images[one % len(look.labels)]
+            _show(above, image, place, 0, GRAYS[0] if not place else None)
+        above.set(xlim=(-0.1, 6.1), ylim=(0, 1), aspect="equal")
+        above.set_axis_off()
+        above.set_title(f"anchor, and its heaviest negatives ({source.title})")
+        for number, (name, part) in enumerate(parts.items()):
+            values = [float(part[anchor, one]) for one in picked]
+            below.bar(
+                [place + 1 + 0.27 * (number - 1) for place in range(5)], values, 0.25,
+                color=COLORS_OF_COMPONENTS[name], label=name,
+            )  # fmt: skip
+            lines.append([name, source.title, *(f"{value:.3f}" for value in values)])
+            records += [
+                {"data": source.paper, "component": name, "place": place, "candidate": one,
+                 "contribution": value, "weight": float(found.weights[anchor, one])}
+                for place, (one, value) in enumerate(zip(picked, values, strict=True))
+            ]  # fmt: skip
+        below.set(xlabel="negative", ylabel="part of the weight", xticks=range(1, 6))
+        below.grid(axis="y")
+        figure.legend(loc="outside lower center", ncols=3)
+        figures[f"{setting.experiment.name}-{source.paper.lower()}"] = figure
+        figures[f"overview-{source.paper.lower()}"] = overview(look, found, parts, anchor)
+    headings = ["component", "data", *(f"negative {place}" for place in range(1, 6))]
+    note = "The parts of a negative add up to its weight; a weight of 1 is the average."
+    return Made(
+        [("", Grid(headings, lines, 0))], records, figures, {"contributions": records}, (note,)
+    )
+
+
+def overview(
+    look: Look, found: Importance, parts: dict[str, Tensor], anchor: int, count: int = 12
+) -> Figure:
+    """The method for one real anchor: its negatives, the parts of each one's weight, their sum.
+
+    Args:
+        look: The batch.
+        found: Scores and weights.
+        parts: What each component adds to the weights.
+        anchor: The anchor.
+        count: How many negatives to show, evenly from the heaviest to the lightest.
+    """
+    order = found.weights[anchor].masked_fill(~found.negatives[anchor], -torch.inf)
+    ranked = order.sort(descending=True).indices[: int(found.negatives[anchor].sum())]
+    chosen = ranked[torch.linspace(0, len(ranked) - 1, count).round().long()].tolist()
+    figure = Figure(figsize=(PAGE, 4.4), layout="constrained")
+    above, *rows = figure.subplots(5, 1, height_ratios=(1.6, 1, 1, 1, 1.2))
+    for place, one in enumerate([anchor, *chosen]):
+        x = place + (0.4 if place else 0)
+        _show(above, look.images[one % len(look.labels)], x, 0, GRAYS[0] if not place else None)
+    above.set(xlim=(-0.1, count + 1.5), ylim=(0, 1), aspect="equal")
+    above.set_axis_off()
+    similarity = float(normalize(look.z[0])[0][anchor] @ normalize(look.z[1])[0][anchor])
+    above.set_title(
+        f"anchor (its positive has similarity {similarity:.2f}) and negatives by falling weight"
+    )
+    for axes, name in zip(rows, [*parts, "weight"], strict=True):
+        values = found.weights if name == "weight" else parts[name]
+        color = GRAYS[0] if name == "weight" else COLORS_OF_COMPONENTS[name]
+        axes.bar([1.9 + place for place in range(count)], values[anchor, chosen].tolist(), 0.8,
+                 color=color)  # fmt: skip
+        axes.set(xlim=(-0.1, count + 1.5), xticks=[])
+        axes.set_title(
+            name if name == "weight" else f"{name}: λ times the scaled score", loc="left"
+        )
+        axes.axhline(0, color="black", lw=0.6)
+    return figure
+
+
+def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
+    """g of every view: gradients of its cross-entropy by the last layer's weights, (2N, D, H).
+
+    Args:
+        look: A batch.
+        kind: ``pseudo-label`` or ``nt-xent``.
+        temperature: t of the posterior.
+    """
+    units, lengths = normalize(torch.cat(look.z))
+    h = torch.cat(look.h)
+    pairs = Pairs.both_views(len(look.labels))
+    negatives, target = pairs.negatives(), None
+    if kind == "nt-xent":
+        target = pairs.targets(dtype=units.dtype)
+        negatives = negatives | pairs.positive_mask()
+    delta = residuals(units, lengths, units, negatives, temperature=temperature, target=target)
+    fits = max(1, MOST_VALUES // (delta.shape[1] * h.shape[1]))
+    return torch.einsum("nd,nh->ndh", delta[:fits], h[:fits])
+
+
+def make_gradients(setting: Setting) -> Made:
+    """Histograms of the gradients of negatives under both losses, each with its own encoder."""
+    figure = Figure(figsize=(PAGE, 2.5 * len(setting.sources)), layout="constrained")
+    drawn = figure.subplots(len(setting.sources), 2, squeeze=False)
+    looks = looks_of(row.name for row in setting.rows)
+    lines, records = [], []
+    for line, source in zip(drawn, setting.sources, strict=True):
+        found: dict[str, np.ndarray] = {}
+        for row in setting.rows:
+            look = look_at(setting, row, source)
+            kind = look.model.loss.options.gradient
+            t = look.model.loss.temperature if kind == "nt-xent" else 1.0
+            found[row.name] = gradients_of(look, kind, t).flatten().numpy()
+        limit = max(float(np.percentile(np.abs(values), 99.9)) for values in found.values())
+        edges = np.linspace(-limit, limit, BINS + 1)
+        for axes, (name, values) in zip(line, found.items(), strict=True):
+            counts, _ = np.histogram(values, edges)
+            axes.stairs(counts / len(values), edges, fill=True, color=looks[name].color)
+            axes.set(title=f"{name}, {source.title}", yscale="log", xlabel="gradient")
+            axes.set_ylabel("share of values")
+            axes.grid(axis="y")
+            deviation = float(values.std())
+            lines.append([name, source.title, f"{deviation:.3g}", f"{np.abs(values).mean():.3g}"])
+            records += [
+                {"row": name, "data": source.paper, "low": low, "high": high, "count": int(count)}
+                for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+            ]
+    headings = ["row", "data", "standard deviation", "mean size"]
+    note = (
+        "Values of the gradients by the last layer's weights, over both views of a fixed batch; "
+        f"histograms cover 99.9 % of them. At most {MOST_VALUES} values are looked at."
+    )
+    return Made(
+        [("", Grid(headings, lines, 0))],
+        records,
+        {setting.experiment.name: figure},
+        {"histograms": records},
+        (note,),
+    )

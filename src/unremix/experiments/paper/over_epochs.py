@@ -1,0 +1,165 @@
+"""What changes over epochs, and with the number of classes: curves, mix and diversity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from unremix.core.scores import COMPONENTS
+from unremix.experiments.paper.comparison import make_comparison
+from unremix.experiments.paper.records import Made, Setting
+from unremix.experiments.paper.scales import Source
+from unremix.experiments.statistics import summarise
+from unremix.experiments.tables import TRAINED, Grid
+from unremix.report.curves import Panel, learning_curves, mean_curve
+from unremix.report.style import DASHES, GRAYS, GREEN, ORANGE, PAGE, VERMILION, looks_of
+
+COLORS_OF_COMPONENTS = dict(zip(COMPONENTS, (ORANGE, VERMILION, GREEN), strict=True))
+
+
+def make_probe_curves(setting: Setting) -> Made:
+    """Linear accuracy over the probe's epochs, a panel per data set."""
+    runs: dict[str, list[list[dict[str, float]]]] = {}
+    lines, records = [], []
+    for row in setting.rows:
+        for source in setting.sources_of(row):
+            for record in setting.records(row, source):
+                curve = (record.get("probe_curves") or {}).get(TRAINED, [])
+                points = [
+                    {"epoch": float(epoch), source.title: value}
+                    for epoch, value in enumerate(curve, start=1)
+                ]
+                runs.setdefault(row.name, []).append(points)
+                records += [
+                    {"row": row.name, "data": source.paper, "seed": record["seed"],
+                     "probe_epoch": int(point["epoch"]), "accuracy": point[source.title]}
+                    for point in points
+                ]  # fmt: skip
+    titles = [source.title for source in setting.sources]
+    for name, seeds in runs.items():
+        cells = []
+        for title in titles:
+            found = mean_curve(seeds, title)
+            marks = [] if found is None else [found.mean[0], found.mean[-1]]
+            cells.append(" → ".join(f"{100 * value:.1f}" for value in marks) or "–")
+        lines.append([name, *cells])
+    headings = ["row", *(f"{title}, %, first → last probe epoch" for title in titles)]
+    figure = learning_curves(runs, [Panel(title, title, percent=True) for title in titles])
+    return Made(
+        [("", Grid(headings, lines, 0))],
+        records,
+        {} if figure is None else {setting.experiment.name: figure},
+    )
+
+
+def _shares(setting: Setting, source: Source) -> dict[str, dict[str, list[list[dict[str, float]]]]]:
+    """By row and component: for each seed the share over the epochs, as rows of metrics."""
+    found: dict[str, dict[str, list[list[dict[str, float]]]]] = {}
+    for row in setting.rows:
+        for record in setting.records(row, source):
+            for component in COMPONENTS:
+                points = [
+                    {"epoch": one["epoch"], "share": one[f"mix_{component}"]}
+                    for one in record.get("metrics") or []
+                    if f"mix_{component}" in one
+                ]
+                found.setdefault(row.name, {}).setdefault(component, []).append(points)
+    return found
+
+
+def make_mix(setting: Setting) -> Made:
+    """The three weights over the epochs, and the accuracy that each way of mixing them gives."""
+    compared = make_comparison(setting)
+    headings = ["row", "data", *COMPONENTS]
+    lines: list[list[str]] = []
+    records: list[dict[str, Any]] = []
+    figure = Figure(figsize=(PAGE, 2.7), layout="constrained")
+    drawn = figure.subplots(1, len(setting.sources), squeeze=False)[0]
+    for axes, source in zip(drawn, setting.sources, strict=True):
+        for number, (name, components) in enumerate(_shares(setting, source).items()):
+            last = []
+            for component, seeds in components.items():
+                curve = mean_curve(seeds, "share")
+                if curve is None:
+                    last.append("–")
+                    continue
+                axes.plot(
+                    curve.epochs, curve.mean, color=COLORS_OF_COMPONENTS[component], lw=1.5,
+                    linestyle=DASHES[number % len(DASHES)], label=f"{component}, {name}",
+                )  # fmt: skip
+                ends = summarise([points[-1]["share"] for points in seeds if points])
+                spread = "–" if ends.deviation is None else f"{ends.deviation:.3f}"
+                last.append(f"{ends.mean:.3f} ± {spread}")
+                records += [
+                    {"row": name, "data": source.paper, "component": component, "seed": seed,
+                     "epoch": point["epoch"], "share": point["share"]}
+                    for seed, points in enumerate(seeds)
+                    for point in points
+                ]  # fmt: skip
+            lines.append([name, source.title, *last])
+        axes.set(title=source.title, xlabel="epoch", ylabel="λ")
+        axes.grid(True)
+    handles, labels = drawn[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return Made(
+        [("λ at the end", Grid(headings, lines, 0)), *compared.grids],
+        records,
+        {setting.experiment.name: figure},
+        compared.facts,
+        compared.notes,
+    )
+
+
+def make_diversity(setting: Setting) -> Made:
+    """Accuracy against the number of classes that negatives come from."""
+    compared = make_comparison(setting)
+    (path,) = setting.experiment.measures
+    figure = Figure(figsize=(PAGE / 1.6, 2.8), layout="constrained")
+    axes = figure.subplots()
+    looks = looks_of(source.title for source in setting.sources)
+    for source in setting.sources:
+        counts: list[int] = []
+        means: list[float] = []
+        spreads: list[float] = []
+        for row in setting.rows:
+            if source not in setting.sources_of(row):
+                continue
+            values = [
+                100 * record["results"][TRAINED][path]["value"]
+                for record in setting.records(row, source)
+                if path in record["results"].get(TRAINED, {})
+            ]
+            if values:
+                counts.append(int(row.options["loss.negative_classes"]))
+                means.append(float(np.mean(values)))
+                spreads.append(float(np.std(values, ddof=1)) if len(values) > 1 else 0.0)
+        look = looks[source.title]
+        axes.errorbar(
+            counts, means, yerr=spreads, color=look.color, linestyle=look.dash, marker=look.marker,
+            ms=4, lw=1.5, capsize=2, label=source.title,
+        )  # fmt: skip
+        floors = _floor(setting, source, path)
+        if floors:
+            axes.axhline(
+                100 * float(np.mean(floors)), color=GRAYS[0], linestyle=look.dash, lw=1,
+                label=f"untrained, {source.title}",
+            )  # fmt: skip
+    axes.set(xlabel="classes that negatives come from", ylabel="kNN, top 5, %")
+    axes.grid(True)
+    figure.legend(loc="outside lower center", ncols=2)
+    figures = {setting.experiment.name: figure}
+    return Made(compared.grids, compared.records, figures, compared.facts, compared.notes)
+
+
+def _floor(setting: Setting, source: Source, path: str) -> Sequence[float]:
+    """The measure of untrained encoders."""
+    return [
+        record["results"]["untrained"][path]["value"]
+        for row in setting.rows
+        if source in setting.sources_of(row)
+        for record in setting.records(row, source)
+        if path in record["results"].get("untrained", {})
+    ]
