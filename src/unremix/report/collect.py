@@ -237,13 +237,13 @@ def collect(run: Run, data: Any) -> Stored:
     Returns:
         What :meth:`unremix.report.storage.Stored.write` keeps in the run folder.
     """
-    sample = take_sample(run, data)
+    state = run.load_checkpoint()
+    sample = take_sample(run, data, state)
     units = normalize(torch.nan_to_num(sample.features.float()))[0]
     count = len(units)
     neighbors, cosines = nearest(units, max(0, min(NEIGHBORS, count - 1)))
     importance, how_weighted = scores_of(sample), weighting_of(sample.loss)
     positions, how = project(units.numpy())
-    state = run.load_checkpoint()
     arrays: dict[str, Any] = {
         "embeddings": units.half().numpy(),
         "positions": positions,
@@ -279,9 +279,7 @@ def collect(run: Run, data: Any) -> Stored:
         "audit": _audit(sample, importance, how_weighted),
         "node_types": sample.node_types,
         "read_as": sample.read_as,
-        "parameters": sum(
-            parameter.numel() for parameter in run.encoder(trained=False).parameters()
-        ),
+        "parameters": sum(parameter.numel() for parameter in run.encoder().parameters()),
         "step": int(state["step"]),
         "seconds": state.get("seconds"),
         "device": device_of(run),

@@ -102,16 +102,18 @@ def chosen(total: int, most: int) -> Tensor:
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most].sort().values
 
 
-def take_sample(run: Run, data: Any) -> Sample:
+def take_sample(run: Run, data: Any, state: dict[str, Any] | None = None) -> Sample:
     """The sample of a run's data.
 
     Args:
-        run: The run; its latest checkpoint is used.
+        run: The run.
         data: Its data.
+        state: Its latest checkpoint, where it is at hand.
     """
     run.config = run.config.released(trust=False, where=str(run.path))
     model = run.domain.build(run.config, run.shape)
-    run.restore(model, run.load_checkpoint())
+    run.restore(model, run.load_checkpoint() if state is None else state)
+    run.trained = run.trained or model.encoder.eval()  # read once
     kinds: dict[str, Callable[[Run, Any, Framework, TwoViewLoss | None], Sample]] = {
         "image": _images,
         "graph": _graphs,
