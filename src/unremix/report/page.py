@@ -171,9 +171,9 @@ def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
         return stored, None
     try:
         stored = collect(run, run.domain.load_for(run, None) if data is None else data)
-        stored.write(run.path)
     except (OSError, ValueError, RuntimeError) as error:
         return None, str(error)
+    stored.write(run.path)
     return stored, None
 
 
