@@ -349,7 +349,7 @@ def assert_accessible(page: Any, axe: str) -> None:
 
 
 def _picture(page: Any, name: str) -> None:
-    """Keep a picture of a page or a part of it where UNREMIX_SCREENSHOTS says."""
+    """Keep a picture of a page or a part where UNREMIX_SCREENSHOTS says; the docs show some."""
     folder = os.environ.get("UNREMIX_SCREENSHOTS")
     if folder:
         whole = {"full_page": True} if hasattr(page, "goto") else {}

@@ -27,7 +27,11 @@ from unremix.experiments.plan import shared_options
 from unremix.report import page
 from unremix.training.config import TrainConfig
 
-pytestmark = [pytest.mark.xdist_group("canaries"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("canaries"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 SMALL = [
     "--limit", "32", "--batch_size", "16", "--epochs", "1", "--probe_epochs", "0", "--width", "4",

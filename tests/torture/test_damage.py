@@ -23,7 +23,11 @@ from unremix.training.run import Run
 TORTURE = os.environ.get("UNREMIX_TORTURE") == "1"
 FLIPS = 2000 if TORTURE else 40
 
-pytestmark = [pytest.mark.xdist_group("damage"), pytest.mark.timeout(3600 if TORTURE else 300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("damage"),
+    pytest.mark.timeout(3600 if TORTURE else 300),
+]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +113,7 @@ def check_commands(run: Path, capsys: pytest.CaptureFixture[str], about: str) ->
             assert len(lines[-1]) < 1000, (about, command, lines[-1])
 
 
-@pytest.mark.parametrize(("file", "damage"), MATRIX if TORTURE else MATRIX[::7])
+@pytest.mark.parametrize(("file", "damage"), MATRIX if TORTURE else MATRIX[::11])
 def test_a_damaged_folder(
     sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, damage: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -156,6 +157,8 @@ def found_own(sample: Sample, importance: Importance) -> float:
     compared = importance.negatives | importance.positives
     best = (first @ second.T).masked_fill(~compared, -torch.inf).argmax(1, keepdim=True)
     able = importance.positives.any(1)
+    if not able.any():
+        return 0.0
     return float(importance.positives.gather(1, best)[able].float().mean())
 
 
@@ -176,7 +179,9 @@ def _clusters(units: Tensor) -> list[int]:
     from sklearn.cluster import MiniBatchKMeans  # type: ignore[import-untyped]
 
     count = max(1, min(CLUSTERS, len(units) // 8))
-    found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer different items than clusters: then some are empty
+        found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
     order = np.argsort(-np.bincount(found, minlength=count), kind="stable")
     rank = np.empty(count, int)
     rank[order] = np.arange(count)
@@ -312,6 +317,8 @@ def _audit(sample: Sample, importance: Importance, how: dict[str, Any]) -> dict[
     """What :func:`unremix.audit` says of the run's own weights, with labels."""
     if sample.labels is None or how["kind"] == "none" or len(sample.batch) <= AUDITED:
         return None
+    if sample.loss is not None and sample.loss.weighting.filter is not None:
+        return None  # the page knows the weights before some negatives are left out
     scores = [getattr(importance, name).float() for name in COMPONENTS]
     own = replace(importance, weights=own_weights(scores, importance.negatives, how))
     found = asdict(audit(own, sample.labels[sample.batch], k=AUDITED))

@@ -151,9 +151,10 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
         back = torch.argsort(torch.cat([(~later).nonzero()[:, 0], later.nonzero()[:, 0]]))
         return torch.cat(found)[back]
 
+    encoder = run.encoder()
     features = torch.cat(
         [
-            features_of(model.encoder, images(part.tolist()), settings, batch=EMBEDDED_AT_ONCE)
+            features_of(encoder, images(part.tolist()), settings, batch=EMBEDDED_AT_ONCE)
             for part in torch.arange(len(items)).split(512)
         ]
     )
@@ -207,7 +208,7 @@ def _part(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
 def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | None) -> Sample:
     graphs = data.train
     items = chosen(len(graphs), MOST_ITEMS)
-    features = graph_features(model.encoder, graphs.store)[items]
+    features = graph_features(run.encoder(), graphs.store)[items]
     batch = torch.randperm(len(items), generator=torch.Generator().manual_seed(1))[:BATCH]
     fetched = _part(graphs.store.batch(items[batch]), model.dtype)
     types = NodeTypes.fit(graphs.store, run.shape.encoding)

@@ -299,7 +299,7 @@ def make_contributions(setting: Setting) -> Made:
 def overview(
     look: Look, found: Importance, parts: dict[str, Tensor], anchor: int, count: int = 12
 ) -> Figure:
-    """The method for one real anchor: its negatives, the three scores of each, and the weight.
+    """The method for one real anchor: its negatives, the parts of each one's weight, their sum.
 
     Args:
         look: The batch.
@@ -311,7 +311,7 @@ def overview(
     order = found.weights[anchor].masked_fill(~found.negatives[anchor], -torch.inf)
     ranked = order.sort(descending=True).indices[: int(found.negatives[anchor].sum())]
     chosen = ranked[torch.linspace(0, len(ranked) - 1, count).round().long()].tolist()
-    figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
+    figure = Figure(figsize=(PAGE, 4.4), layout="constrained")
     above, *rows = figure.subplots(5, 1, height_ratios=(1.6, 1, 1, 1, 1.2))
     for place, one in enumerate([anchor, *chosen]):
         x = place + (0.4 if place else 0)
@@ -322,15 +322,15 @@ def overview(
     above.set_title(
         f"anchor (its positive has similarity {similarity:.2f}) and negatives by falling weight"
     )
-    names = [*parts, "weight"]
-    for axes, name in zip(rows, names, strict=True):
-        values = found.weights if name == "weight" else getattr(found, name)
+    for axes, name in zip(rows, [*parts, "weight"], strict=True):
+        values = found.weights if name == "weight" else parts[name]
         color = GRAYS[0] if name == "weight" else COLORS_OF_COMPONENTS[name]
         axes.bar([1.9 + place for place in range(count)], values[anchor, chosen].tolist(), 0.8,
                  color=color)  # fmt: skip
         axes.set(xlim=(-0.1, count + 1.5), xticks=[])
-        axes.set_ylabel(name, rotation=0, ha="left", va="center")
-        axes.yaxis.set_label_coords(0.0, 0.75)
+        axes.set_title(
+            name if name == "weight" else f"{name}: λ times the scaled score", loc="left"
+        )
         axes.axhline(0, color="black", lw=0.6)
     return figure
 
