@@ -74,7 +74,7 @@ COMMANDS = (
     ["embed", "--data", "digits"],
     ["evaluate"],
     ["export"],
-    ["train", "--resume"],
+    ["train", "--progress", "false", "--resume"],
     ["train", "--progress", "false", "--epochs", "1", "--probe_epochs", "0", "--init"],
 )
 MATRIX = [(file, damage) for file in FILES for damage in (*DAMAGES, "a folder")]
