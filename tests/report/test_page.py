@@ -16,6 +16,7 @@ from scipy.stats import ttest_1samp
 from small_runs import HOSTILE, digits, graphs
 
 import unremix
+from unremix.cli import main
 from unremix.report import write_comparison, write_report
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, ticks
 from unremix.report.comparison import gap, grouped, sentence, stored_weights
@@ -290,3 +291,44 @@ def test_differences_are_paired_by_seed() -> None:
     assert len(grouped(again)) == 2
     with pytest.raises(ValueError, match="at least two runs"):
         write_comparison(["one"], "page.html")
+
+
+def test_the_command_compares_any_runs(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    for name in ("one", "other"):
+        shutil.copytree(run.path, tmp_path / "c" / "runs" / name)
+        folders.append(str(tmp_path / "c" / "runs" / name))
+    page = tmp_path / "page.html"
+    assert main(["report", *folders, "-o", str(page)]) == 0
+    assert (
+        "one and other are equal" in page.read_text() or "between one and other" in page.read_text()
+    )
+    # A comparison's folder names its runs and its reference.
+    assert main(["report", str(tmp_path / "c")]) == 1
+    assert "config.yaml" in capsys.readouterr().err
+    (tmp_path / "c" / "comparison.yaml").write_text("recipes: [one, other]\nreference: other\n")
+    assert main(["report", str(tmp_path / "c")]) == 0
+    assert "difference to other" in (tmp_path / "c" / "report.html").read_text()
+    shutil.rmtree(folders[0])
+    assert main(["report", str(tmp_path / "c")]) == 1
+    assert "at least two finished runs" in capsys.readouterr().err
+    # One run, at another place.
+    assert main(["report", folders[1], "-o", str(tmp_path / "alone.html")]) == 0
+    assert (tmp_path / "alone.html").exists()
+
+
+def test_code_that_a_folder_names_does_not_run_for_a_page(run: Run, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run.path, copied)
+    (copied / "report.npz").unlink()
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    config = (copied / "config.yaml").read_text()
+    assert "imports: []" in config
+    (copied / "config.yaml").write_text(config.replace("imports: []", f"imports: [{evil}]"))
+    page = write_report(copied).read_text()
+    assert not (tmp_path / "ran").exists()
+    assert 'id="explorer"' not in page
+    assert "Items are not shown" in page

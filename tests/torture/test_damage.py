@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 import unremix
 from unremix.cli import main
-from unremix.report import page
 from unremix.training.checkpoints import read_checkpoint, write_checkpoint
 from unremix.training.run import Run
 
@@ -39,12 +38,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     run.warn("something looked wrong")
     return run.path
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(page, "curve", lambda *_, **__: "<svg></svg>")
 
 
 def nested(opening: str, closing: str) -> bytes:
@@ -74,7 +67,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 }  # fmt: skip
 FILES = (
     "config.yaml", "shape.json", "metrics.csv", "evaluation.json", "warnings.txt",
-    "encoder.safetensors", "checkpoints/last.ckpt", "checkpoints/previous.ckpt", "report.html",
+    "encoder.safetensors", "checkpoints/last.ckpt", "checkpoints/previous.ckpt", "report.npz",
 )  # fmt: skip
 COMMANDS = (
     ["report"],

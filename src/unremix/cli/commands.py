@@ -194,7 +194,7 @@ def mine(
         output: A .parquet, .csv, .tsv or .jsonl file of triplets, by default triplets.csv.
         judgements: Lines of anchor, row and grade that mining does not see, to count false
             negatives with; by default the labels of both files, where they have any.
-        relative_margin: A negative is at most so much less similar than the positive, as a share
+        relative_margin: A negative is at least so much less similar than the positive, as a share
             of the positive's similarity; null for no bound.
         absolute_margin: The same as a difference.
         max_score: The largest similarity of a negative.

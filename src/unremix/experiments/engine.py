@@ -94,7 +94,8 @@ class Engine:
         Raises:
             KeyboardInterrupt: If somebody asked to stop; the same call goes on.
         """
-        known = {job for job in jobs if job in self.results and job not in anew}
+        needed = {job.name for job in anew}
+        known = {job for job in jobs if job in self.results and job.name not in needed}
         runner = Runner(jobs, self.folder, self.share(jobs), known)
         self.failures = runner.failures
 

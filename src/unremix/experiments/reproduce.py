@@ -191,35 +191,38 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
     for setting in settings:
         for job in setting.jobs:
             unique.setdefault(job.name, job)
-    names = {one.experiment.name: {job.name for job in one.jobs} for one in settings}
-    written: set[str] = set()
-
-    def write_finished(_: Job | None = None) -> None:
-        for setting in settings:
-            name = setting.experiment.name
-            if name not in written and names[name] <= set(engine.results.records):
-                written.add(name)
-                write(setting, command)
-
-    needed = {
-        job.name
+    jobs = list(unique.values())
+    anew = [
+        job
         for setting in settings
         if setting.experiment.needs_encoders
         for job in setting.jobs
-    }
-    anew = [
-        job
-        for job in unique.values()
-        if job.name in needed and not engine.folder.has_checkpoint(job)
+        if not engine.folder.is_done(job)
     ]
+    written: set[str] = set()
+
+    def is_finished(setting: Setting) -> bool:
+        needs = setting.experiment.needs_encoders
+        return all(
+            job in engine.results and (not needs or engine.folder.is_done(job))
+            for job in setting.jobs
+        )
+
+    def write_finished(_: Job | None = None) -> None:
+        for setting in settings:
+            if setting.experiment.name not in written and is_finished(setting):
+                written.add(setting.experiment.name)
+                write(setting, command)
+
     try:
-        if unique:
-            engine.run(list(unique.values()), ended=write_finished, again=command, anew=anew)
+        if jobs:
+            engine.run(jobs, ended=write_finished, again=command, anew=anew)
     finally:
         write_finished()
-        for setting in settings:
-            begun = names[setting.experiment.name] & set(engine.results.records)
-            if setting.experiment.name not in written and begun:
+        for setting in settings:  # what there is of the others
+            begun = any(job in engine.results for job in setting.jobs)
+            left = setting.experiment.name not in written
+            if left and begun and not setting.experiment.needs_encoders:
                 write(setting, command)
     for setting in settings:
         path = engine.path / setting.experiment.name / "table.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -156,6 +157,8 @@ def found_own(sample: Sample, importance: Importance) -> float:
     compared = importance.negatives | importance.positives
     best = (first @ second.T).masked_fill(~compared, -torch.inf).argmax(1, keepdim=True)
     able = importance.positives.any(1)
+    if not able.any():
+        return 0.0
     return float(importance.positives.gather(1, best)[able].float().mean())
 
 
@@ -176,7 +179,9 @@ def _clusters(units: Tensor) -> list[int]:
     from sklearn.cluster import MiniBatchKMeans  # type: ignore[import-untyped]
 
     count = max(1, min(CLUSTERS, len(units) // 8))
-    found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer different items than clusters: then some are empty
+        found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
     order = np.argsort(-np.bincount(found, minlength=count), kind="stable")
     rank = np.empty(count, int)
     rank[order] = np.arange(count)
@@ -232,13 +237,13 @@ def collect(run: Run, data: Any) -> Stored:
     Returns:
         What :meth:`unremix.report.storage.Stored.write` keeps in the run folder.
     """
-    sample = take_sample(run, data)
+    state = run.load_checkpoint()
+    sample = take_sample(run, data, state)
     units = normalize(torch.nan_to_num(sample.features.float()))[0]
     count = len(units)
     neighbors, cosines = nearest(units, max(0, min(NEIGHBORS, count - 1)))
     importance, how_weighted = scores_of(sample), weighting_of(sample.loss)
     positions, how = project(units.numpy())
-    state = run.load_checkpoint()
     arrays: dict[str, Any] = {
         "embeddings": units.half().numpy(),
         "positions": positions,
@@ -274,9 +279,7 @@ def collect(run: Run, data: Any) -> Stored:
         "audit": _audit(sample, importance, how_weighted),
         "node_types": sample.node_types,
         "read_as": sample.read_as,
-        "parameters": sum(
-            parameter.numel() for parameter in run.encoder(trained=False).parameters()
-        ),
+        "parameters": sum(parameter.numel() for parameter in run.encoder().parameters()),
         "step": int(state["step"]),
         "seconds": state.get("seconds"),
         "device": device_of(run),

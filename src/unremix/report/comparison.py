@@ -18,7 +18,6 @@ from unremix.data.atomic_files import write_text
 from unremix.evaluation.card import label_of, measures_of
 from unremix.evaluation.verdict import difference
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
-from unremix.report.collect import own_weights
 from unremix.report.page import page_data
 from unremix.report.rendering import as_json, render
 from unremix.report.storage import Stored
@@ -73,6 +72,8 @@ class Gap:
 
 def stored_weights(stored: Stored) -> Tensor:
     """The weights of a run's own loss in its batch, shape (A, A)."""
+    from unremix.report.collect import own_weights  # with it, all that reads data
+
     scores = [torch.from_numpy(score.copy()) for score in stored.arrays["scores"]]
     negatives = torch.from_numpy(stored.arrays["negatives"].astype(bool))
     return own_weights(scores, negatives, stored.about["weighting"])

@@ -17,7 +17,7 @@ from unremix.data.atomic_files import write_text
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.report.charts import Chart, Line, draw, looks
 from unremix.report.rendering import as_json, numbers, render
-from unremix.report.storage import Stored
+from unremix.report.storage import NAME, Stored
 from unremix.report.words import commands, duration, headline
 from unremix.training.config import OF_DOMAIN, config_to_yaml
 from unremix.training.run import Run, reading
@@ -167,13 +167,13 @@ def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
 
     stored = Stored.read(run.path) if data is None else None
     last = int((run.metrics() or [{"step": 0}])[-1].get("step", 0))
-    if stored is not None and stored.about["step"] == last:
+    if stored is not None and stored.about.get("step") == last:
         return stored, None
     try:
         stored = collect(run, run.domain.load_for(run, None) if data is None else data)
-        stored.write(run.path)
     except (OSError, ValueError, RuntimeError) as error:
         return None, str(error)
+    stored.write(run.path)
     return stored, None
 
 
@@ -196,10 +196,12 @@ def write_report(
     run = run_folder if isinstance(run_folder, Run) else Run(run_folder)
     rows, card = run.metrics(), run.evaluation if card is None else card
     stored, missing = _collected(run, data)
+    with reading(run.path / NAME, "remove it, and 'unremix report' makes it again"):
+        data = None if stored is None else as_json(page_data(stored))
     with reading(run.path / "evaluation.json", "'unremix evaluate' writes it again"):
         charts = training_charts(rows, card)
         drawn = {name: svg for name, chart in charts.items() if (svg := draw(chart)) is not None}
-        page = _page(run, rows, card, stored, missing, charts, drawn)
+        page = _page(run, rows, card, stored, data, missing, charts, drawn)
     for name, svg in drawn.items():
         text = str(svg).replace(">", f" xmlns='http://www.w3.org/2000/svg'>{STANDALONE}", 1)
         write_text(run.path / "figures" / f"{name}.svg", text)
@@ -213,6 +215,7 @@ def _page(
     rows: Sequence[Row],
     card: Mapping[str, Any] | None,
     stored: Stored | None,
+    data: Markup | None,
     missing: str | None,
     charts: Mapping[str, Chart],
     drawn: Mapping[str, Markup],
@@ -232,7 +235,7 @@ def _page(
         warnings=run.warnings,
         about=about,
         missing=missing,
-        data=None if stored is None else as_json(page_data(stored)),
+        data=data,
         classes=None if about is None else class_table(about),
         charts=[(charts[name], svg, looks(charts[name])) for name, svg in drawn.items()],
         card=card,
