@@ -48,7 +48,7 @@ test-all: ## Run every test with the coverage threshold
 	$(MAKE) test
 	$(MAKE) test-slow
 
-torture: $(STAMP) ## Run the long tests of faults: 1,000 kills, every disk error, every damage (an hour or more)
+torture: $(STAMP) ## Run the long tests: 1,000 kills, disk errors, damaged files, random calls (hours)
 	UNREMIX_TORTURE=1 $(PYTEST) tests/torture
 
 setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve
@@ -64,9 +64,6 @@ $(PEERS_STAMP): tests/peers/requirements.txt tests/peers/requirements-no-deps.tx
 test-peers: $(PEERS_STAMP) ## Run the tests of the adapters beside the real libraries
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PEERS)/python -m pytest tests/peers src/unremix/adapters \
 		--confcutdir=tests/peers -o addopts="--doctest-modules --strict-markers -ra" -W default -k "$(ONLY)"
-
-torture: $(STAMP) ## Run the long tests of faults, damaged files and random calls (hours)
-	UNREMIX_TORTURE=1 $(PYTEST) tests/torture
 
 check: $(STAMP) docs ## Check format, lint, types and documentation
 	$(BIN)/ruff format --check .
@@ -88,6 +85,7 @@ bench: $(STAMP) ## Time losses, augmentation, training step, graphs and sentence
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/augmentation.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/mining.py
 	$(BIN)/python benchmarks/graph.py
 	$(BIN)/python benchmarks/sentence.py
 

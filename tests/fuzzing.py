@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 
@@ -67,7 +67,7 @@ def hold(read: Callable[[Path], Any], path: Path) -> str:
         message = str(error)
         if isinstance(error, UnicodeError) or not message.startswith("expected "):
             raise BrokenContract(f"{type(error).__name__}: {message[:300]}") from error
-        if not re.search(r"\b(got|received|found)\b", message) or len(message) > 3000:
+        if not re.search(r"\b(got|received|found|but)\b", message) or len(message) > 3000:
             raise BrokenContract(f"an error that does not explain: {message[:300]}") from error
         return message
     except BrokenContract:
@@ -225,6 +225,7 @@ def fuzz(
                 deadline=None,
                 database=None,
                 derandomize=False,
+                phases=[Phase.generate],  # what fails is shown as it was found
                 suppress_health_check=list(HealthCheck),
                 print_blob=True,
             )

@@ -55,7 +55,7 @@ def graphs(folder: Path, recipe: str = "graphcl-unremix") -> Run:
         edges += [[ring + i - 1 if i else 0, ring + i] for i in range(tail)]
         rows.append(
             {
-                "name": HOSTILE[number] if number < len(HOSTILE) else f"ring {number}",
+                "name": HOSTILE[number][:1000] if number < len(HOSTILE) else f"ring {number}",
                 "label": HOSTILE[number % 2],
                 "edges": edges,
                 "node_labels": [HOSTILE[node % 3] for node in range(ring + tail)],

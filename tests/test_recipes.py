@@ -64,7 +64,10 @@ def trained(
 ) -> Prepared:
     """Train, without evaluation and report."""
     prepared = prepare(config)
-    fit(prepared, observe or (lambda model, epoch: {}), Progress(prepared.config))
+    try:
+        fit(prepared, observe or (lambda model, epoch: {}), Progress(prepared.config))
+    finally:
+        prepared.unlock()
     return prepared
 
 
@@ -291,7 +294,7 @@ def test_time_ends_the_training_at_an_epochs_end(tmp_path: Path, clock: list[flo
     assert state["stopped"]
     assert (limited.run.path / "encoder.safetensors").exists()
     # Finished is finished.
-    again = trained(TrainConfig(resume=str(limited.run.path), progress=False), observe)
+    again = trained(TrainConfig(resume=str(limited.run.path), progress=False, trust=True), observe)
     assert_same_state(again, limited)
     assert state_of(again)["seconds"] == state["seconds"] == 80
     # Epochs, where they end first.
@@ -309,7 +312,7 @@ def test_time_is_kept_over_a_crash(tmp_path: Path, clock: list[float], at: int) 
     with crash_at(at):
         trained(config)
     clock[0] += 10_000  # the time between does not count
-    resumed = trained(TrainConfig(resume=str(tmp_path / "run"), progress=False))
+    resumed = trained(TrainConfig(resume=str(tmp_path / "run"), progress=False, trust=True))
     assert state_of(resumed)["step"] == 2 * STEPS
     assert state_of(resumed)["seconds"] == 80
 

@@ -9,12 +9,12 @@ from unremix.audit import Audit, audit
 
 if TYPE_CHECKING:
     from unremix.core.signals import FalseNegatives
+    from unremix.hub import SharedRun as load
     from unremix.losses import HCLLoss, Importance, InfoNCELoss, UnReMixLoss, importance
     from unremix.mining.mine import Mined, mine_hard_negatives
     from unremix.pipeline import evaluate, train
     from unremix.training.exported import load_exported
     from unremix.training.run import Run
-    from unremix.training.run import Run as load
 
 __all__ = [
     "Audit",
@@ -47,7 +47,7 @@ _HOMES = {
     "UnReMixLoss": "unremix.losses:UnReMixLoss",
     "evaluate": "unremix.pipeline:evaluate",
     "importance": "unremix.losses:importance",
-    "load": "unremix.training.run:Run",
+    "load": "unremix.hub:SharedRun",
     "load_exported": "unremix.training.exported:load_exported",
     "mine_hard_negatives": "unremix.mining.mine:mine_hard_negatives",
     "train": "unremix.pipeline:train",

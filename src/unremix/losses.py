@@ -225,7 +225,7 @@ class TwoViewLoss(nn.Module):
                 "expected a loss with evidence 'bank' or 'shared-neighbors', got one that "
                 "remembers no features; leave the call out"
             )
-        rows = [features[0], *features[1:]]
+        rows = list(features)
         if self.gathers:
             share = share_of(*rows[0].shape, equal=self.gather == "equal")
             ids, rows = gather_rows(ids, share), [gather_rows(each, share) for each in rows]
@@ -496,7 +496,9 @@ class TwoViewLoss(nn.Module):
     def importance_against(self, anchors: Views, candidates: Views, pairs: Pairs) -> Importance:
         """All scores and weights of any anchors, candidates and pairs; see :meth:`against`."""
         with full_precision(anchors.embeddings.device):
-            return self._examine(Arranged(self._ready(anchors), self._ready(candidates), pairs))
+            first = self._described(self._ready(anchors))
+            second = self._described(self._ready(candidates))
+            return self._examine(Arranged(first, second, pairs))
 
     def _examine(self, arranged: Arranged) -> Importance:
         arranged = self._with_thresholds(arranged, update=False)
@@ -589,6 +591,10 @@ class TwoViewLoss(nn.Module):
         if outputs is not None:
             first = replace(first, outputs=outputs[0])
             second = replace(second, outputs=outputs[1])
+        return self._with_evidence(first, second)
+
+    def _with_evidence(self, first: Views, second: Views) -> tuple[Views, Views]:
+        """Two views of N samples with what tells how alike the samples are, where it is needed."""
         settings = self.weighting.filter
         if settings is None:
             return first, second

@@ -12,6 +12,7 @@ from unremix.data.splits import name_some
 from unremix.data.suggestions import did_you_mean
 from unremix.evaluation.by_domain import evaluate_run, make_observer
 from unremix.evaluation.verdict import verdict
+from unremix.hub import SharedRun
 from unremix.report import write_report
 from unremix.training.config import TrainConfig, make_config
 from unremix.training.preparation import locked, prepare
@@ -75,7 +76,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                     card = evaluate_run(run, data, progress=progress.measured)
                 card["verdict"] = verdict(card)
                 progress.say("writing the report")
-                write_report(run.path, data, card)
+                write_report(run, card, data)
                 # Last: a run that has it is finished.
                 write_text(run.path / "evaluation.json", json.dumps(card, indent=2))
     except KeyboardInterrupt as stopped:
@@ -86,7 +87,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         raise
     finally:
         prepared.unlock()
-    return run
+    return SharedRun.of(run)
 
 
 def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False) -> dict[str, Any]:
@@ -112,6 +113,6 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
         name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
         card["verdict"] = verdict(card)
         if data is None:
-            write_report(run.path, found, card)
+            write_report(run, card, found)
         write_text(run.path / name, json.dumps(card, indent=2))
     return card

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import random_call, run
+from agreement import check_call
 
 import unremix
 from unremix import InfoNCELoss, UnReMixLoss
@@ -58,10 +58,10 @@ def test_a_standardized_score_knows_no_size(dtype: torch.dtype, power: float) ->
     )
 
 
-def test_what_is_no_negative_does_not_reach_the_gradient_of_the_mix() -> None:
-    outcome = run(random_call(296), "eager")  # h · h overflows for a view with itself alone
-    assert outcome.error is None
-    assert all(gradient.isfinite().all() for gradient in outcome.gradients)
+@pytest.mark.parametrize(("seed", "outcome"), [(296, "agreed"), (4071, "refused")])
+def test_a_loss_that_is_finite_has_gradients_that_are(seed: int, outcome: str) -> None:
+    """Where the product of a view with itself overflows, and where raw scores do."""
+    assert check_call(seed, ("eager",)) == outcome
 
 
 @pytest.mark.parametrize("scaling", ["minmax", "zscore-exp", "none"])

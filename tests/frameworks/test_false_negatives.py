@@ -124,3 +124,10 @@ def test_refusals(tmp_path: Path) -> None:
     mixed = compose(RECIPES["unmix"], options={"loss": {"false_negatives": "ring"}})
     encoder = nn.Linear(1, 1)
     assert isinstance(mixed.make_framework(encoder, nn.Sequential(nn.Linear(1, 1))).mixing, UnMix)
+
+
+def test_an_untrained_run_has_a_report_too(tmp_path: Path) -> None:
+    """Its memories are empty."""
+    loss = {"false_negatives": "threshold", "evidence": "bank"}
+    run = unremix.train(replace(small(tmp_path, recipe="simclr", loss=loss), epochs=0))
+    assert (run.path / "report.html").exists()

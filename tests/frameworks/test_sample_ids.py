@@ -59,9 +59,9 @@ def test_a_queue() -> None:
     assert candidates.tolist() == [30, 31, 32, 33, 50, 51, 52]
 
 
-def test_the_count_of_effective_negatives() -> None:
+def test_the_importance_of_a_batch() -> None:
     score, batch = Recalls(), make_batch(4, first=30)
     model = make_model(SimCLR, UnReMixLoss(components=[score]))
     first, second = (model.embed(view) for view in batch.views)
-    assert model.effective_negatives(first, second, batch.samples) > 1
+    assert model.importance(first, second, batch.samples) is not None
     assert torch.equal(score.seen[0][0], batch.samples.repeat(2))

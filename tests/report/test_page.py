@@ -16,9 +16,10 @@ from scipy.stats import ttest_1samp
 from small_runs import HOSTILE, digits, graphs
 
 import unremix
+from unremix.cli import main
 from unremix.report import write_comparison, write_report
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, ticks
-from unremix.report.comparison import gap, grouped, own_weights, sentence
+from unremix.report.comparison import gap, grouped, sentence, stored_weights
 from unremix.report.drawings import MOST_NODES, draw_graph, layout
 from unremix.report.page import training_charts
 from unremix.report.pictures import make_atlas
@@ -75,7 +76,7 @@ def test_stored_scores_are_the_librarys(run: Run, stored: Stored) -> None:
         np.testing.assert_allclose(stored.arrays["scores"][k], getattr(found, name), atol=1e-6)
     assert sample.loss is not None
     own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
-    torch.testing.assert_close(own_weights(stored), own.weights, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(stored_weights(stored), own.weights, rtol=1e-5, atol=1e-5)
     similarity = torch.nn.functional.normalize(z0) @ torch.nn.functional.normalize(z1).T
     right = (similarity.argmax(1) == torch.arange(len(z0))).float().mean()
     assert stored.about["found_own"] == pytest.approx(float(right))
@@ -89,7 +90,7 @@ def test_other_weightings_are_known(recipe: str, run: Run, tmp_path: Path) -> No
     kinds = {"hcl": "hcl", "simclr": "uniform", "swav": "none"}
     assert found.about["weighting"]["kind"] == kinds[recipe]
     sample = take_sample(other, other.domain.load_for(other, None))
-    weights = own_weights(found)
+    weights = stored_weights(found)
     if sample.loss is not None:
         own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
         torch.testing.assert_close(weights, own.weights, rtol=1e-5, atol=1e-5)
@@ -290,3 +291,44 @@ def test_differences_are_paired_by_seed() -> None:
     assert len(grouped(again)) == 2
     with pytest.raises(ValueError, match="at least two runs"):
         write_comparison(["one"], "page.html")
+
+
+def test_the_command_compares_any_runs(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    for name in ("one", "other"):
+        shutil.copytree(run.path, tmp_path / "c" / "runs" / name)
+        folders.append(str(tmp_path / "c" / "runs" / name))
+    page = tmp_path / "page.html"
+    assert main(["report", *folders, "-o", str(page)]) == 0
+    assert (
+        "one and other are equal" in page.read_text() or "between one and other" in page.read_text()
+    )
+    # A comparison's folder names its runs and its reference.
+    assert main(["report", str(tmp_path / "c")]) == 1
+    assert "config.yaml" in capsys.readouterr().err
+    (tmp_path / "c" / "comparison.yaml").write_text("recipes: [one, other]\nreference: other\n")
+    assert main(["report", str(tmp_path / "c")]) == 0
+    assert "difference to other" in (tmp_path / "c" / "report.html").read_text()
+    shutil.rmtree(folders[0])
+    assert main(["report", str(tmp_path / "c")]) == 1
+    assert "at least two finished runs" in capsys.readouterr().err
+    # One run, at another place.
+    assert main(["report", folders[1], "-o", str(tmp_path / "alone.html")]) == 0
+    assert (tmp_path / "alone.html").exists()
+
+
+def test_code_that_a_folder_names_does_not_run_for_a_page(run: Run, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run.path, copied)
+    (copied / "report.npz").unlink()
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    config = (copied / "config.yaml").read_text()
+    assert "imports: []" in config
+    (copied / "config.yaml").write_text(config.replace("imports: []", f"imports: [{evil}]"))
+    page = write_report(copied).read_text()
+    assert not (tmp_path / "ran").exists()
+    assert 'id="explorer"' not in page
+    assert "Items are not shown" in page

@@ -24,10 +24,13 @@ from safetensors.torch import load_file, save_file
 import unremix
 from unremix.cli import main
 from unremix.experiments.plan import shared_options
-from unremix.report import page
 from unremix.training.config import TrainConfig
 
-pytestmark = [pytest.mark.xdist_group("canaries"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("canaries"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 SMALL = [
     "--limit", "32", "--batch_size", "16", "--epochs", "1", "--probe_epochs", "0", "--width", "4",
@@ -64,7 +67,6 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"from pathlib import Path\nPath({str(canary)!r}).touch()\nencoder = None\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(page, "curve", lambda *_, **__: "<svg></svg>")
     return canary
 
 

@@ -20,7 +20,7 @@ from unremix.training.run import Run
 
 TORTURE = os.environ.get("UNREMIX_TORTURE") == "1"  # `make torture`
 KILLED = 1000 if TORTURE else 20
-FAILED = 10_000 if TORTURE else 12  # at most: every operation
+FAILED = 10_000 if TORTURE else 8  # at most: every operation
 
 pytestmark = [
     pytest.mark.slow,

@@ -194,7 +194,7 @@ def mine(
         output: A .parquet, .csv, .tsv or .jsonl file of triplets, by default triplets.csv.
         judgements: Lines of anchor, row and grade that mining does not see, to count false
             negatives with; by default the labels of both files, where they have any.
-        relative_margin: A negative is at most so much less similar than the positive, as a share
+        relative_margin: A negative is at least so much less similar than the positive, as a share
             of the positive's similarity; null for no bound.
         absolute_margin: The same as a difference.
         max_score: The largest similarity of a negative.
@@ -446,6 +446,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
         trust: Whether code may run that a run's folder names.
     """
     from unremix.report import write_comparison, write_comparison_of, write_report
+    from unremix.training.run import Run
 
     folders = [Path(run) for run in runs]
     if len(folders) > 1:
@@ -459,7 +460,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
             )
         page = written if output is None else written.replace(output)
     else:
-        page = write_report(folders[0], trust=trust)
+        page = write_report(Run(folders[0], trust=trust))
         page = page if output is None else page.replace(output)
     say(f"Wrote {page}")
 

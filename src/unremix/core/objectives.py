@@ -116,8 +116,11 @@ class InfoNCE:
         weighted = log_negatives > lowest  # else there is nothing to correct
         least = torch.where(weighted, count.clamp(min=1).log() + least_logit, lowest)
         nothing = rest <= tiny
-        log_rest = torch.where(nothing, tiny, rest).log() + shift
-        return torch.where(nothing | (log_rest <= least), least, log_rest)
+        rest = torch.where(nothing, tiny, rest)
+        log_rest = rest.log() + shift
+        # Up to the rounding of a difference of numbers of order one: else it would decide here.
+        rounding = 64 * torch.finfo(rest.dtype).eps / rest.detach()
+        return torch.where(nothing | (log_rest <= least + rounding), least, log_rest)
 
 
 @dataclass(frozen=True)

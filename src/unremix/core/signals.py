@@ -367,6 +367,7 @@ class Memory(nn.Module):
         for name in ("rows", "known"):  # the table as it was saved, however large
             if prefix + name in state:
                 setattr(self, name, torch.empty_like(state[prefix + name], device=self.rows.device))
+        self.samples = len(self.known) or self.samples
         super()._load_from_state_dict(state, prefix, *others)
 
 

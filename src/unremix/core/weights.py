@@ -215,6 +215,11 @@ def _linked(
         return support.to(mix.dtype)
     # What is no negative may have any score: 0 times infinity would reach the gradient of the mix.
     scores = [torch.where(negatives, score, 0.0) for score in scores]
+    if weighting.scaling == "none" and weighting.sharpness is None and weighting.mass == "mean":
+        # Raw scores have any size; a factor of the whole row cancels.
+        sizes = [score.detach().abs().amax(1, keepdim=True) for score in scores]
+        peak = torch.stack(sizes).amax(0)
+        scores = [score / torch.where(peak > 0, peak, 1.0) for score in scores]
     scaled = [
         scale(score, negatives, count, weighting.scaling, component.magnitude)
         for score, component in zip(scores, weighting.resolved, strict=True)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from unremix.mining.embeddings import Floats, Integers, unit_rows
 from unremix.mining.files import write_rows
 from unremix.mining.groups import find_clusters, find_duplicates
 from unremix.mining.index import Advance, Allowed, Kind, make_index
+from unremix.report.rendering import render
 from unremix.training.run import Run, reading
 
 TILE = 96  # pixels of the side of a picture on a page, at most
@@ -45,12 +45,14 @@ class Item:
         picture: As a data URI, where it is a picture.
         label: Its class, where known.
         similarity: To what it is shown beside, where that means something.
+        coarse: Whether the picture is so small that its pixels are shown.
     """
 
     name: str
     picture: str | None
     label: str | None
     similarity: float | None = None
+    coarse: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class RunData:
             self.names: list[str] = arrays["names"].tolist()
             labels = arrays["labels"].tolist() if "labels" in arrays else None
             classes = arrays["classes"].tolist() if "classes" in arrays else None
+        self.coarse = isinstance(self.data, ImageData) and self.run.shape.image_size < TILE
         self.labels: list[str] | None = None
         if labels is not None:
             self.labels = [str(one) if classes is None else classes[one] for one in labels]
@@ -156,6 +159,7 @@ class RunData:
                 pictures.get(row),
                 None if self.labels is None else self.labels[row],
                 None if similarity is None else similarity(row),
+                self.coarse,
             )
             for row in rows
         ]
@@ -270,7 +274,9 @@ def _read_queries(
             images = read_items(others, channels=shape.channels, size=shape.image_size)
             pictures = dict(zip(others, map(_data_uri, images), strict=True))
     shown = [
-        found.items([int(row)], None)[0] if row >= 0 else Item(title, pictures.get(title), None)
+        found.items([int(row)], None)[0]
+        if row >= 0
+        else Item(title, pictures.get(title), None, coarse=found.coarse)
         for title, row in zip(titles, rows, strict=True)
     ]
     return titles, units, rows, shown
@@ -402,10 +408,9 @@ def _write(
 ) -> Written:
     beside = page.with_suffix(".csv")
     write_rows(beside, table, columns)
-    environment = Environment(
-        loader=PackageLoader("unremix.report"), autoescape=True, undefined=StrictUndefined
-    )
-    text = environment.get_template("groups.html").render(
+    text = render(
+        "groups.html",
+        "groups",
         heading=heading,
         name=found.run.path.name,
         recipe=found.run.config.recipe,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 import unremix
 from unremix.audit import audit
 from unremix.core.scores import COMPONENTS, normalize
-from unremix.core.weights import name_of
+from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
 from unremix.evaluation.knn import leave_one_out_shares
 from unremix.losses import HCLLoss, Importance, TwoViewLoss, UnReMixLoss
 from unremix.report.drawings import packed
@@ -63,8 +64,8 @@ def nearest(units: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def suspects(sample: Sample, neighbors: Tensor, cosines: Tensor, units: Tensor) -> Tensor:
     """Which candidates of the batch are probably no true negatives of which anchors, and why.
 
-    With labels: those of the same class. Without: near-duplicates, and items that have half of
-    their nearest neighbors in common.
+    With labels: those of the same class. Without: near-duplicates, and items that are among each
+    other's nearest neighbors and have half of these in common.
 
     Args:
         sample: The items.
@@ -84,7 +85,8 @@ def suspects(sample: Sample, neighbors: Tensor, cosines: Tensor, units: Tensor) 
         near = torch.zeros(len(batch), len(units))
         near.scatter_(1, neighbors[batch], 1.0)
         common = near @ near.T  # (A, A)
-        found[common >= SHARED * neighbors.shape[1]] = SAME_NEIGHBORS
+        mutual = (near[:, batch] > 0) & (near[:, batch].T > 0)
+        found[mutual & (common >= SHARED * neighbors.shape[1])] = SAME_NEIGHBORS
         usual = float((1 - cosines[:, 0]).median())
         distance = 1 - units[batch] @ units[batch].T
         found[distance <= NEAR_DUPLICATE * usual] = DUPLICATE
@@ -110,6 +112,7 @@ def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
         "temperature": 0.5 if loss is None else float(loss.current_temperature()),
         "over_temperature": True,
         "own_scores": False,
+        "filter": None if loss is None or not loss.weighting.filter else loss.weighting.filter.rule,
     }
     if isinstance(loss, HCLLoss):
         over = loss.weighting.over_temperature
@@ -154,6 +157,8 @@ def found_own(sample: Sample, importance: Importance) -> float:
     compared = importance.negatives | importance.positives
     best = (first @ second.T).masked_fill(~compared, -torch.inf).argmax(1, keepdim=True)
     able = importance.positives.any(1)
+    if not able.any():
+        return 0.0
     return float(importance.positives.gather(1, best)[able].float().mean())
 
 
@@ -174,7 +179,9 @@ def _clusters(units: Tensor) -> list[int]:
     from sklearn.cluster import MiniBatchKMeans  # type: ignore[import-untyped]
 
     count = max(1, min(CLUSTERS, len(units) // 8))
-    found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer different items than clusters: then some are empty
+        found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
     order = np.argsort(-np.bincount(found, minlength=count), kind="stable")
     rank = np.empty(count, int)
     rank[order] = np.arange(count)
@@ -230,13 +237,13 @@ def collect(run: Run, data: Any) -> Stored:
     Returns:
         What :meth:`unremix.report.storage.Stored.write` keeps in the run folder.
     """
-    sample = take_sample(run, data)
+    state = run.load_checkpoint()
+    sample = take_sample(run, data, state)
     units = normalize(torch.nan_to_num(sample.features.float()))[0]
     count = len(units)
     neighbors, cosines = nearest(units, max(0, min(NEIGHBORS, count - 1)))
-    importance = scores_of(sample)
+    importance, how_weighted = scores_of(sample), weighting_of(sample.loss)
     positions, how = project(units.numpy())
-    state = run.load_checkpoint()
     arrays: dict[str, Any] = {
         "embeddings": units.half().numpy(),
         "positions": positions,
@@ -261,7 +268,7 @@ def collect(run: Run, data: Any) -> Stored:
         "documents": None if sample.documents is None else sample.documents.tolist(),
         "projection": how,
         "about_batch": sample.about_batch,
-        "weighting": weighting_of(sample.loss),
+        "weighting": how_weighted,
         "found_own": found_own(sample, importance),
         "queries": _queries(sample),
         "closest": _closest(neighbors, cosines) if neighbors.shape[1] else [],
@@ -269,12 +276,10 @@ def collect(run: Run, data: Any) -> Stored:
         if neighbors.shape[1]
         else [],
         "confusion": _classes(sample, units),
-        "audit": _audit(sample, importance),
+        "audit": _audit(sample, importance, how_weighted),
         "node_types": sample.node_types,
         "read_as": sample.read_as,
-        "parameters": sum(
-            parameter.numel() for parameter in run.encoder(trained=False).parameters()
-        ),
+        "parameters": sum(parameter.numel() for parameter in run.encoder().parameters()),
         "step": int(state["step"]),
         "seconds": state.get("seconds"),
         "device": device_of(run),
@@ -306,18 +311,48 @@ def _cut(name: str) -> str:
     return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
 
 
-def _audit(sample: Sample, importance: Importance) -> dict[str, Any] | None:
+def _audit(sample: Sample, importance: Importance, how: dict[str, Any]) -> dict[str, Any] | None:
     """What :func:`unremix.audit` says of the run's own weights, with labels."""
-    loss, labels = sample.loss, sample.labels
-    if labels is None or loss is None or len(sample.batch) <= AUDITED:
+    if sample.labels is None or how["kind"] == "none" or len(sample.batch) <= AUDITED:
         return None
-    own = loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
-    found = asdict(audit(own, labels[sample.batch], k=AUDITED))
+    if sample.loss is not None and sample.loss.weighting.filter is not None:
+        return None  # the page knows the weights before some negatives are left out
+    scores = [getattr(importance, name).float() for name in COMPONENTS]
+    own = replace(importance, weights=own_weights(scores, importance.negatives, how))
+    found = asdict(audit(own, sample.labels[sample.batch], k=AUDITED))
     return {
         name: value
         for name, value in found.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
+
+
+def own_weights(scores: Sequence[Tensor], negatives: Tensor, how: dict[str, Any]) -> Tensor:
+    """The weights that a run's loss gives the negatives of the batch, shape (A, A).
+
+    A framework without weights gives every negative the weight 1.
+
+    Args:
+        scores: Uncertainty, similarity and representativeness, each (A, A).
+        negatives: Boolean, shape (A, A).
+        how: From :func:`weighting_of`.
+    """
+    count = negatives.sum(1, keepdim=True)
+    if how["kind"] == "hcl":
+        weighting = hard_negatives(how["hardness"], over_temperature=how["over_temperature"])
+        used, mix = [scores[list(COMPONENTS).index("similarity")]], [1.0]
+    elif how["kind"] == "unremix":
+        exponential = how["scaling"] == "zscore-exp"
+        weighting = Weighting(
+            tuple(COMPONENTS),
+            scaling="zscore" if exponential else how["scaling"],
+            sharpness=how["hardness"] if exponential else None,
+            mass=how["mass"],
+        )
+        used, mix = list(scores), how["mix"]
+    else:
+        weighting, used, mix = Weighting(), [], []
+    return weigh(used, negatives, count, torch.tensor(mix), weighting, how["temperature"])
 
 
 def _add_pictures(

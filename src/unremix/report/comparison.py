@@ -14,9 +14,7 @@ import yaml
 from markupsafe import Markup
 from torch import Tensor
 
-from unremix.core.scores import COMPONENTS
-from unremix.core.weights import Weighting, hard_negatives, weigh
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
 from unremix.evaluation.card import label_of, measures_of
 from unremix.evaluation.verdict import difference
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
@@ -70,6 +68,15 @@ class Gap:
     low: float | None
     high: float | None
     seeds: int
+
+
+def stored_weights(stored: Stored) -> Tensor:
+    """The weights of a run's own loss in its batch, shape (A, A)."""
+    from unremix.report.collect import own_weights  # with it, all that reads data
+
+    scores = [torch.from_numpy(score.copy()) for score in stored.arrays["scores"]]
+    negatives = torch.from_numpy(stored.arrays["negatives"].astype(bool))
+    return own_weights(scores, negatives, stored.about["weighting"])
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -146,32 +153,6 @@ def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any],
     )
 
 
-def own_weights(stored: Stored) -> Tensor:
-    """The weights that a run's own loss gives the negatives of the batch, shape (A, A).
-
-    A framework without weights gives every negative the weight 1.
-    """
-    how = stored.about["weighting"]
-    scores = [torch.from_numpy(score.copy()) for score in stored.arrays["scores"]]
-    negatives = torch.from_numpy(stored.arrays["negatives"].astype(bool))
-    count = negatives.sum(1, keepdim=True)
-    if how["kind"] == "hcl":
-        weighting = hard_negatives(how["hardness"], over_temperature=how["over_temperature"])
-        used, mix = [scores[list(COMPONENTS).index("similarity")]], [1.0]
-    elif how["kind"] == "unremix":
-        exponential = how["scaling"] == "zscore-exp"
-        weighting = Weighting(
-            tuple(COMPONENTS),
-            scaling="zscore" if exponential else how["scaling"],
-            sharpness=how["hardness"] if exponential else None,
-            mass=how["mass"],
-        )
-        used, mix = scores, how["mix"]
-    else:
-        weighting, used, mix = Weighting(), [], []
-    return weigh(used, negatives, count, torch.tensor(mix), weighting, how["temperature"])
-
-
 @dataclass
 class Negatives:
     """What the page shows of the negatives.
@@ -212,7 +193,8 @@ def _negatives(groups: Sequence[Group]) -> Negatives:
         )
     shown = []
     for name, stored in found:
-        weights, negatives = own_weights(stored), stored.arrays["negatives"].astype(bool)
+        negatives = stored.arrays["negatives"].astype(bool)
+        weights = stored_weights(stored)
         ranked = weights.masked_fill(~torch.from_numpy(negatives), -torch.inf)
         top = ranked.sort(dim=1, stable=True, descending=True).indices[:, :SHOWN]
         false = torch.from_numpy(stored.arrays["suspects"]) * torch.from_numpy(negatives)
@@ -387,7 +369,7 @@ def write_comparison(
         costs=_costs(groups),
     )
     target = Path(path)
-    write_whole(target, lambda file: file.write_text(page, encoding="utf-8"))
+    write_text(target, page)
     return target
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
 from unremix.core.scores import COMPONENTS
 from unremix.data.atomic_files import write_text
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.report.charts import Chart, Line, draw, looks
 from unremix.report.rendering import as_json, numbers, render
-from unremix.report.storage import Stored
+from unremix.report.storage import NAME, Stored
 from unremix.report.words import commands, duration, headline
 from unremix.training.config import OF_DOMAIN, config_to_yaml
 from unremix.training.run import Run, reading
@@ -166,22 +167,18 @@ def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
 
     stored = Stored.read(run.path) if data is None else None
     last = int((run.metrics() or [{"step": 0}])[-1].get("step", 0))
-    if stored is not None and stored.about["step"] == last:
+    if stored is not None and stored.about.get("step") == last:
         return stored, None
     try:
         stored = collect(run, run.domain.load_for(run, None) if data is None else data)
-        stored.write(run.path)
     except (OSError, ValueError, RuntimeError) as error:
         return None, str(error)
+    stored.write(run.path)
     return stored, None
 
 
 def write_report(
-    run_folder: str | Path,
-    data: Any = None,
-    card: dict[str, Any] | None = None,
-    *,
-    trust: bool = False,
+    run_folder: str | Path | Run, card: dict[str, Any] | None = None, data: Any = None
 ) -> Path:
     """Write report.html, its data and the figures of a run.
 
@@ -189,54 +186,68 @@ def write_report(
     present step: its encoder embeds its data again, which takes seconds to minutes.
 
     Args:
-        run_folder: The run.
-        data: Its data, where they are at hand, to be collected anew; None to use what there is.
+        run_folder: The run, or its folder.
         card: Its evaluation card; by default that in its folder, if there is one.
-        trust: Whether code may run that the run's folder names.
+        data: Its data, where they are at hand, to be collected anew; None to use what there is.
 
     Returns:
         The page.
     """
-    run = Run(run_folder, trust=trust)
+    run = run_folder if isinstance(run_folder, Run) else Run(run_folder)
     rows, card = run.metrics(), run.evaluation if card is None else card
     stored, missing = _collected(run, data)
+    with reading(run.path / NAME, "remove it, and 'unremix report' makes it again"):
+        data = None if stored is None else as_json(page_data(stored))
     with reading(run.path / "evaluation.json", "'unremix evaluate' writes it again"):
         charts = training_charts(rows, card)
         drawn = {name: svg for name, chart in charts.items() if (svg := draw(chart)) is not None}
-        for name, svg in drawn.items():
-            text = str(svg).replace(">", f" xmlns='http://www.w3.org/2000/svg'>{STANDALONE}", 1)
-            write_text(run.path / "figures" / f"{name}.svg", text)
-        about = None if stored is None else stored.about
-        if stored is not None and about is not None:
-            about = about | {"batch_size": len(stored.arrays["batch"])}
-        said, tone = headline(card, rows[-1] if rows else {}, about)
-        page = render(
-            "run.html",
-            "run",
-            name=run.path.name,
-            headline=said,
-            tone=tone,
-            facts=_facts(run, card, about),
-            verdict=(card or {}).get("verdict", []),
-            warnings=run.warnings,
-            about=about,
-            missing=missing,
-            data=None if stored is None else as_json(page_data(stored)),
-            classes=None if about is None else class_table(about),
-            charts=[(charts[name], svg, looks(charts[name])) for name, svg in drawn.items()],
-            card=card,
-            table=card_table(card) if card is not None and card["results"] else None,
-            spread=None if card is None else spread_of(card),
-            protocol=_protocol(card),
-            config=_options(run),
-            commands=commands(
-                shlex.quote(str(run.path)), shlex.quote(run.config.data), run.config.epochs
-            ),
-            path=str(run.path),
-        )  # fmt: skip
+        page = _page(run, rows, card, stored, data, missing, charts, drawn)
+    for name, svg in drawn.items():
+        text = str(svg).replace(">", f" xmlns='http://www.w3.org/2000/svg'>{STANDALONE}", 1)
+        write_text(run.path / "figures" / f"{name}.svg", text)
     path = run.path / "report.html"
     write_text(path, page)
     return path
+
+
+def _page(
+    run: Run,
+    rows: Sequence[Row],
+    card: Mapping[str, Any] | None,
+    stored: Stored | None,
+    data: Markup | None,
+    missing: str | None,
+    charts: Mapping[str, Chart],
+    drawn: Mapping[str, Markup],
+) -> str:
+    about = None
+    if stored is not None:
+        about = stored.about | {"batch_size": len(stored.arrays["batch"])}
+    said, tone = headline(card, rows[-1] if rows else {}, about)
+    return render(
+        "run.html",
+        "run",
+        name=run.path.name,
+        headline=said,
+        tone=tone,
+        facts=_facts(run, card, about),
+        verdict=(card or {}).get("verdict", []),
+        warnings=run.warnings,
+        about=about,
+        missing=missing,
+        data=data,
+        classes=None if about is None else class_table(about),
+        charts=[(charts[name], svg, looks(charts[name])) for name, svg in drawn.items()],
+        card=card,
+        table=card_table(card) if card is not None and card["results"] else None,
+        spread=None if card is None else spread_of(card),
+        protocol=_protocol(card),
+        config=_options(run),
+        commands=commands(
+            shlex.quote(str(run.path)), shlex.quote(run.config.data), run.config.epochs
+        ),
+        path=str(run.path),
+    )
 
 
 def _facts(
@@ -252,7 +263,8 @@ def _facts(
         data += f", {about['total']:,} {about['unit']}"
         data += f", {len(about['classes'])} classes" if about["classes"] else ", no labels"
     tau = "" if about is None else f", τ {about['weighting']['temperature']:.3g}"
-    trained = f"{config.epochs} epochs" if card is None else f"{card['epoch']} epochs"
+    epochs = config.epochs if card is None else card["epoch"]
+    trained = f"{epochs} epoch{'s' * (epochs != 1)}"
     facts = [
         ("Data", data),
         ("Encoder", encoder),

@@ -102,15 +102,18 @@ def chosen(total: int, most: int) -> Tensor:
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most].sort().values
 
 
-def take_sample(run: Run, data: Any) -> Sample:
+def take_sample(run: Run, data: Any, state: dict[str, Any] | None = None) -> Sample:
     """The sample of a run's data.
 
     Args:
-        run: The run; its latest checkpoint is used.
+        run: The run.
         data: Its data.
+        state: Its latest checkpoint, where it is at hand.
     """
+    run.config = run.config.released(trust=False, where=str(run.path))
     model = run.domain.build(run.config, run.shape)
-    run.restore(model, run.load_checkpoint())
+    run.restore(model, run.load_checkpoint() if state is None else state)
+    run.trained = run.trained or model.encoder.eval()  # read once
     kinds: dict[str, Callable[[Run, Any, Framework, TwoViewLoss | None], Sample]] = {
         "image": _images,
         "graph": _graphs,
@@ -150,9 +153,10 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
         back = torch.argsort(torch.cat([(~later).nonzero()[:, 0], later.nonzero()[:, 0]]))
         return torch.cat(found)[back]
 
+    encoder = run.encoder()
     features = torch.cat(
         [
-            features_of(model.encoder, images(part.tolist()), settings, batch=EMBEDDED_AT_ONCE)
+            features_of(encoder, images(part.tolist()), settings, batch=EMBEDDED_AT_ONCE)
             for part in torch.arange(len(items)).split(512)
         ]
     )
@@ -206,7 +210,7 @@ def _part(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
 def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | None) -> Sample:
     graphs = data.train
     items = chosen(len(graphs), MOST_ITEMS)
-    features = graph_features(model.encoder, graphs.store)[items]
+    features = graph_features(run.encoder(), graphs.store)[items]
     batch = torch.randperm(len(items), generator=torch.Generator().manual_seed(1))[:BATCH]
     fetched = _part(graphs.store.batch(items[batch]), model.dtype)
     types = NodeTypes.fit(graphs.store, run.shape.encoding)

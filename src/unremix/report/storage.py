@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,6 @@ class Stored:
             with np.load(folder / NAME, allow_pickle=False) as found:
                 arrays = {name: found[name] for name in found.files}
             about = json.loads(arrays.pop("about").tobytes())
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
             return None
         return cls(about, arrays) if about.pop("version", None) == VERSION else None

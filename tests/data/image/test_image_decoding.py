@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from pictures import one, picture, pixels, save
 from PIL import Image
 
+from unremix.data.image import decoding
 from unremix.data.image.dataset import load_images
 
 
@@ -181,3 +184,34 @@ def test_colour_becomes_grey_where_the_training_images_are(tmp_path: Path) -> No
 def test_file_formats(tmp_path: Path, name: str) -> None:
     found = one(tmp_path, Image.new("RGB", (16, 16), (200, 100, 50)), name)
     assert found[:, 8, 8].tolist() == pytest.approx([200, 100, 50], abs=4)
+
+
+def test_the_gate_bounds_what_threads_take_together() -> None:
+    gate = decoding.Gate(100)
+    seen: list[int] = []
+
+    def work(size: int) -> None:
+        with gate.admit(size):
+            seen.append(gate.used)
+            time.sleep(0.001)
+
+    sizes = [30, 60, 250, 10, 99, 40] * 10
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, sizes))
+    assert gate.used == 0
+    assert len(seen) == len(sizes)
+    assert max(used for used in seen if used != 250) <= 100  # a larger one goes alone
+
+
+@pytest.mark.parametrize("mode", ["I;16", "F", "RGBA"])
+def test_strips_change_nothing(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    values = {
+        "I;16": generator.integers(0, 65536, (40, 30), dtype=np.uint16),
+        "F": generator.normal(size=(40, 30)).astype(np.float32),
+        "RGBA": generator.integers(0, 256, (40, 30, 4), dtype=np.uint8),
+    }[mode]
+    whole = decoding.decode_image(Image.fromarray(values), channels=3, size=16)
+    monkeypatch.setattr(decoding, "STRIP", 70)
+    strips = decoding.decode_image(Image.fromarray(values), channels=3, size=16)
+    assert torch.equal(whole, strips)

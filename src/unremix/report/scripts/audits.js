@@ -1,6 +1,7 @@
 // What the weights pick, over all anchors: what unremix.audit computes, and a baseline beside it.
 
 const DECILES = 10;
+const WINDOW = 10; // ranks of similarity
 
 // Ascending by weight, equal weights in the order of the batch.
 function ascending(weights, negatives) {
@@ -9,23 +10,20 @@ function ascending(weights, negatives) {
   return order.sort((a, b) => weights[a] - weights[b] || a - b);
 }
 
-// How often negatives as similar to their anchor as this one are false: by tenths of similarity,
-// over all anchors. Weights that tell nothing beyond similarity pick false negatives at this rate.
-export function expectedBySimilarity(rows) {
-  const hits = new Float64Array(DECILES);
-  const counts = new Float64Array(DECILES);
-  const tenths = rows.map(({ similarity, negatives, suspects }) => {
-    const order = ascending(similarity, negatives);
-    const tenth = new Uint8Array(negatives.length);
-    order.forEach((j, rank) => {
-      tenth[j] = Math.floor((rank * DECILES) / order.length);
-      counts[tenth[j]] += 1;
-      hits[tenth[j]] += suspects[j] ? 1 : 0;
-    });
-    return tenth;
+// How often negatives as similar to the anchor as this one are false: those within ten ranks of
+// similarity, without itself. Weights that tell nothing beyond similarity pick at this rate.
+export function matchedRates({ similarity, negatives, suspects }) {
+  const order = ascending(Float64Array.from(similarity, (value) => -value), negatives);
+  const before = [0];
+  order.forEach((j) => before.push(before.at(-1) + (suspects[j] ? 1 : 0)));
+  const rates = new Float64Array(negatives.length).fill(NaN);
+  order.forEach((j, rank) => {
+    const first = Math.max(0, rank - WINDOW);
+    const last = Math.min(order.length - 1, rank + WINDOW);
+    if (last === first) return;
+    rates[j] = (before[last + 1] - before[first] - (suspects[j] ? 1 : 0)) / (last - first);
   });
-  const rate = hits.map((hit, d) => (counts[d] ? hit / counts[d] : NaN));
-  return tenths.map((tenth) => Float64Array.from(tenth, (d) => rate[d]));
+  return rates;
 }
 
 // rows: one per anchor, {weights, negatives, suspects, labels, expected}

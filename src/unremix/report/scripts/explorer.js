@@ -1,6 +1,6 @@
 // The negatives of an anchor under several weightings, side by side, ranked anew as controls move.
 
-import { audit, expectedBySimilarity } from "./audits.js";
+import { audit, matchedRates } from "./audits.js";
 import { legend, lineChart } from "./charts.js";
 import { bytes, csvLine, floats, make, percent } from "./data.js";
 import { copyText } from "./page.js";
@@ -36,10 +36,7 @@ export class Explorer {
       suspects: row(suspects, i),
     }));
     this.labels = data.labels ? data.batch.map((item) => data.labels[item]) : null;
-    const usual = expectedBySimilarity(
-      this.rows.map(({ scores: s, negatives: n, suspects: f }) => ({ similarity: s.similarity, negatives: n, suspects: f })),
-    );
-    this.rows.forEach((found, i) => (found.expected = usual[i]));
+    for (const one of this.rows) one.expected = matchedRates({ ...one, similarity: one.scores.similarity });
     const start = data.weighting;
     this.start = {
       mix: [...start.mix],
@@ -279,8 +276,8 @@ export class Explorer {
             make("span", { class: `bar ${name}` }, make("i", { style: `width: ${(100 * Math.min(1, Math.max(0, bars[k]))).toFixed(1)}%` })),
           ),
         ),
-        reason ? make("span", { class: "reason" }, reason) : null,
       ),
+      reason ? make("span", { class: "reason" }, reason) : null,
     );
   }
 

@@ -1,0 +1,212 @@
+"""Runs on the Hugging Face Hub: a run folder with a model card, written, published and read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unremix.data.atomic_files import write_text
+from unremix.data.suggestions import how_to_install
+from unremix.evaluation.card import card_table, spread_of
+from unremix.training.run import Layer, Run
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelHubMixin
+
+# What makes a run: its options, the shape of its data, the weights, what was measured.
+FILES = ("config.yaml", "shape.json", "encoder.safetensors", "evaluation.json")
+TASKS = {"image": "image-feature-extraction", "sentence": "feature-extraction", "graph": "graph-ml"}
+ITEMS = {
+    "image": '["a.png", "b.png"]',
+    "sentence": '["A sentence.", "Another one."]',
+    "graph": "graphs  # torch_geometric.data.Data",
+}
+
+
+class SharedRun(Run):
+    """A run folder that can be written for others, published and read from the Hub.
+
+    ``unremix.load`` makes it. The arguments are those of :class:`unremix.Run`; the methods need the
+    extra ``hub``.
+    """
+
+    @classmethod
+    def of(cls, run: Run) -> SharedRun:
+        """The same run."""
+        shared = cls.__new__(cls)
+        shared.__dict__.update(run.__dict__)
+        return shared
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Write the run without its checkpoints, with a model card, to a folder.
+
+        Args:
+            save_directory: The folder; :meth:`from_pretrained` reads it.
+
+        Raises:
+            ImportError: Without the extra ``hub``.
+            ValueError: If the run has no weights yet.
+        """
+        _on_the_hub(self).save_pretrained(save_directory)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        commit_message: str = "Push a run of unremix",
+        branch: str | None = None,
+        create_pr: bool | None = None,
+    ) -> str:
+        """Publish what :meth:`save_pretrained` writes.
+
+        Args:
+            repo_id: ``user/name``; it is made if it does not exist.
+            private: Whether a new one is private; by default as the account is set up.
+            token: An access token; by default the one of ``hf auth login``.
+            commit_message: Of the commit.
+            branch: Where to; the main branch by default.
+            create_pr: Whether to open a pull request instead.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            ImportError: Without the extra ``hub``.
+            ValueError: If the run has no weights yet.
+        """
+        address: str = _on_the_hub(self).push_to_hub(
+            repo_id,
+            private=private,
+            token=token,
+            commit_message=commit_message,
+            branch=branch,
+            create_pr=create_pr,
+        )
+        return str(address)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        layer: Layer = "backbone",
+        trust: bool = False,
+    ) -> SharedRun:
+        """A run from the Hub, or from a folder.
+
+        Args:
+            name: ``user/name``, or a folder that :meth:`save_pretrained` wrote.
+            revision: A branch, tag or commit.
+            token: An access token, for private ones.
+            cache_dir: Where downloads are kept.
+            local_files_only: Whether to use what was downloaded before.
+            layer: As :class:`unremix.Run`. Only ``backbone`` is published.
+            trust: Whether code may run that its ``config.yaml`` names.
+
+        Raises:
+            ImportError: Without the extra ``hub``, unless it is a folder.
+        """
+        if Path(name).is_dir():
+            return cls(name, layer=layer, trust=trust)
+        folder = _hub().snapshot_download(
+            str(name),
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            allow_patterns=list(FILES),
+        )
+        return cls(folder, layer=layer, trust=trust)
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError as error:
+        raise ImportError(how_to_install("huggingface_hub")) from error
+    return huggingface_hub
+
+
+def _on_the_hub(run: SharedRun) -> ModelHubMixin:
+    """The run as the Hub's library knows models."""
+    hub = _hub()
+    if not (run.path / "encoder.safetensors").is_file():
+        raise ValueError(
+            f"expected a trained run with encoder.safetensors, got {str(run.path)!r} without; "
+            "finish its training first"
+        )
+
+    class Model(hub.ModelHubMixin):  # type: ignore[misc, name-defined, unused-ignore]
+        def _save_pretrained(self, save_directory: Path) -> None:
+            for name in FILES:
+                if (run.path / name).is_file():
+                    shutil.copyfile(run.path / name, save_directory / name)
+            write_text(save_directory / "README.md", model_card(run))
+
+    made: ModelHubMixin = Model()
+    return made
+
+
+def model_card(run: Run) -> str:
+    """The model card of a run: what it is, how to use it, what was measured.
+
+    Args:
+        run: The run.
+
+    Returns:
+        Markdown with the metadata that the Hub reads.
+    """
+    config, card = run.config, run.evaluation
+    parts = [
+        "---\nlibrary_name: unremix\n"
+        f"pipeline_tag: {TASKS[config.domain]}\n"
+        "tags:\n- unremix\n- contrastive-learning\n- self-supervised-learning\n---",
+        f"# {config.composed_name}, trained with unremix",
+        f"An encoder of {config.domain}s, trained without labels.",
+        "## Use\n\n"
+        '```python\nimport unremix\n\nrun = unremix.load.from_pretrained("user/name")\n'
+        f"embeddings = run.embed({ITEMS[config.domain]})\n```",
+        "## Training\n\n" + _table(["option", "value"], _options(run)),
+    ]
+    if card is not None and card.get("results"):
+        parts += ["## Evaluation", _said(card), _table(*card_table(card)), spread_of(card)]
+    else:
+        parts.append("It has not been evaluated.")
+    parts.append(
+        "## Method\n\nUnReMix: Tabassum, Wahed, Eldardiry and Lourentzou, *Hard Negative Sampling "
+        "Strategies for Contrastive Representation Learning*, "
+        "[arXiv 2206.01197](https://arxiv.org/abs/2206.01197)."
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _options(run: Run) -> list[list[str]]:
+    config = run.config
+    names = ("recipe", "backbone", "epochs", "batch_size", "lr", "temperature", "seed")
+    found = [(name, getattr(config, name, None)) for name in names]
+    return [[name, f"`{value}`"] for name, value in found if value is not None]
+
+
+def _said(card: Mapping[str, Any]) -> str:
+    """On what it was measured, and the verdict in words, where there is one."""
+    verdict = card.get("verdict") or []
+    lines = [verdict] if isinstance(verdict, str) else list(verdict)
+    return "\n".join(
+        [f"Measured on {card.get('data')}, epoch {card.get('epoch')}.", *map(str, lines)]
+    )
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

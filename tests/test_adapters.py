@@ -1,0 +1,51 @@
+"""Adapters are imported when asked for, and say what to install."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import unremix
+from unremix.adapters import PACKAGES
+
+LIBRARIES = {
+    "lightly": "lightly",
+    "metric_learning": "pytorch_metric_learning",
+    "open_clip": "open_clip",
+    "pyg": "torch_geometric",
+    "sentence_transformers": "sentence_transformers",
+}
+
+
+def test_importing_the_package_imports_no_library() -> None:
+    code = (
+        "import sys, unremix; unremix.UnReMixLoss; unremix.adapters; "
+        f"print(sorted(set(sys.modules) & {set(LIBRARIES.values())}))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("adapter", sorted(PACKAGES))
+def test_a_missing_library_is_named_with_its_command(
+    adapter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = LIBRARIES[adapter]
+    for name in [name for name in sys.modules if name.split(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, f"unremix.adapters.{adapter}", raising=False)
+    with pytest.raises(ImportError) as raised:
+        getattr(unremix.adapters, adapter)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert message.endswith(f'pip install "{PACKAGES[adapter]}"')
+
+
+def test_no_other_adapter() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'keras'"):
+        _ = unremix.adapters.keras
+    assert dir(importlib.import_module("unremix.adapters")) == sorted(PACKAGES)
