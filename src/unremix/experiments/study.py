@@ -29,7 +29,7 @@ from unremix.experiments.engine import Engine
 from unremix.experiments.plan import Job, train_config
 from unremix.experiments.processes import Runner
 from unremix.experiments.results import Results
-from unremix.experiments.statistics import summarise
+from unremix.experiments.statistics import summarize
 from unremix.training.config import code_of, untrusted
 
 Arm = Mapping[str, Any]
@@ -243,7 +243,7 @@ def best_arms(
         jobs = [make_job(study, stage, arm, seed) for seed in seeds]
         found = [results.value(job, study.measure) for job in jobs if job.name in results.records]
         if found:
-            means.append((summarise(found).mean, number))
+            means.append((summarize(found).mean, number))
     chosen: list[int] = []
     for group in groups_of(arms, within):
         own = [one for one in means if group_of(arms[one[1]], within) == group]
