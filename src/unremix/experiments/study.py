@@ -297,8 +297,8 @@ def jobs_at(study: Study, name: str, rung: int, results: Results) -> list[Job]:
 
 def is_complete(study: Study, name: str, results: Results) -> bool:
     """Whether every run of a stage's last rung has ended."""
-    last = len(study.stages[name].rungs) - 1
-    return all(job in results for job in jobs_at(study, name, last, results))
+    jobs = jobs_at(study, name, len(study.stages[name].rungs) - 1, results)
+    return bool(jobs) and all(job in results for job in jobs)
 
 
 def planned(study: Study, results: Results) -> list[tuple[str, int, int, int]]:
