@@ -125,6 +125,7 @@ def cases() -> list[tuple[str, Row]]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*only zero weights")  # as printed, with few samples
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "row"), cases(), ids=lambda one: getattr(one, "name", one))
 def test_two_steps_of_every_run(name: str, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
