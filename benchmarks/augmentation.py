@@ -2,8 +2,8 @@
 
     python benchmarks/augmentation.py [--quick] [--rounds 15] [--threads 2] [--cpu-time] [--strict]
 
-How to read the tables. All contenders do the same: SimCLR's views of CIFAR, with crop, flip, colour
-jitter in random order (hue included), grey, blur and normalisation. They take turns, so that what
+How to read the tables. All contenders do the same: SimCLR's views of CIFAR, with crop, flip, color
+jitter in random order (hue included), gray, blur and normalization. They take turns, so that what
 else the machine does hits all alike; only the ratios mean something elsewhere. "PIL" is one process
 that treats one image after the other, as a worker of a data loader does. "Ours is × 5" says that
 unremix makes five times as many views per second. Ratios are of medians over the rounds; that of
@@ -134,7 +134,7 @@ def with_kornia(settings: Augmentation, size: int) -> nn.Module:
 
 
 def photographs(case: Case) -> Tensor:
-    """Smooth colours with some noise: uint8, shape (B, 3, S, S)."""
+    """Smooth colors with some noise: uint8, shape (B, 3, S, S)."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(case.batch, 3, 6, 6, generator=generator)
     smooth = nn.functional.interpolate(coarse, size=(case.size, case.size), mode="bicubic")
@@ -172,8 +172,8 @@ def operations(case: Case, settings: Augmentation) -> dict[str, Run]:
     )
     pixels, shifts = x[jittered].flatten(2), draws.factors[jittered, image.HUE]
 
-    def grey() -> Tensor:
-        return x.index_copy_(0, greyed, image.grey(x.index_select(0, greyed)))
+    def gray() -> Tensor:
+        return x.index_copy_(0, greyed, image.gray(x.index_select(0, greyed)))
 
     def blur() -> Tensor:
         # The result is dropped, lest the images be blurred more in every round.
@@ -184,9 +184,9 @@ def operations(case: Case, settings: Augmentation) -> dict[str, Run]:
         "crop and flip": lambda: image.crop(images, draws.boxes, draws.flip),
         "jitter": lambda: image.jitter(x, draws.jitter, draws.factors, draws.orders),
         "of which hue": lambda: image.shift_hue(pixels, shifts),
-        "grey": grey,
+        "gray": gray,
         "blur": blur,
-        "normalise": lambda: image.plain(images, settings),
+        "normalize": lambda: image.plain(images, settings),
     }
 
 

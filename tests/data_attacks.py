@@ -149,10 +149,10 @@ PICKLES: dict[str, Attack] = {
         "a list in itself": (with_batch(raw_pickle(b"]q\x00h\x00a")), "other than text"),
         "a place in the memo of 32 GiB": (with_batch(raw_pickle(b"}r\xff\xff\xff\x7f")), "data"),
         "bytes of 8 EiB": (
-            with_batch(b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"a."), "received data_batch_1"
+            with_batch(b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"a."), "got data_batch_1"
         ),
         "a number of a million digits": (
-            with_batch(b"\x80\x02L" + b"9" * 1_000_000 + b"L\n."), "received data_batch_1"
+            with_batch(b"\x80\x02L" + b"9" * 1_000_000 + b"L\n."), "got data_batch_1"
         ),
         "a label of two billion": (with_batch(labels(b"J\xff\xff\xff\x7f")), "labels below 10,000"),
         "a label of 2^100": (with_batch(labels(number(2**100))), "labels below 10,000"),
@@ -166,7 +166,7 @@ PICKLES: dict[str, Attack] = {
         ),
         "a shape of nothing": (
             with_batch(array_pickle(BYTE_TYPE, b"K\x00" + number(2**80) + b"\x86", b"", b"data")),
-            "received data_batch_1",
+            "got data_batch_1",
         ),
         "a command": (with_batch(pickle.dumps({"data": Calls(os.system, "true")}, 2)), "asks for"),
         "a state for a function": (

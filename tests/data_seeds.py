@@ -70,7 +70,7 @@ def tarred(files: Files, kind: int = tarfile.PAX_FORMAT) -> bytes:
 
 PICTURES = {
     "a/rgb.png": picture(),
-    "a/grey.png": picture("L"),
+    "a/gray.png": picture("L"),
     "a/deep.png": picture("I;16"),
     "b/palette.gif": picture("P", "GIF"),
     "b/clear.png": picture("RGBA"),

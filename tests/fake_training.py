@@ -26,7 +26,7 @@ def value_of(*parts: object) -> float:
 
 
 def main(template: str, option: str, place: str) -> int:
-    behaviour = json.loads(os.environ.get("FAKE_TRAINING", "{}"))
+    behavior = json.loads(os.environ.get("FAKE_TRAINING", "{}"))
     if option == "--config":
         config = yaml.safe_load(Path(place).read_text())
         run = Path(config["runs"]) / config["name"]
@@ -45,10 +45,10 @@ def main(template: str, option: str, place: str) -> int:
     threads, gpu = os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES")
     print(f"begins at epoch {len(rows)} with {threads} threads, GPU {gpu}", flush=True)
     (run / "process").write_text(str(os.getpid()))
-    if name in behaviour.get("linger", []):
+    if name in behavior.get("linger", []):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for epoch in range(len(rows) + 1, config["epochs"] + 1):
-        if name in behaviour.get("slow", []) and epoch > 1:
+        if name in behavior.get("slow", []) and epoch > 1:
             time.sleep(60)
         knn = value_of(recipe, seed, epoch)
         rows.append(
@@ -59,8 +59,8 @@ def main(template: str, option: str, place: str) -> int:
             writer.writeheader()
             writer.writerows(rows)
         os.replace(run / "metrics.new", run / "metrics.csv")
-        if name in behaviour.get("fail", []):
-            print("one line\n\nunremix: expected a finite loss, received nan")
+        if name in behavior.get("fail", []):
+            print("one line\n\nunremix: expected a finite loss, got nan")
             return 1
         (run / "checkpoints").mkdir(exist_ok=True)
         (run / "checkpoints" / "last.ckpt").write_text(str(epoch))
@@ -71,7 +71,7 @@ def main(template: str, option: str, place: str) -> int:
 
     card = {
         "data": "digits",
-        "protocol": {"knn": "five neighbours", "standard_error": "none"},
+        "protocol": {"knn": "five neighbors", "standard_error": "none"},
         "results": {"trained": result(recipe, seed), "untrained": result(seed)},
     }
     (run / "card.new").write_text(json.dumps(card))

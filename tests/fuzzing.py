@@ -30,8 +30,8 @@ from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 
 Files = Mapping[str, bytes]
-SECONDS = 20  # of processor time
-PATIENCE = 120  # seconds of any time, for a machine that is busy
+SECONDS = 60  # of processor time
+PATIENCE = 240  # seconds of any time, for a machine that is busy
 GIBIBYTE = 2**30
 
 

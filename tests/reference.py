@@ -197,7 +197,7 @@ def weights(
     Args:
         scores: K raw scores (N, M); none: weight 1 on every negative.
         mix: (K,), used as it is. Differentiable in mix and scores.
-        scaling: 'minmax'; 'zscore-exp', exp(hardness * mix of the standardised scores); or
+        scaling: 'minmax'; 'zscore-exp', exp(hardness * mix of the standardized scores); or
             'none', the mix of raw scores clamped at 0.
         mass: 'mean' divides by the mean weight over Neg(i), an all-zero row becoming 1; 'none'.
         hardness: only with 'zscore-exp', where None is 1.
@@ -328,7 +328,7 @@ def batch_loss(
     components: Sequence[str] = ("uncertainty", "similarity", "representativeness"), mix: Tensor,
     scaling: str = "minmax", mass: str = "mean", hardness: float | None = None,
     temperature: float = 0.5, class_prior: float = 0.0, similarity_gradient: bool = False,
-    normalise: bool = True, positives_in_denominator: bool = False, **uncertainty_options: Any,
+    normalize: bool = True, positives_in_denominator: bool = False, **uncertainty_options: Any,
 ) -> Tensor:  # fmt: skip
     """Weighted InfoNCE of a two-view batch: scores, weights, loss.
 
@@ -336,7 +336,7 @@ def batch_loss(
         z0, z1: (n, D); h0, h1: (n, H) or None. layout: 'both' or 'one-way'.
         components: the scores, in the order of `mix` (K,), which is used as it is.
         similarity_gradient: let the gradient to z flow through the similarity score too.
-        normalise: logits are cosines, or else raw products, over `temperature`.
+        normalize: logits are cosines, or else raw products, over `temperature`.
         uncertainty_options: weight, bias, use_bias, posterior_temperature, gradient.
     """
     if layout == "both":
@@ -358,7 +358,7 @@ def batch_loss(
         if not (name == "similarity" and similarity_gradient):
             scores[k] = scores[k].detach()
     w = weights(scores, mix, negatives, scaling=scaling, mass=mass, hardness=hardness)
-    logits = (similarity(za, zc) if normalise else dots(za, zc)) / temperature
+    logits = (similarity(za, zc) if normalize else dots(za, zc)) / temperature
     loss = {"class_prior": class_prior, "positives_in_denominator": positives_in_denominator}
     return info_nce(logits, positives, negatives, w, temperature=temperature, **loss)
 
@@ -622,8 +622,8 @@ def masks_windows(
 ) -> tuple[Tensor, Tensor]:
     """Positives and negatives (n, n) of n consecutive sentences.
 
-    A neighbour up to `reach` away in the same document is a positive; the sentence itself and, if
-    `texts` are given, those of the same text that are no neighbours are neither.
+    A neighbor up to `reach` away in the same document is a positive; the sentence itself and, if
+    `texts` are given, those of the same text that are no neighbors are neither.
     """
     n = len(documents)
     positives = torch.zeros(n, n, dtype=torch.bool)
@@ -639,7 +639,7 @@ def masks_windows(
 def quickthought(f: Tensor, g: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     """Cross-entropy (f, g (n, D)) of f_i . g_j over j against a uniform target over Pos(i).
 
-    Neither positive nor negative: -inf. The mean over sentences that have a neighbour.
+    Neither positive nor negative: -inf. The mean over sentences that have a neighbor.
     """
     losses = []
     for i in range(f.shape[0]):

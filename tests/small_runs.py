@@ -32,14 +32,14 @@ def digits(folder: Path, **options: Any) -> Run:
     return unremix.train(runs=str(folder), **{**COMMON, **chosen, **options})
 
 
-def unlabelled(folder: Path) -> Run:
+def unlabeled(folder: Path) -> Run:
     """Pictures without labels, two of them the same."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (48, 40, 40, 3), dtype=np.uint8)
     images[7] = images[3]
     np.savez(folder / "noise.npz", images=images)
     return unremix.train(
-        data=str(folder / "noise.npz"), runs=str(folder), name="unlabelled", batch_size=16,
+        data=str(folder / "noise.npz"), runs=str(folder), name="unlabeled", batch_size=16,
         head_hidden=(16,), head_output=8, probe_epochs=0, **COMMON,
     )  # fmt: skip
 

@@ -64,9 +64,9 @@ def test_uniform_weights_have_all_negatives_in_effect() -> None:
 
 def test_bad_labels() -> None:
     found = unremix.importance(torch.eye(4), torch.eye(4))
-    with pytest.raises(ValueError, match=r"shape \(8,\) or \(4,\), received \(3,\)"):
+    with pytest.raises(ValueError, match=r"shape \(8,\) or \(4,\), got \(3,\)"):
         unremix.audit(found, torch.arange(3))
-    with pytest.raises(ValueError, match="k of at least 1, received 0"):
+    with pytest.raises(ValueError, match="k of at least 1, got 0"):
         unremix.audit(found, torch.arange(4), k=0)
 
 

@@ -172,12 +172,12 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     weights, negatives = importance.weights, importance.negatives
     anchors = weights.shape[0]
     if k < 1:
-        raise ValueError(f"expected k of at least 1, received {k}")
+        raise ValueError(f"expected k of at least 1, got {k}")
     labels = torch.as_tensor(labels)
     if labels.dim() != 1 or labels.shape[0] not in (anchors, anchors // 2):
         raise ValueError(
             f"expected one label per sample or per view, shape ({anchors},) or ({anchors // 2},), "
-            f"received {tuple(labels.shape)}; give labels in the order of the batch"
+            f"got {tuple(labels.shape)}; give labels in the order of the batch"
         )
     labels = labels.to(weights.device)
     if labels.shape[0] != anchors:

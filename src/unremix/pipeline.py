@@ -25,7 +25,7 @@ NAMED = 50  # files left out that are named in warnings.txt
 
 
 def train(config: TrainConfig | None = None, **options: Any) -> Run:
-    """Train an encoder on unlabelled data; the same as ``unremix train``.
+    """Train an encoder on unlabeled data; the same as ``unremix train``.
 
     Args:
         config: All options in one; or

@@ -31,15 +31,15 @@ pytestmark = pytest.mark.xdist_group("cli")
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of colour pictures of several sizes, and a broken one."""
+    """Two classes of color pictures of several sizes, and a broken one."""
     folder = tmp_path_factory.mktemp("pictures")
     generator = np.random.default_rng(0)
-    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+    for name, color in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
         (folder / name).mkdir()
         for number in range(24):
             size = tuple(generator.integers(18, 30, 2).tolist())
             noise = generator.integers(-30, 30, (*size, 3))
-            pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+            pixels = np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
     (folder / "red" / "broken.jpg").write_bytes(b"no picture")
     return folder
@@ -100,7 +100,7 @@ def test_a_folder_of_pictures(pictures: Path, tmp_path: Path) -> None:
         assert torch.equal(other.eval()(plain(images, run.shape.settings)), expected)
 
 
-def test_unlabelled_pictures(pictures: Path, tmp_path: Path) -> None:
+def test_unlabeled_pictures(pictures: Path, tmp_path: Path) -> None:
     run = unremix.train(
         data=str(pictures / "blue"), runs=str(tmp_path), batch_size=8, epochs=1, image_size=8,
         progress=False, accelerator="cpu", threads=1,
@@ -135,7 +135,7 @@ def test_embed_writes_npz_and_parquet(
     assert "ends in .npz, .parquet, .csv" in capsys.readouterr().err
 
 
-def test_grey_pictures_go_through_a_colour_encoder_and_back(
+def test_gray_pictures_go_through_a_color_encoder_and_back(
     digits: Path, pictures: Path, tmp_path: Path
 ) -> None:
     output = str(tmp_path / "e.npz")

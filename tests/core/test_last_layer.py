@@ -578,10 +578,10 @@ def test_the_graph_knows_what_was_not_recorded(call: Call, model: Encoder) -> No
 
 @pytest.mark.parametrize("call", CALLS)
 def test_embeddings_of_an_earlier_step(call: Call, model: Encoder, loss_fn: UnReMixLoss) -> None:
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     stale = call(model, *draw())
     loss_fn(*stale).backward()
-    optimiser.step()
+    optimizer.step()
     fresh = call(model, *draw())
     for z0, z1 in (stale, (stale[0], fresh[1]), (fresh[0], stale[1])):
         with pytest.raises(ValueError, match=NOT_MADE):

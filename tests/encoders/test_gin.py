@@ -12,7 +12,7 @@ from torch_geometric.nn import GINConv, global_add_pool
 
 from unremix.data.graph.dataset import GraphBatch
 from unremix.encoders import gin as module
-from unremix.encoders.gin import GIN, Neighbours, sum_neighbours
+from unremix.encoders.gin import GIN, Neighbors, sum_neighbors
 
 SIZES = (5, 1, 7, 3, 2)
 
@@ -117,19 +117,19 @@ def test_sums_equal_a_loop(nodes: int, edges: int, seed: int) -> None:
     expected = torch.zeros_like(x)
     for a, b in zip(source.tolist(), target.tolist(), strict=True):
         expected[b] += x[a]
-    incoming = Neighbours.of(target, source, nodes)
-    outgoing = Neighbours.of(source, target, nodes)
-    torch.testing.assert_close(sum_neighbours(x, incoming, outgoing), expected)
+    incoming = Neighbors.of(target, source, nodes)
+    outgoing = Neighbors.of(source, target, nodes)
+    torch.testing.assert_close(sum_neighbors(x, incoming, outgoing), expected)
 
 
 def test_gradients_of_sums() -> None:
     batch = draw()
     source, target = batch.edge_index
-    incoming = Neighbours.of(target, source, len(batch.x))
-    outgoing = Neighbours.of(source, target, len(batch.x))
+    incoming = Neighbors.of(target, source, len(batch.x))
+    outgoing = Neighbors.of(source, target, len(batch.x))
     x = batch.x.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: sum_neighbours(x, incoming, outgoing), x)
-    assert torch.autograd.gradgradcheck(lambda x: sum_neighbours(x, incoming, outgoing) ** 2, x)
+    assert torch.autograd.gradcheck(lambda x: sum_neighbors(x, incoming, outgoing), x)
+    assert torch.autograd.gradgradcheck(lambda x: sum_neighbors(x, incoming, outgoing) ** 2, x)
 
 
 def test_many_nodes_are_sorted_otherwise() -> None:
@@ -234,5 +234,5 @@ def test_autocast(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("sizes"), [(0, 32, 3), (4, 0, 3), (4, 32, 0)])
 def test_sizes_that_make_no_sense(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="expected positive sizes, received in_features="):
+    with pytest.raises(ValueError, match="expected positive sizes, got in_features="):
         GIN(sizes[0], hidden=sizes[1], layers=sizes[2])

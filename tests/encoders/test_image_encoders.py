@@ -119,7 +119,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_whole() -> None:
     model = ResNet(18, width=4)
     before = to_torchvision(model)
     imagenet = to_torchvision(ResNet(18, width=4, stem="imagenet"))
-    with pytest.raises(ValueError, match=r"conv1\.weight \(4, 3, 3, 3\) \(received \(4, 3, 7, 7\)"):
+    with pytest.raises(ValueError, match=r"conv1\.weight \(4, 3, 3, 3\) \(got \(4, 3, 7, 7\)"):
         load_torchvision(model, imagenet)
     with pytest.raises(ValueError, match=r"of 100 tensors.* and 97 more.*width"):
         load_torchvision(model, to_torchvision(ResNet(18, width=8)))
@@ -247,7 +247,7 @@ def test_the_small_encoder_takes_any_size(size: int) -> None:
     ],
 )
 def test_impossible_options_are_refused(make: object) -> None:
-    with pytest.raises(ValueError, match=r"expected .*received "):
+    with pytest.raises(ValueError, match=r"expected .*got "):
         make()
 
 
@@ -374,7 +374,7 @@ class TestCallable:
             ("needs_more", r"TypeError: .*'depth'; it may take channels, image_size, width"),
             ("torchvision_shapes", "expected .* to make a module"),
             ("pytest", "expected a callable"),
-            ("makes_pairs", "received tuple"),
+            ("makes_pairs", "got tuple"),
         ],
     )
     def test_what_cannot_be_called_is_refused(self, name: str, message: str) -> None:
@@ -382,15 +382,15 @@ class TestCallable:
             self.make(name)
 
     def test_a_callable_must_make_a_module(self) -> None:
-        with pytest.raises(ValueError, match=r"torch.nn.Module, received a OrderedDict"):
+        with pytest.raises(ValueError, match=r"torch.nn.Module, got a OrderedDict"):
             make_encoder("collections:OrderedDict", channels=1, image_size=4)
 
     def test_a_callable_without_a_signature_is_called_without_options(self) -> None:
-        with pytest.raises(ValueError, match=r"torch.nn.Module, received a dict"):
+        with pytest.raises(ValueError, match=r"torch.nn.Module, got a dict"):
             make_encoder("builtins:dict", channels=1, image_size=4)
 
     def test_a_map_is_not_a_feature_vector(self) -> None:
-        with pytest.raises(ValueError, match=r"\(2, features\).*received \(2, 1, 4, 4\); end it"):
+        with pytest.raises(ValueError, match=r"\(2, features\).*got \(2, 1, 4, 4\); end it"):
             make_encoder("torch.nn:Identity", channels=1, image_size=4)
 
     def test_images_that_do_not_fit_are_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +443,7 @@ class TestTorchvision:
 
     def test_errors_name_what_is_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torchvision", fake_torchvision())
-        with pytest.raises(ValueError, match=r"list_models.*received 'vgg1'; did you mean 'vgg11'"):
+        with pytest.raises(ValueError, match=r"list_models.*got 'vgg1'; did you mean 'vgg11'"):
             make_encoder("torchvision:vgg1", channels=3, image_size=8)
         with pytest.raises(ValueError, match=r"shape \(2, 1, 8, 8\)"):
             make_encoder("torchvision:resnet18", channels=1, image_size=8)

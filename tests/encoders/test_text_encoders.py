@@ -104,11 +104,11 @@ def test_an_empty_text_is_an_unknown_word(kind: str) -> None:
 @pytest.mark.parametrize(
     ("tokens", "lengths", "message"),
     [
-        (torch.ones(2, 3).long(), torch.tensor([1, 0]), "lengths from 1 to 3, received 0 to 1"),
-        (torch.ones(2, 3).long(), torch.tensor([4, 1]), "lengths from 1 to 3, received 1 to 4"),
-        (torch.ones(2, 3).long(), torch.tensor([1]), r"received \(2, 3\) and \(1,\)"),
-        (torch.ones(3).long(), torch.tensor([1]), r"received \(3,\)"),
-        (torch.ones(0, 3).long(), torch.ones(0).long(), r"received \(0, 3\)"),
+        (torch.ones(2, 3).long(), torch.tensor([1, 0]), "lengths from 1 to 3, got 0 to 1"),
+        (torch.ones(2, 3).long(), torch.tensor([4, 1]), "lengths from 1 to 3, got 1 to 4"),
+        (torch.ones(2, 3).long(), torch.tensor([1]), r"got \(2, 3\) and \(1,\)"),
+        (torch.ones(3).long(), torch.tensor([1]), r"got \(3,\)"),
+        (torch.ones(0, 3).long(), torch.ones(0).long(), r"got \(0, 3\)"),
     ],
 )
 def test_wrong_batches(kind: str, tokens: Tensor, lengths: Tensor, message: str) -> None:
@@ -138,8 +138,8 @@ def test_encoders_fit_the_interface() -> None:
     [
         (lambda: GRUEncoder(1), "at least 2 rows"),
         (lambda: GRUEncoder(9, words=0), "words=0"),
-        (lambda: GRUEncoder(9, units=0), "units, received 0"),
-        (lambda: GRUEncoder(9, units=5, bidirectional=True), "even number of units, received 5"),
+        (lambda: GRUEncoder(9, units=0), "units, got 0"),
+        (lambda: GRUEncoder(9, units=5, bidirectional=True), "even number of units, got 5"),
         (lambda: GRUEncoder(9, dropout=1.0), "dropout in"),
         (lambda: TransformerEncoder(9, words=6, heads=4), "heads that divide"),
         (lambda: TransformerEncoder(9, layers=0), "at least 1 layer"),
@@ -306,7 +306,7 @@ def test_transformer_knows_the_order_of_words_and_the_bag_does_not() -> None:
 
 def test_transformer_refuses_what_it_has_no_places_for() -> None:
     tokens, lengths = draw([10])
-    with pytest.raises(ValueError, match="at most 9 words, received 10"):
+    with pytest.raises(ValueError, match="at most 9 words, got 10"):
         make("transformer")(tokens, lengths)
 
 
@@ -413,7 +413,7 @@ def test_expansion_refuses_what_it_cannot_do() -> None:
     table, big = torch.zeros(4, 2), torch.zeros(3, 2)
     with pytest.raises(ValueError, match="word for each row"):
         expand_vocabulary(table, ["<pad>", "<unk>", "a"], big, ["a", "b", "c"])
-    with pytest.raises(ValueError, match="more than 2 words in both tables, received 2"):
+    with pytest.raises(ValueError, match="more than 2 words in both tables, got 2"):
         expand_vocabulary(table, ["<pad>", "<unk>", "a", "b"], big, ["a", "b", "c"])
 
 
@@ -443,7 +443,7 @@ def test_an_enlarged_encoder(tmp_path: Path) -> None:
         again, _ = words.encode(["cat mine", "dog bird"])
         assert_close(new(again, lengths), old(known, lengths), 1e-6)
     check_expansion(path, vocabulary)
-    with pytest.raises(ValueError, match="more than 2 words in both tables, received 1"):
+    with pytest.raises(ValueError, match="more than 2 words in both tables, got 1"):
         check_expansion(path, Vocabulary(["cat", "mine"]))
     path.write_text("of course 1 1")
     with pytest.raises(ValueError, match="found none"):

@@ -253,14 +253,14 @@ class TestLinearProbe:
         assert found.train_top1 >= found.top1.value
         assert found.curve[-1] == found.top1.value
 
-    def test_standardising_equals_standardised_features(self, digits: Split) -> None:
+    def test_standardising_equals_standardized_features(self, digits: Split) -> None:
         train, labels, test, truth = digits
         mean, deviation = train.double().mean(0), train.double().std(0, correction=0)
         deviation[deviation == 0] = 1
         given = [(part.double() - mean) / deviation for part in (train, test)]
         expected = linear_probe(given[0], labels, given[1], truth, epochs=5)
         double = (train.double(), labels, test.double(), truth)
-        assert linear_probe(*double, epochs=5, standardise=True) == expected
+        assert linear_probe(*double, epochs=5, standardize=True) == expected
         assert linear_probe(*double, epochs=5) != expected
 
     def test_it_equals_a_linear_layer_with_autograd_and_adam(self) -> None:
@@ -280,13 +280,13 @@ class TestLinearProbe:
         with torch.no_grad():
             layer.weight.copy_(start[:, :-1])
             layer.bias.copy_(start[:, -1])
-        optimiser = torch.optim.Adam(layer.parameters(), lr=0.1, weight_decay=0.01)
+        optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, weight_decay=0.01)
         for epoch in range(3):
             order = torch.randperm(12, generator=generator)
             for rows in (order[:5], order[5:10], order[10:]):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(layer(features[rows]), labels[rows]).backward()
-                optimiser.step()
+                optimizer.step()
             right = (layer(test).argmax(1) == truth).double().mean()
             assert seen[epoch] == (epoch + 1, pytest.approx(right.item()))
         assert found.curve == tuple(value for _, value in seen)
@@ -331,7 +331,7 @@ class TestLinearProbe:
     def test_constant_features_survive_standardising(self) -> None:
         features, labels = draw(20)
         features[:, 0] = 3.0
-        found = linear_probe(features, labels, features, labels, epochs=2, standardise=True)
+        found = linear_probe(features, labels, features, labels, epochs=2, standardize=True)
         assert 0 <= found.top1.value <= 1
 
 

@@ -72,8 +72,8 @@ def test_small_classes_are_told_before_training(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"graph": GraphOptions(folds=1)}, r"graph\.folds to be at least 2, received 1"),
-        ({"graph": GraphOptions(repeats=0)}, r"graph\.repeats to be at least 1, received 0"),
+        ({"graph": GraphOptions(folds=1)}, r"graph\.folds to be at least 2, got 1"),
+        ({"graph": GraphOptions(repeats=0)}, r"graph\.repeats to be at least 1, got 0"),
         ({"graph": GraphOptions(kinds=("nodes",))}, r"--graph\.kinds only with views of graphs"),
         ({"graph": GraphOptions(ratio=0.1)}, r"--graph\.ratio only with views of graphs"),
         ({"backbone": "resnet18"}, "--backbone only for image data, got 'resnet18' for graph"),
@@ -109,10 +109,8 @@ def test_what_no_graph_run_can_do_is_told(tmp_path: Path) -> None:
         ([{"edges": []}], "dict"),
         ([], "an empty list"),
     )
-    for items, received in wrong:
-        with pytest.raises(
-            ValueError, match=rf"list of torch_geometric.data.Data, received {received};"
-        ):
+    for items, got in wrong:
+        with pytest.raises(ValueError, match=rf"list of torch_geometric.data.Data, got {got};"):
             run.embed(items)
     assert run.embed([pair]).shape == (1, 8)
 

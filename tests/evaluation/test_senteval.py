@@ -255,16 +255,16 @@ def test_gradient_vanishes_at_the_fit(seed: int, classes: int, scale: float) -> 
     features, labels, train, strengths = problems(40, 4, classes, seed, scale=scale)
     fits = fit_logistic(features, labels, train, strengths, tolerance=1e-13)
     assert fits.converged
-    centred = features - features.mean(0)
+    centered = features - features.mean(0)
     for p in range(len(strengths)):
         # The weights that give these logits, by least squares, and their gradient by autograd.
         logits = fits.logits[:, p].reshape(40, -1)
-        design = torch.cat([centred / scale, torch.ones(40, 1, dtype=torch.float64)], 1)
+        design = torch.cat([centered / scale, torch.ones(40, 1, dtype=torch.float64)], 1)
         solved = torch.linalg.lstsq(design, logits).solution
         assert_close(design @ solved, logits, 1e-6)
         weight = (solved[:-1] / scale).requires_grad_()
         bias = solved[-1].clone().requires_grad_()
-        outputs = centred @ weight + bias
+        outputs = centered @ weight + bias
         if classes == 2:
             outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
         chosen = train[:, p]
@@ -432,18 +432,18 @@ def test_relatedness_equals_torch_s_own_training(monkeypatch: pytest.MonkeyPatch
     layer = nn.Linear(6, 5)
     first = torch.empty(7, 5).uniform_(-(6**-0.5), 6**-0.5, generator=draws)
     layer.load_state_dict({"weight": first[:-1].T, "bias": first[-1]})
-    optimiser = torch.optim.Adam(layer.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3)
     best, worse, epoch, kept = -1.0, 0, 0, torch.empty(0)
     while worse <= 3 and epoch <= 12:
         for _ in range(3):
             order = torch.randperm(100, generator=draws)
             for batch in order.split(64):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss = nn.functional.mse_loss(
                     layer(x[batch]).softmax(1), score_bins(y[batch]).float()
                 )
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
         epoch += 3
         with torch.no_grad():
             dev = layer(dev_x).softmax(1) @ torch.arange(1.0, 6)

@@ -43,13 +43,13 @@ def draw(
 
 def searched(
     features: Tensor, labels: Tensor, kernel: str, *, folds: int, inner: int, seed: int,
-    standardise: bool = True, grid: tuple[float, ...] = C_GRID,
+    standardize: bool = True, grid: tuple[float, ...] = C_GRID,
 ) -> tuple[list[float], list[float]]:  # fmt: skip
     """Accuracies and chosen C by scikit-learn's own search over a pipeline."""
     x, y = features.double().numpy(), labels.numpy()
     accuracies, chosen = [], []
     for train, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(x, y):
-        steps = [("scale", StandardScaler())] if standardise else []
+        steps = [("scale", StandardScaler())] if standardize else []
         search = GridSearchCV(
             Pipeline([*steps, ("model", MODELS[kernel]())]),
             {"model__C": list(grid)},
@@ -81,13 +81,13 @@ def test_equals_scikit_learn(kernel: Any, classes: int) -> None:
 def test_equals_scikit_learn_without_standardising() -> None:
     features, labels = draw(shift=2.0)
     features = features / features.abs().amax(0)
-    found = svm_accuracy(features, labels, folds=3, inner_folds=3, standardise=False)
+    found = svm_accuracy(features, labels, folds=3, inner_folds=3, standardize=False)
     accuracies, chosen = searched(
-        features, labels, "rbf", folds=3, inner=3, seed=0, standardise=False
+        features, labels, "rbf", folds=3, inner=3, seed=0, standardize=False
     )
     assert found.accuracies == pytest.approx(accuracies, abs=0)
     assert found.chosen == tuple(chosen)
-    assert found.protocol["standardised"] == "no"
+    assert found.protocol["standardized"] == "no"
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_the_card_says_everything() -> None:
     assert card["seed"] == 9
     assert "RBF" in card["classifier"]
     assert "stratified" in card["folds"]
-    assert "fitted to" in card["standardised"]
+    assert "fitted to" in card["standardized"]
     shown = SVMResult(0.5, 0.125, (0.5,), (1.0,), 8, {})
     assert str(shown) == "50.00 % ± 12.50"
 

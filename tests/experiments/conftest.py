@@ -42,8 +42,8 @@ def fake(template: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     monkeypatch.setattr(processes, "POLL", 0.01)
     monkeypatch.setattr(compare_module, "learning_curves", lambda *_: None)  # it takes a second
 
-    def behave(**behaviour: list[str]) -> None:
-        monkeypatch.setenv("FAKE_TRAINING", json.dumps(behaviour))
+    def behave(**behavior: list[str]) -> None:
+        monkeypatch.setenv("FAKE_TRAINING", json.dumps(behavior))
 
     behave()
     return behave

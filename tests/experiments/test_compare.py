@@ -48,7 +48,7 @@ from unremix.experiments.plan import (
     with_budget,
 )
 from unremix.experiments.processes import share_for, share_out
-from unremix.experiments.statistics import paired_difference, summarise
+from unremix.experiments.statistics import paired_difference, summarize
 from unremix.experiments.tables import Outcome
 from unremix.recipes import RECIPES
 from unremix.report.curves import learning_curves
@@ -71,7 +71,7 @@ values = st.floats(-100, 100)
 @given(st.lists(st.tuples(values, values), min_size=2, max_size=8))
 def test_statistics_equal_numpy_and_scipy(pairs: list[tuple[float, float]]) -> None:
     x, y = map(list, zip(*pairs, strict=True))
-    found = summarise(x)
+    found = summarize(x)
     assert found.count == len(x)
     assert found.mean == pytest.approx(np.mean(x), abs=1e-9)
     assert found.deviation == pytest.approx(np.std(x, ddof=1), abs=1e-9)
@@ -99,7 +99,7 @@ def test_statistics_by_hand() -> None:
 
 
 def test_one_seed_has_no_spread() -> None:
-    assert summarise([0.5]).deviation is None
+    assert summarize([0.5]).deviation is None
     alone = paired_difference([0.5], [0.25])
     assert (alone.mean, alone.low, alone.high) == (0.25, None, None)
     # One image more each time: an interval of no width would say that they differ for certain.
@@ -111,8 +111,8 @@ def test_one_seed_has_no_spread() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: summarise([]), "one finite value or more"),
-        (lambda: summarise([1.0, math.nan]), "finite"),
+        (lambda: summarize([]), "one finite value or more"),
+        (lambda: summarize([1.0, math.nan]), "finite"),
         (lambda: paired_difference([1.0], [1.0, 2.0]), "got 1 and 2"),
         (lambda: paired_difference([1.0], [1.0], confidence=1.0), "between 0 and 1"),
     ],
@@ -226,7 +226,7 @@ def test_the_plan() -> None:
     for arguments, message in (
         (("simcrl",), "did you mean 'simclr'"),
         ((" , ",), "commas between"),
-        (("simclr", "hcl"), "reference among simclr, received 'hcl'"),
+        (("simclr", "hcl"), "reference among simclr, got 'hcl'"),
     ):
         with pytest.raises(ValueError, match=message):
             make_plan(CompareConfig(*arguments), TINY)
@@ -423,7 +423,7 @@ def test_a_comparison_and_its_files(
     assert f"| {100 * np.mean(knn['hcl']):.1f} ± " in text
     assert "unremix compare --recipes simclr,hcl --seeds 2" in text
     assert f"unremix {unremix.__version__}" in text
-    assert "- kNN: five neighbours" in text
+    assert "- kNN: five neighbors" in text
     assert "Two seeds cannot tell whether recipes differ" in text
     shown = printed.getvalue()
     for words in ("simclr, seed 0: begins", "hcl, seed 1: done · kNN", "4 of 4 runs done",
@@ -532,7 +532,7 @@ def test_a_failing_run_is_told_and_stops_no_other(
     printed = io.StringIO()
     found = run_compare(tmp_path / "c", console=Console(file=printed))
     assert [(o.recipe, o.seed, o.failure) for o in found.failed] == [
-        ("simclr", 0, "expected a finite loss, received nan")
+        ("simclr", 0, "expected a finite loss, got nan")
     ]
     assert [(row.runs, row.failed) for row in found.rows] == [(1, 1), (2, 0), (2, 0)]
     difference = found.rows[1].cells["knn"].difference
@@ -540,10 +540,10 @@ def test_a_failing_run_is_told_and_stops_no_other(
     assert difference.count == 1
     shown = printed.getvalue()
     assert "simclr, seed 0: failed (exit code 1); the end of" in shown
-    assert "    one line\n    unremix: expected a finite loss, received nan" in shown
+    assert "    one line\n    unremix: expected a finite loss, got nan" in shown
     text = (tmp_path / "c" / "table.md").read_text()
     assert "| simclr | 1 (1 failed) |" in text
-    assert "simclr, seed 0 failed: expected a finite loss, received nan" in text
+    assert "simclr, seed 0 failed: expected a finite loss, got nan" in text
     assert "simclr,0,failed,1," in (tmp_path / "c" / "results.csv").read_text()
     # The next start tries again: anew, for it had no checkpoint.
     fake()
@@ -561,7 +561,7 @@ def test_a_budget_of_time_is_kept_to(tmp_path: Path, fake: Callable[..., None]) 
     assert "4 of the runs reached --epochs 2 before their time was up" in text
     assert "| recipe | runs | epochs |" in text
     run_compare(tmp_path / "c", "debiased", budget="180 seconds")
-    with pytest.raises(ValueError, match=r"expected 1 threads for every run.*received 2"):
+    with pytest.raises(ValueError, match=r"expected 1 threads for every run.*got 2"):
         run_compare(tmp_path / "c", budget="3 minutes", threads=2)
     with pytest.raises(ValueError, match=r"max_minutes 3\.0 there, None here"):
         run_compare(tmp_path / "c")

@@ -306,7 +306,7 @@ def test_every_name_in_smoke(tmp_path: Path) -> None:
     printed = io.StringIO()
     console = Console(file=printed, width=200)
     assert reproduce("all", scale="smoke", output=str(tmp_path), console=console) == 0
-    runs = {path.name for path in (tmp_path / "runs").iterdir()}
+    runs = {path.name for path in (tmp_path / "runs").glob("[!.]*")}
     planned = {
         job.name
         for name in EXPERIMENTS
@@ -341,9 +341,9 @@ def test_every_name_in_smoke(tmp_path: Path) -> None:
         (weight,) = {one["weight"] for one in rows if one["place"] == place}
         assert sum(parts) == pytest.approx(float(weight), rel=1e-4)
     # Without the runs' folders only those that need encoders are trained again.
-    for path in (tmp_path / "runs").iterdir():
+    for path in (tmp_path / "runs").glob("[!.]*"):
         path.rename(tmp_path / f"gone-{path.name}")
     assert reproduce("table5", scale="smoke", output=str(tmp_path), console=console) == 0
-    assert not list((tmp_path / "runs").iterdir())
+    assert not list((tmp_path / "runs").glob("[!.]*"))
     assert reproduce("contributions", scale="smoke", output=str(tmp_path), console=console) == 0
-    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert len(list((tmp_path / "runs").glob("[!.]*"))) == 1

@@ -238,6 +238,26 @@ def test_a_study_and_its_report(tmp_path: Path, fake: Callable[..., None]) -> No
     assert (folder / "pick.png").exists()
 
 
+def test_the_best_of_an_unfinished_stage_is_not_taken(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    stages = {
+        "pick": {"factors": {"recipe": ["simclr", "hcl"]}, "seeds": 2},
+        "other": {"arms": [{"recipe": "moco"}], "seeds": 1},
+        "confirm": {
+            "best_of": [{"stage": "pick"}, {"stage": "other"}], "seeds": 1, "first_seed": 9,
+        },
+    }  # fmt: skip
+    file = write(tmp_path, stages=stages)
+    run(file, stage="other")
+    with pytest.raises(ValueError, match="expected stage 'pick' to be complete before 'confirm'"):
+        run(file, stage="confirm")
+    folder, _ = run(file)
+    confirmed = {one["row"] for one in records(folder) if one["seed"] == 9}
+    assert len(confirmed) == 2  # the better of two, and the only one of the other stage
+    assert "moco" in confirmed
+
+
 def test_what_is_noted_is_not_run_again(tmp_path: Path, fake: Callable[..., None]) -> None:
     stages = {"one": {"factors": {"recipe": ["simclr", "hcl"]}, "seeds": 2}}
     folder, _ = run(write(tmp_path, stages=stages))

@@ -197,7 +197,7 @@ def test_unknown_parts_are_refused() -> None:
 def test_contradicting_parts_are_refused() -> None:
     for change in ({"framework": "moco"}, {"negatives": "patch"}):
         composition = compose(RECIPES["unremix-nt-xent"], changes=change)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"expected gradient='pseudo-label' .*received 'nt-xe"):
+        with pytest.raises(ValueError, match=r"expected gradient='pseudo-label' .*got 'nt-xe"):
             composition.make_framework(*make_parts())
 
 

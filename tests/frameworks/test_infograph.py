@@ -204,7 +204,7 @@ def test_hcl_as_its_public_code_has_it(options: dict[str, float]) -> None:
         assert_close(expected - actual, torch.tensor(constant, dtype=torch.float64), 1e-9)
 
 
-def test_the_two_signs_favour_hard_and_easy_negatives() -> None:
+def test_the_two_signs_favor_hard_and_easy_negatives() -> None:
     x, groups = torch.tensor([[0.0, 2.0, -2.0]]).double(), torch.tensor([0])
 
     def pull(**options: Any) -> Tensor:

@@ -180,7 +180,7 @@ class TestMoCHi:
 
     def test_it_needs_a_queue(self) -> None:
         model = make_model(SimCLR, negatives=MoCHi())
-        with pytest.raises(ValueError, match="framework with a queue, received SimCLR; use MoCo"):
+        with pytest.raises(ValueError, match="framework with a queue, got SimCLR; use MoCo"):
             model(make_batch())
 
     @pytest.mark.parametrize("mixing_name", ["imix", "unmix"])

@@ -78,13 +78,13 @@ class TestMoCo:
     @pytest.mark.parametrize("momentum", [0.0, 0.25, 0.99, 1.0])
     def test_the_key_encoder_follows_exactly(self, momentum: float) -> None:
         model, batch = make_model(momentum=momentum), make_batch()
-        optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
         expected = [p.detach().clone() for p in model.key_encoder.parameters()]
         expected += [p.detach().clone() for p in model.key_head.parameters()]
         for step in range(3):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             model(batch if step else make_batch(seed=1)).backward()
-            optimiser.step()
+            optimizer.step()
             model.after_step()
             leading = [*model.encoder.parameters(), *model.head.parameters()]
             for number, parameter in enumerate(leading):
@@ -207,7 +207,7 @@ class TestMoCo:
         found = []
         for key in range(4):
             z, _ = model.embed_keys(images, torch.tensor([key]))
-            # Which four were normalised together: the only ones whose result fits.
+            # Which four were normalized together: the only ones whose result fits.
             together = [
                 group
                 for group in itertools.combinations(range(8), 4)
@@ -241,23 +241,23 @@ class TestMoCo:
             )  # fmt: skip
             return model, torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
 
-        def step(model: MoCo, optimiser: torch.optim.Optimizer, number: int) -> Tensor:
-            optimiser.zero_grad()
+        def step(model: MoCo, optimizer: torch.optim.Optimizer, number: int) -> Tensor:
+            optimizer.zero_grad()
             loss: Tensor = model(make_batch(5, seed=number, first=3 * number))
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             model.after_step()
             return loss.detach()
 
-        whole, optimiser = make(0)
+        whole, optimizer = make(0)
         for number in range(3):
-            step(whole, optimiser, number)
-        state = copy.deepcopy((whole.state_dict(), optimiser.state_dict()))
-        expected = [step(whole, optimiser, number) for number in range(3, 6)]
-        other, other_optimiser = make(1)
+            step(whole, optimizer, number)
+        state = copy.deepcopy((whole.state_dict(), optimizer.state_dict()))
+        expected = [step(whole, optimizer, number) for number in range(3, 6)]
+        other, other_optimizer = make(1)
         other.load_state_dict(state[0])
-        other_optimiser.load_state_dict(state[1])
-        found = [step(other, other_optimiser, number) for number in range(3, 6)]
+        other_optimizer.load_state_dict(state[1])
+        found = [step(other, other_optimizer, number) for number in range(3, 6)]
         assert_same(torch.stack(found), torch.stack(expected))
         for name, tensor in whole.state_dict().items():
             assert_same(other.state_dict()[name], tensor)
@@ -288,7 +288,7 @@ class TestMoCo:
             ({"momentum": -0.1}, "got -0.1"),
             ({"group": 1}, "at least 2 images, or 0 for the whole batch, got 1"),
             ({"group": -2}, "got -2"),
-            ({"queue": 0}, "at least 1 key, received 0"),
+            ({"queue": 0}, "at least 1 key, got 0"),
             ({"loss": UnReMixLoss(gradient="nt-xent")}, "'pseudo-label' with a queue"),
         ):
             with pytest.raises(ValueError, match=message):
@@ -296,5 +296,5 @@ class TestMoCo:
         only = UnReMixLoss(gradient="nt-xent", components=("similarity",))
         make_model(loss=only)  # no uncertainty, no contradiction
         encoder, _ = make_parts()
-        with pytest.raises(ValueError, match=r"torch.nn.Linear, received Tanh"):
+        with pytest.raises(ValueError, match=r"torch.nn.Linear, got Tanh"):
             MoCo(encoder, nn.Sequential(nn.Linear(8, 5), nn.Tanh()), InfoNCELoss())

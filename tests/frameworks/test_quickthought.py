@@ -41,7 +41,7 @@ from unremix.training.run import Run
 
 WORDS, SIZE = 30, 5
 # Two documents of several sentences around one of a single sentence; sentences 1 and 5 are of the
-# same text, and so are 7 and its neighbour 8.
+# same text, and so are 7 and its neighbor 8.
 DOCUMENTS = (0, 0, 0, 0, 1, 2, 2, 2, 2)
 TEXTS = (10, 11, 12, 13, 14, 11, 16, 17, 17)
 
@@ -114,7 +114,7 @@ def test_uniform_weights_give_quick_thoughts_cross_entropy(reach: int, mask_repe
     actual = model(batch)
     assert_same(actual, reference.quickthought(f, g, positives, negatives), model)
 
-    # The same by torch: a target for each sentence that has a neighbour.
+    # The same by torch: a target for each sentence that has a neighbor.
     scores = (f @ g.T).masked_fill(~(positives | negatives), -torch.inf)
     answered = positives.any(1)
     target = positives.double() / positives.sum(1, keepdim=True).clamp(min=1)
@@ -275,7 +275,7 @@ def test_hcl_equals_the_loop(similarity_gradient: bool) -> None:
 @pytest.mark.parametrize(
     ("documents", "texts"),
     [
-        ((0, 1, 2), (10, 11, 12)),  # no neighbours
+        ((0, 1, 2), (10, 11, 12)),  # no neighbors
         ((0, 0), (10, 11)),  # no negatives
         ((0, 0, 0), (10, 10, 10)),
         ((0,), (10,)),
@@ -321,7 +321,7 @@ MODELS: dict[str, Any] = {
     "hcl": lambda **options: HCLLoss(class_prior=0.0, **options),
     "unremix": UnReMixLoss,
 }
-# A document goes on in the second process; then the second process has no neighbours of its own.
+# A document goes on in the second process; then the second process has no neighbors of its own.
 SPLITS = {
     "one document in both": (DOCUMENTS, 2),
     "all in one": ((0, 0, 0, 0, 0, 0, 0, 1, 2), 7),
@@ -401,7 +401,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small TREC in SentEval's layout: what is asked about is what it is labelled by."""
+    """A small TREC in SentEval's layout: what is asked about is what it is labeled by."""
     folder = tmp_path_factory.mktemp("senteval") / "downstream"
     (folder / "TREC").mkdir(parents=True)
     kinds = ("ABBR", "DESC", "ENTY", "HUM", "LOC")
@@ -510,11 +510,9 @@ def test_embed_another_text(trained: Run, tmp_path: Path) -> None:
 
 
 def test_embed_takes_sentences_only(trained: Run) -> None:
-    with pytest.raises(
-        ValueError, match=r"list of sentences, received one string; embed\(\['one'\]"
-    ):
+    with pytest.raises(ValueError, match=r"list of sentences, got one string; embed\(\['one'\]"):
         trained.embed("one")
-    with pytest.raises(ValueError, match="expected sentences, received 1"):
+    with pytest.raises(ValueError, match="expected sentences, got 1"):
         trained.embed([1, 2])
     with pytest.raises(ValueError, match="list of sentences, got int 3; pass strings"):
         trained.embed(3)
@@ -620,7 +618,7 @@ def test_compare(text: Path, tasks: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(text: Path, tmp_path: Path) -> None:
-    """Each holds half of every batch; neighbours meet across them."""
+    """Each holds half of every batch; neighbors meet across them."""
     for name, devices in (("one", "1"), ("two", "2")):
         arguments = [
             "--recipe", "quickthought-unremix", "--data", str(text), "--runs", str(tmp_path),
@@ -645,7 +643,7 @@ def test_word_vectors(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*arguments, *words, "--name", "with", *further]) == 0
     assert "has 2 of the 46 words" in (tmp_path / "with" / "warnings.txt").read_text()
     assert main([*arguments, *words, *further, "--sentence.words", "4"]) == 1
-    assert "received 8; add --sentence.words 8" in capsys.readouterr().err
+    assert "got 8; add --sentence.words 8" in capsys.readouterr().err
     assert main([*arguments, "--name", "without", *further]) == 0
     given_, drawn = (unremix.load(tmp_path / name) for name in ("with", "without"))
     known = given_.shape.vocabulary.words
@@ -679,7 +677,7 @@ def test_further_words(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert_close(torch.from_numpy(arrays["embeddings"]), wide.embed(sentences), 1e-5)
     vectors.write_text("cats 1 2\n")
     assert main([*arguments, "--name", "few", "--sentence.expand", str(vectors), *further]) == 1
-    assert "words in both tables, received 1" in capsys.readouterr().err
+    assert "words in both tables, got 1" in capsys.readouterr().err
 
 
 BAD: list[tuple[list[str], str]] = [
@@ -719,7 +717,7 @@ def test_bad_options_are_told_in_one_line(
 BAD_TEXTS = {
     "empty": ("", "at least one sentence"),
     "blank": (" \n\n\t\n", "at least one sentence"),
-    "one sentence each": ("One here.\n\nOne there.\n\nOne more.\n", "sentences with neighbours"),
+    "one sentence each": ("One here.\n\nOne there.\n\nOne more.\n", "sentences with neighbors"),
     "two sentences": ("One here.\nOne there.\n", "batch_size"),
 }
 

@@ -371,7 +371,7 @@ def take_step(model: SwAV, optimizer: torch.optim.Optimizer, batch: Batch) -> fl
     return float(loss.detach())
 
 
-OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters, decay: torch.optim.SGD(
         parameters, 0.5, momentum=0.9, weight_decay=decay
     ),
@@ -382,12 +382,12 @@ OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 class TestPrototypes:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    @pytest.mark.parametrize("optimiser", OPTIMISERS)
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_unit_length_at_the_start_and_after_every_step(
-        self, optimiser: str, dtype: torch.dtype
+        self, optimizer: str, dtype: torch.dtype
     ) -> None:
         model = make_model(dtype=dtype)
-        optimizer = OPTIMISERS[optimiser](model.parameters(), 1e-2)
+        optimizer = OPTIMIZERS[optimizer](model.parameters(), 1e-2)
         weight = model.prototypes.weight
         for step in range(5):
             lengths = weight.detach().norm(dim=1)
@@ -399,10 +399,10 @@ class TestPrototypes:
             take_step(model, optimizer, batch)
             assert (weight.detach() - before).abs().max() > 1e-4
 
-    @pytest.mark.parametrize("optimiser", OPTIMISERS)
-    def test_frozen_ones_have_no_gradient_and_hold_still(self, optimiser: str) -> None:
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    def test_frozen_ones_have_no_gradient_and_hold_still(self, optimizer: str) -> None:
         model = make_model(frozen_epochs=2)
-        optimizer = OPTIMISERS[optimiser](model.parameters(), 0.0)
+        optimizer = OPTIMIZERS[optimizer](model.parameters(), 0.0)
         weight = model.prototypes.weight
         before = weight.detach().clone()
         encoder = next(model.encoder.parameters()).detach().clone()
@@ -419,10 +419,10 @@ class TestPrototypes:
         take_step(model, optimizer, make_batch(epoch=2))
         assert not torch.equal(weight, before)
 
-    @pytest.mark.parametrize("optimiser", OPTIMISERS)
-    def test_frozen_ones_hold_still_under_weight_decay(self, optimiser: str) -> None:
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    def test_frozen_ones_hold_still_under_weight_decay(self, optimizer: str) -> None:
         model = make_model(frozen_epochs=1)
-        optimizer = OPTIMISERS[optimiser](model.parameters(), 0.1)
+        optimizer = OPTIMIZERS[optimizer](model.parameters(), 0.1)
         before = model.prototypes.weight.detach().clone()
         for step in range(3):
             take_step(model, optimizer, make_batch(seed=step))
@@ -549,21 +549,21 @@ class TestBadInput:
         [(name, value) for name, values in BAD_OPTIONS.items() for value in values],
     )
     def test_options(self, name: str, value: Any) -> None:
-        with pytest.raises(ValueError, match=rf"expected {name} to be .*, (received|got) "):
+        with pytest.raises(ValueError, match=rf"expected {name} to be .*, (got|got) "):
             make_model(**{name: value})
 
     def test_head_without_a_linear_end(self) -> None:
-        with pytest.raises(ValueError, match=r"last module to be torch\.nn\.Linear, received ReLU"):
+        with pytest.raises(ValueError, match=r"last module to be torch\.nn\.Linear, got ReLU"):
             SwAV(nn.Flatten(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
 
     @pytest.mark.parametrize(
         ("sizes", "message"),
         [
-            ([3], "at least 2 views, received 1; a view predicts"),
-            ([], "at least 2 views, received 0"),
-            ([3, 2], r"one shape \(N, D\) .* received .*; give"),
-            ([3, 3, 2], r"one shape \(N, D\) .* received"),
-            ([0, 0], r"with at least one row, received .* skip empty"),
+            ([3], "at least 2 views, got 1; a view predicts"),
+            ([], "at least 2 views, got 0"),
+            ([3, 2], r"one shape \(N, D\) .* got .*; give"),
+            ([3, 3, 2], r"one shape \(N, D\) .* got"),
+            ([0, 0], r"with at least one row, got .* skip empty"),
         ],
     )
     def test_views(self, sizes: list[int], message: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import HOSTILE, digits, graphs, sentences, unlabelled
+from small_runs import HOSTILE, digits, graphs, sentences, unlabeled
 
 import unremix
 from unremix.report import write_comparison, write_report
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 AXE = "axe-core@4.10.2"
 AXE_DIGEST = "b511cd9dec01c76f4b2ad1723b66b6db37d4c2eb4ed199076e1829d9ee7b75e3"
 LARGEST = 15 * 2**20
-KINDS = ["digits", "unlabelled", "graphcl-unremix", "infograph-unremix", "sentences"]
+KINDS = ["digits", "unlabeled", "graphcl-unremix", "infograph-unremix", "sentences"]
 
 
 def missing(what: str) -> None:
@@ -61,7 +61,7 @@ def runs(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ru
     folder = tmp_path_factory.mktemp("runs")
     made = [
         digits(folder),
-        unlabelled(folder),
+        unlabeled(folder),
         graphs(folder),
         graphs(folder, "infograph-unremix"),
         sentences(folder),
@@ -132,7 +132,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["digits", "unlabelled", "graphcl-unremix", "infograph-unremix"])
+@pytest.mark.parametrize("kind", ["digits", "unlabeled", "graphcl-unremix", "infograph-unremix"])
 def test_the_controls_rank_as_the_library_does(
     kind: str, runs: dict[str, Run], opened: Opened
 ) -> None:
@@ -249,11 +249,11 @@ def test_every_kind_has_an_explorer(kind: str, runs: dict[str, Run], opened: Ope
     page.get_by_role("searchbox").fill("surely no such name")
     assert page.locator("#explorer .pick:visible").count() == 0
     page.get_by_role("searchbox").fill("")
-    shown = {"digits": "canvas", "unlabelled": "canvas", "sentences": ".sentence"}
+    shown = {"digits": "canvas", "unlabeled": "canvas", "sentences": ".sentence"}
     inside = shown.get(kind, "svg.drawing")
     assert page.locator(f"#explorer .negative {inside}").count() == 36
-    labelled = kind not in ("unlabelled", "sentences")
-    assert ("own class" in page.locator("#explorer").inner_text()) == labelled
+    labeled = kind not in ("unlabeled", "sentences")
+    assert ("own class" in page.locator("#explorer").inner_text()) == labeled
     # The map follows the keyboard.
     page.locator("#map canvas").focus()
     page.keyboard.press("ArrowRight")
@@ -262,12 +262,12 @@ def test_every_kind_has_an_explorer(kind: str, runs: dict[str, Run], opened: Ope
 
 
 def test_suspects_without_labels_are_near_duplicates(runs: dict[str, Run], opened: Opened) -> None:
-    stored = Stored.read(runs["unlabelled"].path)
+    stored = Stored.read(runs["unlabeled"].path)
     assert stored is not None
     batch = stored.arrays["batch"].tolist()
     first, second = batch.index(3), batch.index(7)  # the same picture twice
     assert stored.arrays["suspects"][first, second] == 2
-    page = opened(runs["unlabelled"].path / "report.html")
+    page = opened(runs["unlabeled"].path / "report.html")
     page.evaluate(f"unremix.explorer.choose({first})")
     framed = page.locator("[data-weighting='similarity'] .suspect", has_text="near-duplicate")
     assert framed.count() >= 1

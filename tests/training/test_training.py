@@ -238,7 +238,7 @@ def test_no_epoch_is_the_untrained_encoder(tmp_path: Path) -> None:
         {"recipe": "hcl", "loss": dict(hardness=2.0)},
         {"recipe": "debiased"},
         {"loss": dict(mix=(0.2, 0.3, 0.5), scaling="zscore-exp", hardness=2.0)},
-        {"augmentation": "grey", "head_hidden": (16, 16), "head_output": 4},
+        {"augmentation": "gray", "head_hidden": (16, 16), "head_output": 4},
     ],
     ids=str,
 )
@@ -329,10 +329,10 @@ def test_one_sweep_over_all_parameters_steps_as_torch_does(name: OptimizerName) 
     momentum = {"momentum": 0.9} if name == "sgd" else {}
     theirs = kind(models[1].parameters(), lr=0.1, weight_decay=0.01, foreach=False, **momentum)
     for step in range(3):
-        for model, optimiser in zip(models, (ours, theirs), strict=True):
-            optimiser.zero_grad()
+        for model, optimizer in zip(models, (ours, theirs), strict=True):
+            optimizer.zero_grad()
             model(torch.arange(8.0).view(2, 4).double() + step).pow(2).sum().backward()
-            optimiser.step()
+            optimizer.step()
     assert ours.param_groups[0]["fused"]
     for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(mine, other)

@@ -281,7 +281,7 @@ def test_any_edges_are_exchanged_equally_often() -> None:
 
 def growth(pairs: Pairs, size: int, wanted: int) -> dict[frozenset[int], float]:
     """Chances of each part, if every step takes any edge that leaves it equally often."""
-    neighbours = {
+    neighbors = {
         node: [b for a, b in pairs | {(b, a) for a, b in pairs} if a == node]
         for node in range(size)
     }
@@ -289,7 +289,7 @@ def growth(pairs: Pairs, size: int, wanted: int) -> dict[frozenset[int], float]:
     for _ in range(wanted - 1):
         after: Counter[frozenset[int]] = Counter()
         for part, chance in chances.items():
-            ways = [b for a in part for b in neighbours[a] if b not in part]
+            ways = [b for a in part for b in neighbors[a] if b not in part]
             for node in ways:
                 after[part | {node}] += chance / len(ways)
         chances = dict(after)
@@ -325,11 +325,11 @@ def test_the_first_pairs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kinds": ()}, "among nodes, edges, .* received none"),
-        ({"kinds": ("nodes", "drop")}, "among nodes, edges, .* received drop"),
-        ({"ratio": 1.0}, r"expected ratio in \[0, 1\), received 1.0"),
+        ({"kinds": ()}, "among nodes, edges, .* got none"),
+        ({"kinds": ("nodes", "drop")}, "among nodes, edges, .* got drop"),
+        ({"ratio": 1.0}, r"expected ratio in \[0, 1\), got 1.0"),
         ({"ratio": -0.1}, r"expected ratio in \[0, 1\)"),
-        ({"subgraph": 0.0}, r"expected subgraph in \(0, 1\], received 0.0"),
+        ({"subgraph": 0.0}, r"expected subgraph in \(0, 1\], got 0.0"),
     ],
 )
 def test_settings_that_make_no_sense(options: dict[str, object], message: str) -> None:

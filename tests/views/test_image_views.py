@@ -45,7 +45,7 @@ NOTHING = Augmentation(
 
 
 def photographs(count: int, size: int, channels: int = 3, seed: int = 0) -> Tensor:
-    """Smooth colours with some noise: uint8, shape (count, channels, size, size)."""
+    """Smooth colors with some noise: uint8, shape (count, channels, size, size)."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(count, channels, 5, 5, generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bicubic")
@@ -278,15 +278,15 @@ def test_jitter_only_those_asked_for() -> None:
 
 def test_hue_of_all_corners_of_the_cube() -> None:
     levels = torch.tensor([0.0, 0.2, 0.5, 1.0])
-    colours = torch.cartesian_prod(levels, levels, levels)  # (64, 3), greys and ties included
+    colors = torch.cartesian_prod(levels, levels, levels)  # (64, 3), grays and ties included
     for turns in torch.linspace(-0.5, 0.5, 13).tolist():
         expected = torch.tensor(
             [
                 colorsys.hsv_to_rgb((h + turns) % 1, s, v)
-                for h, s, v in (colorsys.rgb_to_hsv(*rgb) for rgb in colours.tolist())
+                for h, s, v in (colorsys.rgb_to_hsv(*rgb) for rgb in colors.tolist())
             ]
         )
-        result = image.shift_hue(colours.T[None].clone(), torch.tensor([turns]))
+        result = image.shift_hue(colors.T[None].clone(), torch.tensor([turns]))
         torch.testing.assert_close(result[0].T, expected, atol=2e-6, rtol=0)
 
 
@@ -306,12 +306,12 @@ def test_hue_matches_pillows_hsv() -> None:
     assert float(difference.mean()) < 2
 
 
-def test_grey() -> None:
+def test_gray() -> None:
     images = photographs(3, 16)
     expected = [to_pil(picture).convert("L").convert("RGB") for picture in images]
-    assert distance(image.grey(images.float() / 255), expected) < 0.6
+    assert distance(image.gray(images.float() / 255), expected) < 0.6
     one = torch.rand(2, 1, 8, 8)
-    assert torch.equal(image.grey(one), one)
+    assert torch.equal(image.gray(one), one)
 
 
 @pytest.mark.parametrize("size", [4, 28, 32, 96])
@@ -375,7 +375,7 @@ def test_whole_pipeline_against_pil() -> None:
 # The whole
 
 
-@pytest.mark.parametrize(("name", "channels", "size"), [("cifar", 3, 32), ("grey", 1, 28)])
+@pytest.mark.parametrize(("name", "channels", "size"), [("cifar", 3, 32), ("gray", 1, 28)])
 def test_a_view_depends_on_its_image_and_key_alone(name: str, channels: int, size: int) -> None:
     images, view_keys = photographs(40, size, channels), sample_keys(40)
     settings = SETTINGS[name]
@@ -435,7 +435,7 @@ def test_nothing_is_plain() -> None:
     torch.testing.assert_close(plain(images, NOTHING), images.float() / 255)
 
 
-def test_plain_normalises() -> None:
+def test_plain_normalizes() -> None:
     settings = SETTINGS["cifar"]
     images = photographs(5, 8)
     mean, std = torch.tensor(settings.mean), torch.tensor(settings.std)
@@ -531,7 +531,7 @@ def test_crops_are_distributed_as_torchvisions(
 
 
 @pytest.mark.parametrize("ratio", [(1.5, 2.0), (0.25, 0.5)])
-def test_crop_falls_back_to_the_centre(ratio: tuple[float, float]) -> None:
+def test_crop_falls_back_to_the_center(ratio: tuple[float, float]) -> None:
     settings = Augmentation(crop_scale=(1.0, 1.0), crop_ratio=ratio, mean=(0.5,), std=(0.5,))
     boxes = draw(settings, sample_keys(4), 32).boxes
     rng = np.random.default_rng(0)
@@ -543,7 +543,7 @@ def test_crop_falls_back_to_the_centre(ratio: tuple[float, float]) -> None:
 
 
 def test_settings_for() -> None:
-    assert settings_for(1, 28) == "grey"
+    assert settings_for(1, 28) == "gray"
     assert settings_for(3, 32) == settings_for(3, 96) == "cifar"
     assert settings_for(3, 224) == "imagenet"
     with pytest.raises(ValueError, match="1 or 3 channels"):

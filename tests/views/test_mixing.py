@@ -112,7 +112,7 @@ class TestBeta:
     @pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan])
     def test_bad_alpha(self, alpha: float) -> None:
         for make in (lambda: beta(torch.zeros(2), alpha=alpha), lambda: IMix(alpha=alpha)):
-            with pytest.raises(ValueError, match=r"expected alpha .* received .*; 1 is uniform"):
+            with pytest.raises(ValueError, match=r"expected alpha .* got .*; 1 is uniform"):
                 make()
         with pytest.raises(ValueError, match="expected alpha"):
             UnMix(alpha=alpha)
@@ -255,9 +255,9 @@ class TestCutMix:
     def test_share_and_pixels_counted_one_by_one(
         self, n: int, size: int, lam: float, data: st.DataObject
     ) -> None:
-        centre = (data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, size - 1)))
+        center = (data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, size - 1)))
         images = pictures(n, size)
-        box = cutmix_box(size, lam, centre)
+        box = cutmix_box(size, lam, center)
         mixed = un_mix(images, lam, box)
         assert_targets_fit(mixed)
         kept = 0
@@ -326,23 +326,23 @@ class TestUnMix:
     def test_draws(self) -> None:
         """How often CutMix comes, where its box lies, and how mixup's λ is distributed."""
         images, trials = pictures(2, 8), 3000
-        by_mixup, centres = [], []
+        by_mixup, centers = [], []
         for key in batch_keys(trials):
             mixed = UnMix(alpha=0.5, cutmix=0.3)(images, sample_keys(2), key)
             from_other = (mixed.images == images.flip(0)).any(1)[0]
             is_own = (mixed.images == images).any(1)[0]
             if (from_other | is_own).all():  # no blend: CutMix
                 if from_other.any() and is_own.any():
-                    centres.append(from_other.nonzero().double().mean(0))
+                    centers.append(from_other.nonzero().double().mean(0))
             else:
                 by_mixup.append(mixed.targets[0].weight)
         assert stats.kstest(by_mixup, stats.beta(0.5, 0.5).cdf).pvalue > 0.01
         # Mixup with λ so near 0 or 1 that it equals an image does not occur here.
         assert stats.binomtest(len(by_mixup), trials, 0.7).pvalue > 0.01
-        mean = torch.stack(centres).mean(0)
+        mean = torch.stack(centers).mean(0)
         assert ((mean - 3.5).abs() < 0.5).all()
 
-    def test_centres_are_uniform(self) -> None:
+    def test_centers_are_uniform(self) -> None:
         images, size = pictures(2, 8), 8
         tops = []
         for key in batch_keys(8000):
@@ -519,13 +519,13 @@ class TestEvery:
     def test_bad_input(self, mixing: Mixing) -> None:
         good = pictures(4, 6), sample_keys(4), batch_key()
         cases: list[tuple[tuple[Tensor, Tensor, Tensor], str]] = [
-            ((good[0][0], *good[1:]), r"images of shape \(N, C, S, S\), received"),
-            ((good[0][:, :, :3], *good[1:]), r"images of shape \(N, C, S, S\), received"),
-            ((good[0].to(torch.uint8), *good[1:]), "floating point, received torch.uint8; mix"),
-            ((good[0], good[1][:3], good[2]), r"sample_keys of shape \(4,\), .*received .*; draw"),
-            ((good[0], good[1].double(), good[2]), "int64 sample_keys .* received torch.float64"),
-            ((good[0], good[1], good[1]), r"batch_key of shape \(1,\), received .*; draw"),
-            ((good[0], good[1], good[2].int()), "int64 batch_key .* received torch.int32"),
+            ((good[0][0], *good[1:]), r"images of shape \(N, C, S, S\), got"),
+            ((good[0][:, :, :3], *good[1:]), r"images of shape \(N, C, S, S\), got"),
+            ((good[0].to(torch.uint8), *good[1:]), "floating point, got torch.uint8; mix"),
+            ((good[0], good[1][:3], good[2]), r"sample_keys of shape \(4,\), .*got .*; draw"),
+            ((good[0], good[1].double(), good[2]), "int64 sample_keys .* got torch.float64"),
+            ((good[0], good[1], good[1]), r"batch_key of shape \(1,\), got .*; draw"),
+            ((good[0], good[1], good[2].int()), "int64 batch_key .* got torch.int32"),
         ]
         for arguments, message in cases:
             with pytest.raises(ValueError, match=message):
@@ -548,5 +548,5 @@ def test_share_and_patch_of_one_key_are_independent() -> None:
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1, math.nan])
 def test_bad_probability(probability: float) -> None:
-    with pytest.raises(ValueError, match=r"expected cutmix .*\[0, 1\], received .*; 0 is mixup"):
+    with pytest.raises(ValueError, match=r"expected cutmix .*\[0, 1\], got .*; 0 is mixup"):
         UnMix(cutmix=probability)

@@ -194,9 +194,9 @@ class LastLayer:
     def find(self, *embeddings: Tensor, check: bool = True) -> tuple[Found, ...]:
         """h for each of the given embeddings.
 
-        A recorded input counts only if the layer, as it is now, maps it to the embeddings given, up
-        to their lengths: nothing stale is ever returned. Where none does, autograd's graph is asked
-        which input the layer's weight was multiplied with.
+        Autograd's graph tells which input the layer's weight was multiplied with. Without it, a
+        recorded input counts only if the layer, as it is now, maps it to the embeddings given, up
+        to their lengths: nothing stale is ever returned.
 
         Args:
             embeddings: z, each (N, D); parts of one call, a call each, or several calls each.
@@ -224,7 +224,7 @@ class LastLayer:
         recordings: list[Recording],
         check: bool,
     ) -> Found:
-        if not check and (found := self._traced(given, layer)) is not None:
+        if (found := self._traced(given, layer)) is not None:
             return found
         fits = list(_fits(layer, recordings, given))
         if fits:
@@ -236,8 +236,6 @@ class LastLayer:
                 inputs = best.inputs.to(given.dtype)
                 exact = best.end is best.made and bool(_error(given, best.made) <= 1)
                 return Found(inputs, None if exact else best.made.to(given.dtype))
-        if (found := self._traced(given, layer)) is not None:
-            return found
         if not recordings:
             raise ValueError(
                 "expected last_layer to have run before the loss, got no recording: it was never "
@@ -364,6 +362,8 @@ def traced(given: Tensor, leaf: Tensor, make: Callable[[Tensor], Tensor]) -> Fou
             return None
         whole = top.name() == "SplitBackward0"
         start = given.output_nr * top._saved_split_size if whole else top._saved_start
+        top = top.next_functions[0][0]
+    while top is not None and top.name() == "ToCopyBackward0":  # the same in another precision
         top = top.next_functions[0][0]
     waiting: list[Any] = [top]
     seen: set[Any] = set()

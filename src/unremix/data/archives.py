@@ -322,7 +322,7 @@ def expand_braces(pattern: str) -> list[str]:
     choices = [_choices(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]
     if prod(map(len, choices)) > MOST_SHARDS:
         raise ValueError(
-            f"expected a pattern for at most {MOST_SHARDS:,} files, received {shorten(pattern)}; "
+            f"expected a pattern for at most {MOST_SHARDS:,} files, got {shorten(pattern)}; "
             "name a folder in its place"
         )
     return ["".join(parts) for parts in product(*choices)]

@@ -23,7 +23,7 @@ TU_FILE = "_graph_indicator.txt"  # every TU data set of graphs has one, and not
 
 def _of_domain(path: Path, domain: str) -> ValueError:
     return ValueError(
-        f"expected images, received {path}, which looks like {domain} data; add --domain {domain}"
+        f"expected images, got {path}, which looks like {domain} data; add --domain {domain}"
     )
 
 
@@ -44,7 +44,7 @@ def find_images(data: str | Path | Sequence[str | Path]) -> Found:
             raise _of_domain(path, "graph")
         return read_folder(path)
     if not path.is_file():  # to open a pipe would wait for ever
-        raise ValueError(f"expected a file or a folder, received {path}, which is neither")
+        raise ValueError(f"expected a file or a folder, got {path}, which is neither")
     name, suffix = name_and_suffix(path)
     if suffix == ".zip":
         files, skipped = zip_files(path)
@@ -60,4 +60,4 @@ def find_images(data: str | Path | Sequence[str | Path]) -> Found:
     domain = "graph" if is_json_lines(path) else "sentence" if ".txt" in path.suffixes else None
     if domain is not None:
         raise _of_domain(path, domain)
-    raise ValueError(f"expected one of: {ACCEPTED}; received the file {path}")
+    raise ValueError(f"expected one of: {ACCEPTED}; got the file {path}")

@@ -104,7 +104,7 @@ def _number(values: Sequence[Sequence[Any] | None]) -> tuple[list[list[int] | No
     return labels, [str(value) for value in classes]
 
 
-def labelled(
+def labeled(
     splits: Sequence[tuple[list[str], Source]], values: Sequence[Sequence[Any] | None]
 ) -> list[Split]:
     """Splits whose labels count through all of them."""

@@ -56,7 +56,7 @@ def walk(folder: Path) -> Iterator[Entry]:
         visits[identity] += 1
         if visits[identity] > MOST_VISITS:
             raise ValueError(
-                f"expected a folder without links in circles, received {folder}, where links lead "
+                f"expected a folder without links in circles, got {folder}, where links lead "
                 f"to {shorten(place)} more than {MOST_VISITS} times; remove some of the links"
             )
         below, inside = [], above | {identity}

@@ -73,17 +73,17 @@ class GraphDomain:
         for name, least in (("folds", 2), ("repeats", 1), ("hidden", 1), ("layers", 1)):
             value = getattr(options, name)
             if value < least:
-                raise ValueError(f"expected graph.{name} to be at least {least}, received {value}")
+                raise ValueError(f"expected graph.{name} to be at least {least}, got {value}")
         for name in ("kinds", "ratio"):
             value = getattr(options, name)
             if composition.parts["framework"] == "infograph" and value != getattr(usual, name):
                 raise ValueError(
-                    f"expected --graph.{name} only with views of graphs, received {value!r} for "
+                    f"expected --graph.{name} only with views of graphs, got {value!r} for "
                     "InfoGraph, which has none; leave it out or choose a graphcl recipe"
                 )
         if config.chunk is not None:
             raise ValueError(
-                f"expected no --chunk for graphs, received {config.chunk}; a graph's nodes cannot "
+                f"expected no --chunk for graphs, got {config.chunk}; a graph's nodes cannot "
                 "be split: use a smaller --batch_size"
             )
 
@@ -121,7 +121,7 @@ class GraphDomain:
         return GraphShape(encoding)
 
     def build(self, config: TrainConfig, shape: GraphShape, *, gather: bool = False) -> Framework:
-        """The model, initialised from the seed; global randomness is untouched."""
+        """The model, initialized from the seed; global randomness is untouched."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             encoder = GraphEncoder(
@@ -208,7 +208,7 @@ class GraphDomain:
             received = next(wrong, "" if items else "an empty list")
         if received:
             raise ValueError(
-                f"expected a list of torch_geometric.data.Data, received {received}; files are "
+                f"expected a list of torch_geometric.data.Data, got {received}; files are "
                 "embedded by 'unremix embed'"
             )
         return graph_features(run.encoder(), store_graphs(items, run.shape.encoding))

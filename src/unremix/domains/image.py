@@ -115,7 +115,7 @@ class ImageDomain:
         config.composition().make_loss()
         if config.augmentation not in ("auto", *SETTINGS):
             raise ValueError(
-                f"expected augmentation auto or one of {', '.join(SETTINGS)}, received "
+                f"expected augmentation auto or one of {', '.join(SETTINGS)}, got "
                 f"{config.augmentation!r}"
             )
 
@@ -154,7 +154,7 @@ class ImageDomain:
         return shape
 
     def build(self, config: TrainConfig, shape: ImageShape, *, gather: bool = False) -> Framework:
-        """The model, initialised from the seed; global randomness is untouched."""
+        """The model, initialized from the seed; global randomness is untouched."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             encoder = make_encoder(

@@ -1,4 +1,4 @@
-"""Sentences: neighbours in ordered text; kNN over topics and SentEval's tasks."""
+"""Sentences: neighbors in ordered text; kNN over topics and SentEval's tasks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SentenceCorpus(EncodedCorpus):
         if len(texts) != len(self):
             raise ValueError(
                 f"expected the {len(self)} sentences of {self.name} that were read before, "
-                f"received {len(texts)}; the text has changed in the meantime: start again"
+                f"got {len(texts)}; the text has changed in the meantime: start again"
             )
         return [
             text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…" for text in texts
@@ -164,8 +164,7 @@ class SentenceDomain:
                 )
         if config.chunk is not None:
             raise ValueError(
-                f"expected no --chunk for sentences, received {config.chunk}; use a smaller "
-                "--batch_size"
+                f"expected no --chunk for sentences, got {config.chunk}; use a smaller --batch_size"
             )
 
     def load(self, config: TrainConfig) -> SentenceCorpus:
@@ -173,7 +172,7 @@ class SentenceDomain:
         corpus = self._encoded(config, Path(config.runs), config.data, config.limit, None)
         if corpus.documents == corpus.sentences and config.epochs > 0:
             raise ValueError(
-                f"expected sentences with neighbours, received {corpus.documents} documents of one "
+                f"expected sentences with neighbors, got {corpus.documents} documents of one "
                 "sentence each in the text; put sentences that follow each other on lines that "
                 "follow each other, with blank lines between documents only"
             )
@@ -223,7 +222,7 @@ class SentenceDomain:
     def build(
         self, config: TrainConfig, shape: SentenceShape, *, gather: bool = False
     ) -> Framework:
-        """The model, initialised from the seed; global randomness is untouched."""
+        """The model, initialized from the seed; global randomness is untouched."""
         options = config.sentence
         vocabulary = shape.vocabulary
         with torch.random.fork_rng(devices=[]):
@@ -243,7 +242,7 @@ class SentenceDomain:
             if table.shape[1] != options.words:
                 raise ValueError(
                     f"expected vectors of --sentence.words {options.words} numbers in "
-                    f"{options.word_vectors}, received {table.shape[1]}; add --sentence.words "
+                    f"{options.word_vectors}, got {table.shape[1]}; add --sentence.words "
                     f"{table.shape[1]}"
                 )
             for one in encoders:
@@ -340,9 +339,7 @@ class SentenceDomain:
     def embed(self, run: Run, items: Any) -> Tensor:
         """Embeddings of sentences, shape (n, F)."""
         if isinstance(items, str):
-            raise ValueError(
-                f"expected a list of sentences, received one string; embed([{items!r}])"
-            )
+            raise ValueError(f"expected a list of sentences, got one string; embed([{items!r}])")
         if not isinstance(items, Iterable):
             raise ValueError(
                 f"expected a list of sentences, got {type(items).__name__} {items!r}; pass strings"
@@ -350,7 +347,7 @@ class SentenceDomain:
         items = list(items)
         wrong = [item for item in items if not isinstance(item, str)]
         if wrong:
-            raise ValueError(f"expected sentences, received {wrong[0]!r}; each is a string")
+            raise ValueError(f"expected sentences, got {wrong[0]!r}; each is a string")
         encoder, vocabulary = reader(run)
         return encode_texts(encoder, items, vocabulary, max_length=run.config.sentence.max_length)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Neighbours(NamedTuple):
+class Neighbors(NamedTuple):
     """For each node, the nodes at the other end of its edges.
 
     Args:
@@ -21,7 +21,7 @@ class Neighbours(NamedTuple):
     starts: Tensor
 
     @classmethod
-    def of(cls, ends: Tensor, others: Tensor, count: int) -> Neighbours:
+    def of(cls, ends: Tensor, others: Tensor, count: int) -> Neighbors:
         """From one end of each edge and the other, shape (E,) each, of ``count`` nodes."""
         if not (ends[1:] >= ends[:-1]).all():
             others = others[_stable_order(ends, count)]
@@ -30,14 +30,14 @@ class Neighbours(NamedTuple):
 
 
 class _Sum(torch.autograd.Function):
-    """Sums over neighbours, whose gradient is the sum over neighbours along the reversed edges.
+    """Sums over neighbors, whose gradient is the sum over neighbors along the reversed edges.
 
     On the processor a bag of embeddings is several times faster than ``index_add``, and both
     directions of it than its own gradient, which adds up edge by edge.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, incoming: Neighbours, outgoing: Neighbours) -> Tensor:
+    def forward(ctx: Any, x: Tensor, incoming: Neighbors, outgoing: Neighbors) -> Tensor:
         ctx.edges = incoming, outgoing
         return F.embedding_bag(
             incoming.nodes, x, incoming.starts, mode="sum", include_last_offset=True
@@ -52,7 +52,7 @@ class _Sum(torch.autograd.Function):
         return back, None, None
 
 
-def sum_neighbours(x: Tensor, incoming: Neighbours, outgoing: Neighbours) -> Tensor:
+def sum_neighbors(x: Tensor, incoming: Neighbors, outgoing: Neighbors) -> Tensor:
     """Σ x_u over the edges (u, v), for each node v.
 
     Args:
@@ -65,8 +65,8 @@ def sum_neighbours(x: Tensor, incoming: Neighbours, outgoing: Neighbours) -> Ten
 
     Example:
         >>> source, target = torch.tensor([[0, 1, 2], [1, 2, 1]])
-        >>> incoming, outgoing = Neighbours.of(target, source, 3), Neighbours.of(source, target, 3)
-        >>> sum_neighbours(torch.tensor([[1.0], [10.0], [100.0]]), incoming, outgoing)[:, 0]
+        >>> incoming, outgoing = Neighbors.of(target, source, 3), Neighbors.of(source, target, 3)
+        >>> sum_neighbors(torch.tensor([[1.0], [10.0], [100.0]]), incoming, outgoing)[:, 0]
         tensor([  0., 101.,  10.])
     """
     result: Tensor = _Sum.apply(x, incoming, outgoing)  # type: ignore[no-untyped-call]
@@ -90,14 +90,14 @@ class GINLayer(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, x: Tensor, incoming: Neighbours, outgoing: Neighbours) -> Tensor:
+    def forward(self, x: Tensor, incoming: Neighbors, outgoing: Neighbors) -> Tensor:
         """(n, inputs) to (n, hidden)."""
         if self.first.in_features > self.first.out_features:
             # W (x + Σ x) = W x + Σ W x, and there are more columns before W than after.
             x = F.linear(x, self.first.weight)
-            x = x + sum_neighbours(x, incoming, outgoing) + self.first.bias
+            x = x + sum_neighbors(x, incoming, outgoing) + self.first.bias
         else:
-            x = self.first(x + sum_neighbours(x, incoming, outgoing))
+            x = self.first(x + sum_neighbors(x, incoming, outgoing))
         output: Tensor = self.norm(self.second(x.relu()).relu())
         return output
 
@@ -105,7 +105,7 @@ class GINLayer(nn.Module):
 class GIN(nn.Module):
     """Graph isomorphism network: layers whose outputs are joined, and added up over a graph.
 
-    Each layer adds to every node its neighbours (ε = 0), then applies Linear, ReLU and Linear, then
+    Each layer adds to every node its neighbors (ε = 0), then applies Linear, ReLU and Linear, then
     ReLU and, last, BatchNorm: the order of InfoGraph; GIN itself has BatchNorm before the ReLU.
     Weights begin as InfoGraph's: Xavier's uniform distribution, biases 0.
 
@@ -137,7 +137,7 @@ class GIN(nn.Module):
         super().__init__()
         if min(in_features, hidden, layers) < 1:
             raise ValueError(
-                "expected positive sizes, received "
+                "expected positive sizes, got "
                 f"in_features={in_features}, hidden={hidden}, layers={layers}"
             )
         self.features = hidden * layers
@@ -161,8 +161,8 @@ class GIN(nn.Module):
             (G, features): the sum over the nodes of each.
         """
         source, target = edge_index
-        incoming = Neighbours.of(target, source, x.shape[0])
-        outgoing = Neighbours.of(source, target, x.shape[0])
+        incoming = Neighbors.of(target, source, x.shape[0])
+        outgoing = Neighbors.of(source, target, x.shape[0])
         outputs = []
         for layer in self.layers:
             x = layer(x, incoming, outgoing)

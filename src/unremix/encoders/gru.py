@@ -58,10 +58,10 @@ class GRUEncoder(nn.Module):
         if units < directions or units % directions:
             raise ValueError(
                 f"expected a positive {'even ' if bidirectional else ''}number of units, "
-                f"received {units}"
+                f"got {units}"
             )
         if not 0 <= dropout < 1:
-            raise ValueError(f"expected a dropout in [0, 1), received {dropout}")
+            raise ValueError(f"expected a dropout in [0, 1), got {dropout}")
         self.words = word_table(vocabulary_size, words)
         self.gru = nn.GRU(words, units // directions, batch_first=True, bidirectional=bidirectional)
         with torch.no_grad():

@@ -49,7 +49,7 @@ def projection_head(
     sizes = [features, *hidden]
     if min(*sizes, output) < 1:
         raise ValueError(
-            "expected positive sizes, received "
+            "expected positive sizes, got "
             f"features={features}, hidden={tuple(hidden)}, output={output}"
         )
     layers: list[nn.Module] = []

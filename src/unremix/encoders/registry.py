@@ -94,15 +94,15 @@ def make_encoder(
         ('SmallCNN', 64)
         >>> make_encoder("resnet81", channels=3, image_size=32)
         Traceback (most recent call last):
-        ValueError: expected an encoder ... received 'resnet81'; did you mean 'resnet18'?
+        ValueError: expected an encoder ... got 'resnet81'; did you mean 'resnet18'?
     """
     if channels < 1 or image_size < 1:
         raise ValueError(
             "expected images of at least 1 channel and 1 pixel, "
-            f"received channels={channels}, image_size={image_size}"
+            f"got channels={channels}, image_size={image_size}"
         )
     if stem not in ("auto", "cifar", "imagenet"):
-        raise ValueError(f"expected the stem 'auto', 'cifar' or 'imagenet', received {stem!r}")
+        raise ValueError(f"expected the stem 'auto', 'cifar' or 'imagenet', got {stem!r}")
     name = chosen_name(name, image_size)
     if name in DEPTH_OF:
         kind: Stem = "cifar" if image_size <= LARGEST_CIFAR else "imagenet"
@@ -111,7 +111,7 @@ def make_encoder(
         return ResNet(DEPTH_OF[name], channels=channels, width=width, stem=kind)
     if stem != "auto":
         raise ValueError(
-            f"expected stem='auto' for the encoder {name!r}, received {stem!r}; "
+            f"expected stem='auto' for the encoder {name!r}, got {stem!r}; "
             f"only {', '.join(DEPTH_OF)} have a stem to choose"
         )
     if name == "small":
@@ -120,7 +120,7 @@ def make_encoder(
     if not (source and colon and rest):
         raise ValueError(
             f"expected an encoder among {', '.join(NAMES)}, or {FORMS}, "
-            f"received {name!r}{did_you_mean(name, NAMES)}"
+            f"got {name!r}{did_you_mean(name, NAMES)}"
         )
     if source == "timm":
         model = _from_timm(rest, channels=channels, image_size=image_size)
@@ -144,7 +144,7 @@ def _library(name: str) -> ModuleType:
         ) from error
     except Exception as error:  # a build for another torch fails in many ways while it registers
         raise ImportError(
-            f"expected {name} to load, received {type(error).__name__}: {error}; it must be built "
+            f"expected {name} to load, got {type(error).__name__}: {error}; it must be built "
             f"for the installed torch {torch.__version__}. Install a matching pair with: "
             "pip install --upgrade torch torchvision"
         ) from error
@@ -155,7 +155,7 @@ def _from_timm(name: str, *, channels: int, image_size: int) -> nn.Module:
     if not timm.is_model(name):
         raise ValueError(
             "expected the name of a timm model (timm.list_models() lists them), "
-            f"received {name!r}{did_you_mean(name, timm.list_models())}"
+            f"got {name!r}{did_you_mean(name, timm.list_models())}"
         )
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": channels}
     settings = timm.models.get_pretrained_cfg(name)
@@ -165,7 +165,7 @@ def _from_timm(name: str, *, channels: int, image_size: int) -> nn.Module:
         model: nn.Module = timm.create_model(name, **options)
     except Exception as error:
         raise ValueError(
-            f"expected timm to make {name!r} with {options}, received {type(error).__name__}: "
+            f"expected timm to make {name!r} with {options}, got {type(error).__name__}: "
             f"{error}; choose another model, or change the images"
         ) from error
     return model
@@ -177,7 +177,7 @@ def _from_torchvision(name: str) -> nn.Module:
     if name not in known:
         raise ValueError(
             "expected the name of a torchvision model (torchvision.models.list_models() lists "
-            f"them), received {name!r}{did_you_mean(name, known)}"
+            f"them), got {name!r}{did_you_mean(name, known)}"
         )
     model: nn.Module = models.get_model(name, weights=None)
     heads = [
@@ -197,7 +197,7 @@ def _from_callable(module: str, attribute: str, available: dict[str, int]) -> nn
         found = importlib.import_module(module)
     except Exception as error:
         raise ValueError(
-            f"expected {module!r} of the encoder {name!r} to be importable, received "
+            f"expected {module!r} of the encoder {name!r} to be importable, got "
             f"{type(error).__name__}: {error}; check the spelling, and that its folder is on "
             "PYTHONPATH"
         ) from error
@@ -221,13 +221,13 @@ def _from_callable(module: str, attribute: str, available: dict[str, int]) -> nn
         model = make(**wanted)
     except Exception as error:
         raise ValueError(
-            f"expected {name!r} to make a module when called with {wanted}, received "
+            f"expected {name!r} to make a module when called with {wanted}, got "
             f"{type(error).__name__}: {error}; it may take {', '.join(available)}, and any other "
             "parameter needs a default"
         ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(
-            f"expected {name!r} to make a torch.nn.Module, received a {type(model).__name__}; "
+            f"expected {name!r} to make a torch.nn.Module, got a {type(model).__name__}; "
             "name a function that returns one, or its class"
         )
     return model
@@ -246,7 +246,7 @@ def _output_size(model: nn.Module, name: str, *, channels: int, image_size: int)
     except Exception as error:
         raise ValueError(
             f"expected the encoder {name!r} to take images of shape {shape}, "
-            f"received {type(error).__name__}: {error}; choose one for {channels} channels "
+            f"got {type(error).__name__}: {error}; choose one for {channels} channels "
             f"and {image_size} pixels, or change the images"
         ) from error
     finally:
@@ -257,6 +257,6 @@ def _output_size(model: nn.Module, name: str, *, channels: int, image_size: int)
     if not fits or output[0].numel() != output.shape[1]:
         raise ValueError(
             f"expected an output of shape (2, features) from the encoder {name!r} for 2 images, "
-            f"received {received}; end it with pooling and flattening"
+            f"got {received}; end it with pooling and flattening"
         )
     return int(output.shape[1])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 Stem = Literal["cifar", "imagenet"]
 Norm = Callable[[int], nn.Module]
 
-SHOWN = 3  # names listed in an error: enough to recognise the cause
+SHOWN = 3  # names listed in an error: enough to recognize the cause
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -35,7 +35,7 @@ class BasicBlock(nn.Module):
         inputs: Channels of x.
         planes: Channels of both convolutions.
         stride: Stride of the first convolution.
-        norm: Makes a normalisation layer for so many channels.
+        norm: Makes a normalization layer for so many channels.
     """
 
     expansion: ClassVar[int] = 1
@@ -67,7 +67,7 @@ class Bottleneck(nn.Module):
         inputs: Channels of the input.
         planes: Channels of the first two convolutions.
         stride: Stride of the 3x3 convolution.
-        norm: Makes a normalisation layer for so many channels.
+        norm: Makes a normalization layer for so many channels.
     """
 
     expansion: ClassVar[int] = 4
@@ -113,7 +113,7 @@ class ResNet(nn.Module):
         width: Channels of the first stage; the later ones have 2, 4 and 8 times as many.
         stem: ``cifar``: 3x3 at stride 1 and no max-pool, for images of about 32 pixels;
             ``imagenet``: 7x7 at stride 2 and a 3x3 max-pool at stride 2.
-        norm: Makes a normalisation layer for so many channels.
+        norm: Makes a normalization layer for so many channels.
 
     Attributes:
         features: Size of the output: 8 width, and 32 width at depth 50.
@@ -146,13 +146,13 @@ class ResNet(nn.Module):
         super().__init__()
         if depth not in DEPTHS:
             known = ", ".join(map(str, DEPTHS))
-            raise ValueError(f"expected a depth of {known}, received {depth}")
+            raise ValueError(f"expected a depth of {known}, got {depth}")
         if stem not in ("cifar", "imagenet"):
-            raise ValueError(f"expected the stem 'cifar' or 'imagenet', received {stem!r}")
+            raise ValueError(f"expected the stem 'cifar' or 'imagenet', got {stem!r}")
         if channels < 1 or width < 1:
             raise ValueError(
                 "expected at least 1 channel and a width of at least 1, "
-                f"received channels={channels}, width={width}"
+                f"got channels={channels}, width={width}"
             )
         self.depth, self.channels, self.width, self.stem = depth, channels, width, stem
         block, counts = DEPTHS[depth]
@@ -224,11 +224,11 @@ def load_torchvision(model: ResNet, state: Mapping[str, Tensor]) -> None:
             if names
         ]
         raise ValueError(
-            f"expected the names of this ResNet, received a state dict {'; '.join(parts)}; "
+            f"expected the names of this ResNet, got a state dict {'; '.join(parts)}; "
             "build the model with the checkpoint's depth, and strip a prefix such as 'module.'"
         )
     different = [
-        f"{name} {tuple(own[name].shape)} (received {tuple(value.shape)})"
+        f"{name} {tuple(own[name].shape)} (got {tuple(value.shape)})"
         for name, value in given.items()
         if own[name].shape != value.shape
     ]

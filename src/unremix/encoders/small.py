@@ -36,7 +36,7 @@ class SmallCNN(nn.Module):
         if channels < 1 or width < 1:
             raise ValueError(
                 "expected at least 1 channel and a width of at least 1, "
-                f"received channels={channels}, width={width}"
+                f"got channels={channels}, width={width}"
             )
 
         def block(inputs: int, outputs: int, stride: int) -> nn.Sequential:

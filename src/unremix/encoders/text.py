@@ -40,13 +40,13 @@ def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
     """
     if tokens.dim() != 2 or lengths.shape != tokens.shape[:1] or not tokens.numel():
         raise ValueError(
-            "expected tokens (n, L) and lengths (n,), received "
+            "expected tokens (n, L) and lengths (n,), got "
             f"{tuple(tokens.shape)} and {tuple(lengths.shape)}; Vocabulary.encode makes both"
         )
     shortest, longest = int(lengths.min()), int(lengths.max())
     if shortest < 1 or longest > tokens.shape[1]:
         raise ValueError(
-            f"expected lengths from 1 to {tokens.shape[1]}, received {shortest} to {longest}; "
+            f"expected lengths from 1 to {tokens.shape[1]}, got {shortest} to {longest}; "
             "an empty sentence is one unknown word, as Vocabulary.encode makes it"
         )
 
@@ -64,7 +64,7 @@ def word_table(vocabulary_size: int, words: int) -> nn.Embedding:
     if vocabulary_size < 2 or words < 1:
         raise ValueError(
             "expected at least 2 rows (padding and unknown) and vectors of at least 1, "
-            f"received vocabulary_size={vocabulary_size}, words={words}"
+            f"got vocabulary_size={vocabulary_size}, words={words}"
         )
     table = nn.Embedding(vocabulary_size, words, padding_idx=0)
     with torch.no_grad():
@@ -151,7 +151,7 @@ class TransformerEncoder(nn.Module):
         if min(layers, heads, max_length) < 1 or words % heads:
             raise ValueError(
                 "expected at least 1 layer, head and word, and heads that divide the size, "
-                f"received layers={layers}, heads={heads}, max_length={max_length}, words={words}"
+                f"got layers={layers}, heads={heads}, max_length={max_length}, words={words}"
             )
         self.words = word_table(vocabulary_size, words)
         self.places = nn.Parameter(torch.empty(max_length, words).uniform_(-INITIAL, INITIAL))
@@ -168,7 +168,7 @@ class TransformerEncoder(nn.Module):
         check_sentences(tokens, lengths)
         if tokens.shape[1] > len(self.places):
             raise ValueError(
-                f"expected sentences of at most {len(self.places)} words, received "
+                f"expected sentences of at most {len(self.places)} words, got "
                 f"{tokens.shape[1]}; cut them with Vocabulary.encode(..., max_length=...)"
             )
         known = positions(tokens, lengths)

@@ -106,7 +106,7 @@ def _size_of(line: str, path: Path) -> int:
         size += 1
     if not size:
         raise ValueError(
-            f"expected a word and its numbers in the first line of {path}, received {line[:60]!r}"
+            f"expected a word and its numbers in the first line of {path}, got {line[:60]!r}"
         )
     return size
 
@@ -125,7 +125,7 @@ def set_word_vectors(table: nn.Embedding, vectors: Tensor, found: Tensor) -> Non
     """
     if vectors.shape != table.weight.shape:
         raise ValueError(
-            f"expected vectors of shape {tuple(table.weight.shape)}, received "
+            f"expected vectors of shape {tuple(table.weight.shape)}, got "
             f"{tuple(vectors.shape)}; make the encoder with words={vectors.shape[-1]}"
         )
     table.weight[found] = vectors[found].to(table.weight)
@@ -165,7 +165,7 @@ def expand_vocabulary(
     """
     if len(table) != len(own_words) or len(big_vectors) != len(big_words):
         raise ValueError(
-            f"expected a word for each row, received {len(table)} rows and {len(own_words)} words, "
+            f"expected a word for each row, got {len(table)} rows and {len(own_words)} words, "
             f"and {len(big_vectors)} rows and {len(big_words)} words of the big table"
         )
     own = {word: row for row, word in enumerate(own_words) if row >= 2}
@@ -198,7 +198,7 @@ def check_expansion(path: str | Path, vocabulary: Vocabulary) -> int:
 def _check_shared(shared: int, size: int) -> None:
     if shared <= size:
         raise ValueError(
-            f"expected more than {size} words in both tables, received {shared}; train with a "
+            f"expected more than {size} words in both tables, got {shared}; train with a "
             "larger vocabulary, or take smaller vectors"
         )
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 # kNN on a handful of graphs per class is noise; a fifth of a class, at most 20, is not.
-NEIGHBOURS = 20
+NEIGHBORS = 20
 
 
 def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
@@ -87,7 +87,7 @@ class GraphObserver:
             )
         labels = self.labels
         if labels is not None:
-            k = min(NEIGHBOURS, max(1, len(labels) // (5 * len(labels.unique()))))
+            k = min(NEIGHBORS, max(1, len(labels) // (5 * len(labels.unique()))))
             k = k if self.config.knn_k is None else self.config.knn_k
             temperature = self.config.knn_temperature
             row["knn"] = leave_one_out_knn(features, labels, k=k, temperature=temperature).value

@@ -71,10 +71,10 @@ def effective_rank(features: Tensor) -> float:
         Roy and Vetterli 2007, there on singular values; Garrido et al. 2023 (RankMe).
     """
     features = checked_features(features, "the features").double()
-    centred = features - features.mean(0)
+    centered = features - features.mean(0)
     # Both products have the same nonzero eigenvalues; take the smaller.
-    wide = centred.shape[1] > centred.shape[0]
-    values = torch.linalg.eigvalsh(centred @ centred.T if wide else centred.T @ centred)
+    wide = centered.shape[1] > centered.shape[0]
+    values = torch.linalg.eigvalsh(centered @ centered.T if wide else centered.T @ centered)
     values = values.clamp_(min=0)
     total = float(values.sum())
     if total <= noise(values.dtype) ** 2 * float(features.square().sum()):

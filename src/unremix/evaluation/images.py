@@ -31,10 +31,10 @@ from unremix.views.randomness import keys
 
 MOST_PIXELS = 2**30  # values of raw pixels that are measured: 4 GiB; of more images than that, none
 WATCHED = 256  # training images on which the health of the embeddings is measured
-HELD_OUT = 0.2  # share of the labelled images that the probe is tested on where there is no split
+HELD_OUT = 0.2  # share of the labeled images that the probe is tested on where there is no split
 
 
-def neighbours(data: ImageData, config: TrainConfig) -> int:
+def neighbors(data: ImageData, config: TrainConfig) -> int:
     """k of the kNN measurement: as configured, or 200, but at most a fifth of a class's images."""
     if config.knn_k is not None:
         return config.knn_k
@@ -51,7 +51,7 @@ def _neighbor_shares(
     train: Tensor, test: Tensor | None, data: ImageData, config: TrainConfig
 ) -> tuple[Tensor, Tensor]:
     """The share of each class among an image's neighbors, shape (m, C), and the right classes."""
-    labels, k, t = data.train.labels, neighbours(data, config), config.knn_temperature
+    labels, k, t = data.train.labels, neighbors(data, config), config.knn_temperature
     assert labels is not None
     if test is None or data.test is None or data.test.labels is None:
         return leave_one_out_shares(train, labels, k=k, temperature=t), labels
@@ -245,7 +245,7 @@ def evaluate_run(
     split = data.test is not None and data.test.labels is not None
     held_out = "test images" if config.validation is None else "held-out training images"
     card["protocol"] = {
-        "knn": f"cosine, k={neighbours(data, config)}, votes weighted by "
+        "knn": f"cosine, k={neighbors(data, config)}, votes weighted by "
         f"exp(similarity/{config.knn_temperature:g}), "
         + (f"training images as bank, {held_out} as queries" if split else "leave one out"),
         "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, batches of at most 512, "

@@ -1,4 +1,4 @@
-"""Weighted nearest neighbours on frozen features: what they tell without any training."""
+"""Weighted nearest neighbors on frozen features: what they tell without any training."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _class_shares(
 ) -> Tensor:
     """The shares of :func:`knn_predict`, of checked inputs, shape (m, C).
 
-    With ``leave_one_out`` the queries are the bank, and none is its own neighbour.
+    With ``leave_one_out`` the queries are the bank, and none is its own neighbor.
     """
     if k < 1:
         raise ValueError(f"expected k of at least 1, got {k}")
@@ -133,7 +133,7 @@ def knn_predict(
     num_classes: int | None = None,
     tile: int | None = None,
 ) -> Tensor:
-    """The share of each class among a query's k nearest neighbours, weighted by their cosine.
+    """The share of each class among a query's k nearest neighbors, weighted by their cosine.
 
     p_ic = Σ_j w_ij [y_j = c] / Σ_j w_ij  with  w_ij = exp(f_i·f_j / t), over the k nearest j.
 
@@ -143,7 +143,7 @@ def knn_predict(
         bank: Features of the n samples to look among, shape (n, D); only their directions count.
         bank_labels: y, integers from 0, shape (n,).
         queries: Features to classify, shape (m, D).
-        k: Neighbours; all of them where the bank has fewer.
+        k: Neighbors; all of them where the bank has fewer.
         temperature: t; the smaller, the more the nearest ones count.
         num_classes: C; one more than the highest label if None.
         tile: Queries at a time; chosen by the size of the bank if None.
@@ -194,7 +194,7 @@ def knn_accuracy(
         bank_labels: Their classes, shape (n,).
         queries: Features of the test samples, shape (m, D).
         labels: Their classes, shape (m,).
-        k: Neighbours.
+        k: Neighbors.
         temperature: t.
         tile: Queries at a time.
 
@@ -303,7 +303,7 @@ def leave_one_out_knn(
     Args:
         features: Shape (n, D).
         labels: Shape (n,).
-        k: Neighbours; all others where there are fewer.
+        k: Neighbors; all others where there are fewer.
         temperature: t.
         tile: Samples at a time.
 

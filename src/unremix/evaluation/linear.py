@@ -52,7 +52,7 @@ def linear_probe(
     weight_decay: float = 1e-6,
     batch_size: int = 512,
     seed: int = 0,
-    standardise: bool = False,
+    standardize: bool = False,
     progress: Progress | None = None,
 ) -> LinearResult:
     """Train one linear layer on frozen features with Adam, and test it.
@@ -72,7 +72,7 @@ def linear_probe(
         weight_decay: L2 penalty, added to the gradient as Adam does (not AdamW).
         batch_size: B; the last batch of an epoch may be smaller.
         seed: Draws the initial layer and the order of the samples.
-        standardise: Whether to shift and scale each feature to mean 0 and deviation 1 on the
+        standardize: Whether to shift and scale each feature to mean 0 and deviation 1 on the
             training samples. The published protocol does not.
         progress: Called with the epoch, from 1, and its test top-1.
 
@@ -110,7 +110,7 @@ def linear_probe(
             "expected a positive learning rate and a weight decay of at least 0, "
             f"got lr={lr}, weight_decay={weight_decay}"
         )
-    if standardise:
+    if standardize:
         mean, deviation = x.mean(0), x.std(0, correction=0)
         deviation = deviation.masked_fill(deviation == 0, 1.0)
         x, test = (x - mean) / deviation, (test - mean) / deviation

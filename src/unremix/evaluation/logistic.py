@@ -53,7 +53,7 @@ def fit_logistic(
     tolerance: float = 1e-10,
     basis: Tensor | None = None,
 ) -> Fits:
-    """Minimise, for each problem p, ½ |W|² + C_p Σ_{i in train_p} -log softmax(W x_i + b)_{y_i}.
+    """Minimize, for each problem p, ½ |W|² + C_p Σ_{i in train_p} -log softmax(W x_i + b)_{y_i}.
 
     The bias b is not penalised. Two classes have one logit, of class 1; more have one each. This
     is the objective of scikit-learn's ``LogisticRegression(C=C_p)``.

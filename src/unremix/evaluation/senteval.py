@@ -75,7 +75,7 @@ def evaluate(
 
     These are SentEval's protocols, with the same folds for the same seed; for the classifiers that
     with scikit-learn (``usepytorch=False``), whose result does not hang on when training stopped.
-    Features are not standardised. An empty line of CR or MPQA counts as the sentence ``.``.
+    Features are not standardized. An empty line of CR or MPQA counts as the sentence ``.``.
 
     Args:
         encode: From a list of n sentences, words separated by spaces, to n vectors: an array or
@@ -448,7 +448,7 @@ def _protocol(
 
     regression = (
         "L2-penalised logistic regression at its optimum, bias not penalised (the objective of "
-        "scikit-learn's LogisticRegression), features not standardised"
+        "scikit-learn's LogisticRegression), features not standardized"
     )
     texts = {
         "nested": f"MR, CR, SUBJ, MPQA: {regression}; stratified {folds}-fold, mean over folds; "

@@ -150,7 +150,7 @@ def svm_accuracy(
     inner_folds: int = 5,
     C: Sequence[float] = C_GRID,
     kernel: Kernel = "rbf",
-    standardise: bool = True,
+    standardize: bool = True,
     repeats: int = 1,
     seed: int = 0,
     jobs: int | None = None,
@@ -176,7 +176,7 @@ def svm_accuracy(
         C: Candidates.
         kernel: ``rbf`` and ``linear`` for support vector machines, ``logistic`` for logistic
             regression.
-        standardise: Whether to bring each feature to mean 0 and variance 1. InfoGraph's public code
+        standardize: Whether to bring each feature to mean 0 and variance 1. InfoGraph's public code
             does not.
         repeats: How often to draw new folds.
         seed: Draws the folds; repeat r uses seed + r.
@@ -248,7 +248,7 @@ def svm_accuracy(
             nonlocal results, unfinished
             predictions = []
             for predicted, early in pool.map(
-                partial(_predict, x, y, kernel, standardise), splits, grids
+                partial(_predict, x, y, kernel, standardize), splits, grids
             ):
                 predictions.append(predicted)
                 results, unfinished = results + 1, unfinished + early
@@ -265,7 +265,7 @@ def svm_accuracy(
         warnings.warn(
             f"{unfinished} of {len(parts) * (inner * len(grid) + 1)} fits stopped after "
             f"{MAX_ITERATIONS} iterations without having converged; leave out the largest C, or "
-            "standardise the features",
+            "standardize the features",
             stacklevel=2,
         )
     return SVMResult(
@@ -282,8 +282,8 @@ def svm_accuracy(
             "outer_folds": outer,
             "inner_folds": inner,
             "folds": "stratified and shuffled, at both levels",
-            "standardised": "each feature, by mean and variance of what the classifier is fitted to"
-            if standardise
+            "standardized": "each feature, by mean and variance of what the classifier is fitted to"
+            if standardize
             else "no",
             "repeats": repeats,
             "seed": seed,
@@ -305,12 +305,12 @@ def _checked_grid(candidates: Sequence[float], kernel: str) -> tuple[float, ...]
 
 
 def _predict(
-    x: Floats, y: Labels, kernel: Kernel, standardise: bool, split: Split, grid: Sequence[float]
+    x: Floats, y: Labels, kernel: Kernel, standardize: bool, split: Split, grid: Sequence[float]
 ) -> tuple[Labels, int]:
     """Predictions of the test samples for each C, and how many fits have not converged."""
     train, test = split
     fitted, tested = x[train], x[test]
-    if standardise:
+    if standardize:
         from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 
         scaler = StandardScaler().fit(fitted)

@@ -323,6 +323,6 @@ def compare(
 def _check_threads(earlier: int, share: Share) -> None:
     if earlier != share.threads:
         raise ValueError(
-            f"expected {earlier} threads for every run, as those have had that are done, received "
+            f"expected {earlier} threads for every run, as those have had that are done, got "
             f"{share.threads}: with a budget of time it would not be fair; choose --jobs to match"
         )

@@ -321,7 +321,7 @@ def estimate(
         ValueError: For options or data that no run can be made of.
     """
     if config.epochs < 1:
-        raise ValueError("expected at least 1 epoch to estimate, received 0")
+        raise ValueError("expected at least 1 epoch to estimate, got 0")
     domain = find_domain(config.domain)
     domain.check(config)
     if data is None:
@@ -369,9 +369,7 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     """
     console = console or Console()
     if config.resume is not None:
-        raise ValueError(
-            "expected --dry_run for a new run, received --resume as well; leave it out"
-        )
+        raise ValueError("expected --dry_run for a new run, got --resume as well; leave it out")
     domain = find_domain(config.domain)
     domain.check(config)
     data, real = load_or_imagine(domain, config)

@@ -111,7 +111,7 @@ class Folder:
         strange = [entry.name for entry in self.path.iterdir() if entry.name != ".locks"]
         if strange:
             raise ValueError(
-                f"expected a new folder or one of a comparison, received {str(self.path)!r} with "
+                f"expected a new folder or one of a comparison, got {str(self.path)!r} with "
                 f"{strange[0]!r} and no comparison.yaml; choose another --output"
             )
         return None

@@ -50,7 +50,7 @@ class CompareConfig:
         for name in ("seeds", "jobs"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"expected {name} to be at least 1, received {value}")
+                raise ValueError(f"expected {name} to be at least 1, got {value}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def chosen_recipes(names: str, domain: str) -> tuple[str, ...]:
         )
     found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not found:
-        raise ValueError(f"expected recipes with commas between, or 'all', received {names!r}")
+        raise ValueError(f"expected recipes with commas between, or 'all', got {names!r}")
     return tuple(find_recipe(name).name for name in found)
 
 
@@ -153,9 +153,7 @@ def read_budget(budget: str | None) -> tuple[int | None, float | None]:
     if match is not None and match[2] in UNITS and amount > 0:
         return None, amount * UNITS[match[2]]
     if match is None or match[2] in UNITS or amount != int(amount):
-        raise ValueError(
-            f"expected a budget such as '20 epochs' or '10 minutes', received {budget!r}"
-        )
+        raise ValueError(f"expected a budget such as '20 epochs' or '10 minutes', got {budget!r}")
     return int(amount), None
 
 
@@ -289,7 +287,7 @@ def make_plan(
         reference = recipes[0]
     if reference not in recipes:
         raise ValueError(
-            f"expected a reference among {', '.join(recipes)}, received {reference!r}; add it to "
+            f"expected a reference among {', '.join(recipes)}, got {reference!r}; add it to "
             "--recipes"
         )
     return Plan(recipes, seeds, reference, train)
@@ -304,7 +302,7 @@ def _check_same(earlier: Mapping[str, Any], asked: Mapping[str, Any], folder: st
     ]
     if changed:
         raise ValueError(
-            f"expected the options that the comparison in {folder} was begun with, received others "
+            f"expected the options that the comparison in {folder} was begun with, got others "
             f"({'; '.join(changed)}); only recipes and seeds can be added: use the same options, "
             "or another --output"
         )

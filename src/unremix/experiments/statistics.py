@@ -47,7 +47,7 @@ def _checked(values: Sequence[float]) -> list[float]:
     return list(values)
 
 
-def summarise(values: Sequence[float]) -> Summary:
+def summarize(values: Sequence[float]) -> Summary:
     """Mean and standard deviation.
 
     Args:
@@ -60,9 +60,9 @@ def summarise(values: Sequence[float]) -> Summary:
         ValueError: If there is no value, or one is not finite.
 
     Example:
-        >>> summarise([1.0, 2.0, 3.0])
+        >>> summarize([1.0, 2.0, 3.0])
         Summary(count=3, mean=2.0, deviation=1.0)
-        >>> summarise([1.0]).deviation is None
+        >>> summarize([1.0]).deviation is None
         True
     """
     values = _checked(values)
@@ -103,7 +103,7 @@ def paired_difference(
     if not 0 < confidence < 1:
         raise ValueError(f"expected a confidence between 0 and 1, got {confidence}")
     differences = [x - y for x, y in zip(_checked(values), _checked(reference), strict=True)]
-    found = summarise(differences)
+    found = summarize(differences)
     size = max(abs(value) for value in (*values, *reference))
     if found.deviation is None or found.deviation <= 1e-12 * size:
         return Difference(found.count, found.mean, None, None)

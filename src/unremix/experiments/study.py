@@ -29,7 +29,7 @@ from unremix.experiments.engine import Engine
 from unremix.experiments.plan import Job, train_config
 from unremix.experiments.processes import Runner
 from unremix.experiments.results import Results
-from unremix.experiments.statistics import summarise
+from unremix.experiments.statistics import summarize
 from unremix.training.config import code_of, untrusted
 
 Arm = Mapping[str, Any]
@@ -58,7 +58,7 @@ class Stage:
     Args:
         factors: Values of some options; every combination is an arm.
         arms: Further arms, one by one.
-        best_of: Further arms: the best of an earlier stage.
+        best_of: Further arms: the best of earlier stages.
         seeds: Seeds of every arm; a list for successive halving, such as [2, 4, 8].
         first_seed: The first seed; others than those of an earlier stage make it independent.
         keep: With halving, the share of arms that goes on.
@@ -70,7 +70,7 @@ class Stage:
 
     factors: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     arms: Sequence[Arm] = ()
-    best_of: BestOf | None = None
+    best_of: Sequence[BestOf] = ()
     seeds: int | Sequence[int] = 3
     first_seed: int = 0
     keep: float = 0.5
@@ -126,18 +126,19 @@ def read_study(path: str | Path, *, trust: bool = False) -> Study:
     stages = {name: _read_stage(name, stage or {}) for name, stage in options["stages"].items()}
     study: Study = _make(Study, {**options, "stages": stages}, str(path))
     for name, stage in study.stages.items():
-        named = stage.reference is not None and stage.best_of is None
+        named = stage.reference is not None and not stage.best_of
         if named and stage.reference not in given_arms(stage):
             raise ValueError(
                 f"expected the reference of stage {name!r} among its arms, got "
                 f"{stage.reference}; add it to arms"
             )
         earlier = list(study.stages)[: list(study.stages).index(name)]
-        if stage.best_of is not None and stage.best_of.stage not in earlier:
-            raise ValueError(
-                f"expected best_of of stage {name!r} to name an earlier stage, got "
-                f"{stage.best_of.stage!r}; earlier are {', '.join(earlier) or 'none'}"
-            )
+        for best in stage.best_of:
+            if best.stage not in earlier:
+                raise ValueError(
+                    f"expected best_of of stage {name!r} to name an earlier stage, got "
+                    f"{best.stage!r}; earlier are {', '.join(earlier) or 'none'}"
+                )
         for arm in given_arms(stage):
             options = {**study.train, **stage.train, **arm}
             code = code_of(options.get("imports") or (), str(options.get("backbone") or ""))
@@ -158,8 +159,9 @@ def _make(kind: type, options: Mapping[str, Any], where: str) -> Any:
 
 def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
     where = f"stage {name!r}"
-    if isinstance(options.get("best_of"), Mapping):
-        options = {**options, "best_of": _make(BestOf, options["best_of"], where)}
+    best = options.get("best_of") or ()
+    several = [best] if isinstance(best, Mapping) else best
+    options = {**options, "best_of": tuple(_make(BestOf, one, where) for one in several)}
     stage: Stage = _make(Stage, options, where)
     if not (stage.factors or stage.arms or stage.best_of):
         raise ValueError(f"expected factors, arms or best_of in {where}, got none of them")
@@ -243,7 +245,7 @@ def best_arms(
         jobs = [make_job(study, stage, arm, seed) for seed in seeds]
         found = [results.value(job, study.measure) for job in jobs if job.name in results.records]
         if found:
-            means.append((summarise(found).mean, number))
+            means.append((summarize(found).mean, number))
     chosen: list[int] = []
     for group in groups_of(arms, within):
         own = [one for one in means if group_of(arms[one[1]], within) == group]
@@ -256,11 +258,11 @@ def arms_of(study: Study, name: str, results: Results) -> list[Arm]:
     """All arms of a stage; those that are the best of a stage that has no results are missing."""
     stage = study.stages[name]
     arms: list[Arm] = list(given_arms(stage))
-    if stage.best_of is not None:
-        source = study.stages[stage.best_of.stage]
+    for best in stage.best_of:
+        source = study.stages[best.stage]
         arms += best_arms(
-            study, source, final_arms(study, stage.best_of.stage, results), seeds_of(source),
-            results, within=stage.best_of.within, keep=stage.best_of.keep,
+            study, source, final_arms(study, best.stage, results), seeds_of(source), results,
+            within=best.within, keep=best.keep,
         )  # fmt: skip
     return [arm for number, arm in enumerate(arms) if arm not in arms[:number]]
 
@@ -293,6 +295,12 @@ def jobs_at(study: Study, name: str, rung: int, results: Results) -> list[Job]:
     return [make_job(study, stage, arm, seed) for seed in seeds_of(stage, rung) for arm in arms]
 
 
+def is_complete(study: Study, name: str, results: Results) -> bool:
+    """Whether every run of a stage's last rung has ended."""
+    jobs = jobs_at(study, name, len(study.stages[name].rungs) - 1, results)
+    return bool(jobs) and all(job in results for job in jobs)
+
+
 def planned(study: Study, results: Results) -> list[tuple[str, int, int, int]]:
     """Of each rung: its stage, arms, runs and runs to be made, as far as it can be told.
 
@@ -300,10 +308,12 @@ def planned(study: Study, results: Results) -> list[tuple[str, int, int, int]]:
     """
     found = []
     for name, stage in study.stages.items():
-        best = stage.best_of
         count = len(arms_of(study, name, results))
-        if best is not None and count == len(given_arms(stage)):  # no results to choose from yet
-            count += best.keep * len(groups_of(given_arms(study.stages[best.stage]), best.within))
+        if not all(is_complete(study, best.stage, results) for best in stage.best_of):
+            count = len(given_arms(stage)) + sum(
+                best.keep * len(groups_of(given_arms(study.stages[best.stage]), best.within))
+                for best in stage.best_of
+            )
         before = 0
         for rung, seeds in enumerate(stage.rungs):
             jobs = jobs_at(study, name, rung, results)
@@ -381,6 +391,12 @@ def run_study(
     with engine.alone("study"):
         try:
             for name in study.stages if stage is None else [stage]:
+                for best in study.stages[name].best_of:
+                    if not is_complete(study, best.stage, engine.results):
+                        raise ValueError(
+                            f"expected stage {best.stage!r} to be complete before {name!r}, which "
+                            "takes the best of it, got missing runs; run that stage first"
+                        )
                 for rung in range(len(study.stages[name].rungs)):
                     if not _run_rung(study, name, rung, engine):
                         return engine.path

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from unremix.evaluation.card import FEATURES, label_of
 from unremix.experiments.quantities import duration
-from unremix.experiments.statistics import Difference, Summary, paired_difference, summarise
+from unremix.experiments.statistics import Difference, Summary, paired_difference, summarize
 
 TRAINED = "trained"  # the features a run is about; all others on a card are baselines
 ASIDE = ("top5",)  # measures that the files list and the table leaves out
@@ -163,7 +163,7 @@ def _cell(values: dict[int, float], reference: dict[int, float] | None) -> Cell:
         difference = paired_difference(
             [values[seed] for seed in seeds], [reference[seed] for seed in seeds]
         )
-    return Cell(summarise(list(values.values())), difference)
+    return Cell(summarize(list(values.values())), difference)
 
 
 def table_rows(outcomes: Sequence[Outcome], *, reference: str) -> list[TableRow]:

@@ -115,8 +115,7 @@ class Projecting(Framework):
         last = head[-1]
         if not isinstance(last, nn.Linear):
             raise ValueError(
-                f"expected the head's last module to be torch.nn.Linear, received "
-                f"{type(last).__name__}"
+                f"expected the head's last module to be torch.nn.Linear, got {type(last).__name__}"
             )
         self.encoder = encoder
         self.head = head
@@ -142,7 +141,7 @@ class Projecting(Framework):
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of a batch; each input is normalised by its own batch statistics, as in HCL."""
+        """The loss of a batch; each input is normalized by its own batch statistics, as in HCL."""
         return self.objective([self.embed(images) for images in self.inputs(batch)], batch)
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:

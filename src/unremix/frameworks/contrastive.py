@@ -109,7 +109,7 @@ class Contrastive(Projecting):
         ):
             raise ValueError(
                 "expected gradient='pseudo-label' with further negatives, which have no positive, "
-                "received 'nt-xent'; change one of them"
+                "got 'nt-xent'; change one of them"
             )
 
     def reserve(self, samples: int) -> None:

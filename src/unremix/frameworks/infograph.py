@@ -104,7 +104,7 @@ class InfoGraph(Framework):
         self.graphs = Discriminator(encoder.features)
         if loss.class_prior and not (isinstance(loss, HCLLoss) and self.objective == "jsd"):
             raise ValueError(
-                "expected class_prior=0 on InfoGraph, whose products are not bounded, received "
+                "expected class_prior=0 on InfoGraph, whose products are not bounded, got "
                 f"{loss.class_prior}; leave it out, or use HCL with the objective jsd"
             )
         if self.objective == "jsd" and getattr(loss.options.objective, "decoupled", False):
@@ -121,7 +121,7 @@ class InfoGraph(Framework):
             )
         if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:
             raise ValueError(
-                "expected gradient='pseudo-label' on InfoGraph, received 'nt-xent': a graph has "
+                "expected gradient='pseudo-label' on InfoGraph, got 'nt-xent': a graph has "
                 "as many positives as nodes, not one"
             )
 

@@ -102,7 +102,7 @@ class MoCo(Contrastive):
         if needs_inputs and loss.options.gradient == "nt-xent":
             raise ValueError(
                 "expected gradient='pseudo-label' with a queue, whose old keys have no positive, "
-                "received 'nt-xent'; change one of them"
+                "got 'nt-xent'; change one of them"
             )
         self.momentum = options.momentum
         self.symmetric = options.symmetric

@@ -75,7 +75,7 @@ class MoCHi:
         memory = framework.memory
         if memory is None:
             raise ValueError(
-                f"expected a framework with a queue, received {type(framework).__name__}; use MoCo"
+                f"expected a framework with a queue, got {type(framework).__name__}; use MoCo"
             )
         if epoch < (self.warmup_epochs or 0) or self.pairs + self.queries == 0:
             return None

@@ -39,7 +39,7 @@ class Queue(nn.Module):
     def __init__(self, size: int, width: int, input_width: int = 0) -> None:
         super().__init__()
         if size < 1:
-            raise ValueError(f"expected a queue of at least 1 key, received {size}")
+            raise ValueError(f"expected a queue of at least 1 key, got {size}")
         self.size = size
         self.register_buffer("embeddings", torch.zeros(size, width))
         self.register_buffer("inputs", torch.zeros(size, input_width))

@@ -1,4 +1,4 @@
-"""Quick-Thought: a sentence is told by its neighbours from all other sentences of the batch."""
+"""Quick-Thought: a sentence is told by its neighbors from all other sentences of the batch."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class QuickThoughtOptions:
 class QuickThought(Framework):
     """Anchors are f of all sentences of a batch, candidates g of the same; scores are f · g.
 
-    The positives of a sentence are its neighbours in the same document; the sentence itself is
+    The positives of a sentence are its neighbors in the same document; the sentence itself is
     left out, and so are, unless told otherwise, sentences of the same text. The other positives
     stand in the denominator, so that uniform weights give Quick-Thought's cross-entropy against a
     uniform target over the window.
 
     Where processes share a batch and the loss gathers, all embeddings are gathered and every
-    process computes the loss of the joint batch: neighbours meet across processes, and the mean of
+    process computes the loss of the joint batch: neighbors meet across processes, and the mean of
     the gradients over processes is the joint gradient.
 
     Args:
@@ -118,14 +118,14 @@ class QuickThought(Framework):
         options = options or QuickThoughtOptions()
         if loss.class_prior:
             raise ValueError(
-                "expected class_prior=0 on Quick-Thought, whose products are not bounded, received "
+                "expected class_prior=0 on Quick-Thought, whose products are not bounded, got "
                 f"{loss.class_prior}; leave it out"
             )
         loss.check_evidence("sentences")
         if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:
             raise ValueError(
-                "expected gradient='pseudo-label' on Quick-Thought, received 'nt-xent': a sentence "
-                "without neighbours has no positive"
+                "expected gradient='pseudo-label' on Quick-Thought, got 'nt-xent': a sentence "
+                "without neighbors has no positive"
             )
         self.encoder = encoder
         self.loss = loss
@@ -137,7 +137,7 @@ class QuickThought(Framework):
             loss.options = replace(loss.options, bias=encoder.maps[0].bias is not None)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of a batch of consecutive sentences; 0 where none has a neighbour."""
+        """The loss of a batch of consecutive sentences; 0 where none has a neighbor."""
         sentences: SentenceBatch = batch.views[0]
         documents, texts = sentences.documents, sentences.texts
         (f, f_inputs), (g, g_inputs) = self.encoder.both(sentences.tokens, sentences.lengths)

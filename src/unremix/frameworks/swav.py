@@ -27,7 +27,7 @@ def sinkhorn(scores: Tensor, *, iterations: int = 3, epsilon: float = 0.05) -> T
     """Codes: each sample shared out among the prototypes, each prototype with the same load.
 
     Q_ik ∝ exp(s_ik/ε), its columns divided by their sums, then its rows, again and again. In the
-    limit, of all Q ≥ 0 with row sums 1 and column sums N/K, it maximises Σ Q s - ε Σ Q log Q.
+    limit, of all Q ≥ 0 with row sums 1 and column sums N/K, it maximizes Σ Q s - ε Σ Q log Q.
 
     Rows sum to 1; columns sum to N/K as far as the iterations went, because rows come last. A
     number added to a column of s changes nothing; one added to a row, nothing in the limit. All is
@@ -38,7 +38,7 @@ def sinkhorn(scores: Tensor, *, iterations: int = 3, epsilon: float = 0.05) -> T
 
     Args:
         scores: s, of N samples with K prototypes, shape (N, K).
-        iterations: How often columns and rows are normalised.
+        iterations: How often columns and rows are normalized.
         epsilon: ε; the smaller, the nearer the codes are to 0 and 1.
 
     Returns:
@@ -317,19 +317,19 @@ def _count(name: str, value: int, least: int, hint: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
     raise ValueError(
-        f"expected {name} to be a whole number of at least {least}, received {value!r}; {hint}"
+        f"expected {name} to be a whole number of at least {least}, got {value!r}; {hint}"
     )
 
 
 def _check_views(views: Sequence[Tensor]) -> None:
     if len(views) < FULL_VIEWS:
         raise ValueError(
-            f"expected embeddings of at least {FULL_VIEWS} views, received {len(views)}; a view "
+            f"expected embeddings of at least {FULL_VIEWS} views, got {len(views)}; a view "
             "predicts the codes of another"
         )
     shapes = [tuple(view.shape) for view in views]
     if len(set(shapes)) > 1 or views[0].dim() != 2 or views[0].numel() == 0:
         raise ValueError(
             f"expected embeddings of one shape (N, D) for all views, with at least one row, "
-            f"received {shapes}; give every sample all views, and skip empty batches"
+            f"got {shapes}; give every sample all views, and skip empty batches"
         )

@@ -48,7 +48,7 @@ def bar_chart(groups: Sequence[str], rows: Sequence[Bars], *, label: str = "%") 
     figure = Figure(figsize=(PAGE, 3.1), layout="constrained")
     axes = figure.subplots()
     width = 0.84 / max(1, len(drawn))
-    labelled = False
+    labeled = False
     for number, row in enumerate(drawn):
         places = [place - 0.42 + (number + 0.5) * width for place in range(len(groups))]
         look = looks[row.name]
@@ -60,9 +60,9 @@ def bar_chart(groups: Sequence[str], rows: Sequence[Bars], *, label: str = "%") 
         if any(value is not None for value in row.published):
             axes.plot(
                 places, _percent(row.published), "D", color=BLACK, ms=3.2, mfc="white",
-                linestyle="none", label="" if labelled else "paper",
+                linestyle="none", label="" if labeled else "paper",
             )  # fmt: skip
-            labelled = True
+            labeled = True
     for number, row in enumerate(levels):
         for place, value in enumerate(_percent(row.means)):
             axes.hlines(

@@ -29,7 +29,7 @@ def load_extensions(names: Iterable[str]) -> tuple[str, ...]:
                 import_module(name)
             except ModuleNotFoundError as error:
                 raise ValueError(
-                    f"expected a module that can be imported, received {name!r} ({error}); a file "
+                    f"expected a module that can be imported, got {name!r} ({error}); a file "
                     "ends in .py"
                 ) from error
             found.append(name)

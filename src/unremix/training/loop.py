@@ -197,7 +197,7 @@ class Training:
             mixed = config.precision not in ("32-true", "64-true")
             further = "use precision 32-true" if mixed else "look for extreme values in the data"
             raise ValueError(
-                f"expected a finite loss, received {value} at step {self.step}; lower the "
+                f"expected a finite loss, got {value} at step {self.step}; lower the "
                 f"learning rate, or {further}"
             )
         self.losses.append(value)

@@ -17,10 +17,10 @@ ScheduleName = Literal["constant", "cosine"]
 class LARS(Optimizer):
     """SGD with momentum whose step is scaled, layer by layer, to the size of the weights.
 
-    Vectors (biases and normalisation) are neither scaled nor decayed.
+    Vectors (biases and normalization) are neither scaled nor decayed.
 
     Args:
-        parameters: What to optimise.
+        parameters: What to optimize.
         lr: Learning rate.
         momentum: Momentum.
         weight_decay: L2 penalty on matrices and filters.

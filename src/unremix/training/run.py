@@ -89,7 +89,7 @@ class Run:
         file = self.path / "config.yaml"
         if not file.exists():
             raise FileNotFoundError(
-                f"expected a run folder with config.yaml, received {str(self.path)!r}; "
+                f"expected a run folder with config.yaml, got {str(self.path)!r}; "
                 "give the folder that 'unremix train' named at its end"
             )
         text = read_text(file, LARGEST_CONFIG)

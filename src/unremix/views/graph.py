@@ -68,14 +68,12 @@ class GraphAugmentation:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
             raise ValueError(
-                f"expected kinds among {', '.join(KINDS)}, received {', '.join(unknown) or 'none'}"
+                f"expected kinds among {', '.join(KINDS)}, got {', '.join(unknown) or 'none'}"
             )
         if not 0 <= self.ratio < 1:
-            raise ValueError(
-                f"expected ratio in [0, 1), received {self.ratio}; some nodes must remain"
-            )
+            raise ValueError(f"expected ratio in [0, 1), got {self.ratio}; some nodes must remain")
         if not 0 < self.subgraph <= 1:
-            raise ValueError(f"expected subgraph in (0, 1], received {self.subgraph}")
+            raise ValueError(f"expected subgraph in (0, 1], got {self.subgraph}")
 
 
 class Places(NamedTuple):

@@ -1,7 +1,7 @@
 """Random views of images, a batch at a time, on the device the images are on.
 
 The operations are those of torchvision and PIL, in SimCLR's order: crop and resize, flip, rotate,
-jitter the colours, drop them, blur, solarise, add noise, normalise. Every sample has its own
+jitter the colors, drop them, blur, solarise, add noise, normalize. Every sample has its own
 parameters, drawn from its key. Between operations values stay floats in [0, 1]: unlike a pipeline
 on PIL images, this one does not round to 256 levels after each step.
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from unremix.views.randomness import uniforms
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
-ORDERS = tuple(itertools.permutations(range(4)))  # of the four colour operations
+ORDERS = tuple(itertools.permutations(range(4)))  # of the four color operations
 
 _TRIES = 10  # crops drawn before the central one is taken, as in torchvision
 _DRAWS = 2 * _TRIES + 14  # uniform numbers a sample takes, without noise
@@ -42,7 +42,7 @@ class Augmentation:
         jitter: Strengths of brightness, contrast, saturation and hue. The first three draw a factor
             from [max(0, 1 - strength), 1 + strength], hue a shift from [-strength, strength] turns.
         jitter_probability: Of jittering at all; the four operations come in random order.
-        grayscale: Probability of dropping the colours.
+        grayscale: Probability of dropping the colors.
         blur: Probability of a Gaussian blur, whose kernel spans a tenth of the image.
         blur_sigma: Least and greatest standard deviation of the blur, in pixels.
         solarise: Probability of inverting the values of 128 and more (of 255).
@@ -107,7 +107,7 @@ class Augmentation:
 SETTINGS: dict[str, Augmentation] = {
     # SimCLR's on CIFAR, as HCL uses it.
     "cifar": Augmentation(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
-    # SimCLR's on ImageNet, colour strength 1.
+    # SimCLR's on ImageNet, color strength 1.
     "imagenet": Augmentation(
         jitter=(0.8, 0.8, 0.8, 0.2), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     ),
@@ -116,7 +116,7 @@ SETTINGS: dict[str, Augmentation] = {
         crop_scale=(0.2, 1.0), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     ),
     # One channel, such as digits: mirrored or cropped to a corner, a digit is another digit.
-    "grey": Augmentation(
+    "gray": Augmentation(
         crop_scale=(0.5, 1.0),
         flip=0.0,
         jitter=(0.4, 0.4, 0.0, 0.0),
@@ -143,10 +143,10 @@ def settings_for(channels: int, image_size: int) -> str:
 
     Example:
         >>> settings_for(3, 32), settings_for(3, 224), settings_for(1, 28)
-        ('cifar', 'imagenet', 'grey')
+        ('cifar', 'imagenet', 'gray')
     """
     if channels == 1:
-        return "grey"
+        return "gray"
     if channels == 3:
         return "cifar" if image_size < 128 else "imagenet"
     raise ValueError(
@@ -162,10 +162,10 @@ class Draws:
         boxes: Top, left, height and width of the crops in whole pixels, float32, shape (B, 4).
         flip: Whether to mirror, bool, shape (B,).
         degrees: Angles, counter-clockwise, shape (B,).
-        jitter: Whether to jitter the colours, bool, shape (B,).
+        jitter: Whether to jitter the colors, bool, shape (B,).
         factors: For brightness, contrast and saturation; then the hue's shift; shape (B, 4).
         orders: Which of :data:`ORDERS`, int64, shape (B,).
-        grayscale: Whether to drop the colours, bool, shape (B,).
+        grayscale: Whether to drop the colors, bool, shape (B,).
         blur: Whether to blur, bool, shape (B,).
         sigmas: Standard deviations of the blur, shape (B,).
         solarise: Whether to solarise, bool, shape (B,).
@@ -275,7 +275,7 @@ def crop(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Rotate counter-clockwise about the centre, bilinearly; what comes from outside is black.
+    """Rotate counter-clockwise about the center, bilinearly; what comes from outside is black.
 
     Args:
         images: Shape (B, C, S, S).
@@ -296,7 +296,7 @@ def jitter(images: Tensor, which: Tensor, factors: Tensor, orders: Tensor) -> Te
 
     Three of them blend the image with another and clamp to [0, 1]:
 
-    x ← f x + (1 - f) t,  t = 0 (brightness), the mean of grey(x) (contrast), grey(x) (saturation).
+    x ← f x + (1 - f) t,  t = 0 (brightness), the mean of gray(x) (contrast), gray(x) (saturation).
 
     That is one product with a C x C matrix per sample, whichever of the three it is. The hue is
     shifted before, between or after the three; samples are sorted by where, so that each group is
@@ -369,17 +369,17 @@ def shift_hue(pixels: Tensor, shift: Tensor) -> Tensor:
     # its distance is taken from cyan, opposite: m - c + 6c clamp(1/2 - δ, 1/6, 1/3).
     upper = least.add(chroma, alpha=1 / 3)
     lower = least.sub_(chroma, alpha=1 / 6)
-    for channel, centre, base, sign in (
+    for channel, center, base, sign in (
         (red, 1 / 2, lower, 1),
         (green, 1 / 3, upper, -1),
         (blue, 2 / 3, upper, -1),
     ):
-        torch.sub(hue, centre, out=channel).abs_().clamp_(1 / 6, 1 / 3)
+        torch.sub(hue, center, out=channel).abs_().clamp_(1 / 6, 1 / 3)
         torch.addcmul(base, channel, chroma, value=sign, out=channel)
     return pixels
 
 
-def grey(images: Tensor) -> Tensor:
+def gray(images: Tensor) -> Tensor:
     """Luma 0.2989 r + 0.587 g + 0.114 b in every channel.
 
     Args:
@@ -456,7 +456,7 @@ def augment(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
         keys: From :func:`unremix.views.randomness.keys`, shape (B,).
 
     Returns:
-        Normalised, float32, shape (B, C, S, S).
+        Normalized, float32, shape (B, C, S, S).
 
     Raises:
         ValueError: If the images have another type or shape, or the keys do not match.
@@ -478,12 +478,12 @@ def augment(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
     for inputs, outputs, some in zip(
         images.chunk(parts), result.chunk(parts), keys.chunk(parts), strict=True
     ):
-        _normalise(_distort(inputs, settings, some), settings, outputs)
+        _normalize(_distort(inputs, settings, some), settings, outputs)
     return result
 
 
 def plain(images: Tensor, settings: Augmentation) -> Tensor:
-    """The images as they are, normalised: for evaluation.
+    """The images as they are, normalized: for evaluation.
 
     Args:
         images: uint8, shape (B, C, S, S).
@@ -497,16 +497,16 @@ def plain(images: Tensor, settings: Augmentation) -> Tensor:
 
     Example:
         >>> white = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
-        >>> plain(white, SETTINGS["grey"]).unique()
+        >>> plain(white, SETTINGS["gray"]).unique()
         tensor([2.])
     """
     _check(images, settings)
     floats = _to_float(images)
-    return _normalise(floats, settings, floats)
+    return _normalize(floats, settings, floats)
 
 
 def _distort(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
-    """Everything but the normalisation: uint8 (B, C, S, S) -> float32 in [0, 1]."""
+    """Everything but the normalization: uint8 (B, C, S, S) -> float32 in [0, 1]."""
     draws = draw(settings, keys, images.shape[-1])
     x = crop(images, draws.boxes, draws.flip)
     if settings.rotation:
@@ -515,7 +515,7 @@ def _distort(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
         jitter(x, draws.jitter, draws.factors, draws.orders)
     if settings.grayscale and x.shape[1] > 1:
         chosen = draws.grayscale.nonzero()[:, 0]
-        x.index_copy_(0, chosen, grey(x.index_select(0, chosen)))
+        x.index_copy_(0, chosen, gray(x.index_select(0, chosen)))
     if settings.blur:
         chosen = draws.blur.nonzero()[:, 0]
         x.index_copy_(0, chosen, blur(x.index_select(0, chosen), draws.sigmas[chosen]))
@@ -532,7 +532,7 @@ def _to_float(images: Tensor) -> Tensor:
     return images.float().mul_(1 / 255)
 
 
-def _normalise(images: Tensor, settings: Augmentation, result: Tensor) -> Tensor:
+def _normalize(images: Tensor, settings: Augmentation, result: Tensor) -> Tensor:
     mean, std = images.new_tensor([settings.mean, settings.std])[:, :, None, None]
     return torch.sub(images, mean, out=result).div_(std)
 
@@ -557,7 +557,7 @@ def _between(numbers: Tensor, low: float, high: float) -> Tensor:
 
 
 def _luma(images: Tensor) -> Tensor:
-    """Weights of the channels in the grey image, shape (C,)."""
+    """Weights of the channels in the gray image, shape (C,)."""
     return images.new_tensor(_LUMA if images.shape[1] == 3 else (1.0,))
 
 
@@ -571,11 +571,11 @@ def _order_tables(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=8)
 def _band_basis(size: int, radius: int, device: torch.device) -> Tensor:
-    """Matrices that add up each pixel's two neighbours at a distance, shape (R + 1, S * S)."""
+    """Matrices that add up each pixel's two neighbors at a distance, shape (R + 1, S * S)."""
     basis = torch.zeros(radius + 1, size, size)
     pixels = torch.arange(size)
     for distance in range(radius + 1):
-        for neighbours in {pixels + distance, pixels - distance} if distance else {pixels}:
-            inside = (size - 1) - ((size - 1) - neighbours.abs()).abs()  # reflected at both ends
+        for neighbors in {pixels + distance, pixels - distance} if distance else {pixels}:
+            inside = (size - 1) - ((size - 1) - neighbors.abs()).abs()  # reflected at both ends
             basis[distance].index_put_((pixels, inside), torch.ones(size), accumulate=True)
     return basis.view(radius + 1, -1).to(device)

@@ -147,13 +147,13 @@ def mixup(images: Tensor, partners: Tensor, lam: Tensor) -> Tensor:
     return mixed.lerp_(images.to(precise), lam).to(images.dtype)
 
 
-def cutmix_box(size: int, lam: float, centre: tuple[int, int]) -> Box:
+def cutmix_box(size: int, lam: float, center: tuple[int, int]) -> Box:
     """The box of CutMix: a square of side S sqrt(1 - λ), in whole pixels, clipped at the border.
 
     Args:
         size: S, pixels along a side of the images.
         lam: λ, the share that is to stay.
-        centre: Row and column of the middle, from 0 to S - 1.
+        center: Row and column of the middle, from 0 to S - 1.
 
     Returns:
         Top, bottom, left and right; bottom and right are outside.
@@ -163,7 +163,7 @@ def cutmix_box(size: int, lam: float, centre: tuple[int, int]) -> Box:
         (2, 6, 5, 8)
     """
     side = round(size * math.sqrt(1 - lam))
-    top, left = (middle - side // 2 for middle in centre)
+    top, left = (middle - side // 2 for middle in center)
     return max(top, 0), min(top + side, size), max(left, 0), min(left + side, size)
 
 
@@ -321,7 +321,7 @@ class UnMix:
         _check_alpha(self.alpha)
         if not 0 <= self.cutmix <= 1:
             raise ValueError(
-                f"expected cutmix to be a probability in [0, 1], received {self.cutmix}; 0 is "
+                f"expected cutmix to be a probability in [0, 1], got {self.cutmix}; 0 is "
                 "mixup alone, 1 CutMix alone"
             )
 
@@ -394,7 +394,7 @@ def patch_negatives(images: Tensor, sample_keys: Tensor, *, smallest: int, large
 def _check_alpha(alpha: float) -> None:
     if not 0 < alpha < math.inf:
         raise ValueError(
-            f"expected alpha of Beta(alpha, alpha) above 0 and finite, received {alpha}; 1 is "
+            f"expected alpha of Beta(alpha, alpha) above 0 and finite, got {alpha}; 1 is "
             "uniform, larger values mix more evenly"
         )
 
@@ -402,7 +402,7 @@ def _check_alpha(alpha: float) -> None:
 def _check_square(images: Tensor) -> None:
     if images.ndim != 4 or images.shape[2] != images.shape[3]:
         raise ValueError(
-            f"expected images of shape (N, C, S, S), received {tuple(images.shape)}; give a batch "
+            f"expected images of shape (N, C, S, S), got {tuple(images.shape)}; give a batch "
             "of square images"
         )
 
@@ -411,7 +411,7 @@ def _check_images(images: Tensor) -> None:
     _check_square(images)
     if not images.is_floating_point():
         raise ValueError(
-            f"expected images in floating point, received {images.dtype}; mix the augmented views, "
+            f"expected images in floating point, got {images.dtype}; mix the augmented views, "
             "not the stored images"
         )
 
@@ -419,7 +419,7 @@ def _check_images(images: Tensor) -> None:
 def _check_keys(images: Tensor, sample_keys: Tensor) -> None:
     if sample_keys.shape != images.shape[:1] or sample_keys.dtype != torch.int64:
         raise ValueError(
-            f"expected int64 sample_keys of shape ({len(images)},), one per image, received "
+            f"expected int64 sample_keys of shape ({len(images)},), one per image, got "
             f"{sample_keys.dtype} of shape {tuple(sample_keys.shape)}; draw them with "
             "unremix.views.randomness.keys"
         )
@@ -428,6 +428,6 @@ def _check_keys(images: Tensor, sample_keys: Tensor) -> None:
 def _check_batch_key(batch_key: Tensor) -> None:
     if batch_key.shape != (1,) or batch_key.dtype != torch.int64:
         raise ValueError(
-            f"expected an int64 batch_key of shape (1,), received {batch_key.dtype} of shape "
+            f"expected an int64 batch_key of shape (1,), got {batch_key.dtype} of shape "
             f"{tuple(batch_key.shape)}; draw it with unremix.views.randomness.keys"
         )

@@ -213,9 +213,9 @@ def test_real_data_equal_pyg(tmp_path: Path, name: str) -> None:
 
 
 @needs_data
-def test_large_degrees_are_standardised() -> None:
+def test_large_degrees_are_standardized() -> None:
     data = load("REDDIT-BINARY")
-    assert (len(data.train), data.features, data.feature_kind) == (2000, 1, "normalised-degree")
+    assert (len(data.train), data.features, data.feature_kind) == (2000, 1, "normalized-degree")
     assert data.train.store.x.shape == (859254, 1)
     assert data.train.store.edge_index.shape == (2, 1991016)
     source, target = data.train.store.edge_index
@@ -232,7 +232,7 @@ def test_the_threshold_of_degrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert load(folder).feature_kind == "degree"
     monkeypatch.setattr(node_features, "LARGEST_DEGREE", 2)
     data = load(folder)
-    assert data.feature_kind == "normalised-degree"
+    assert data.feature_kind == "normalized-degree"
     degrees = np.array([2, 2, 3, 1, 0, 0, 0])
     expected = (degrees - degrees.mean()) / degrees.std(ddof=1)
     np.testing.assert_allclose(data.train.store.x[:, 0], expected, rtol=1e-6)
@@ -276,7 +276,7 @@ def test_attributes_are_used_only_on_request(tmp_path: Path) -> None:
     data = load(folder, use_attributes=True)
     assert data.feature_kind == "attributes"
     torch.testing.assert_close(data.train.graphs[1].x, torch.tensor([[4.5, -1e-3]]))
-    with pytest.raises(ValueError, match="expected node attributes in TINY, received none"):
+    with pytest.raises(ValueError, match="expected node attributes in TINY, got none"):
         load(write(tmp_path / "plain", TINY), use_attributes=True)
 
 
@@ -304,37 +304,37 @@ def test_graphs_without_nodes_are_left_out(tmp_path: Path) -> None:
     [
         (changed(A=None), r"expected the file TINY_A\.txt"),
         (changed(graph_indicator=None), r"expected the file TINY_graph_indicator\.txt"),
-        (changed(A=[]), r"TINY_A\.txt, received a file that is empty"),
-        (changed(graph_labels=["", " "]), r"TINY_graph_labels\.txt, received only blank lines"),
-        (changed(A=["1, 2", "", "2"]), r"2 integers.* in TINY_A\.txt, line 3, received '2'"),
-        (changed(A=["1, 2", "2, 1, 1"]), r"TINY_A\.txt, line 2, received '2, 1, 1'"),
-        (changed(A=["1", "2"]), r"TINY_A\.txt, line 1, received '1'"),
-        (changed(A=["1, 2", "x, 1"]), r"TINY_A\.txt, line 2, received 'x, 1'"),
-        (changed(A=["1, 2", "1.5, 1"]), r"TINY_A\.txt, line 2, received '1\.5, 1'"),
-        (changed(A=["1, 2", "inf, 1"]), r"TINY_A\.txt, line 2, received 'inf, 1'"),
-        (changed(A=["1, 2", "1, 1e30"]), r"TINY_A\.txt, line 2, received '1, 1e30'"),
-        (changed(A=["1, 2", "9" * 20 + ", 1"]), r"TINY_A\.txt, line 2, received '9"),
-        (changed(A=["1, 2", "1_0, 1"]), r"2 integers per line of TINY_A\.txt, received something"),
-        (changed(A=["1, 2", "0, 1"]), r"from 1 to 7, .* TINY_A\.txt, line 2, received '0, 1'"),
-        (changed(A=["1, 2", "", "8, 1"]), r"from 1 to 7, .*line 3, received '8, 1'"),
-        (changed(A=["1, 2", "4, 5"]), r"not from graph 1 to graph 2, .*line 2, received '4, 5'"),
+        (changed(A=[]), r"TINY_A\.txt, got a file that is empty"),
+        (changed(graph_labels=["", " "]), r"TINY_graph_labels\.txt, got only blank lines"),
+        (changed(A=["1, 2", "", "2"]), r"2 integers.* in TINY_A\.txt, line 3, got '2'"),
+        (changed(A=["1, 2", "2, 1, 1"]), r"TINY_A\.txt, line 2, got '2, 1, 1'"),
+        (changed(A=["1", "2"]), r"TINY_A\.txt, line 1, got '1'"),
+        (changed(A=["1, 2", "x, 1"]), r"TINY_A\.txt, line 2, got 'x, 1'"),
+        (changed(A=["1, 2", "1.5, 1"]), r"TINY_A\.txt, line 2, got '1\.5, 1'"),
+        (changed(A=["1, 2", "inf, 1"]), r"TINY_A\.txt, line 2, got 'inf, 1'"),
+        (changed(A=["1, 2", "1, 1e30"]), r"TINY_A\.txt, line 2, got '1, 1e30'"),
+        (changed(A=["1, 2", "9" * 20 + ", 1"]), r"TINY_A\.txt, line 2, got '9"),
+        (changed(A=["1, 2", "1_0, 1"]), r"2 integers per line of TINY_A\.txt, got something"),
+        (changed(A=["1, 2", "0, 1"]), r"from 1 to 7, .* TINY_A\.txt, line 2, got '0, 1'"),
+        (changed(A=["1, 2", "", "8, 1"]), r"from 1 to 7, .*line 3, got '8, 1'"),
+        (changed(A=["1, 2", "4, 5"]), r"not from graph 1 to graph 2, .*line 2, got '4, 5'"),
         (
             changed(graph_indicator=["1", "1", "1", "1", "2", "3", "4"]),
-            r"from 1 to 3, the number of lines in TINY_graph_labels\.txt, .*line 7, received '4'",
+            r"from 1 to 3, the number of lines in TINY_graph_labels\.txt, .*line 7, got '4'",
         ),
         (
             changed(graph_indicator=["1"] * 6 + ["999999999999"], graph_labels=None),
             r"from 1 to 7, the number of nodes, .*line 7",
         ),
-        (changed(graph_indicator=["0"] * 7), r"TINY_graph_indicator\.txt, line 1, received '0'"),
+        (changed(graph_indicator=["0"] * 7), r"TINY_graph_indicator\.txt, line 1, got '0'"),
         (changed(graph_labels=["1", "one", "2"]), r"1 integer in TINY_graph_labels\.txt, line 2"),
         (changed(graph_labels=["1", "1, 2", "2"]), r"TINY_graph_labels\.txt, line 2"),
-        (changed(node_labels=["1"] * 6), r"expected 7 lines in TINY_node_labels\.txt.*received 6"),
+        (changed(node_labels=["1"] * 6), r"expected 7 lines in TINY_node_labels\.txt.*got 6"),
         (changed(node_labels=["1"] * 6 + ["1,2"]), r"TINY_node_labels\.txt, line 7"),
         (changed(node_attributes=["0.5"] * 8), r"expected 7 lines in TINY_node_attributes\.txt"),
         (changed(node_attributes=["0.5"] * 6 + ["nan"]), r"finite in float32 .*line 7"),
         (changed(node_attributes=["0.5"] * 6 + ["1e39"]), r"finite in float32 .*line 7"),
-        (changed(node_attributes=["0.5"] * 3 + ["a" * 99] * 4), r"line 4, received 'a{57}\.\.\.'"),
+        (changed(node_attributes=["0.5"] * 3 + ["a" * 99] * 4), r"line 4, got 'a{57}\.\.\.'"),
     ],
 )
 def test_wrong_files_are_named_with_their_line(
@@ -379,7 +379,7 @@ def test_broken_zips(tmp_path: Path) -> None:
     place = member.header_offset + 30 + len(member.filename) + 3
     content[place : place + 4] = b"\xff\xff\xff\xff"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"TINY_A\.txt, received a file that is corrupt"):
+    with pytest.raises(ValueError, match=r"TINY_A\.txt, got a file that is corrupt"):
         load(path)
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("readme.txt", "hello")
@@ -406,7 +406,7 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(folder, root / "MORE")
     assert load("MORE").name == "TINY"
     write(root / "MORE", TINY, name="OTHER")
-    with pytest.raises(ValueError, match=r"one TU data set in .*MORE, received OTHER, TINY"):
+    with pytest.raises(ValueError, match=r"one TU data set in .*MORE, got OTHER, TINY"):
         load("MORE")
     (root / "MORE").rename(root / "OTHER")
     assert load("OTHER").name == "OTHER"
@@ -414,11 +414,11 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_no_graph_data(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("hello")
-    with pytest.raises(ValueError, match=r"received neither; accepted are the word 'stdlib-ast'"):
+    with pytest.raises(ValueError, match=r"got neither; accepted are the word 'stdlib-ast'"):
         load(tmp_path)
-    with pytest.raises(ValueError, match=r"received the file .*notes\.md"):
+    with pytest.raises(ValueError, match=r"got the file .*notes\.md"):
         load(tmp_path / "notes.md")
-    with pytest.raises(ValueError, match=r"expected limit of at least 1, received 0"):
+    with pytest.raises(ValueError, match=r"expected limit of at least 1, got 0"):
         load("stdlib-ast", limit=0)
 
 
@@ -531,28 +531,28 @@ def test_json_graphs_without_nodes_are_left_out(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [PATH, {"edges": [], "label": "none"}])
     with pytest.warns(UserWarning, match=r"skipped 1 of 2: a\.jsonl:2 \(no nodes\)"):
         assert load(path).train.classes == ("path",)
-    with pytest.raises(ValueError, match="received only graphs without any"):
+    with pytest.raises(ValueError, match="got only graphs without any"):
         load(write_lines(tmp_path / "b.jsonl", [{"edges": []}]))
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"a JSON object in a\.jsonl, line 2, received something else \(Expect[^:]*\);"),
-        ([1, 2], r"with the key 'edges' in a\.jsonl, line 2, received \[1, 2\]"),
+        ("{", r"a JSON object in a\.jsonl, line 2, got something else \(Expect[^:]*\);"),
+        ([1, 2], r"with the key 'edges' in a\.jsonl, line 2, got \[1, 2\]"),
         ({"nodes": 3}, r"with the key 'edges' in a\.jsonl, line 2"),
         ({**PATH, "edges": [[0, 1], [1]]}, r"'edges' as pairs of integers in a\.jsonl, line 2"),
         ({**PATH, "edges": [[0, 1.5]]}, r"'edges' as pairs of integers"),
         ({**PATH, "edges": [["0", "1"]]}, r"'edges' as pairs of integers"),
         ({**PATH, "edges": [0, 1]}, r"'edges' as pairs of integers"),
         ({**PATH, "edges": [[0, 1, 2]]}, r"'edges' as pairs of integers"),
-        ({**PATH, "nodes": 2}, r"nodes 0 to 1 .* line 2, received \[1, 2\]; .* or 'nodes'$"),
-        ({**PATH, "edges": [[0, -1]]}, r"nodes 0 to 0 in .* received \[0, -1\]; correct the edge$"),
-        ({**PATH, "edges": [[0, 10**9]]}, r"large gaps in .* line 2, received 1000000000; .*nodes"),
+        ({**PATH, "nodes": 2}, r"nodes 0 to 1 .* line 2, got \[1, 2\]; .* or 'nodes'$"),
+        ({**PATH, "edges": [[0, -1]]}, r"nodes 0 to 0 in .* got \[0, -1\]; correct the edge$"),
+        ({**PATH, "edges": [[0, 10**9]]}, r"large gaps in .* line 2, got 1000000000; .*nodes"),
         ({**PATH, "nodes": "3"}, r"'nodes' as the number of nodes"),
         ({**PATH, "nodes": -1}, r"'nodes' as the number of nodes"),
         ({**PATH, "node_labels": [1, 2]}, r"nodes 0 to 1 .*correct the edge, or 'node_labels'"),
-        ({**PATH, "nodes": 3, "node_labels": [1, 2]}, r"for each of 3 nodes .*received 2;"),
+        ({**PATH, "nodes": 3, "node_labels": [1, 2]}, r"for each of 3 nodes .*got 2;"),
         ({**PATH, "node_labels": [1, 2, None]}, r"'node_labels' as a list"),
         ({**PATH, "node_labels": "abc"}, r"'node_labels' as a list"),
         ({**PATH, "node_features": [[1], [2], [3, 4]]}, r"'node_features' as a list"),
@@ -571,21 +571,21 @@ def test_wrong_json_lines_are_named(tmp_path: Path, line: Any, message: str) -> 
 
 
 def test_wrong_json_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"in a\.jsonl, received no line"):
+    with pytest.raises(ValueError, match=r"in a\.jsonl, got no line"):
         load(write_lines(tmp_path / "a.jsonl", []))
     packed = write_lines(tmp_path / "b.jsonl.gz", [PATH] * 100)
     packed.write_bytes(packed.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"b\.jsonl\.gz, received a file that cannot be read"):
+    with pytest.raises(ValueError, match=r"b\.jsonl\.gz, got a file that cannot be read"):
         load(packed)
     (tmp_path / "c.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match=r"c\.jsonl\.gz, received a file that cannot be read"):
+    with pytest.raises(ValueError, match=r"c\.jsonl\.gz, got a file that cannot be read"):
         load(tmp_path / "c.jsonl.gz")
     (tmp_path / "d.jsonl").write_bytes(b'{"edges": [], "name": "\xff"}')
     with pytest.raises(ValueError, match=r"JSON lines in UTF-8 in .*d\.jsonl"):
         load(tmp_path / "d.jsonl")
     first = {**PATH, "node_features": [[1], [2], [3]]}
     second = {**PATH, "node_features": [[1, 2], [2, 3], [3, 4]]}
-    with pytest.raises(ValueError, match=r"as in e\.jsonl, line 1, received 2 in e\.jsonl, line 2"):
+    with pytest.raises(ValueError, match=r"as in e\.jsonl, line 1, got 2 in e\.jsonl, line 2"):
         load(write_lines(tmp_path / "e.jsonl", [first, second]))
 
 
@@ -699,14 +699,10 @@ def test_an_encoding_serves_other_data(tmp_path: Path) -> None:
     assert other.features == 3
     assert other.train.store.x.sum(1).tolist() == [1, 1, 0, 0, 1, 1, 1]
     assert other.train.store.x[0].tolist() == [0, 1, 0]
-    with pytest.raises(
-        ValueError, match="labels, 1 per node as in training, received none in TINY"
-    ):
+    with pytest.raises(ValueError, match="labels, 1 per node as in training, got none in TINY"):
         load(write(tmp_path / "c", changed(node_labels=None)), encoding=again)
     numbers = NodeEncoding("attributes", attributes=2)
-    with pytest.raises(
-        ValueError, match="features, 2 per node as in training, received none in TINY"
-    ):
+    with pytest.raises(ValueError, match="features, 2 per node as in training, got none in TINY"):
         load(tmp_path / "a", encoding=numbers)
     with pytest.warns(UserWarning, match=r"1 of \d+ nodes have degrees above 2"):
         degrees = load(tmp_path / "c", encoding=NodeEncoding("degree", max_degree=2))
@@ -723,9 +719,9 @@ def test_graphs_in_memory(tmp_path: Path) -> None:
     store = store_graphs(data.train.graphs, data.encoding)
     assert torch.equal(store.x, data.train.store.x)
     assert torch.equal(store.edge_index, data.train.store.edge_index)
-    with pytest.raises(ValueError, match=r"expected 3 features per node \(node-labels\), received"):
+    with pytest.raises(ValueError, match=r"expected 3 features per node \(node-labels\), got"):
         store_graphs(data.train.graphs, NodeEncoding("node-labels", labels=(("a", "b", "c"),)))
-    with pytest.raises(ValueError, match=r"received none in graph 0"):
+    with pytest.raises(ValueError, match=r"got none in graph 0"):
         store_graphs(bare, NodeEncoding("node-labels", labels=(("a", "b", "c"),)))
 
 
@@ -781,15 +777,15 @@ def test_there_is_no_such_graph(indices: list[int]) -> None:
     ("graphs", "message"),
     [
         ([], "at least one graph"),
-        ([Data(edge_index=torch.zeros(2, 0).long())], "received none in graph 0"),
+        ([Data(edge_index=torch.zeros(2, 0).long())], "got none in graph 0"),
         ([Data(x=torch.ones(2, 1).long(), edge_index=torch.zeros(2, 0).long())], "torch.int64"),
         ([Data(x=torch.ones(0, 1), edge_index=torch.zeros(2, 0).long())], r"shape \(0, 1\)"),
-        ([Data(x=torch.ones(2, 1))], r"\(2, edges\), received none in graph 0"),
-        ([Data(x=torch.ones(2, 1), edge_index=torch.zeros(3, 2).long())], r"received shape \(3, 2"),
+        ([Data(x=torch.ones(2, 1))], r"\(2, edges\), got none in graph 0"),
+        ([Data(x=torch.ones(2, 1), edge_index=torch.zeros(3, 2).long())], r"got shape \(3, 2"),
         ([*random_graphs(1), Data(x=torch.ones(2, 1), edge_index=torch.zeros(2, 0).long())],
-         "expected 5 features per node, as in graph 0, received 1 in graph 1"),
+         "expected 5 features per node, as in graph 0, got 1 in graph 1"),
         ([*random_graphs(1), Data(x=torch.ones(2, 5), edge_index=torch.tensor([[0], [2]]))],
-         r"between the 2 nodes of graph 1, counted from 0, received \[0, 2\]"),
+         r"between the 2 nodes of graph 1, counted from 0, got \[0, 2\]"),
     ],
 )  # fmt: skip
 def test_graphs_that_cannot_be_batched(graphs: list[Data], message: str) -> None:

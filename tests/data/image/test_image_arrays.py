@@ -153,7 +153,7 @@ def test_a_malicious_pickle_is_refused(
     attack = Malicious(function, commands.get(function, "os"))
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         (cifar10 / name).write_bytes(pickle.dumps({"data": attack}, protocol))
-        with pytest.raises(ValueError, match=f"received {name}: it asks for .* not allowed"):
+        with pytest.raises(ValueError, match=f"got {name}: it asks for .* not allowed"):
             load_images(cifar10)
     assert not proof.exists()
 
@@ -161,13 +161,13 @@ def test_a_malicious_pickle_is_refused(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "received data_batch_1: pickle exhausted before seeing STOP"),
-        (b"junk", "received data_batch_1: "),
+        (b"", "got data_batch_1: pickle exhausted before seeing STOP"),
+        (b"junk", "got data_batch_1: "),
         (pickle.dumps([1]), "it holds a list"),
         (pickle.dumps({"data": 1}), r"expected data of shape \(n, 3072\)"),
-        (pickle.dumps(cifar_batch(2, 0) | {"labels": [1]}, 2), r"received \(2, 3072\) and fields"),
+        (pickle.dumps(cifar_batch(2, 0) | {"labels": [1]}, 2), r"got \(2, 3072\) and fields"),
         (pickle.dumps(cifar_batch(2, 0) | {"labels": [-1, 1]}, 2), r"n labels"),
-        (pickle.dumps(cifar_batch(2, 0) | {"labels": [77, 1]}, 2), "labels below 10.* received 77"),
+        (pickle.dumps(cifar_batch(2, 0) | {"labels": [77, 1]}, 2), "labels below 10.* got 77"),
         (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00utf-8\x86R.", "the codec"),
     ],
 )
@@ -238,7 +238,7 @@ def test_broken_idx(tmp_path: Path) -> None:
             load_images(tmp_path)
     write_idx(path, images)
     write_idx(tmp_path / "train-labels-idx1-ubyte", labels[:3])
-    with pytest.raises(ValueError, match=r"expected 4 labels in .* received 3"):
+    with pytest.raises(ValueError, match=r"expected 4 labels in .* got 3"):
         load_images(tmp_path)
     write_idx(tmp_path / "other-train-images-idx3-ubyte", images)
     with pytest.raises(ValueError, match="expected the idx files of one data set"):
@@ -265,7 +265,7 @@ def test_npz_layouts_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 9, 9), (4, 9, 9, 1), (4, 1, 9, 9)])
-def test_grey_npz(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_gray_npz(tmp_path: Path, shape: tuple[int, ...]) -> None:
     truth = np.random.default_rng(0).integers(0, 2, shape).astype(bool)
     np.savez_compressed(tmp_path / "a.npz", x_train=truth, x_test=truth[:2], y_test=["b", "a"])
     data = load_images(tmp_path / "a.npz")
@@ -289,15 +289,15 @@ def test_transparent_npz(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"pictures": np.zeros(3)}, "named images or x_train, received pictures"),
-        ({"images": np.zeros((3, 4))}, r"received \(3, 4\)"),
-        ({"images": np.zeros((3, 5, 4, 7))}, r"received \(3, 5, 4, 7\)"),
-        ({"images": np.full((3, 9, 9), 1.5)}, "received float64 from 1.5 to 1.5"),
-        ({"images": np.full((3, 9, 9), np.nan)}, "received float64 from nan"),
-        ({"images": np.full((3, 9, 9), 256)}, "received int64 from 256"),
-        ({"images": np.full((3, 9, 9), "a")}, "received <U1"),
+        ({"pictures": np.zeros(3)}, "named images or x_train, got pictures"),
+        ({"images": np.zeros((3, 4))}, r"got \(3, 4\)"),
+        ({"images": np.zeros((3, 5, 4, 7))}, r"got \(3, 5, 4, 7\)"),
+        ({"images": np.full((3, 9, 9), 1.5)}, "got float64 from 1.5 to 1.5"),
+        ({"images": np.full((3, 9, 9), np.nan)}, "got float64 from nan"),
+        ({"images": np.full((3, 9, 9), 256)}, "got int64 from 256"),
+        ({"images": np.full((3, 9, 9), "a")}, "got <U1"),
         ({"images": np.zeros((3, 9, 9)), "labels": np.zeros(2, int)}, "labels with 3 integers"),
-        ({"images": np.zeros((3, 9, 9)), "labels": np.zeros(3)}, "received float64 of shape"),
+        ({"images": np.zeros((3, 9, 9)), "labels": np.zeros(3)}, "got float64 of shape"),
         ({"images": np.zeros((0, 9, 9))}, "at least one usable image .*it is empty"),
         ({"images": np.array([{}, {}])}, "without objects"),
     ],

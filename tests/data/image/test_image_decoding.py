@@ -94,20 +94,20 @@ def test_transparency_lies_over_white(tmp_path: Path) -> None:
     assert (one(tmp_path, clear) == 255).all()
     half = one(tmp_path, Image.new("RGBA", (9, 9), (255, 0, 0, 128)))
     assert half[:, 0, 0].tolist() == pytest.approx([255, 127, 127], abs=1)
-    grey = one(tmp_path, Image.new("LA", (9, 9), (100, 0)))
-    assert grey.shape == (1, 9, 9)
-    assert (grey == 255).all()
+    gray = one(tmp_path, Image.new("LA", (9, 9), (100, 0)))
+    assert gray.shape == (1, 9, 9)
+    assert (gray == 255).all()
     keyed = one(tmp_path, Image.new("L", (9, 9), 7), transparency=7)
     assert (keyed == 255).all()
 
 
 def test_palettes(tmp_path: Path) -> None:
-    colours = Image.new("P", (9, 9), 1)
-    colours.putpalette([0, 0, 0, 10, 200, 30])
-    assert one(tmp_path, colours)[:, 0, 0].tolist() == [10, 200, 30]
-    assert one(tmp_path, colours, transparency=1)[:, 0, 0].tolist() == [255, 255, 255]
-    assert one(tmp_path, colours, "a.gif")[:, 0, 0].tolist() == [10, 200, 30]
-    assert one(tmp_path, colours, transparency=b"\xff\x00")[:, 0, 0].tolist() == [255, 255, 255]
+    colors = Image.new("P", (9, 9), 1)
+    colors.putpalette([0, 0, 0, 10, 200, 30])
+    assert one(tmp_path, colors)[:, 0, 0].tolist() == [10, 200, 30]
+    assert one(tmp_path, colors, transparency=1)[:, 0, 0].tolist() == [255, 255, 255]
+    assert one(tmp_path, colors, "a.gif")[:, 0, 0].tolist() == [10, 200, 30]
+    assert one(tmp_path, colors, transparency=b"\xff\x00")[:, 0, 0].tolist() == [255, 255, 255]
 
 
 def test_cmyk(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ def test_other_ranges(tmp_path: Path, values: Any, expected: list[int]) -> None:
 
 
 def test_first_frame_of_an_animation(tmp_path: Path) -> None:
-    frames = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (9, 9), color) for color in ("red", "blue")]
     found = one(tmp_path, frames[0], "a.gif", save_all=True, append_images=frames[1:])
     assert found[:, 0, 0].tolist() == [255, 0, 0]
 
 
-def test_grey_only_if_all_are(tmp_path: Path) -> None:
+def test_gray_only_if_all_are(tmp_path: Path) -> None:
     save(tmp_path / "a.png", picture(1, mode="L"))
     save(tmp_path / "b.png", picture(2, mode="L"))
     assert load_images(tmp_path).train.images.channels == 1
@@ -172,7 +172,7 @@ def test_grey_only_if_all_are(tmp_path: Path) -> None:
     assert torch.equal(images[0, 0], images[0, 2])
 
 
-def test_colour_becomes_grey_where_the_training_images_are(tmp_path: Path) -> None:
+def test_color_becomes_gray_where_the_training_images_are(tmp_path: Path) -> None:
     save(tmp_path / "train" / "a.png", picture(1, mode="L"))
     save(tmp_path / "test" / "b.tiff", Image.new("CMYK", (10, 10), (0, 255, 255, 0)))
     data = load_images(tmp_path)

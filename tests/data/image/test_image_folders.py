@@ -56,7 +56,7 @@ def test_names_of_splits(tmp_path: Path, train: str, test: str) -> None:
     assert data.train.classes is None
 
 
-def test_of_several_held_out_folders_the_labelled_counts(tmp_path: Path) -> None:
+def test_of_several_held_out_folders_the_labeled_counts(tmp_path: Path) -> None:
     for name in ("train/a/1", "train/b/1", "test/1", "val/a/1", "val/b/1"):
         save(tmp_path / f"{name}.png")
     with pytest.warns(UserWarning, match="skipped 1 of 5 files: test/1.png"):
@@ -458,7 +458,7 @@ def test_missing_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["a.jpg", "a.csv", "a"])
 def test_unknown_format(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(ValueError, match=f"expected one of: .*received the file .*{name}"):
+    with pytest.raises(ValueError, match=f"expected one of: .*got the file .*{name}"):
         load_images(tmp_path / name)
 
 

@@ -90,7 +90,7 @@ def test_labels_in_json(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_labels_that_only_some_samples_have(tmp_path: Path, meta: dict[str, bytes]) -> None:
     files = {"a.png": encoded(1), "a.cls": b"1", "b.png": encoded(2), **meta}
-    with pytest.warns(UserWarning, match="received 1 of 2 without; all labels are ignored"):
+    with pytest.warns(UserWarning, match="got 1 of 2 without; all labels are ignored"):
         data = load_images(write_tar(tmp_path / "one.tar", files))
     assert data.train.labels is None
 

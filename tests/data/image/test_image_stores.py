@@ -76,7 +76,7 @@ def test_limit_comes_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("option", ["limit", "image_size"])
 def test_options_must_be_positive(option: str) -> None:
-    with pytest.raises(ValueError, match=f"expected {option} of at least 1, received 0"):
+    with pytest.raises(ValueError, match=f"expected {option} of at least 1, got 0"):
         load_images("digits", **{option: 0})
 
 

@@ -144,9 +144,9 @@ def test_encoding_pads_cuts_and_marks_the_unknown() -> None:
         (lambda: Vocabulary(["a", "a"]), "'a' more than once"),
         (lambda: Vocabulary(["<unk>"]), "'<unk>' more than once"),
         (lambda: Vocabulary(["a b"]), "without white space"),
-        (lambda: Vocabulary(["a"], [1, 2]), "count for each of 1 words, received 2"),
+        (lambda: Vocabulary(["a"], [1, 2]), "count for each of 1 words, got 2"),
         (lambda: Vocabulary.from_counts(Counter("a"), 0), "size=0"),
-        (lambda: Vocabulary.from_counts(Counter(), 5), "received none"),
+        (lambda: Vocabulary.from_counts(Counter(), 5), "got none"),
         (lambda: Vocabulary(["a"]).encode([]), "list of sentences"),
         (lambda: Vocabulary(["a"]).encode("a b"), "list of sentences"),
         (lambda: Vocabulary(["a"]).encode(["a"], max_length=0), "max_length"),
@@ -241,7 +241,7 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(tmp_path: Path) -> Non
 
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", bytes(range(256)) * 9)
-    with pytest.raises(ValueError, match=r"received .*a\.txt with zero bytes"):
+    with pytest.raises(ValueError, match=r"got .*a\.txt with zero bytes"):
         texts(load_sentences(path, format="lines"))
 
 
@@ -292,12 +292,12 @@ def test_nothing_to_read(tmp_path: Path, text: str) -> None:
     data = load_sentences(write(tmp_path / "a.txt", text))
     with (
         pytest.warns(UserWarning, match="1 files without text"),
-        pytest.raises(ValueError, match=r"at least one sentence in a .*a\.txt.*received none"),
+        pytest.raises(ValueError, match=r"at least one sentence in a .*a\.txt.*got none"),
     ):
         _ = data.counts
-    with pytest.raises(ValueError, match="received none"):
+    with pytest.raises(ValueError, match="got none"):
         build_vocabulary(data)
-    with pytest.raises(ValueError, match="received none"):
+    with pytest.raises(ValueError, match="got none"):
         encode_sentences(data, tmp_path / "cache", vocabulary=Vocabulary(["a"]))
     assert not list((tmp_path / "cache").iterdir())
 
@@ -316,7 +316,7 @@ def test_things_that_are_no_text(tmp_path: Path) -> None:
         load_sentences(tmp_path / "empty")
     with pytest.raises(ValueError, match="empty list"):
         load_sentences([])
-    with pytest.raises(ValueError, match=r"text file, received .*a\.pdf"):
+    with pytest.raises(ValueError, match=r"text file, got .*a\.pdf"):
         load_sentences(write(tmp_path / "a.pdf"))
     with pytest.raises(ValueError, match="UTF-16"):
         load_sentences(write(tmp_path / "b.txt", TEXT.encode("utf-16")))
@@ -399,8 +399,8 @@ def test_format_of_real_text() -> None:
     assert guess_format(PROSE) == "prose"
     assert guess_format(textwrap.wrap(" ".join(PROSE), 40)) == "prose"
     assert guess_format([]) == "lines"
-    licence = Path(__file__).parents[3] / "LICENSE"
-    assert guess_format(licence.read_text().splitlines()) == "prose"
+    license = Path(__file__).parents[3] / "LICENSE"
+    assert guess_format(license.read_text().splitlines()) == "prose"
 
 
 def test_a_given_format_wins(tmp_path: Path) -> None:

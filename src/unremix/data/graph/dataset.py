@@ -100,12 +100,12 @@ def load_graphs(
       (numbers per node), ``label`` (of the graph, an integer or string), ``name``.
 
     Self-loops and duplicate edges are removed, as PyG's ``TUDataset`` does; GIN adds a node to its
-    neighbours anyway. In TU files an edge counts in the directions it is listed in. Nodes without
+    neighbors anyway. In TU files an edge counts in the directions it is listed in. Nodes without
     edges stay. A graph without nodes is left out, and a `UserWarning` says so.
 
     Features of a node, the first that applies: its attributes, if ``use_attributes``; its labels,
     one-hot, a column per label that occurs; its degree, one-hot up to 1000; its degree,
-    standardised over all nodes. The degree counts the edges that leave a node.
+    standardized over all nodes. The degree counts the edges that leave a node.
 
     Args:
         source: What to load: a word or a path. See above where a path is looked up.
@@ -133,7 +133,7 @@ def load_graphs(
         (3, True)
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"expected limit of at least 1, received {limit}; or leave it out")
+        raise ValueError(f"expected limit of at least 1, got {limit}; or leave it out")
     with _sign_of_life(f"reading {source}", progress):
         found = _find(str(source))
         store, encoding = _encode(found, encoding, use_attributes)
@@ -170,7 +170,7 @@ def store_graphs(graphs: Sequence[Data], encoding: NodeEncoding) -> GraphStore:
                 [0., 1., 0., 0.]])
     """
     given = [graph.x is not None for graph in graphs]
-    if not any(given) and encoding.kind in ("degree", "normalised-degree"):
+    if not any(given) and encoding.kind in ("degree", "normalized-degree"):
         from torch_geometric.data import Data
 
         blank = [
@@ -183,7 +183,7 @@ def store_graphs(graphs: Sequence[Data], encoding: NodeEncoding) -> GraphStore:
     store = GraphStore.of(graphs)
     if store.features != encoding.width:
         raise ValueError(
-            f"expected {encoding.width} features per node ({encoding.kind}), received "
+            f"expected {encoding.width} features per node ({encoding.kind}), got "
             f"{store.features}; encode the graphs like those that the encoder was trained on"
         )
     return store
@@ -197,7 +197,7 @@ def _encode(
     degrees = np.bincount(edges[0], minlength=int(found.sizes.sum()))
     if encoding is None:
         encoding = NodeEncoding.fit(found, degrees, use_attributes)
-    elif encoding.kind in ("degree", "normalised-degree"):
+    elif encoding.kind in ("degree", "normalized-degree"):
         given = []
         if found.node_labels is not None:
             given.append("labels")
@@ -220,7 +220,7 @@ def _encode(
 
 
 def _find(source: str) -> FoundGraphs:
-    """Recognise the format and read the graphs."""
+    """Recognize the format and read the graphs."""
     if source == "stdlib-ast":
         return read_syntax_trees()
     if source.startswith("pyg:"):
@@ -238,10 +238,10 @@ def _find(source: str) -> FoundGraphs:
             return read_json_lines(path.name, lines)
         raise ValueError(
             f"expected the files of a TU data set or files ending in {', '.join(SUFFIXES)} in the "
-            f"folder {path}, received neither; accepted are {ACCEPTED}"
+            f"folder {path}, got neither; accepted are {ACCEPTED}"
         )
     if not path.is_file():  # to open a pipe would wait for ever
-        raise ValueError(f"expected a file or a folder, received {path}, which is neither")
+        raise ValueError(f"expected a file or a folder, got {path}, which is neither")
     if is_json_lines(path):
         return read_json_lines(path.name.partition(".")[0], [path])
     if path.suffix.lower() == ".zip":
@@ -249,10 +249,10 @@ def _find(source: str) -> FoundGraphs:
         if files:
             return read_tu(files, path)
         raise ValueError(
-            f"expected NAME_A.txt and the other files of a TU data set in {path}, received none; "
+            f"expected NAME_A.txt and the other files of a TU data set in {path}, got none; "
             "unpack the zip and look what it holds"
         )
-    raise ValueError(f"expected one of: {ACCEPTED}; received the file {path}")
+    raise ValueError(f"expected one of: {ACCEPTED}; got the file {path}")
 
 
 def _download(name: str) -> Path:
@@ -264,7 +264,7 @@ def _download(name: str) -> Path:
         return Path(TUDataset(str(root), name).raw_dir)
     except Exception as error:  # whatever its file systems raise
         raise OSError(
-            f"expected torch_geometric to download the TU data set {name!r} into {root}, received "
+            f"expected torch_geometric to download the TU data set {name!r} into {root}, got "
             f"{type(error).__name__}: {error}; check the name and the connection, or download "
             f"{name}.zip elsewhere and name its path"
         ) from error

@@ -23,7 +23,7 @@ MOST_EMPTY = 100_000  # graphs without nodes that are left out one by one
 FACTOR = 6  # times the files: memory that the features may take, beside a fixed amount
 
 FeatureKind = Literal[
-    "node-labels", "degree", "normalised-degree", "attributes", "attributes+node-labels"
+    "node-labels", "degree", "normalized-degree", "attributes", "attributes+node-labels"
 ]
 
 
@@ -77,7 +77,7 @@ class NodeEncoding:
 
     Args:
         kind: ``node-labels``: one-hot, a block of columns per label; ``degree``: one-hot, from 0 to
-            ``max_degree``; ``normalised-degree``: (degree - mean) / std; ``attributes``: numbers
+            ``max_degree``; ``normalized-degree``: (degree - mean) / std; ``attributes``: numbers
             from the data; ``attributes+node-labels``: both, in this order.
         attributes: Number of attributes.
         labels: The labels that have a column, block by block.
@@ -106,7 +106,7 @@ class NodeEncoding:
         """F, the number of features."""
         if self.kind == "degree":
             return self.max_degree + 1
-        if self.kind == "normalised-degree":
+        if self.kind == "normalized-degree":
             return 1
         return self.attributes + sum(len(column) for column in self.labels)
 
@@ -126,7 +126,7 @@ class NodeEncoding:
         """
         if use_attributes and found.attributes is None:
             raise ValueError(
-                f"expected node attributes in {found.name}, received none; leave use_attributes out"
+                f"expected node attributes in {found.name}, got none; leave use_attributes out"
             )
         wanted = found.use_attributes if use_attributes is None else use_attributes
         labels = () if found.node_labels is None else found.node_labels.values
@@ -138,7 +138,7 @@ class NodeEncoding:
         if degrees.max() <= LARGEST_DEGREE:
             return cls("degree", max_degree=int(degrees.max()))
         spread = float(degrees.std(ddof=1))  # as torch has it, and PyG's benchmarks after it
-        return cls("normalised-degree", mean=float(degrees.mean()), std=spread or 1.0)
+        return cls("normalized-degree", mean=float(degrees.mean()), std=spread or 1.0)
 
     def encode(self, found: FoundGraphs, degrees: Ints) -> Tensor:
         """Features of all nodes, shape (n, F).
@@ -158,14 +158,14 @@ class NodeEncoding:
         if self.kind == "degree":
             _warn_of(degrees > self.max_degree, f"degrees above {self.max_degree}")
             return _one_hot(np.minimum(degrees, self.max_degree), self.max_degree + 1)
-        if self.kind == "normalised-degree":
+        if self.kind == "normalized-degree":
             return torch.from_numpy((degrees - self.mean) / self.std).float()[:, None]
         blocks = []
         if self.attributes:
             columns = 0 if found.attributes is None else found.attributes.shape[1]
             if found.attributes is None or columns != self.attributes:
                 raise ValueError(
-                    f"expected features, {self.attributes} per node as in training, received "
+                    f"expected features, {self.attributes} per node as in training, got "
                     f"{columns or 'none'} in {found.name}; give every node such features, or train "
                     "an encoder on graphs like these"
                 )
@@ -179,7 +179,7 @@ class NodeEncoding:
         columns = 0 if labels is None else len(labels.values)
         if labels is None or columns != len(self.labels):
             raise ValueError(
-                f"expected node labels, {len(self.labels)} per node as in training, received "
+                f"expected node labels, {len(self.labels)} per node as in training, got "
                 f"{columns or 'none'} in {found.name}; give every node such labels, or train an "
                 "encoder on graphs like these"
             )
@@ -202,7 +202,7 @@ def _check_memory(found: FoundGraphs, needed: int) -> None:
     if found.file_bytes is not None and needed > FREE + FACTOR * found.file_bytes:
         raise ValueError(
             f"expected node features of at most {FREE + FACTOR * found.file_bytes:,} bytes for the "
-            f"files of {found.name}, received nodes whose labels or degrees take {needed:,}; use "
+            f"files of {found.name}, got nodes whose labels or degrees take {needed:,}; use "
             "fewer different node labels, or leave out nodes without edges"
         )
 
@@ -262,7 +262,7 @@ def without_empty(
     empty = int((sizes == 0).sum())
     if empty > MOST_EMPTY:
         raise ValueError(
-            f"expected graphs with nodes, received {empty:,} of {len(sizes):,} without any, such "
+            f"expected graphs with nodes, got {empty:,} of {len(sizes):,} without any, such "
             f"as {names[int(np.argmin(sizes))]}; the files may be of different data sets, or one "
             "of them cut off"
         )

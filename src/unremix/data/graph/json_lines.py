@@ -85,7 +85,7 @@ def read_json_lines(name: str, paths: Sequence[Path]) -> FoundGraphs:
     if not graphs.names:
         files = ", ".join(path.name for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
         raise ValueError(
-            f"expected a graph per line in {files}, received no line; give each graph a line like "
+            f"expected a graph per line in {files}, got no line; give each graph a line like "
             '{"edges": [[0, 1], [1, 2]]}'
         )
     if ignored:
@@ -134,7 +134,7 @@ class _Graphs:
         if self.used > self.most:
             raise ValueError(
                 f"expected graphs that take at most {self.most:,} bytes of memory, for files of "
-                f"their size, received more with the {line.nodes:,} nodes in {line.where}; remove "
+                f"their size, got more with the {line.nodes:,} nodes in {line.where}; remove "
                 "nodes without edges, or write the graphs to larger files that are not packed"
             )
         self.names.append(line.name)
@@ -156,7 +156,7 @@ class _Graphs:
             self.width = (features.shape[1], where)
         if features.shape[1] != self.width[0]:
             raise ValueError(
-                f"expected {self.width[0]} node_features per node, as in {self.width[1]}, received "
+                f"expected {self.width[0]} node_features per node, as in {self.width[1]}, got "
                 f"{features.shape[1]} in {where}; give all nodes the same features"
             )
         self.used += features.nbytes
@@ -173,7 +173,7 @@ class _Graphs:
         sizes: Ints = np.frombuffer(self.sizes, np.int64)
         kept, skipped = without_empty(sizes, self.names)
         if not kept.any():
-            raise ValueError(f"expected nodes in {name}, received only graphs without any")
+            raise ValueError(f"expected nodes in {name}, got only graphs without any")
         codes, classes = number(self.labels) if self.labels else (None, None)
         node_labels = None
         if self.node_labels:
@@ -199,7 +199,7 @@ class _Graphs:
         if self.given[key] and self.missing[key]:
             total = len(self.names)
             raise ValueError(
-                f"expected {key!r} in every line or in none, received it in {self.given[key]} "
+                f"expected {key!r} in every line or in none, got it in {self.given[key]} "
                 f"and not in {self.missing[key]} ({total - self.counts[key]} of {total} lines "
                 "lack it); complete or remove it"
             )
@@ -215,30 +215,30 @@ def _read(path: Path, ignored: dict[str, tuple[str, int]]) -> Iterator[Line]:
                 where = f"{shorten(path.name)}, line {count}"
                 if len(text) > LONGEST:
                     raise ValueError(
-                        f"expected a graph of at most {LONGEST:,} characters in {where}, received "
+                        f"expected a graph of at most {LONGEST:,} characters in {where}, got "
                         "more; divide the graph, or leave it out"
                     )
                 if text.strip():
                     yield _parse(text, where, f"{path.name}:{count}", ignored)
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(
-            f"expected JSON lines in UTF-8 in {path}, received a file that cannot be read to its "
+            f"expected JSON lines in UTF-8 in {path}, got a file that cannot be read to its "
             f"end ({error}); download or write it again"
         ) from error
 
 
 def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]) -> Line:
-    def refuse(expected: str, received: Any, remedy: str) -> NoReturn:
-        received = received[:60] if isinstance(received, str) else received
-        shown = received if isinstance(received, list | dict) else json.dumps(received)
-        raise ValueError(f"expected {expected} in {where}, received {shorten(shown, 60)}; {remedy}")
+    def refuse(expected: str, got: Any, remedy: str) -> NoReturn:
+        got = got[:60] if isinstance(got, str) else got
+        shown = got if isinstance(got, list | dict) else json.dumps(got)
+        raise ValueError(f"expected {expected} in {where}, got {shorten(shown, 60)}; {remedy}")
 
     try:
         graph = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", error)  # without a line number of its own
         raise ValueError(
-            f"expected a JSON object in {where}, received something else ({reason}); write one "
+            f"expected a JSON object in {where}, got something else ({reason}); write one "
             "object per line"
         ) from error
     if not isinstance(graph, dict) or "edges" not in graph:

@@ -98,7 +98,7 @@ class GraphStore:
                 an edge to a node that does not exist.
         """
         if not graphs:
-            raise ValueError("expected at least one graph, received none")
+            raise ValueError("expected at least one graph, got none")
         for index, graph in enumerate(graphs):
             _check_graph(graph, graphs[0], index)
         node_starts = _starts([graph.x.shape[0] for graph in graphs])
@@ -110,7 +110,7 @@ class GraphStore:
             edge = int(outside.nonzero()[0])
             raise ValueError(
                 f"expected edges between the {int(node_starts.diff()[owner[edge]])} nodes of graph "
-                f"{int(owner[edge])}, counted from 0, received {edge_index[:, edge].tolist()}"
+                f"{int(owner[edge])}, counted from 0, got {edge_index[:, edge].tolist()}"
             )
         x = torch.cat([graph.x for graph in graphs])
         return cls(x, edge_index + node_starts[owner], node_starts, edge_starts)
@@ -134,7 +134,7 @@ class GraphStore:
         """
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
             raise IndexError(
-                f"expected graphs from 0 to {len(self) - 1}, received {int(indices.min())} to "
+                f"expected graphs from 0 to {len(self) - 1}, got {int(indices.min())} to "
                 f"{int(indices.max())}"
             )
         node_shift, graph = _spans(self.node_starts, indices)  # (B,), (n,)
@@ -236,16 +236,16 @@ def _check_graph(graph: Data, first: Data, index: int) -> None:
         received = "none" if x is None else f"{x.dtype} of shape {tuple(x.shape)}"
         raise ValueError(
             "expected node features x in floating point, of shape (nodes, F) with at least one "
-            f"node, received {received} in graph {index}"
+            f"node, got {received} in graph {index}"
         )
     if first.x is not None and x.shape[1] != first.x.shape[1]:
         raise ValueError(
-            f"expected {first.x.shape[1]} features per node, as in graph 0, received {x.shape[1]} "
+            f"expected {first.x.shape[1]} features per node, as in graph 0, got {x.shape[1]} "
             f"in graph {index}"
         )
     if edge_index is None or edge_index.dim() != 2 or edge_index.shape[0] != 2:
         received = "none" if edge_index is None else f"shape {tuple(edge_index.shape)}"
         raise ValueError(
-            f"expected edge_index of shape (2, edges), received {received} in graph {index}; a "
+            f"expected edge_index of shape (2, edges), got {received} in graph {index}; a "
             "graph without edges has shape (2, 0)"
         )

@@ -1,6 +1,6 @@
 """Syntax trees of the standard library: real graphs that every Python has.
 
-A graph is a function; a node is a node of its syntax tree, labelled by its type; edges go from
+A graph is a function; a node is a node of its syntax tree, labeled by its type; edges go from
 parent to child and back; the class is the package that the function is from.
 """
 
@@ -68,7 +68,7 @@ def read_syntax_trees(library: Path | None = None) -> FoundGraphs:
         packages += [package] * kept
     if len(set(packages)) < 2:
         raise FileNotFoundError(
-            f"expected the sources of the standard library in {library}, received none; "
+            f"expected the sources of the standard library in {library}, got none; "
             "stdlib-ast needs an installation of Python with its .py files"
         )
     sizes = np.array([len(tree.types) for tree in trees], dtype=np.int64)

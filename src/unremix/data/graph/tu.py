@@ -59,7 +59,7 @@ class Table:
             self.text = file.read(most=most)
         except Unusable as error:
             raise ValueError(
-                f"expected numbers in {where}, received a file that is {error}; download or unpack "
+                f"expected numbers in {where}, got a file that is {error}; download or unpack "
                 "the data again"
             ) from error
         self.values = self._parse(columns, integers)
@@ -67,7 +67,7 @@ class Table:
     def _parse(self, columns: int | None, integers: bool) -> NDArray[Any]:
         if not self.text.strip():
             raise ValueError(
-                f"expected numbers in {self.where}, received only blank lines; download or unpack "
+                f"expected numbers in {self.where}, got only blank lines; download or unpack "
                 "the data again"
             )
         values = _numbers(self.text, np.int64 if integers else np.float64)
@@ -103,7 +103,7 @@ class Table:
             if len(parts) != columns or (integers and not all(map(_is_whole, numbers))):
                 self.refuse(wanted, row, "repair the line or download the data again")
         raise ValueError(
-            f"expected {columns} {kind}s per line of {self.where}, received something else; "
+            f"expected {columns} {kind}s per line of {self.where}, got something else; "
             "download the data again"
         )
 
@@ -122,14 +122,14 @@ class Table:
         line = 1 + ends - self.text.count(b"\r\n", *before)
         received = shorten(match[0][:1000].decode("utf-8", "replace").strip(), 60)
         raise ValueError(
-            f"expected {expected} in {self.where}, line {line}, received {received!r}; {remedy}"
+            f"expected {expected} in {self.where}, line {line}, got {received!r}; {remedy}"
         )
 
     def check_rows(self, count: int, what: str) -> None:
         """Raise ValueError unless there is a row for each of ``count`` things."""
         if len(self.values) != count:
             raise ValueError(
-                f"expected {count} lines in {self.where}, one per {what}, received "
+                f"expected {count} lines in {self.where}, one per {what}, got "
                 f"{len(self.values)}; download or unpack the data again"
             )
 
@@ -187,7 +187,7 @@ def read_tu(found: Mapping[str, Files], source: Path) -> FoundGraphs:
     named = source.name.removesuffix(".zip")
     if len(found) > 1 and named not in found:
         raise ValueError(
-            f"expected the files of one TU data set in {source}, received "
+            f"expected the files of one TU data set in {source}, got "
             f"{shorten(', '.join(found))}; "
             "name the folder or zip of one of them"
         )
@@ -196,7 +196,7 @@ def read_tu(found: Mapping[str, Files], source: Path) -> FoundGraphs:
     for kind in REQUIRED:
         if kind not in files:
             raise ValueError(
-                f"expected the file {shorten(name, 100)}_{kind}.txt in {source}, received only "
+                f"expected the file {shorten(name, 100)}_{kind}.txt in {source}, got only "
                 f"{shorten(', '.join(f'{name}_{kind}.txt' for kind in files))}; download or unpack "
                 "the data again"
             )
@@ -224,7 +224,7 @@ def read_tu(found: Mapping[str, Files], source: Path) -> FoundGraphs:
     sizes = np.bincount(graph, minlength=count)
     if count * (100 + len(name)) > most:
         raise ValueError(
-            f"expected fewer graphs in {source}, received {count:,} in files of {size:,} bytes; "
+            f"expected fewer graphs in {source}, got {count:,} in files of {size:,} bytes; "
             "the files may be of different data sets, or damaged"
         )
     names = [f"{name}/{index}" for index in range(1, count + 1)]

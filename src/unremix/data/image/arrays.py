@@ -26,7 +26,7 @@ from unremix.data.archives import (
 from unremix.data.bounds import allowance, shorten
 from unremix.data.image.decoding import Array, ArraySource, Pixels
 from unremix.data.image.pickles import read_pickle
-from unremix.data.splits import ACCEPTED, Found, Split, index_names, labelled
+from unremix.data.splits import ACCEPTED, Found, Split, index_names, labeled
 
 PIECE = 2**20  # bytes read at a time
 NPY_HEADER = 2**14  # bytes that a header of an array may take
@@ -71,8 +71,7 @@ def tar_pickles(path: Path) -> dict[str, bytes]:
                 pickles[name] = archive.read(member, most - sum(map(len, pickles.values())))
     except Exception as error:  # a broken tar raises almost anything
         raise ValueError(
-            f"expected a .tar.gz of CIFAR pickles, received {path} ({shorten(error)}); download it "
-            "again"
+            f"expected a .tar.gz of CIFAR pickles, got {path} ({shorten(error)}); download it again"
         ) from error
     return pickles
 
@@ -82,7 +81,7 @@ def _unpickle(name: str, data: bytes) -> Mapping[str, Any]:
         return read_pickle(data)
     except Exception as error:  # a broken pickle can raise anything
         raise ValueError(
-            f"expected a CIFAR pickle with arrays and labels only, received {name}: "
+            f"expected a CIFAR pickle with arrays and labels only, got {name}: "
             f"{shorten(error)}; download the official python version again"
         ) from error
 
@@ -92,7 +91,7 @@ def read_cifar(name: str, pickles: Mapping[str, bytes], path: Path) -> Found:
     train = [key for key in CIFAR_TRAIN if key in pickles]
     if not train:
         raise ValueError(
-            f"expected CIFAR pickles (data_batch_1 .. data_batch_5 or train), received {path} "
+            f"expected CIFAR pickles (data_batch_1 .. data_batch_5 or train), got {path} "
             f"without; accepted are {ACCEPTED}"
         )
     absent = [] if train == ["train"] else [key for key in CIFAR_TRAIN[1:] if key not in pickles]
@@ -112,7 +111,7 @@ def read_cifar(name: str, pickles: Mapping[str, bytes], path: Path) -> Found:
         splits = [Split(part.names, part.source, part.labels, names) for part in splits]
     elif most >= len(classes):
         raise ValueError(
-            f"expected labels below {len(classes)}, the number of class names in {path}, received "
+            f"expected labels below {len(classes)}, the number of class names in {path}, got "
             f"{most}; the files belong to different data sets"
         )
     return Found(name, splits, [Skipped(key, "missing") for key in absent])
@@ -133,7 +132,7 @@ def _cifar_classes(pickles: Mapping[str, bytes]) -> list[str] | None:
         ):
             raise ValueError(
                 f"expected {field_name} in {key} as a list of at most {MOST_CLASSES:,} names, "
-                f"received {shorten(names)}; download the official python version again"
+                f"got {shorten(names)}; download the official python version again"
             )
         return [name.decode("latin1") if isinstance(name, bytes) else name for name in names]
     return None
@@ -154,7 +153,7 @@ def _cifar_batch(name: str, batch: Mapping[str, Any]) -> tuple[Pixels, list[int]
         fields = shorten(", ".join(sorted(batch)))
         raise ValueError(
             f"expected data of shape (n, 3072), uint8, and n labels below {MOST_CLASSES:,} in "
-            f"{name}, received {getattr(data, 'shape', type(data).__name__)} and fields {fields}; "
+            f"{name}, got {getattr(data, 'shape', type(data).__name__)} and fields {fields}; "
             "download the official python version again"
         )
     return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
@@ -178,7 +177,7 @@ def read_idx(name: str, files: Mapping[str, Path]) -> Found:
             found.setdefault((split, match["kind"]), path)
     if len(prefixes) > 1 or ("train", "images") not in found:
         raise ValueError(
-            "expected the idx files of one data set with train-images-idx3-ubyte, received "
+            "expected the idx files of one data set with train-images-idx3-ubyte, got "
             f"{', '.join(sorted(file for file in files if IDX_NAME.fullmatch(file)))}; put each "
             "data set into a folder of its own"
         )
@@ -188,7 +187,7 @@ def read_idx(name: str, files: Mapping[str, Path]) -> Found:
             images = _idx_array(found[split, "images"], 3)
             splits.append((index_names(split, len(images)), ArraySource(images)))
             values.append(_idx_labels(found.get((split, "labels")), len(images)))
-    return Found(name, labelled(splits, values))
+    return Found(name, labeled(splits, values))
 
 
 def _idx_labels(path: Path | None, count: int) -> list[int] | None:
@@ -197,7 +196,7 @@ def _idx_labels(path: Path | None, count: int) -> list[int] | None:
     labels: list[int] = _idx_array(path, 1).tolist()
     if len(labels) != count:
         raise ValueError(
-            f"expected {count} labels in {path}, one for each image, received {len(labels)}; "
+            f"expected {count} labels in {path}, one for each image, got {len(labels)}; "
             "download the files again"
         )
     return labels
@@ -225,7 +224,7 @@ def _idx_array(path: Path, dimensions: int) -> Pixels:
         shape = ()
     if problem is not None:
         raise ValueError(
-            f"expected an idx file of bytes in {dimensions} dimensions, received {path}, of shape "
+            f"expected an idx file of bytes in {dimensions} dimensions, got {path}, of shape "
             f"{shape}, which {problem}; download it again"
         )
     array = np.frombuffer(content, dtype=np.uint8).reshape(shape)
@@ -238,7 +237,7 @@ def _check_pixels(array: Array, where: str) -> None:
     """Refuse images of shape (n, H, W, ...) so small that their names would outweigh them."""
     if min(array.shape[1:3]) < SMALLEST:
         raise ValueError(
-            f"expected images of at least {SMALLEST} x {SMALLEST} pixels in {where}, received "
+            f"expected images of at least {SMALLEST} x {SMALLEST} pixels in {where}, got "
             f"shape {array.shape}; enlarge them first, or reshape the array"
         )
 
@@ -252,7 +251,7 @@ def read_npz(name: str, path: Path) -> Found:
         keys = [("train", "images", "labels")]
     else:
         raise ValueError(
-            "expected an array named images or x_train, received "
+            "expected an array named images or x_train, got "
             f"{', '.join(sorted(arrays)) or 'none'} in {path}; rename it with numpy.savez"
         )
     splits, values = [], []
@@ -262,7 +261,7 @@ def read_npz(name: str, path: Path) -> Found:
             _check_pixels(images, f"{images_key} of {path}")
             splits.append((index_names(split, len(images)), ArraySource(images)))
             values.append(_label_values(arrays.get(labels_key), labels_key, len(images)))
-    return Found(name, labelled(splits, values))
+    return Found(name, labeled(splits, values))
 
 
 def _npz_arrays(path: Path) -> dict[str, Array]:
@@ -278,7 +277,7 @@ def _npz_arrays(path: Path) -> dict[str, Array]:
             left -= found[key].nbytes
     except Exception as error:  # NumPy raises almost anything for a broken header
         raise ValueError(
-            f"expected an .npz of plain arrays, received {path} ({shorten(error)}); write it with "
+            f"expected an .npz of plain arrays, got {path} ({shorten(error)}); write it with "
             "numpy.savez, without objects"
         ) from error
     return found
@@ -323,7 +322,7 @@ def image_array(array: Array, key: str) -> Pixels:
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in depths):
         raise ValueError(
             f"expected {key} of shape (n, H, W), (n, H, W, C) or (n, C, H, W) with C 1, 3 or 4, "
-            f"received {array.shape}; reshape it"
+            f"got {array.shape}; reshape it"
         )
     return _bytes_of(array, key)
 
@@ -338,7 +337,7 @@ def _bytes_of(array: Array, key: str) -> Pixels:
     if not (numbers and array.min() >= 0 and array.max() <= (1 if unit else 255)):
         received = f"{array.dtype} from {array.min()} to {array.max()}" if numbers else array.dtype
         raise ValueError(
-            f"expected {key} with integers in 0..255 or floats in [0, 1], received {received}; "
+            f"expected {key} with integers in 0..255 or floats in [0, 1], got {received}; "
             "scale it first"
         )
     scaled = np.empty(array.shape, np.uint8)
@@ -354,7 +353,7 @@ def _label_values(labels: Array | None, key: str, count: int) -> list[Any] | Non
         return None
     if labels.size != count or labels.shape[0] != count or labels.dtype.kind not in "iubU":
         raise ValueError(
-            f"expected {key} with {count} integers or names, one for each image, received "
+            f"expected {key} with {count} integers or names, one for each image, got "
             f"{labels.dtype} of shape {labels.shape}"
         )
     values: list[Any] = labels.reshape(-1).tolist()

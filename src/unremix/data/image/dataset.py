@@ -88,7 +88,7 @@ def load_images(
     where it is transparent, brought to 8 bits (16 bits are divided by 257; other integers and
     floats scale by the smallest of 1, 255 and 65535 that holds their maximum, or else by their
     own range), cropped to its central square and resized to S x S with an antialiased bicubic
-    filter. C is 1 if all images looked at are grey, else 3.
+    filter. C is 1 if all images looked at are gray, else 3.
 
     Files that are no images, empty, corrupt or of more pixels than `PIL.Image.MAX_IMAGE_PIXELS`
     are left out; one `UserWarning` names some, and ``skipped`` of the result names all. Hidden
@@ -99,7 +99,7 @@ def load_images(
             not exist is looked up in the folder that the environment variable ``UNREMIX_DATA``
             names.
         image_size: S. By default the median short side of up to 200 images, within 8..224.
-        channels: C, 1 or 3. By default 1 if all images looked at are grey, else 3.
+        channels: C, 1 or 3. By default 1 if all images looked at are gray, else 3.
         limit: At most so many images for training and for testing each, drawn with a fixed seed
             before anything is decoded; they stay in sorted order.
         validation: Hold out this share of the images for training, drawn with a fixed seed, and
@@ -128,7 +128,7 @@ def load_images(
     _check_positive("image_size", image_size)
     _check_positive("limit", limit)
     if channels not in (None, 1, 3):
-        raise ValueError(f"expected channels to be 1 or 3, received {channels}")
+        raise ValueError(f"expected channels to be 1 or 3, got {channels}")
     if validation is not None and not 0 < validation < 1:
         raise ValueError(f"expected validation between 0 and 1, got {validation}; change it")
     with quiet_pillow():
@@ -155,7 +155,7 @@ def load_images(
         raise ValueError(f"expected at least one usable image, got none ({message})")
     if not len(sets[0]):
         raise ValueError(
-            f"expected at least one usable image for training in {data}, received none "
+            f"expected at least one usable image for training in {data}, got none "
             f"({message if skipped else 'it is empty'}); accepted are {ACCEPTED}"
         )
     if skipped:
@@ -166,4 +166,4 @@ def load_images(
 
 def _check_positive(name: str, value: int | None) -> None:
     if value is not None and value < 1:
-        raise ValueError(f"expected {name} of at least 1, received {value}; or leave it out")
+        raise ValueError(f"expected {name} of at least 1, got {value}; or leave it out")

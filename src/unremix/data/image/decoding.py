@@ -206,10 +206,10 @@ def common_shape(source: Source, image_size: int | None) -> Shape:
     headers = _headers(source, sample) or _headers(source, range(len(source)))
     if not headers:
         return Shape(1, DEFAULT_SIZE_RANGE[0])  # every image will be skipped, with its reason
-    grey = all(_is_grey(mode) for _, mode in headers)
+    gray = all(_is_gray(mode) for _, mode in headers)
     low, high = DEFAULT_SIZE_RANGE
     median = int(statistics.median(side for side, _ in headers))
-    return Shape(1 if grey else 3, image_size or min(max(median, low), high))
+    return Shape(1 if gray else 3, image_size or min(max(median, low), high))
 
 
 def _headers(source: Source, indices: Sequence[int]) -> list[tuple[int, str]]:
@@ -224,7 +224,7 @@ def _headers(source: Source, indices: Sequence[int]) -> list[tuple[int, str]]:
     return headers
 
 
-def _is_grey(mode: str) -> bool:
+def _is_gray(mode: str) -> bool:
     return mode in ("1", "L", "LA", "La", "I", "F") or mode.startswith("I;16")
 
 
@@ -358,7 +358,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _scale(image: Image.Image, maximum: int | None) -> Image.Image:
-    """A grey image of many values as mode L, so that ``maximum`` becomes 255.
+    """A gray image of many values as mode L, so that ``maximum`` becomes 255.
 
     Without a maximum it is the smallest of 1 (for floats), 255 and 65535 that holds all values; if
     none does, the image's own range is stretched.

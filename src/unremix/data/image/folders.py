@@ -27,7 +27,7 @@ from unremix.data.image.decoding import (
     suffixes,
 )
 from unremix.data.locate import locate
-from unremix.data.splits import IMAGES, Found, Split, labelled
+from unremix.data.splits import IMAGES, Found, Split, labeled
 from unremix.data.walk import walk
 
 TRAIN_FOLDERS = ("train", "training")
@@ -108,7 +108,7 @@ def read_tree(name: str, files: Files, skipped: list[Skipped]) -> Found:
         fewest = 1 if values and values[0] is not None else 2
         values.append(_classes(names, base, fewest, annotated))
     sources = [(names, FileSource([images[file] for file in names])) for names, _ in parts]
-    return Found(name, labelled(sources, values), skipped)
+    return Found(name, labeled(sources, values), skipped)
 
 
 def _is_image(name: str, span: Span | ZipSpan) -> bool:
@@ -237,7 +237,7 @@ def read_tars(name: str, shards: list[tuple[str, Path]]) -> Found:
         labels = [sample.label for sample in samples if sample.label is not None]
         if labels and len(labels) < len(samples):
             warnings.warn(
-                f"expected all samples of {name} or none to have a label, received "
+                f"expected all samples of {name} or none to have a label, got "
                 f"{len(samples) - len(labels)} of {len(samples)} without; all labels are ignored",
                 stacklevel=4,
             )
@@ -246,7 +246,7 @@ def read_tars(name: str, shards: list[tuple[str, Path]]) -> Found:
         spans.append([sample.image for sample in samples])
         values.append(labels if labels and len(labels) == len(samples) else None)
     sources = [(some, FileSource(places)) for some, places in zip(names, spans, strict=True)]
-    return Found(name, labelled(sources, values), skipped)
+    return Found(name, labeled(sources, values), skipped)
 
 
 def _split_by_name(

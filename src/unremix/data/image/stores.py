@@ -30,7 +30,7 @@ class ImageStore(Protocol):
 
     @property
     def channels(self) -> int:
-        """C: 1 (grey) or 3 (RGB)."""
+        """C: 1 (gray) or 3 (RGB)."""
 
     @property
     def size(self) -> int:
@@ -61,7 +61,7 @@ class CachedImages:
 
     @property
     def channels(self) -> int:
-        """C: 1 (grey) or 3 (RGB)."""
+        """C: 1 (gray) or 3 (RGB)."""
         return self.images.shape[1]
 
     @property

@@ -94,12 +94,12 @@ class EncodedCorpus:
             corpus = cls(folder=folder, vocabulary=vocabulary, **about)
         except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(
-                f"expected an encoded corpus in {folder}, received {type(error).__name__}: "
+                f"expected an encoded corpus in {folder}, got {type(error).__name__}: "
                 f"{error}; remove the folder to have it made again"
             ) from error
         if sizes != expected:
             raise ValueError(
-                f"expected the files in {folder} to be whole, received sizes {sizes}; "
+                f"expected the files in {folder} to be whole, got sizes {sizes}; "
                 "remove the folder to have it made again"
             )
         return corpus
@@ -125,7 +125,7 @@ class EncodedCorpus:
         if count < 1 or not 0 <= start <= self.sentences - count:
             raise ValueError(
                 f"expected a run within the {self.sentences} sentences, "
-                f"received start={start}, count={count}"
+                f"got start={start}, count={count}"
             )
         offsets = self._read("offsets", np.int64, start, count + 1)
         kind = _token_type(len(self.vocabulary))
@@ -171,7 +171,7 @@ def batches(num: int, batch_size: int, *, seed: int, epoch: int) -> Tensor:
     """
     if num < 1 or batch_size < 1:
         raise ValueError(
-            f"expected at least 1 sentence and batches of at least 1, received num={num}, "
+            f"expected at least 1 sentence and batches of at least 1, got num={num}, "
             f"batch_size={batch_size}"
         )
     starts = torch.arange(0, num, batch_size).clamp(max=max(0, num - batch_size))

@@ -177,7 +177,7 @@ def _blocks(lines: Iterator[str]) -> Iterator[Iterator[str]]:
 def _nothing(data: SentenceData) -> ValueError:
     where = ", ".join(str(file) for file in data.files[:3]) + ("…" if len(data.files) > 3 else "")
     return ValueError(
-        f"expected at least one sentence in {data.name} ({where}), received none; "
+        f"expected at least one sentence in {data.name} ({where}), got none; "
         "the text is empty, or has no words"
     )
 
@@ -221,9 +221,9 @@ def load_sentences(
         Counts(sentences=2, documents=1)
     """
     if format not in FORMATS:
-        raise ValueError(f"expected the format 'auto', 'lines' or 'prose', received {format!r}")
+        raise ValueError(f"expected the format 'auto', 'lines' or 'prose', got {format!r}")
     if limit is not None and limit < 1:
-        raise ValueError(f"expected a limit of at least 1 sentence, received {limit}")
+        raise ValueError(f"expected a limit of at least 1 sentence, got {limit}")
     if data == EMBEDDED:
         return SentenceData(EMBEDDED, (), limit=limit, topics=tuple(pydocs.topics()))
     name, files = find_files(data)
@@ -253,7 +253,7 @@ def build_vocabulary(
         (1002, 'the', True)
     """
     if size < 1:
-        raise ValueError(f"expected a vocabulary of at least 1 word, received size={size}")
+        raise ValueError(f"expected a vocabulary of at least 1 word, got size={size}")
     path = None
     if cache is not None:
         path = Path(cache) / f"vocabulary-{data.key(vocabulary=size)}.txt"
@@ -298,7 +298,7 @@ def encode_sentences(
         ValueError: If no sentence has a token, or an option is out of range.
     """
     if max_length < 1:
-        raise ValueError(f"expected max_length of at least 1, received {max_length}")
+        raise ValueError(f"expected max_length of at least 1, got {max_length}")
     if vocabulary is None:
         vocabulary = build_vocabulary(data, size=vocabulary_size, cache=cache)
     words = hashlib.sha256("\n".join(vocabulary.words).encode()).hexdigest()

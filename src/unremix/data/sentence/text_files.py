@@ -71,13 +71,13 @@ def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]
     """
     if not isinstance(data, (str, Path)):
         if not data:
-            raise ValueError(f"expected at least one file, received an empty list; {_accepted()}")
+            raise ValueError(f"expected at least one file, got an empty list; {_accepted()}")
         found = [find_files(item) for item in data]
         return found[0][0], [file for _, files in found for file in files]
     path = locate(data, _accepted())
     if not path.is_dir():
         if not _is_text(path) or not path.is_file():  # to open a pipe would wait for ever
-            raise ValueError(f"expected a text file, received {path}; {_accepted()}")
+            raise ValueError(f"expected a text file, got {path}; {_accepted()}")
         return _stem(path), [path]
     files = sorted(
         entry.path
@@ -130,7 +130,7 @@ def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Itera
                 except UnicodeDecodeError:
                     if b"\0" in line:
                         raise ValueError(
-                            f"expected text in UTF-8, received {path} with zero bytes, as no text "
+                            f"expected text in UTF-8, got {path} with zero bytes, as no text "
                             "has them; leave this file out, or unpack it first"
                         ) from None
                     text = line.decode("utf-8", errors="replace")
@@ -140,12 +140,12 @@ def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Itera
                 yield text
     except _Utf16:
         raise ValueError(
-            f"expected text in UTF-8, received UTF-16 in {path}; convert it with: "
+            f"expected text in UTF-8, got UTF-16 in {path}; convert it with: "
             "iconv -f UTF-16 -t UTF-8"
         ) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(
-            f"expected a whole gzip file, received {path}, which cannot be unpacked ({error}); "
+            f"expected a whole gzip file, got {path}, which cannot be unpacked ({error}); "
             "copy it again"
         ) from error
     trouble.empty_files += blank

@@ -89,17 +89,17 @@ class Vocabulary:
         self._number = {word: number for number, word in enumerate(self.words)}
         if len(self._number) < len(self.words):
             twice = [word for word, times in Counter(self.words).items() if times > 1]
-            raise ValueError(f"expected every word once, received {twice[0]!r} more than once")
+            raise ValueError(f"expected every word once, got {twice[0]!r} more than once")
         broken = next((word for word in self.words if word.split() != [word]), None)
         if broken is not None:
-            raise ValueError(f"expected words without white space, received {broken!r}")
+            raise ValueError(f"expected words without white space, got {broken!r}")
         if counts is None:
             counts = [0] * (len(self.words) - len(SPECIAL))
         self.counts = (0, unknown, *counts)
         if len(self.counts) != len(self.words):
             raise ValueError(
                 f"expected a count for each of {len(self.words) - len(SPECIAL)} words, "
-                f"received {len(counts)}"
+                f"got {len(counts)}"
             )
 
     @classmethod
@@ -116,9 +116,9 @@ class Vocabulary:
             ValueError: If the size is not positive, or there is no word.
         """
         if size < 1:
-            raise ValueError(f"expected a vocabulary of at least 1 word, received size={size}")
+            raise ValueError(f"expected a vocabulary of at least 1 word, got size={size}")
         if not counts:
-            raise ValueError("expected at least one word to build a vocabulary from, received none")
+            raise ValueError("expected at least one word to build a vocabulary from, got none")
         kept = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]
         total = sum(counts.values())
         return cls(
@@ -171,9 +171,9 @@ class Vocabulary:
             ValueError: If there is no sentence, or ``max_length`` is not positive.
         """
         if isinstance(sentences, str) or not len(sentences):
-            raise ValueError(f"expected a list of sentences, received {sentences!r}")
+            raise ValueError(f"expected a list of sentences, got {sentences!r}")
         if max_length is not None and max_length < 1:
-            raise ValueError(f"expected max_length of at least 1, received {max_length}")
+            raise ValueError(f"expected max_length of at least 1, got {max_length}")
         rows = [
             torch.tensor(self.numbers(tokenise(sentence)[:max_length]) or [UNKNOWN])
             for sentence in sentences
@@ -205,6 +205,6 @@ class Vocabulary:
         except ValueError:
             raise ValueError(
                 f"expected 'word<tab>count' lines in {path}, the first two of <pad> and <unk>, "
-                "received something else; remove the file to have it made again"
+                "got something else; remove the file to have it made again"
             ) from None
         return cls(words[2:], counts[2:], unknown=counts[UNKNOWN])

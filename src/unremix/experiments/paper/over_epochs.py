@@ -12,7 +12,7 @@ from unremix.core.scores import COMPONENTS
 from unremix.experiments.paper.comparison import make_comparison
 from unremix.experiments.paper.records import Made, Setting
 from unremix.experiments.paper.scales import Source
-from unremix.experiments.statistics import summarise
+from unremix.experiments.statistics import summarize
 from unremix.experiments.tables import TRAINED, Grid
 from unremix.report.curves import Panel, learning_curves, mean_curve
 from unremix.report.style import DASHES, GRAYS, GREEN, ORANGE, PAGE, VERMILION, looks_of
@@ -90,7 +90,7 @@ def make_mix(setting: Setting) -> Made:
                     curve.epochs, curve.mean, color=COLORS_OF_COMPONENTS[component], lw=1.5,
                     linestyle=DASHES[number % len(DASHES)], label=f"{component}, {name}",
                 )  # fmt: skip
-                ends = summarise([points[-1]["share"] for points in seeds if points])
+                ends = summarize([points[-1]["share"] for points in seeds if points])
                 spread = "–" if ends.deviation is None else f"{ends.deviation:.3f}"
                 last.append(f"{ends.mean:.3f} ± {spread}")
                 records += [

@@ -40,6 +40,6 @@ def find_config(name: str) -> str:
     if name in known:
         return str(FOLDER / f"{name}.yaml")
     raise ValueError(
-        f"expected a file of options or one of the settings {', '.join(known)}, received "
+        f"expected a file of options or one of the settings {', '.join(known)}, got "
         f"{name!r}{did_you_mean(name, known)}"
     )
