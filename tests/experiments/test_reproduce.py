@@ -335,7 +335,8 @@ def test_every_name_in_smoke(tmp_path: Path) -> None:
                 redundant = not false and classes.count(one["class"]) > 1
                 assert (one["frame"] == "redundant") == redundant
     # Parts of a weight add up to it.
-    rows = list(csv.DictReader((tmp_path / "contributions" / "table.csv").open()))
+    with (tmp_path / "contributions" / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
     for place in "01234":
         parts = [float(one["contribution"]) for one in rows if one["place"] == place]
         (weight,) = {one["weight"] for one in rows if one["place"] == place}

@@ -169,8 +169,9 @@ def test_the_controls_rank_as_the_library_does(
             shown = shown_weights(page)
             negatives = whole.negatives[anchor]
             for name, expected in weights.items():
+                # The library computes in float32, the page in float64: e^(β z) costs a digit.
                 np.testing.assert_allclose(
-                    shown[name], expected[anchor][negatives], rtol=1e-5, atol=1e-5,
+                    shown[name], expected[anchor][negatives], rtol=5e-5, atol=1e-5,
                     err_msg=f"{name} {mix} {scaling} {hardness} {mass}",
                 )  # fmt: skip
             best = expected_top(whole.weights[anchor], negatives, sample.batch)
@@ -178,7 +179,7 @@ def test_the_controls_rank_as_the_library_does(
                 "[data-weighting='unremix'] li",
                 "all => all.map((one) => Number(one.dataset.weight))",
             )
-            np.testing.assert_allclose(found, best, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found, best, rtol=5e-5, atol=1e-5)
 
 
 def expected_top(
