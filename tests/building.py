@@ -9,7 +9,7 @@ from typing import Any
 
 import reference
 import torch
-from conftest import assert_close
+from batches import assert_close
 from hypothesis import strategies as st
 from torch import Tensor, nn
 

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from batches import Batch, make_batch
 from hypothesis import HealthCheck, settings
-from torch import Tensor
-from torch.nn.functional import linear
 
 from unremix.core.engines import VARIABLE, compiled, native
 
@@ -18,36 +16,6 @@ settings.register_profile(
     "unremix", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("unremix")
-
-
-@dataclass
-class Batch:
-    """Two views through one linear layer, in float64: z = W h + b."""
-
-    z0: Tensor
-    z1: Tensor
-    h0: Tensor
-    h1: Tensor
-    weight: Tensor
-    bias: Tensor | None
-
-    @property
-    def views(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.z0, self.z1, self.h0, self.h1
-
-
-def make_batch(
-    n: int = 4, width: int = 5, inputs: int = 6, *, bias: bool = True, seed: int = 0
-) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    weight, offset = draw(width, inputs), draw(width) if bias else None
-    h0, h1 = draw(n, inputs), draw(n, inputs)
-    z0, z1 = (linear(h, weight, offset).requires_grad_() for h in (h0, h1))
-    return Batch(z0, z1, h0, h1, weight, offset)
 
 
 @pytest.fixture(scope="module", params=["native", "eager"])
@@ -80,10 +48,6 @@ def every_engine(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def batch() -> Batch:
     return make_batch()
-
-
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import reference
 import torch
-from conftest import make_batch
+from batches import make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

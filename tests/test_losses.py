@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from conftest import Batch, assert_close, make_batch
+from batches import Batch, assert_close, make_batch
 from torch import Tensor, nn
 
 import unremix

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 import reference
 import torch
+from batches import assert_close
 from building import draw, reference_weights
-from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import assert_close
+from batches import assert_close
 from processes import LOSSES, Report, processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from conftest import Batch, assert_close, make_batch
+from batches import Batch, assert_close, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

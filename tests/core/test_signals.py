@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_batch
+from batches import make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import Report, processes

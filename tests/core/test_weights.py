@@ -5,7 +5,7 @@ import itertools
 import pytest
 import reference
 import torch
-from conftest import Batch, assert_close, make_batch
+from batches import Batch, assert_close, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_batch
+from batches import make_batch
 
 import unremix
 from unremix.evaluation.auditing import PREFIX, audit_columns, gradient_columns

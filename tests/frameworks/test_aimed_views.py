@@ -8,8 +8,8 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
+from batches import assert_close
 from building import aims, draw
-from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import LOSSES

@@ -6,8 +6,8 @@ from typing import Any
 
 import reference
 import torch
+from batches import assert_close
 from building import aims
-from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

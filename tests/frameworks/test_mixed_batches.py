@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from batches import assert_close
 from building import (
     LOOPS,
     MAKERS,
@@ -20,7 +21,6 @@ from building import (
     queries_and_keys,
     queue_loss,
 )
-from conftest import assert_close
 from torch import Tensor
 
 from unremix.core.pairs import Pairs

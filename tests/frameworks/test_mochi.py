@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from batches import assert_close
 from building import (
     NAMES,
     assert_gradients,
@@ -21,7 +22,6 @@ from building import (
     queries_and_keys,
     queue_loss,
 )
-from conftest import assert_close
 from torch import Tensor
 
 from unremix import InfoNCELoss, UnReMixLoss

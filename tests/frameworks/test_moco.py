@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import assert_close
 from building import (
     NAMES,
     SIDE,
@@ -24,7 +25,6 @@ from building import (
     queries_and_keys,
     queue_loss,
 )
-from conftest import assert_close
 from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from batches import assert_close
 from building import assert_gradients, draw, fill, make_batch, make_model, queries_and_keys
-from conftest import assert_close
 from torch import Tensor
 
 from unremix.recipes import RECIPES, compose

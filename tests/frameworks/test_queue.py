@@ -10,8 +10,8 @@ from copy import deepcopy
 
 import pytest
 import torch
+from batches import assert_close
 from building import draw
-from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

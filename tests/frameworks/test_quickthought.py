@@ -17,8 +17,8 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
+from batches import assert_close
 from building import all_gradients_of, reference_weights
-from conftest import assert_close
 from crashing import crash_at
 from hypothesis import given
 from hypothesis import strategies as st

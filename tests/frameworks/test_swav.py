@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from batches import assert_close
 from building import draw
-from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import Report, processes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from batches import assert_close
 from building import MAKERS, draw, fill, gradients_of, make_batch, make_model
-from conftest import assert_close
 from processes import LOSSES, Report, processes
 from torch import Tensor
 

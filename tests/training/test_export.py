@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import assert_close
+from batches import assert_close
 from pictures import picture, save
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
