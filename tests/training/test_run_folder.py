@@ -206,6 +206,9 @@ def test_code_that_was_typed_needs_no_trust(tmp_path: Path) -> None:
     assert unremix.load(run.path, trust=True).embed(
         torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     ).shape == (2, 32)
+    held = unremix.load(run.path)
+    with pytest.raises(ValueError, match=r"tiny:encoder, which would run"):
+        held.domain.build(held.config, held.shape)
     for further in ({"backbone": "tiny:encoder"}, {"trust": True}):
         prepared = prepare(TrainConfig(resume=str(run.path), epochs=2, progress=False, **further))
         assert prepared.config.backbone == "tiny:encoder"

@@ -155,6 +155,7 @@ class ImageDomain:
 
     def build(self, config: TrainConfig, shape: ImageShape, *, gather: bool = False) -> Framework:
         """The model, initialized from the seed; global randomness is untouched."""
+        composition = config.composition()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             encoder = make_encoder(
@@ -172,7 +173,7 @@ class ImageDomain:
                 output=config.head_output,
                 batch_norm=config.head_batch_norm,
             )
-            model = config.composition().make_framework(encoder, head, gather=gather)
+            model = composition.make_framework(encoder, head, gather=gather)
         # Channels last: a step of ResNet-18 of width 16 at 32 pixels takes 1/1.3 of the time.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.double() if config.precision == "64-true" else model

@@ -445,6 +445,7 @@ class TrainConfig:
         Raises:
             ValueError: For parts that do not go together, and for options that would do nothing.
         """
+        self.released(trust=False, where="the run's folder")  # no model is made of what it names
         self._refuse_foreign()
         recipe = find_recipe(self.recipe)
         if recipe.domain != self.domain:

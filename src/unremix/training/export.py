@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from unremix import __version__
@@ -130,7 +130,8 @@ def write_weights(run: Run, encoder: nn.Module, path: Path) -> None:
     """Write an encoder's weights as safetensors, with its description as metadata."""
     weights = {name: tensor.contiguous().cpu() for name, tensor in encoder.state_dict().items()}
     texts = to_texts(describe(run, encoder)) | {"sha256": digest_of(weights)}
-    write_whole(path, lambda file: save_file(weights, file, metadata=texts))
+    data = save(weights, metadata=texts)  # its save_file has a temporary file of its own
+    write_whole(path, lambda file: file.write_bytes(data))
 
 
 def export_encoder(
