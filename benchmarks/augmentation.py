@@ -143,7 +143,7 @@ def photographs(case: Case) -> Tensor:
 
 
 def contenders(case: Case, settings: Augmentation) -> dict[str, Run]:
-    """Each makes one view of every image; every call draws anew."""
+    """Each makes one view of every image; every call draws new ones."""
     images = photographs(case)
     pictures = [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in images]
     samples = torch.arange(case.batch)

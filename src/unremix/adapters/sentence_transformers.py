@@ -305,8 +305,9 @@ class MixCallback(TrainerCallback):
         path = self._folder(args, state) / LOSS_FILE
         if not path.is_file():
             warnings.warn(
-                f"expected the mix in {path}, got no such file: it starts anew; resume from a "
-                "checkpoint in the output folder that was written with this callback",
+                f"expected the mix in {path}, got no such file, so it starts from its initial "
+                "value; resume from a checkpoint in the output folder that was written with this "
+                "callback",
                 stacklevel=2,
             )
             return

@@ -206,7 +206,7 @@ def warnings_of(
     if not collapsed and health.alignment < IDENTICAL_VIEWS:
         found.append(
             "The two views of every sample are the same, so there is nothing to learn from them. "
-            "Check that the augmentation is on and draws anew for each view."
+            "Check that the augmentation is on and differs for each view."
         )
     if health.effective_negatives is not None and health.effective_negatives < FEW_NEGATIVES:
         found.append(

@@ -35,11 +35,12 @@ from unremix.experiments.plan import (
     with_budget,
 )
 from unremix.experiments.processes import Share
-from unremix.experiments.results import Results, versions
+from unremix.experiments.results import Results
 from unremix.experiments.tables import Measure, Outcome, TableRow
 from unremix.report.comparison import write_comparison_of
 from unremix.report.curves import Panel, learning_curves, write_figure
 from unremix.training.config import TrainConfig
+from unremix.training.record import versions
 
 __all__ = ["CompareConfig", "Comparison", "compare"]
 

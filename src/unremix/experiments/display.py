@@ -114,7 +114,7 @@ class Display:
         self.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, event: Event | None) -> None:
-        """Show what has happened; the live table is drawn anew if it is time."""
+        """Show what has happened; the live table is redrawn if it is due."""
         match event:
             case None:
                 self._draw()

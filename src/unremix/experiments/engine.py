@@ -76,7 +76,7 @@ class Engine:
         *,
         ended: Callable[[Job], None] | None = None,
         again: str | None = None,
-        anew: Sequence[Job] = (),
+        with_folder: Sequence[Job] = (),
         about: Mapping[str, Any] | None = None,
     ) -> None:
         """Run what has no record yet, show how it goes, and note each run as it ends.
@@ -88,13 +88,14 @@ class Engine:
             trim: Looks at what is waiting, at first and after each run, and may remove some of it.
             ended: Called after each run that ended well.
             again: The command that goes on, to name if it is stopped.
-            anew: Jobs whose run folder is needed: without it they run again, record or not.
+            with_folder: Jobs whose run folder is needed. Without it they run again, even if they
+                have a record.
             about: What else to note of every run.
 
         Raises:
             KeyboardInterrupt: If somebody asked to stop; the same call goes on.
         """
-        needed = {job.name for job in anew}
+        needed = {job.name for job in with_folder}
         known = {job for job in jobs if job in self.results and job.name not in needed}
         runner = Runner(jobs, self.folder, self.share(jobs), known)
         self.failures = runner.failures

@@ -60,7 +60,7 @@ class Job:
     Args:
         row: The row of the table that it belongs to, such as its recipe.
         seed: Its seed.
-        name: The name of its folder, by which jobs are told apart.
+        name: The name of its folder, which identifies the job.
         train: Its options.
     """
 

@@ -29,8 +29,8 @@ from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Settin
 from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
 from unremix.experiments.plan import Job
 from unremix.experiments.quantities import duration
-from unremix.experiments.results import versions
 from unremix.report.curves import write_figure
+from unremix.training.record import versions
 
 ALL = "all"
 STEPS_SECONDS = 8.0  # that a dry run spends on the steps of one run
@@ -216,7 +216,7 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
 
     try:
         if jobs:
-            engine.run(jobs, ended=write_finished, again=command, anew=anew)
+            engine.run(jobs, ended=write_finished, again=command, with_folder=anew)
     finally:
         write_finished()
         for setting in settings:  # what there is of the others

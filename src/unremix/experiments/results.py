@@ -8,30 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import unremix
-from unremix.core.engines import engine_report
 from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job, train_command
 from unremix.experiments.tables import TRAINED, Outcome
+from unremix.training.record import versions
 from unremix.training.run import Run
 
 RESULTS = "results.jsonl"
-
-
-def versions() -> dict[str, str]:
-    """What made the results."""
-    return {
-        "unremix": unremix.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "engine": engine_report(),
-    }
 
 
 def record_of(job: Job, run: Run, cpu_seconds: float | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -98,7 +99,7 @@ class Framework(nn.Module):
         """Learn how many samples there are, for what is remembered of each."""
 
 
-class Projecting(Framework):
+class Projecting(Framework, ABC):
     """An encoder, a projection head, and what becomes of the embeddings of a batch.
 
     A framework says what it wants embedded with gradient (:meth:`inputs`) and what the embeddings
@@ -132,13 +133,13 @@ class Projecting(Framework):
         h = self.head[:-1](self.encoder(images))
         return self.head[-1](h), h
 
+    @abstractmethod
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """What to embed with gradient."""
-        raise NotImplementedError
 
+    @abstractmethod
     def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
         """The loss, given (z, h) of each of the inputs."""
-        raise NotImplementedError
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch; each input is normalized by its own batch statistics, as in HCL."""

@@ -111,9 +111,11 @@ def take_sample(run: Run, data: Any, state: dict[str, Any] | None = None) -> Sam
         state: Its latest checkpoint, where it is at hand.
     """
     run.config = run.config.released(trust=False, where=str(run.path))
-    model = run.domain.build(run.config, run.shape)
-    run.restore(model, run.load_checkpoint() if state is None else state)
-    run.trained = run.trained or model.encoder.eval()  # read once
+    model = run.model
+    if model is None:
+        model = run.domain.build(run.config, run.shape)
+        run.restore(model, run.load_checkpoint() if state is None else state)
+        run.trained = run.trained or model.encoder.eval()  # read once
     kinds: dict[str, Callable[[Run, Any, Framework, TwoViewLoss | None], Sample]] = {
         "image": _images,
         "graph": _graphs,

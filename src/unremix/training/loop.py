@@ -433,9 +433,9 @@ def fit(
             raise
         raise ChildProcessError(_lost(fabric.world_size, run.path)) from error
     if fabric.is_global_zero:
-        encoder = training.model.encoder.cpu()
-        write_weights(run, encoder, run.path / "encoder.safetensors")
-        run.trained = encoder.eval()
+        run.model = training.model.cpu().eval()
+        run.trained = run.model.encoder
+        write_weights(run, run.trained, run.path / "encoder.safetensors")
     return fabric.is_global_zero
 
 

@@ -12,6 +12,16 @@ import unremix
 from unremix.core.engines import engine_report
 
 
+def versions() -> dict[str, str]:
+    """What computes: the engine of the losses, and the versions."""
+    return {
+        "engine": engine_report(),
+        "unremix": unremix.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
 def make_record(data: str, threads: int | None) -> dict[str, Any]:
     """What a run is made with.
 
@@ -22,10 +32,7 @@ def make_record(data: str, threads: int | None) -> dict[str, Any]:
     return {
         "data": data,
         "threads": threads or torch.get_num_threads(),
-        "engine": engine_report(),
-        "unremix": unremix.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
+        **versions(),
     }
 
 

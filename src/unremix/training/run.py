@@ -105,6 +105,7 @@ class Run:
             ) from error
         self.config = config.released(trust=True, where=str(self.path)) if trust else config
         self.trained: nn.Module | None = None
+        self.model: Framework | None = None  # the whole, where it has just been trained
         self.fell_back = False
 
     def __repr__(self) -> str:
@@ -119,7 +120,8 @@ class Run:
     def unwritten(cls, path: Path, config: TrainConfig, shape: Any) -> Run:
         """A run whose folder another process writes."""
         run = cls.__new__(cls)
-        run.path, run.config, run.shape, run.trained = path, config, shape, None
+        run.path, run.config, run.shape = path, config, shape
+        run.trained, run.model = None, None
         run.fell_back = False
         return run
 
