@@ -30,7 +30,7 @@ from unremix.core.problem import Options, Views
 from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain
 from unremix.frameworks.infograph import Discriminator
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.optimizers import make_optimizer
 
 LOOP = "loop over nodes"

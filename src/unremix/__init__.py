@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from unremix.audit import Audit, audit
 
 if TYPE_CHECKING:
+    from unremix.core.importance import Importance
     from unremix.hub import SharedRun as load
-    from unremix.losses import HCLLoss, Importance, InfoNCELoss, UnReMixLoss, importance
+    from unremix.losses import HCLLoss, InfoNCELoss, UnReMixLoss, importance
     from unremix.mining.mine import Mined, mine_hard_negatives
     from unremix.pipeline import evaluate, train
     from unremix.signals.false_negatives import FalseNegatives
@@ -40,7 +41,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "FalseNegatives": "unremix.signals.false_negatives:FalseNegatives",
     "HCLLoss": "unremix.losses:HCLLoss",
-    "Importance": "unremix.losses:Importance",
+    "Importance": "unremix.core.importance:Importance",
     "InfoNCELoss": "unremix.losses:InfoNCELoss",
     "Mined": "unremix.mining.mine:Mined",
     "Run": "unremix.training.run:Run",

@@ -595,9 +595,9 @@ class UnReMixLoss(TwoViewLoss):
         layout: ``both``, ``one-way`` or ``symmetric``.
         class_prior: τ⁺ of HCL's debiasing.
         decoupled: Whether the positive is left out of the denominator.
-        bias: Whether the layer behind h0 and h1 has a bias; a watched layer tells by itself.
+        bias: Whether the layer behind h0 and h1 has a bias; for a watched layer this is known.
         learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        sketch: Project h to so many dimensions; see :func:`unremix.core.scores.sketch`.
+        sketch: Project h to this many dimensions; see :func:`unremix.core.scores.sketch`.
         similarity_gradient: Whether gradient flows to the embeddings through the similarity.
         false_negatives: What is done about negatives that are probably false: a rule (``ring``,
             ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ ROW_BY_ROW = {
     *("CudnnBatchNorm", "MiopenBatchNorm", "NativeBatchNorm", "NativeLayerNorm", "NativeDropout"),
     *("Mul", "Relu", "Sigmoid", "Silu", "Softplus", "Sub", "Tanh", "ToCopy"),
 }
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -335,17 +337,22 @@ def watch(
         raise ValueError(
             "expected last_layer or projection, got both; pass the one that makes the embeddings"
         )
-    name, given = "last_layer", last_layer if projection is None else projection
+    if last_layer is not None:
+        return [LastLayer(each) for each in _one_or_two("last_layer", last_layer)]
     if projection is not None:
-        name = "projection"
-    if given is None:
-        return []
-    layers = given if isinstance(given, tuple) else (given,)
-    if isinstance(given, tuple) and len(given) != 2:
+        return [Projection(each) for each in _one_or_two("projection", projection)]
+    return []
+
+
+def _one_or_two(name: str, given: T | tuple[T, T]) -> tuple[T, ...]:
+    """What was given as one, or as a pair."""
+    if not isinstance(given, tuple):
+        return (given,)
+    if len(given) != 2:
         raise ValueError(
             f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
         )
-    return [LastLayer(each) if projection is None else Projection(each) for each in layers]
+    return given
 
 
 def find_both(

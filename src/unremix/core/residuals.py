@@ -141,7 +141,7 @@ def _gather_pairs(pairs: Pairs, share: Share) -> Pairs:
 
 
 def _check_positives(mass: Tensor, options: Options) -> None:
-    """Refuse ``nt-xent`` where a view has no positive, in (N,) sums of shares."""
+    """Refuse ``nt-xent`` where a view has no positive, given sums of shares (N,)."""
     lacking = int((mass == 0).sum()) if checks_on(options.check, mass) else 0
     if lacking:
         raise ValueError(

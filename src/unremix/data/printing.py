@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 
 # Control characters, those that turn the direction of writing, and halves of characters.
@@ -37,3 +38,10 @@ def one_line(text: str) -> str:
         'a mistake in two lines'
     """
     return printable(" ".join(text.split()))
+
+
+def complain(message: str, code: int) -> int:
+    """Say in one line, red on a terminal, what is wrong."""
+    line = f"unremix: {one_line(message)}"
+    print(f"\033[31m{line}\033[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+    return code

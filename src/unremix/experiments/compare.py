@@ -1,7 +1,7 @@
 """``unremix compare``: the same training for several recipes and seeds, side by side.
 
 Every run is a process of its own. What is done, what is under way and what is left to do is read
-from the comparison's folder, so that starting again goes on where it was:
+from the comparison's folder, so that starting again resumes it:
 
 ``comparison.yaml`` (its options), ``runs/<recipe>-<seed>/`` (run folders), ``logs/``, and at the
 end ``results.csv`` (a row per run), ``results.json``, ``table.csv``, ``table.md``, ``report.html``,
@@ -37,9 +37,9 @@ from unremix.experiments.plan import (
 from unremix.experiments.processes import Share
 from unremix.experiments.results import Results
 from unremix.experiments.tables import Measure, Outcome, TableRow
+from unremix.options.config import TrainConfig
 from unremix.report.comparison import write_comparison_of
 from unremix.report.curves import Panel, learning_curves, write_figure
-from unremix.training.config import TrainConfig
 from unremix.training.record import versions
 
 __all__ = ["CompareConfig", "Comparison", "compare"]
@@ -268,7 +268,7 @@ def compare(
 ) -> Comparison:
     """Train every recipe with every seed under the same options, and compare them.
 
-    Called again with the same folder, it goes on where it was; what is done is not done again.
+    Called again with the same folder, it resumes; finished runs are not repeated.
 
     Args:
         config: What to compare.
@@ -283,7 +283,7 @@ def compare(
     Raises:
         ValueError: For options that cannot be, or that are not those the folder was begun with.
         BlockingIOError: If another process is at work on the same comparison.
-        KeyboardInterrupt: If it was stopped; the same call goes on.
+        KeyboardInterrupt: If it was stopped; the same call resumes it.
     """
     console = console or Console(quiet=not config.progress)
     with_budget(train, config.budget)

@@ -25,6 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from unremix.data.image.dataset import ImageData, ImageSet
+from unremix.data.quantities import amount, duration
 from unremix.domains import Domain, find_domain
 from unremix.experiments.compare import FILE_WIDTH
 from unremix.experiments.forecast import (
@@ -41,11 +42,10 @@ from unremix.experiments.forecast import (
 )
 from unremix.experiments.plan import Plan
 from unremix.experiments.processes import share_for
-from unremix.experiments.quantities import amount, duration
 from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
+from unremix.options.config import TrainConfig
 from unremix.recipes import sections
-from unremix.training.config import TrainConfig
 from unremix.training.loop import Training, fit
 from unremix.training.preparation import Prepared, fit_to
 from unremix.training.progress import Progress

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from unremix.data.atomic_files import write_whole
 from unremix.data.locate import candidates
+from unremix.data.quantities import duration
 from unremix.data.sentence.senteval_files import find_folder
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments import tables
@@ -28,7 +29,6 @@ from unremix.experiments.paper.experiments import EXPERIMENTS
 from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, put
 from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
 from unremix.experiments.plan import Job
-from unremix.experiments.quantities import duration
 from unremix.report.curves import write_figure
 from unremix.training.record import versions
 
@@ -113,7 +113,7 @@ def reproduce(
         scale: ``smoke``, ``cpu`` or ``paper``.
         seeds: Seeds of every row, from 0 on; by default those of the scale.
         data: Data sets in place of the scale's.
-        output: The folder, by default ``reproductions/SCALE``; the same folder again goes on where
+        output: The folder, by default ``reproductions/SCALE``; the same folder again resumes where
             it was.
         options: Options of every run in place of the scale's, by name, such as ``{"epochs": 5}``.
         jobs: Runs at a time; by default one per GPU, or one per core.
@@ -127,7 +127,7 @@ def reproduce(
     Raises:
         ValueError: For a name, scale or options that do not exist, or if no data set is there.
         BlockingIOError: If another process is at work in the folder.
-        KeyboardInterrupt: If it was stopped; the same call goes on.
+        KeyboardInterrupt: If it was stopped; the same call resumes it.
     """
     console = console or Console()
     experiments = chosen(name)

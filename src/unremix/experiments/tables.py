@@ -15,8 +15,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from unremix.data.quantities import duration
 from unremix.evaluation.card import FEATURES, label_of
-from unremix.experiments.quantities import duration
 from unremix.experiments.statistics import Difference, Summary, paired_difference, summarize
 
 TRAINED = "trained"  # the features a run is about; all others on a card are baselines
@@ -78,12 +78,12 @@ class Measure:
         return self.number(value) + (" %" if self.percent else "")
 
     def summary(self, found: Summary) -> str:
-        """Mean ± standard deviation; a dash where one seed cannot tell it."""
+        """Mean ± standard deviation; a dash where there is only one seed."""
         spread = "–" if found.deviation is None else self.number(found.deviation)
         return f"{self.number(found.mean)} ± {spread}"
 
     def difference(self, found: Difference) -> str:
-        """Mean difference and interval; a dash where one pair cannot tell it."""
+        """Mean difference and interval; a dash where there is only one pair."""
         if found.low is None or found.high is None:
             return f"{self.number(found.mean, sign=True)} [–]"
         low, high = (self.number(end, sign=True) for end in (found.low, found.high))

@@ -15,10 +15,11 @@ from torch import Tensor
 
 import unremix
 from unremix.audit import audit
+from unremix.core.importance import Importance
 from unremix.core.scores import COMPONENTS, normalize
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
 from unremix.evaluation.knn import leave_one_out_shares
-from unremix.losses import HCLLoss, Importance, TwoViewLoss, UnReMixLoss
+from unremix.losses import HCLLoss, TwoViewLoss, UnReMixLoss
 from unremix.report.drawings import packed
 from unremix.report.pictures import Atlas, make_atlas
 from unremix.report.projection import project
@@ -220,7 +221,7 @@ def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
 
 
 def device_of(run: Run) -> str:
-    """What the run was trained on, as far as its options tell on this machine."""
+    """What the run was trained on, as far as its options say, on this machine."""
     if run.config.accelerator != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     threads = run.config.threads or torch.get_num_threads()

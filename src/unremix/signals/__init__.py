@@ -1,1 +1,1 @@
-"""Which negatives are probably false, told without labels; see docs/signals.md."""
+"""Which negatives are probably false, found without labels; see docs/signals.md."""

@@ -1,4 +1,4 @@
-"""Which negatives are probably false, told without labels: evidence, and a rule that acts on it.
+"""Which negatives are probably false, found without labels: evidence, and a rule that acts on it.
 
 A false negative is a negative of the anchor's own class. Two questions are kept apart:
 
@@ -8,7 +8,7 @@ A false negative is a negative of the anchor's own class. Two questions are kept
   of nearest neighbors in that bank (``shared-neighbors``).
 - **Rule**: what becomes of the evidence; see :mod:`unremix.signals.rules`.
 
-Evidence is no score of the mix: the mix is not negative, so it could only raise the weight of
+Evidence is not a score of the mix: the mix is not negative, so it could only raise the weight of
 negatives that are probably false.
 """
 
@@ -46,7 +46,7 @@ class FalseNegatives:
         evidence: How alike two samples are: ``similarity``, ``four-views``, ``bank`` or
             ``shared-neighbors``.
         share: The share of an anchor's negatives that are false: about 1 / (number of classes).
-            ``ring`` and ``threshold`` leave out so many, ``rank`` takes it as prior, ``mixture``
+            ``ring`` and ``threshold`` leave out this share, ``rank`` takes it as prior, ``mixture``
             starts from it.
         samples: How many samples the data have, where something is remembered of each: for the rule
             ``threshold``, and for ``bank`` and ``shared-neighbors``. Their ids are 0 … samples - 1.
@@ -78,7 +78,7 @@ class FalseNegatives:
 
     @property
     def needs_features(self) -> bool:
-        """Whether it has to be told the encoder's features of every batch."""
+        """Whether it needs the encoder's features of every batch."""
         return self.evidence in ("bank", "shared-neighbors")
 
     @property
@@ -169,14 +169,14 @@ class Filtering(nn.Module):
         return self.false_negatives is not None and self.false_negatives.needs_ids
 
     def check_evidence(self, what: str, *, ids: bool = False) -> None:
-        """Refuse evidence that is not at hand where anchors are no plain views of samples.
+        """Refuse evidence that is not available, where anchors are not plain views of samples.
 
         Args:
             what: What the anchors are, for the message.
             ids: Whether it is at least known which sample each of them shows.
 
         Raises:
-            ValueError: If false negatives are told by more than that.
+            ValueError: If the evidence or the rule needs more than that.
         """
         settings = self.false_negatives
         if settings is None:
@@ -190,7 +190,7 @@ class Filtering(nn.Module):
             )
 
     def reserve(self, samples: int) -> None:
-        """Say how many samples the data have, for what is remembered of each.
+        """Set the number of samples, for the memories of each sample.
 
         Args:
             samples: Their number; ids are 0 … samples - 1.
@@ -200,7 +200,7 @@ class Filtering(nn.Module):
                 memory.reserve(samples)
 
     def remember(self, ids: Tensor, *features: Tensor) -> None:
-        """Tell the bank the encoder's features of a batch, before the loss is called.
+        """Store the encoder's features of a batch in the bank; call it before the loss.
 
         Args:
             ids: Which samples, each once, shape (N,).
@@ -229,7 +229,7 @@ class Filtering(nn.Module):
         self.bank.add(ids, *rows)
 
     def describe_samples(self, first: Views, second: Views) -> tuple[Views, Views]:
-        """Two views of N samples with what tells how alike the samples are, where it is needed."""
+        """Two views of N samples with descriptors of the samples, where they are needed."""
         settings = self.false_negatives
         if settings is None:
             return first, second

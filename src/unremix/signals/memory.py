@@ -80,7 +80,7 @@ class Memory(nn.Module):
 
 
 class Bank(Memory):
-    """Features of each sample, averaged over its views as training goes on.
+    """Features of each sample, averaged over its views during training.
 
     b ← m b + (1 - m) f̄, with f̄ the mean of the unit features of a sample's views in this step; the
     first time, b = f̄. Samples are compared by b less its mean over all known samples, since

@@ -252,7 +252,7 @@ def read_tars(name: str, shards: list[tuple[str, Path]]) -> Found:
 def _split_by_name(
     shards: list[tuple[str, Path]],
 ) -> tuple[list[list[tuple[str, Path]]], list[str]]:
-    """Shards to train on and to test on, all in one if names do not tell; and the others."""
+    """Shards to train on and to test on, all in one if names do not say; and the others."""
 
     def says(shard: str, *words: str) -> bool:
         return any(word in words for word in re.split(r"[^a-z]+", shard.lower()))
