@@ -23,10 +23,10 @@ from pathlib import Path
 import faiss
 import numpy as np
 import torch
+from measuring import conclude, read_options, show_race
 from numpy.typing import NDArray
 from rich.console import Console
 from threadpoolctl import threadpool_limits
-from training import conclude, read_options, show_race
 
 from unremix.mining.embeddings import unit_rows
 from unremix.mining.index import FaissIndex, make_index
