@@ -16,6 +16,7 @@ STAGES = [
     "views",
     "encoders",
     "core",
+    "signals",
     "losses",
     "audit",
     "frameworks",

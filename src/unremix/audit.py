@@ -79,7 +79,7 @@ def separation(values: Tensor, same: Tensor, negatives: Tensor) -> float:
         >>> separation(torch.tensor([[0.9, 0.2, 0.5, 0.1]]), same, torch.ones_like(same))
         0.75
     """
-    from unremix.core.signals import standing
+    from unremix.signals.rules import standing
 
     same = same & negatives
     alike, count = same.sum(1).double(), negatives.sum(1).double()

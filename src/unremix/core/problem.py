@@ -29,7 +29,7 @@ class Views:
         inputs: h with z = W h + b, shape (N, H), if known.
         ids: Which sample each view shows, shape (N,), if known; for scores that ask for it.
         descriptors: What tells how alike two samples are, shape (N, K), where it is not f; see
-            :mod:`unremix.core.signals`.
+            :mod:`unremix.signals`.
         thresholds: How alike a negative may be, shape (N,), where anchors have such a limit.
         outputs: W h + b, shape (N, D), where z is made of it and differs, by BatchNorm for example;
             δ is taken there.

@@ -71,7 +71,7 @@ class Vectors:
         ids: Which sample each view shows, shape (...), where it is known.
         residuals: δ, shape (..., D), where a component needs it; see :func:`residuals`.
         descriptors: What tells how alike two samples are, shape (..., K), where it is not f; see
-            :mod:`unremix.core.signals`.
+            :mod:`unremix.signals`.
         thresholds: How alike a negative may be, shape (...), where anchors have such a limit.
     """
 

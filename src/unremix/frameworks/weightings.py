@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from unremix.core.signals import FalseNegatives
 from unremix.losses import PRESETS, HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.signals.false_negatives import FalseNegatives
 
 
 def with_filter(options: dict[str, Any]) -> dict[str, Any]:

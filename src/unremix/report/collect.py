@@ -112,7 +112,7 @@ def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
         "temperature": 0.5 if loss is None else float(loss.current_temperature()),
         "over_temperature": True,
         "own_scores": False,
-        "filter": None if loss is None or not loss.weighting.filter else loss.weighting.filter.rule,
+        "filter": loss.false_negatives.rule if loss and loss.false_negatives else None,
     }
     if isinstance(loss, HCLLoss):
         over = loss.weighting.over_temperature
@@ -315,7 +315,7 @@ def _audit(sample: Sample, importance: Importance, how: dict[str, Any]) -> dict[
     """What :func:`unremix.audit` says of the run's own weights, with labels."""
     if sample.labels is None or how["kind"] == "none" or len(sample.batch) <= AUDITED:
         return None
-    if sample.loss is not None and sample.loss.weighting.filter is not None:
+    if sample.loss is not None and sample.loss.false_negatives is not None:
         return None  # the page knows the weights before some negatives are left out
     scores = [getattr(importance, name).float() for name in COMPONENTS]
     own = replace(importance, weights=own_weights(scores, importance.negatives, how))

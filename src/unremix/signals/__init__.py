@@ -1,0 +1,1 @@
+"""Which negatives are probably false, told without labels; see docs/signals.md."""
