@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable
 
 import torch
+from measuring import conclude, read_options, show_race
 from rich.console import Console
 from rivals import looped_jsd
 from torch import nn
-from training import conclude, read_options, show_race
 
 from unremix.core.contrast import contrast
 from unremix.core.objectives import JensenShannon

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from measuring import conclude, read_options, show_race, show_shares
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from training import conclude, read_options, show_race, show_shares
 
 from unremix.data.sentence.dataset import SentenceBatch, load_sentences
 from unremix.domains.sentence import SentenceCorpus, SentenceDomain

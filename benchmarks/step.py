@@ -15,8 +15,8 @@ import sys
 from statistics import median
 
 import torch
+from measuring import Options, conclude, read_options, show_race, show_shares
 from torch import Tensor
-from training import Options, conclude, read_options, show_race, show_shares
 
 from unremix.data.image.dataset import CachedImages
 from unremix.domains.image import ImageDomain, ImageShape
