@@ -44,8 +44,6 @@ from unremix.training.record import versions
 
 __all__ = ["CompareConfig", "Comparison", "compare"]
 
-FILE_WIDTH = 400  # characters in a line of the table, where no terminal limits them
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -244,12 +242,9 @@ def _write_results(plan: Plan, engine: Engine, command: str, console: Console) -
     folder.write("results.json", json.dumps(record, indent=2) + "\n")
     _curves(plan, results, outcomes, rows, measures, folder.path)
     write_comparison_of(folder.path)
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    for number, grid in enumerate(grids):
-        console.print(tables.to_rich(grid, title=None if number else title))
-    for note in (*notes, f"Everything is in {folder.path}/ (open report.html first)"):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    shown = [tables.to_rich(grid, title=None if n else title) for n, grid in enumerate(grids)]
+    last = f"Everything is in {folder.path}/ (open report.html first)"
+    tables.show(console, shown, (*notes, last))
     return Comparison(folder.path, outcomes, rows)
 
 

@@ -22,7 +22,6 @@ from unremix.data.quantities import duration
 from unremix.data.sentence.senteval_files import find_folder
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments import tables
-from unremix.experiments.compare import FILE_WIDTH
 from unremix.experiments.dry_run import estimate
 from unremix.experiments.engine import Engine
 from unremix.experiments.paper.experiments import EXPERIMENTS
@@ -348,16 +347,12 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
                 "unknown" if one is None else duration(one),
                 "unknown" if one is None else duration(one * len(left)),
             )  # fmt: skip
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    console.print(table)
-    for line in (
-        *dict.fromkeys(said),
-        f"In all {duration(total)} of training, one run at a time; evaluation comes on top. The "
-        "cost of a run is that of the reference row by a few steps, and taken for the other rows "
-        "as well. Nothing was written.",
-    ):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    summary = (
+        f"In all {duration(total)} of training, one run at a time; evaluation is not included. The "
+        "cost of a run is estimated from a few steps of the reference row, and assumed for the "
+        "other rows as well. Nothing was written."
+    )
+    tables.show(console, [table], (*dict.fromkeys(said), summary))
 
 
 def _cost(setting: Setting, job: Job, said: list[str]) -> float | None:
