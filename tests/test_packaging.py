@@ -29,6 +29,7 @@ AT_RUN_TIME = {  # named in a string, or needed by another package
     "onnxruntime",
     "onnxscript",
     "pillow-heif",
+    "s3fs",
     "sentencex",
     "tensorboard",
 }
