@@ -28,6 +28,7 @@ STAGES = [
     "hub",
     "report",
     "pipeline",
+    "cluster",
     "experiments",
     "cli",
 ]
