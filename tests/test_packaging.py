@@ -30,6 +30,7 @@ AT_RUN_TIME = {  # named in a string, or needed by another package
     "onnxruntime",
     "onnxscript",
     "pillow-heif",
+    "s3fs",
     "sentencex",
     "tensorboard",
 }

@@ -17,10 +17,10 @@ import torch
 from crashing import crash_at
 
 import unremix
-from unremix.training.config import TrainConfig
-from unremix.training.optimizers import OptimizerName, make_optimizer
+from unremix.domains.sampling import permuted
+from unremix.options.config import OptimizerName, TrainConfig
+from unremix.training.optimizers import make_optimizer
 from unremix.training.run import Run, config_from_yaml, config_to_yaml
-from unremix.training.sampling import permuted
 
 TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.xdist_group("training")  # one worker makes the shared run

@@ -11,6 +11,7 @@ from unremix import losses
 from unremix.core.last_layer import Found
 from unremix.core.problem import Views
 from unremix.core.scores import Component, Score
+from unremix.core.two_views import Layout
 from unremix.core.weights import Mass
 
 
@@ -41,7 +42,7 @@ class WeightingOptions(TypedDict, total=False):
 def weighted_loss(
     options: WeightingOptions,
     *,
-    layout: losses.Layout,
+    layout: Layout,
     temperature: float = 0.5,
     gather: bool = False,
     last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None,

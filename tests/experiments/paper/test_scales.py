@@ -22,7 +22,7 @@ from unremix.experiments.paper.records import Row, Setting
 from unremix.experiments.paper.scales import SCALES, write_shards
 from unremix.experiments.plan import Job
 from unremix.experiments.reproduce import reproduce, sources_of
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.preparation import fit_to
 
 
