@@ -56,7 +56,7 @@ def every_engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[tuple[str, ...]]:
-    """The words for ``python -m unremix`` in a fork of a process that has imported everything."""
+    """What Python is called with for a command in a fork of a process that has all imports."""
     with serving() as words:
         yield words
 

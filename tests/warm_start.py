@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -20,10 +21,10 @@ from pathlib import Path
 
 @contextmanager
 def serving() -> Iterator[tuple[str, ...]]:
-    """The words that stand for ``python -m unremix`` while a server is there."""
+    """What Python is called with in place of ``-m unremix`` while a server is there."""
     with tempfile.TemporaryDirectory() as folder:
-        words = (sys.executable, __file__, f"{folder}/socket")
-        server = subprocess.Popen(words, stdout=subprocess.PIPE)
+        words = (__file__, f"{folder}/socket")
+        server = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE)
         assert server.stdout is not None
         try:
             assert server.stdout.readline() == b"ready\n"
@@ -46,6 +47,8 @@ def warm_up(folder: Path) -> None:
 
 
 def serve(path: str) -> None:
+    import torch
+
     from unremix.cli import main
 
     with redirect_stdout(sys.stderr):
@@ -70,7 +73,10 @@ def serve(path: str) -> None:
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # read at the import otherwise
         code = main(request["words"])
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
