@@ -35,7 +35,7 @@ def derive_residuals(
         engine: Evaluates blocks.
         share: This process's part, where there are several.
         everyone: The anchors of all processes, where the candidates are those of all processes:
-            each then derives δ of the candidates that it holds, and tells the others. The
+            each process then computes δ of its own candidates and gathers the rest. The
             candidates themselves where every view is both.
     """
     options, anchors, candidates = problem.options, problem.anchors, problem.candidates
