@@ -499,7 +499,7 @@ def reproduce(
     dry_run: bool = False,
     command: str | None = None,
 ) -> int:
-    """Make a table or figure of the paper, with the paper's figures beside ours.
+    """Reproduce a table or figure of the paper, beside the published figures.
 
     Args:
         name: Which: table1, curves, table2, table3, table5, gradients, table6, sentences, graphs,
@@ -523,7 +523,7 @@ def reproduce(
 
 
 def doctor() -> None:
-    """Say what is installed, what is missing, and the command that installs it."""
+    """Report what is installed, what is missing, and the command that installs it."""
     from unremix.cli.doctor import examine
 
     examine()
