@@ -30,6 +30,7 @@ STAGES = [
     "hub",
     "report",
     "pipeline",
+    "cluster",
     "experiments",
     "cli",
 ]

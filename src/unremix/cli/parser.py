@@ -23,6 +23,7 @@ NORMALIZE = "Scale each embedding to length 1."
 TRUST = "Allow code that the run's folder names to run."
 QUERY = "Picture files, sentences, a .txt file of sentences, or names of samples."
 COUNTS = {"mine": "Negatives per anchor.", "neighbors": "Neighbors of each query."}
+CLUSTER = "What Ray, SLURM, torchrun and object stores offer here."
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
 
@@ -120,6 +121,9 @@ def _add_options(name: str, parser: Parser) -> None:
         own |= {"data", "normalize"}
         parser.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
         parser.add_argument("--normalize", action="store_true", help=NORMALIZE)
+    if name == "doctor":
+        own.add("cluster")
+        parser.add_argument("--cluster", action="store_true", help=CLUSTER)
     if name in ("study", "reproduce"):
         own |= {"dry_run", "command"}
         parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")

@@ -91,6 +91,7 @@ def set_features(
 ) -> Tensor:
     """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
     parts = []
+    # Without images, split gives one empty part, so that the width is known.
     for indices in torch.arange(len(images)).split(batch):
         part = images.images.batch(indices)
         if encoder is None:

@@ -284,7 +284,7 @@ def compare(
     with_budget(train, config.budget)
     asked = chosen_recipes(config.recipes, train.domain)  # mistakes show before anything is made
     path = Path(config.output) if config.output else path_for(train.data)
-    engine = Engine(path, console, config.jobs)
+    engine = Engine(path, console, config.jobs, config.on)
     with engine.alone("comparison"):
         earlier = engine.folder.earlier()
         plan = make_plan(config, train, earlier, str(path))
@@ -293,7 +293,7 @@ def compare(
             _check_threads(earlier["threads"], share)
         more = (plan.recipes, plan.seeds) != (asked, config.seeds)
         if command is None or more:
-            command = command_of(plan, config.output, config.jobs)
+            command = command_of(plan, config.output, config.jobs, config.on)
         if more:
             engine.say(
                 f"{path} was begun with further recipes or seeds, which belong to it: "

@@ -14,7 +14,7 @@ from unremix.data.quantities import duration
 from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import Begun, Ended, Event, Failed, Runner, Work
+from unremix.experiments.processes import Begun, Ended, Event, Failed, Lost, Runner, Work
 from unremix.experiments.tables import Measure, Standing
 
 REFRESH = 1.0  # seconds between drawings of the live table
@@ -125,6 +125,8 @@ class Display:
                 self.say(f"{job}: {begins}")
             case Ended(job, work):
                 self._ended(job, work)
+            case Lost(job, _, why):
+                self.say(f"{job}: its worker was lost ({why}); it continues from its checkpoint")
             case Failed(job, _, how):
                 lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
                 self.say(f"{job}: failed ({how}); the end of {self.folder.log(job)}:{lines}")

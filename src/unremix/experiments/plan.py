@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from unremix.options.config import TrainConfig, make_config
 from unremix.recipes import RECIPES, find_recipe
@@ -34,6 +34,8 @@ class CompareConfig:
         jobs: Runs at a time; by default one per GPU, or one per core. The cores are shared out.
         output: Folder of the comparison; comparisons/<data> by default. The same folder again goes
             on where it was; recipes and seeds can be added.
+        on: Where runs are executed: on this machine (local), on Ray, or on SLURM. A cluster needs
+            an output folder that all its nodes share.
         progress: Whether to show progress and the table.
     """
 
@@ -43,6 +45,7 @@ class CompareConfig:
     budget: str | None = None
     jobs: int | None = None
     output: str | None = None
+    on: Literal["local", "ray", "slurm"] = "local"
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -307,7 +310,9 @@ def _check_same(earlier: Mapping[str, Any], asked: Mapping[str, Any], folder: st
         )
 
 
-def command_of(plan: Plan, output: str | None = None, jobs: int | None = None) -> str:
+def command_of(
+    plan: Plan, output: str | None = None, jobs: int | None = None, on: str = "local"
+) -> str:
     """The command that makes a whole comparison.
 
     Example:
@@ -319,4 +324,5 @@ def command_of(plan: Plan, output: str | None = None, jobs: int | None = None) -
         words += ["--reference", plan.reference]
     words += _changed(plan.train, _usual_options())
     words += [] if jobs is None else ["--jobs", str(jobs)]
+    words += [] if on == "local" else ["--on", on]
     return shlex.join(words + ([] if output is None else ["--output", output]))

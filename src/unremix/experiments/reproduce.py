@@ -24,6 +24,7 @@ from unremix.data.suggestions import did_you_mean
 from unremix.experiments import tables
 from unremix.experiments.dry_run import estimate
 from unremix.experiments.engine import Engine
+from unremix.experiments.executors import On
 from unremix.experiments.paper.experiments import EXPERIMENTS
 from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, put
 from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
@@ -101,6 +102,7 @@ def reproduce(
     output: str | None = None,
     options: Options | None = None,
     jobs: int | None = None,
+    on: On = "local",
     dry_run: bool = False,
     command: str | None = None,
     console: Console | None = None,
@@ -116,6 +118,7 @@ def reproduce(
             it was.
         options: Options of every run in place of the scale's, by name, such as ``{"epochs": 5}``.
         jobs: Runs at a time; by default one per GPU, or one per core.
+        on: Where they run: ``local``, ``ray`` or ``slurm``.
         dry_run: Only say what is to be run and what it costs.
         command: The command that asked for it, for the tables.
         console: Where to show progress.
@@ -137,7 +140,7 @@ def reproduce(
         raise ValueError(f"expected seeds to be at least 1, got {seeds}")
     if data and name == ALL:
         raise ValueError("expected --data for one table or figure, got it for all; name one")
-    engine = Engine(Path(output or f"reproductions/{scale}"), console, jobs)
+    engine = Engine(Path(output or f"reproductions/{scale}"), console, jobs, on)
     settings = []
     for experiment in experiments:
         size = SCALES[scale][experiment.kind]

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments.engine import Engine
+from unremix.experiments.executors import On
 from unremix.experiments.processes import Runner
 from unremix.experiments.results import Results
 from unremix.experiments.study import (
@@ -50,6 +51,7 @@ def run_study(
     output: str | None = None,
     stage: str | None = None,
     jobs: int | None = None,
+    on: On = "local",
     dry_run: bool = False,
     trust: bool = False,
     console: Console | None = None,
@@ -61,6 +63,7 @@ def run_study(
         output: Its folder, by default a folder beside the file, named after it.
         stage: Only this stage.
         jobs: Runs at a time; by default one per GPU, or one per core.
+        on: Where they run: ``local``, ``ray`` or ``slurm``.
         dry_run: Only say what is to be run and what it costs.
         trust: Whether code may run that the file names.
         console: Where to show progress.
@@ -78,7 +81,7 @@ def run_study(
     if stage is not None and stage not in study.stages:
         hint = did_you_mean(stage, study.stages)
         raise ValueError(f"expected one of {', '.join(study.stages)}, got {stage!r}{hint}")
-    engine = Engine(Path(output) if output else Path(path).with_suffix(""), console, jobs)
+    engine = Engine(Path(output) if output else Path(path).with_suffix(""), console, jobs, on)
     show_plan(study, engine.results, console)
     if dry_run:
         return engine.path
