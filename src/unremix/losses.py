@@ -336,21 +336,17 @@ class TwoViewLoss(Filtering):
         objective: ObjectiveName = "info-nce",
     ) -> Options:
         """This loss's options for one call."""
-        made = replace(self.options, products=products)
+        usual = self.options.objective
+        assert isinstance(usual, InfoNCE)
         if choose("objective", objective, get_args(ObjectiveName)) == "info-nce":
-            assert isinstance(made.objective, InfoNCE)
-            return replace(
-                made,
-                objective=replace(
-                    made.objective, positives_in_denominator=positives_in_denominator
-                ),
-            )
-        if isinstance(made.objective, InfoNCE) and made.objective.decoupled:
+            made = replace(usual, positives_in_denominator=positives_in_denominator)
+            return replace(self.options, products=products, objective=made)
+        if usual.decoupled:
             raise ValueError(
                 "expected decoupled=False with the objective jsd, which has no denominator, got "
                 "True; leave it out"
             )
-        return replace(made, objective=JensenShannon())
+        return replace(self.options, products=products, objective=JensenShannon())
 
     def _ready(self, views: V) -> V:
         """In working precision, the inputs of the last layer projected where asked."""

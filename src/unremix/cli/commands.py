@@ -532,7 +532,7 @@ def reproduce(
     dry_run: bool = False,
     command: str | None = None,
 ) -> int:
-    """Make a table or figure of the paper, with the paper's figures beside ours.
+    """Reproduce a table or figure of the paper, beside the published figures.
 
     Args:
         name: Which: table1, curves, table2, table3, table5, gradients, table6, sentences, graphs,
@@ -557,10 +557,10 @@ def reproduce(
 
 
 def doctor(cluster: bool = False) -> None:
-    """Say what is installed, what is missing, and the command that installs it.
+    """Report what is installed, what is missing, and the command that installs it.
 
     Args:
-        cluster: Say what Ray, SLURM, torchrun and object stores offer in its place.
+        cluster: Report what Ray, SLURM, torchrun and object stores offer instead.
     """
     if cluster:
         from unremix.cli.cluster_doctor import examine_cluster
