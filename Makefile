@@ -50,14 +50,18 @@ test-all: ## Run every test with the coverage threshold
 	$(MAKE) test
 	$(MAKE) test-slow
 
+# ONLY="kills" or "readers and text" runs a part, by name.
 torture: $(STAMP) ## Run the long tests: 1,000 kills, disk errors, damaged files, random calls (hours)
-	UNREMIX_TORTURE=1 $(PYTEST) tests/torture
+	UNREMIX_TORTURE=1 $(PYTEST) tests/torture tests/training/test_damaged_runs.py -k "$(ONLY)"
 
 setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve
 
-# Those of the second file ask for packages that would replace torch.
-$(PEERS_STAMP): tests/peers/requirements.txt tests/peers/requirements-no-deps.txt
+# What .venv has, torch above all, is found there and not installed again. Those of the second file
+# ask for packages that would replace torch.
+WHERE := import sysconfig; print(sysconfig.get_path("purelib"))
+$(PEERS_STAMP): $(STAMP) tests/peers/requirements.txt tests/peers/requirements-no-deps.txt
 	$(PYTHON) -m venv .venv-peers
+	$(BIN)/python -c '$(WHERE)' > "$$($(PEERS)/python -c '$(WHERE)')/venv.pth"
 	$(PEERS)/python -m pip install --quiet --disable-pip-version-check -r tests/peers/requirements.txt
 	$(PEERS)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/peers/requirements-no-deps.txt -e .
 	@touch $@

@@ -30,9 +30,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import Options, conclude, read_options, show_race
 from PIL import Image
 from timing import Race, Ratio, Seconds
-from training import Options, conclude, read_options, show_race
 
 import unremix
 from unremix.cluster.embedding import embed_on_ray

@@ -13,7 +13,7 @@ import pytest
 import unremix
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 TESTS = Path(__file__).parents[1]
 TINY = TrainConfig(

@@ -26,7 +26,7 @@ from unremix.experiments.executors import Slurm, Task
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job, Plan
 from unremix.experiments.processes import RETRIES, Local, LostError, Process, Share
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 pytestmark = pytest.mark.xdist_group("compare")
 TINY = TrainConfig(

@@ -270,7 +270,7 @@ def test_stopped_and_started_again_gives_the_same_table(
         run(broken, Console(file=printed, width=200))
     watcher.join()
     signal.signal(signal.SIGINT, before)
-    assert "stopped with 2 of 5 runs done; go on with: unremix reproduce" in printed.getvalue()
+    assert "stopped with 2 of 5 runs done; resume with: unremix reproduce" in printed.getvalue()
     assert "Unfinished: 3 of 5 runs to come" in (broken / "table2" / "table.md").read_text()
     fake()
     assert run(broken) == 0

@@ -42,7 +42,7 @@ from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch
 from unremix.frameworks.infograph import InfoGraph, InfoGraphOptions, hard_jsd
 from unremix.losses import TwoViewLoss
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.run import Run
 
 LOG2 = math.log(2)

@@ -36,7 +36,7 @@ from unremix.encoders.text import BagOfWords
 from unremix.frameworks.base import Batch
 from unremix.frameworks.quickthought import QuickThought, QuickThoughtOptions, TwinEncoder
 from unremix.losses import TwoViewLoss
-from unremix.training.config import SentenceOptions, TrainConfig
+from unremix.options.config import SentenceOptions, TrainConfig
 from unremix.training.run import Run
 
 WORDS, SIZE = 30, 5

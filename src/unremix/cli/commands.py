@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from unremix.experiments.plan import CompareConfig
+    from unremix.options.config import TrainConfig
     from unremix.report.browse import Written
-    from unremix.training.config import TrainConfig
 
 
 # Options that are typed without a value, and that no file can set.
@@ -99,7 +99,7 @@ def evaluate_run(run: str, data: str | None = None, trust: bool = False) -> None
     Args:
         run: The run's folder.
         data: Other data to measure on; by default the run's own.
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix import pipeline
 
@@ -131,7 +131,7 @@ def embed(
         normalize: Scale each embedding to length 1.
         on: This machine (local), or Ray: images only, and the same command continues what was
             stopped.
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.training.embedding import embed_to_file
     from unremix.training.run import Run
@@ -172,7 +172,7 @@ def export(
         run: The run's folder.
         format: safetensors (our names), torchvision (a state dict for its ResNets) or onnx.
         output: The file; by default in the run's folder.
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.training.export import export_encoder
 
@@ -330,7 +330,7 @@ def neighbors(
         data: Where to look; by default the run's own data.
         output: The page, by default neighbors.html in the run's folder; a .csv is written beside.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.cli.progress import showing
     from unremix.report.browse import write_neighbors
@@ -358,7 +358,7 @@ def duplicates(
         data: Where to look; by default the run's own data.
         output: The page, by default duplicates.html in the run's folder; a .csv is written beside.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.cli.progress import showing
     from unremix.report.browse import write_duplicates
@@ -386,7 +386,7 @@ def cluster(
         data: What to sort; by default the run's own data.
         output: The page, by default clusters.html in the run's folder; a .csv is written beside.
         seed: Of the start.
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.report.browse import write_clusters
 
@@ -410,8 +410,8 @@ def recipes(recipe: str | None = None) -> None:
     from rich.text import Text
 
     from unremix.frameworks.parts import option_fields, section_of, summary_of
+    from unremix.options.settings import shipped
     from unremix.recipes import NOTHING, PARTS, RECIPES, find_recipe, options_of
-    from unremix.training.settings import shipped
 
     console = Console(highlight=False, markup=False)
     if recipe is not None:
@@ -515,7 +515,7 @@ def study(
         dry_run: Only say what is to be run and what it costs.
         trust: Let code run that the file names.
     """
-    from unremix.experiments.study import run_study
+    from unremix.experiments.study_runs import run_study
 
     run_study(file, output=output, stage=stage, jobs=jobs, on=on, dry_run=dry_run, trust=trust)
 
@@ -540,7 +540,7 @@ def reproduce(
         scale: How large: smoke (seconds, on data that come with the package), cpu or paper.
         seeds: Seeds of every row, from 0 on; by default those of the scale.
         data: Data sets in place of the scale's: one, or a list with brackets.
-        output: The folder, by default reproductions/SCALE; it goes on where it was.
+        output: The folder, by default reproductions/SCALE; runs in it are resumed.
         options: Options of every run in place of the scale's, such as "{epochs: 5}".
         jobs: Runs at a time; by default one per GPU, or one per core.
         on: Where runs are executed: on this machine (local), on Ray, or on SLURM.

@@ -28,9 +28,9 @@ class Views:
         embeddings: z, shape (N, D); gradient flows to it.
         inputs: h with z = W h + b, shape (N, H), if known.
         ids: Which sample each view shows, shape (N,), if known; for scores that ask for it.
-        descriptors: What tells how alike two samples are, shape (N, K), where it is not f; see
-            :mod:`unremix.core.signals`.
-        thresholds: How alike a negative may be, shape (N,), where anchors have such a limit.
+        descriptors: Rows whose inner products say how alike two samples are, shape (N, K), where
+            these are not f; see :mod:`unremix.signals`.
+        thresholds: How similar a negative may be, shape (N,), where anchors have such a limit.
         outputs: W h + b, shape (N, D), where z is made of it and differs, by BatchNorm for example;
             δ is taken there.
     """

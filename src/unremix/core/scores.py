@@ -70,9 +70,8 @@ class Vectors:
         inputs: h, the input of the last layer, shape (..., H), where it is known.
         ids: Which sample each view shows, shape (...), where it is known.
         residuals: δ, shape (..., D), where a component needs it; see :func:`residuals`.
-        descriptors: What tells how alike two samples are, shape (..., K), where it is not f; see
-            :mod:`unremix.core.signals`.
-        thresholds: How alike a negative may be, shape (...), where anchors have such a limit.
+        descriptors: As in :class:`unremix.core.problem.Views`, shape (..., K).
+        thresholds: Likewise, shape (...).
     """
 
     units: Tensor
@@ -110,7 +109,7 @@ class Block:
         negatives: Which candidates are negatives of which anchors, boolean, shape (B, M).
         count: How many negatives each anchor has, shape (B, 1).
         non_negatives: The shared candidates that are not negatives, shape (B, E), where they are
-            known as a list; None where only the mask tells.
+            known as a list; None where only the mask is known.
         similarity: s_ij = f_i · f_j, shape (B, M).
         bias: Whether the last layer has a bias.
     """

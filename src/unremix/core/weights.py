@@ -9,17 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from unremix.core.checks import choose
 from unremix.core.scores import COMPONENTS, Block, Component, Score, noise
-from unremix.core.signals import FalseNegatives
 
 Scaling = Literal["minmax", "zscore", "none"]
 Mass = Literal["mean", "none"]
+
+
+class Filter(Protocol):
+    """What makes negatives count less that are probably false; see :mod:`unremix.signals`."""
+
+    def alike(self, block: Block) -> Tensor:
+        """How alike anchors and candidates are, shape (B, M)."""
+
+    def __call__(self, block: Block) -> Tensor:
+        """A factor in [0, 1] on each weight, shape (B, M)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Weighting:
     mass: Mass = "mean"
     similarity_gradient: bool = False
     over_temperature: bool = False
-    filter: FalseNegatives | None = None
+    filter: Filter | None = None
 
     def __post_init__(self) -> None:
         choose("scaling", self.scaling, get_args(Scaling))
@@ -123,6 +132,15 @@ def raw_scores(block: Block, weighting: Weighting) -> list[Tensor]:
                 "components="
             )
     return scores
+
+
+def weights_of(
+    block: Block, mix: Tensor, weighting: Weighting, temperature: float | Tensor
+) -> Tensor:
+    """w of a block, shape (B, M); the arguments are those of :func:`weigh`."""
+    scores = raw_scores(block, weighting)
+    keep = None if weighting.filter is None else weighting.filter(block)
+    return weigh(scores, block.negatives, block.count, mix, weighting, temperature, keep)
 
 
 def scale(

@@ -179,7 +179,7 @@ def fill(file: IO[bytes], content: bytearray) -> int:
 
 
 def _pieces(file: IO[bytes], wanted: int) -> Iterator[bytes]:
-    """So many bytes, or as many as there are."""
+    """This many bytes, or all if there are fewer."""
     while wanted > 0 and (piece := file.read(min(wanted, PIECE))):
         wanted -= len(piece)
         yield piece

@@ -1,7 +1,7 @@
 """``unremix compare``: the same training for several recipes and seeds, side by side.
 
 Every run is a process of its own. What is done, what is under way and what is left to do is read
-from the comparison's folder, so that starting again goes on where it was:
+from the comparison's folder, so that starting again resumes it:
 
 ``comparison.yaml`` (its options), ``runs/<recipe>-<seed>/`` (run folders), ``logs/``, and at the
 end ``results.csv`` (a row per run), ``results.json``, ``table.csv``, ``table.md``, ``report.html``,
@@ -37,14 +37,12 @@ from unremix.experiments.plan import (
 from unremix.experiments.processes import Share
 from unremix.experiments.results import Results
 from unremix.experiments.tables import Measure, Outcome, TableRow
+from unremix.options.config import TrainConfig
 from unremix.report.comparison import write_comparison_of
 from unremix.report.curves import Panel, learning_curves, write_figure
-from unremix.training.config import TrainConfig
 from unremix.training.record import versions
 
 __all__ = ["CompareConfig", "Comparison", "compare"]
-
-FILE_WIDTH = 400  # characters in a line of the table, where no terminal limits them
 
 
 @dataclass(frozen=True)
@@ -244,12 +242,9 @@ def _write_results(plan: Plan, engine: Engine, command: str, console: Console) -
     folder.write("results.json", json.dumps(record, indent=2) + "\n")
     _curves(plan, results, outcomes, rows, measures, folder.path)
     write_comparison_of(folder.path)
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    for number, grid in enumerate(grids):
-        console.print(tables.to_rich(grid, title=None if number else title))
-    for note in (*notes, f"Everything is in {folder.path}/ (open report.html first)"):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    shown = [tables.to_rich(grid, title=None if n else title) for n, grid in enumerate(grids)]
+    last = f"Everything is in {folder.path}/ (open report.html first)"
+    tables.show(console, shown, (*notes, last))
     return Comparison(folder.path, outcomes, rows)
 
 
@@ -268,7 +263,7 @@ def compare(
 ) -> Comparison:
     """Train every recipe with every seed under the same options, and compare them.
 
-    Called again with the same folder, it goes on where it was; what is done is not done again.
+    Called again with the same folder, it resumes; finished runs are not repeated.
 
     Args:
         config: What to compare.
@@ -283,7 +278,7 @@ def compare(
     Raises:
         ValueError: For options that cannot be, or that are not those the folder was begun with.
         BlockingIOError: If another process is at work on the same comparison.
-        KeyboardInterrupt: If it was stopped; the same call goes on.
+        KeyboardInterrupt: If it was stopped; the same call resumes it.
     """
     console = console or Console(quiet=not config.progress)
     with_budget(train, config.budget)

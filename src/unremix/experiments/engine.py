@@ -1,7 +1,7 @@
 """One engine for all experiments: jobs in, records out.
 
 The folder of an experiment holds ``runs/`` and ``logs/``, and ``results.jsonl`` with a line per
-finished run. What has a line is done; what has a checkpoint goes on from there.
+finished run. What has a line is done; what has a checkpoint resumes from there.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class Engine:
             jobs: The runs, in the order in which they begin.
             trim: Looks at what is waiting, at first and after each run, and may remove some of it.
             ended: Called after each run that ended well.
-            again: The command that goes on, to name if it is stopped.
+            again: The command that resumes it, for the message.
             with_folder: Jobs whose run folder is needed. Without it they run again, even if they
                 have a record.
             about: What else to note of every run.
 
         Raises:
-            KeyboardInterrupt: If somebody asked to stop; the same call goes on.
+            KeyboardInterrupt: If it was asked to stop; the same call resumes it.
         """
         needed = {job.name for job in with_folder}
         known = {job for job in jobs if job in self.results and job.name not in needed}
@@ -135,9 +135,8 @@ class Engine:
                     look()
         except KeyboardInterrupt:
             if again is not None:
-                self.say(
-                    f"stopped with {len(runner.done)} of {len(jobs)} runs done; go on with: {again}"
-                )
+                done = f"{len(runner.done)} of {len(jobs)} runs done"
+                self.say(f"stopped with {done}; resume with: {again}")
             raise
         finally:
             for job in runner.done:  # by a process of an earlier start

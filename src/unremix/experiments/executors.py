@@ -32,7 +32,7 @@ from unremix.experiments.processes import (
     share_out,
     start_process,
 )
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 On = Literal["local", "ray", "slurm"]
 """Where runs are executed."""

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+from unremix.options.config import TrainConfig, make_config
 from unremix.recipes import RECIPES, find_recipe
-from unremix.training.config import TrainConfig, make_config
 
 # Not shared by the runs.
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")
@@ -28,10 +28,9 @@ class CompareConfig:
         recipes: Names with commas between, or all; ``unremix recipes`` lists them.
         reference: The recipe that the others are compared with; the first by default.
         seeds: Runs of each recipe, with seeds from 0 on.
-        budget: What every run gets: so many epochs ("20 epochs", the same as --epochs 20, whatever
-            a --config file says of epochs), or so much time ("10 minutes"): a run then ends with
-            the epoch in which its time is up, or with --epochs, which still sets the schedule of
-            the learning rate.
+        budget: What every run gets. "20 epochs" is --epochs 20 and overrides a --config file. "10
+            minutes" is a time: a run ends with the epoch in which its time is up, or after
+            --epochs, which still sets the schedule of the learning rate.
         jobs: Runs at a time; by default one per GPU, or one per core. The cores are shared out.
         output: Folder of the comparison; comparisons/<data> by default. The same folder again goes
             on where it was; recipes and seeds can be added.
@@ -222,7 +221,7 @@ def train_config(*options: Mapping[str, Any]) -> TrainConfig:
 
 
 def make_job(row: str, train: TrainConfig) -> Job:
-    """A run under a name that tells its options: equal options give the same name everywhere.
+    """A run under a name made of its options: equal options give the same name everywhere.
 
     Only options that differ from the defaults count, so that a new option does not rename old runs.
 

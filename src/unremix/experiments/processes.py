@@ -25,7 +25,7 @@ from joblib import cpu_count  # type: ignore[import-untyped]
 from unremix.data.atomic_files import try_lock, write_text
 from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
-from unremix.training.config import TrainConfig, config_to_yaml
+from unremix.options.config import TrainConfig, config_to_yaml
 
 TRAIN = ("-m", "unremix", "train")  # what Python is called with
 POLL = 0.1  # seconds between looks at the processes

@@ -9,10 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from unremix.core.importance import Importance
 from unremix.core.problem import Own
 from unremix.frameworks.base import Batch, Embedded, Projecting
 from unremix.frameworks.queue import Queue
-from unremix.losses import Importance, TwoViewLoss
+from unremix.losses import TwoViewLoss
 from unremix.views.mixing import Mixed, Mixing
 
 # What a view draws in a step, each from keys of its own.

@@ -14,12 +14,13 @@ from markupsafe import Markup
 
 from unremix.core.scores import COMPONENTS
 from unremix.data.atomic_files import write_text
+from unremix.data.quantities import duration
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
+from unremix.options.config import OF_DOMAIN, config_to_yaml
 from unremix.report.charts import Chart, Line, draw, looks
 from unremix.report.rendering import as_json, numbers, render
 from unremix.report.storage import NAME, Stored
-from unremix.report.words import commands, duration, headline
-from unremix.training.config import OF_DOMAIN, config_to_yaml
+from unremix.report.words import commands, headline
 from unremix.training.run import Run, reading
 
 Row = Mapping[str, float]

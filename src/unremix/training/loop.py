@@ -33,15 +33,15 @@ from torch.nn.parallel import DistributedDataParallel
 import unremix
 from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
+from unremix.domains.sampling import scramble
 from unremix.frameworks.base import Projecting
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.export import write_weights
 from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at
 from unremix.training.preparation import Prepared
 from unremix.training.progress import Progress
 from unremix.training.run import Run
-from unremix.training.sampling import scramble
 from unremix.training.stopping import Stop, requeue, resume_command
 from unremix.training.threads import limited_threads
 

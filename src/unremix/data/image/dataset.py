@@ -92,7 +92,7 @@ def load_images(
     own range), cropped to its central square and resized to S x S with an antialiased bicubic
     filter. C is 1 if all images looked at are gray, else 3.
 
-    Files that are no images, empty, corrupt or of more pixels than `PIL.Image.MAX_IMAGE_PIXELS`
+    Files that are not images, empty, corrupt or of more pixels than `PIL.Image.MAX_IMAGE_PIXELS`
     are left out; one `UserWarning` names some, and ``skipped`` of the result names all. Hidden
     files are ignored. Names are sorted, so the order is always the same.
 
@@ -102,7 +102,7 @@ def load_images(
             names.
         image_size: S. By default the median short side of up to 200 images, within 8..224.
         channels: C, 1 or 3. By default 1 if all images looked at are gray, else 3.
-        limit: At most so many images for training and for testing each, drawn with a fixed seed
+        limit: At most this many images for training and for testing each, drawn with a fixed seed
             before anything is decoded; they stay in sorted order.
         validation: Hold out this share of the images for training, drawn with a fixed seed, and
             give them in place of the test images, which are not read.

@@ -298,7 +298,7 @@ def read_tars(
 def _split_by_name(
     shards: list[tuple[str, Place]],
 ) -> tuple[list[list[tuple[str, Place]]], list[str]]:
-    """Shards to train on and to test on, all in one if names do not tell; and the others."""
+    """Shards to train on and to test on, all in one if names do not say; and the others."""
 
     def says(shard: str, *words: str) -> bool:
         return any(word in words for word in re.split(r"[^a-z]+", shard.lower()))
