@@ -366,12 +366,15 @@ class TwoViewLoss(nn.Module):
             The loss, as :meth:`forward`.
         """
         with full_precision(anchors.embeddings.device):
-            share = self._share(anchors) if self.gathers else None
+            share, everyone = (self._share(anchors) if self.gathers else None), None
             shared = candidates is anchors
             anchors = self._described(self._ready(anchors))
             candidates = anchors if shared else self._described(self._ready(candidates))
+            if share is not None and not shared and self.weighting.needs_residuals:
+                known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
+                everyone = gather_views(known, share)
             loss = self._contrast(
-                Arranged(anchors, candidates, pairs, share),
+                Arranged(anchors, candidates, pairs, share, everyone),
                 own,
                 temperature,
                 options=self._options(positives_in_denominator, products, objective),

@@ -34,9 +34,9 @@ def with_residuals(
         temperature: τ, which ``nt-xent`` takes as t.
         engine: Evaluates blocks.
         share: This process's part, where there are several.
-        everyone: The anchors of all processes, where the candidates are those of all processes:
-            each then derives δ of the candidates that it holds, and tells the others. The
-            candidates themselves where every view is both.
+        everyone: The anchors of all processes, where all of them hold the same candidates: each
+            then derives δ of its part of the candidates, and tells the others. The candidates
+            themselves where every view is both.
     """
     options = problem.options
     if options.gradient == "pseudo-label":
@@ -61,9 +61,9 @@ def with_residuals(
         candidates = replace(candidates, residuals=torch.cat(halves))
     else:
         whole = replace(problem, pairs=_gather_pairs(problem.pairs, share), anchors=everyone)
-        held = slice(share.offset, share.offset + share.sizes[share.rank])
-        delta = _of_candidates(whole, held, temperature, engine)
-        candidates = replace(candidates, residuals=gather_rows(delta, share))
+        work = share.of_work(len(candidates.units))
+        delta = _of_candidates(whole, work.held, temperature, engine)
+        candidates = replace(candidates, residuals=gather_rows(delta, work))
     if problem.own is not None:
         delta = _of_own(problem.own, classes, options.tile, temperature, engine)
         own = replace(problem.own, residuals=delta)
@@ -136,12 +136,15 @@ def _of_own(
 
 def _gather_pairs(pairs: Pairs, share: Share) -> Pairs:
     """The pairs of the anchors of all processes, of which each knows its own."""
+    excluded = pairs.excluded
+    if excluded is not None and excluded.shape[0] > 1:
+        excluded = gather_rows(excluded.to(torch.uint8), share).bool()
     return Pairs(
         gather_rows(pairs.positives, share),
         gather_rows(pairs.shares, share),
         gather_rows(pairs.anchor_ids, share),
         pairs.candidate_ids,
-        pairs.excluded,
+        excluded,
     )
 
 
