@@ -57,6 +57,7 @@ def torchrun(
 ) -> subprocess.Popen[str]:
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
     options = options or ("--standalone",)
+    further = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **further}
     return start([*launcher, *options, *words], before=before, **further)
 
 

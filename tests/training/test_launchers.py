@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -50,10 +51,13 @@ def test_who_is_first(
     assert _is_first_process() == first
 
 
-def test_restarts_need_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_restarts_need_a_name_and_a_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with pytest.raises(ValueError, match="add --name"):
         prepare(TrainConfig(runs=str(tmp_path)))
+    with pytest.raises(ValueError, match="expected TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        prepare(TrainConfig(runs=str(tmp_path), name="run"))
     assert not list(tmp_path.iterdir())
 
 
@@ -84,6 +88,17 @@ def test_any_number_of_processes_trains_as_one(tmp_path: Path) -> None:
         assert run.metrics()[-1]["loss"] == pytest.approx(one.metrics()[-1]["loss"])
 
 
+def written(run: Path) -> float:
+    """When a run's last checkpoint was written; 0 if there is none."""
+    file = run / "checkpoints" / "last.ckpt"
+    return file.stat().st_mtime if file.exists() else 0.0
+
+
+def is_replaced(process: subprocess.Popen[str], gone: set[int]) -> bool:
+    now = set(ranks_of(process).values())
+    return len(now) == 2 and not now & gone
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("killed", [0, 1])
@@ -96,25 +111,14 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, killed: int) -> None:
     )
     run = tmp_path / "disturbed" / "run"
     for _ in range(2):
-        before = set(ranks_of(process).values())
-        written = time.time()
+        since = time.time()
         # A checkpoint of these workers, so that they are in the midst of training.
-        wait_until(
-            lambda since=written: (
-                (run / "checkpoints" / "last.ckpt").exists()
-                and (run / "checkpoints" / "last.ckpt").stat().st_mtime > since
-            ),
-            process,
-        )
-        before = set(ranks_of(process).values())
+        wait_until(lambda since=since: written(run) > since, process)
         assert Run(run).load_checkpoint()["step"] < 160
-        os.kill(ranks_of(process)[killed], signal.SIGKILL)
-        wait_until(
-            lambda old=before: (
-                len(ranks_of(process)) == 2 and not old & set(ranks_of(process).values())
-            ),
-            process,
-        )
+        before = ranks_of(process)
+        os.kill(before[killed], signal.SIGKILL)
+        gone = set(before.values())
+        wait_until(lambda gone=gone: is_replaced(process, gone), process)
     finish(process)
     assert_same(Run(run), Run(tmp_path / "whole" / "run"))
 

@@ -133,11 +133,8 @@ def check(config: TrainConfig) -> None:
     """
     if config.accelerator == "gpu" and not torch.cuda.is_available():
         raise ValueError("expected a GPU for --accelerator gpu, got none; use cpu or auto")
-    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 and config.name is None:
-        raise ValueError(
-            "expected --name with torchrun --max_restarts, got none, so that a restart would begin "
-            "a new run; add --name"
-        )
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        _check_restarts(config)
     needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
     needed |= {
         logger: (f"--loggers {logger}", f"pip install {logger}") for logger in config.loggers
@@ -165,6 +162,22 @@ def check(config: TrainConfig) -> None:
                 f"expected no chunk with evidence that remembers features, got chunk={config.chunk}"
                 "; leave out one of them"
             )
+
+
+def _check_restarts(config: TrainConfig) -> None:
+    """Refuse what torchrun could not restart."""
+    if config.name is None:
+        raise ValueError(
+            "expected --name with torchrun --max_restarts, got none, so that a restart would begin "
+            "a new run; add --name"
+        )
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # https://github.com/pytorch/pytorch/issues/135712: addresses of an earlier attempt
+        raise ValueError(
+            "expected TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of torchrun "
+            "--max_restarts, got none, so that restarted processes may look for those that ended; "
+            "set it"
+        )
 
 
 def _check_encoder(config: TrainConfig) -> None:
