@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
 from unremix.core.contrast import contrast, full_precision
-from unremix.core.gather import Share, share_of, withdraw
+from unremix.core.gather import Share, gather_views, share_of, withdraw
 from unremix.core.importance import Importance, examine
 from unremix.core.last_layer import Found, LastLayer, Projection, find_both, watch
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
@@ -259,11 +259,14 @@ class TwoViewLoss(Filtering):
             The loss, as :meth:`forward`.
         """
         with full_precision(anchors.embeddings.device):
-            share = self._share(anchors) if self.gathers else None
+            share, everyone = (self._share(anchors) if self.gathers else None), None
             shared = candidates is anchors
             anchors = self.describe_views(self._ready(anchors))
             candidates = anchors if shared else self.describe_views(self._ready(candidates))
-            arranged = Arranged(anchors, candidates, pairs, share)
+            if share is not None and not shared and self.weighting.needs_residuals:
+                known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
+                everyone = gather_views(known, share)
+            arranged = Arranged(anchors, candidates, pairs, share, everyone)
             options = self._options(positives_in_denominator, products, objective)
             loss = self._contrast(arranged, own, temperature, options)
             if checks_on(self.options.check, loss):

@@ -52,7 +52,7 @@ def contrast(
             default.
         own: Further negatives of each anchor alone.
         share: This process's part, where several share a loss: their mean is the loss of all.
-        everyone: The anchors of all processes, where the candidates are those of all processes; the
+        everyone: The anchors of all processes, where all of them hold the same candidates; the
             candidates themselves where every view is both.
 
     Returns:
