@@ -254,8 +254,8 @@ def mine(
     lacking = sum(not len(rows_of) for rows_of in known)
     if lacking:
         say(
-            f"{lacking:,} of {len(known):,} anchors have no positive in {positives}: their negatives "
-            "are not held against one, so more of them may be false"
+            f"{lacking:,} of {len(known):,} anchors have no positive in {positives}, so no margin "
+            "protects them from false negatives"
         )
     own = queries.rows_in(rows)
     options: dict[str, Any] = {
