@@ -52,7 +52,8 @@ test-all: ## Run every test with the coverage threshold
 
 # ONLY="kills" or "readers and text" runs a part, by name.
 torture: $(STAMP) ## Run the long tests: 1,000 kills, disk errors, damaged files, random calls (hours)
-	UNREMIX_TORTURE=1 $(PYTEST) tests/torture tests/training/test_damaged_runs.py -k "$(ONLY)"
+	UNREMIX_TORTURE=1 $(PYTEST) tests/torture tests/training/test_damaged_runs.py \
+		tests/data/test_hostile_files.py -k "$(ONLY)"
 
 setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve
 
@@ -101,6 +102,7 @@ bench: $(STAMP) ## Time losses, augmentation, training step, graphs and sentence
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/augmentation.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/mining.py
 	$(BIN)/python benchmarks/graph.py
 	$(BIN)/python benchmarks/sentence.py

@@ -794,6 +794,7 @@ def test_real_runs_killed_and_started_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("warm_runs")
 def test_a_real_run_that_fails(tmp_path: Path) -> None:
     """An option that only one of the two recipes has."""
     found = run_compare(tmp_path, "simclr,hcl", seeds=1, loss=dict(hardness=2.0))

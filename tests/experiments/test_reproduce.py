@@ -301,6 +301,7 @@ def test_a_failed_run_is_told(tmp_path: Path, fake: Callable[..., None]) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("warm_runs")
 def test_every_name_in_smoke(tmp_path: Path) -> None:
     """All of them, on data that come with the package; stopped runs and records are shared."""
     printed = io.StringIO()

@@ -505,6 +505,7 @@ def test_syntax_trees(recipe: str, options: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_runs")
 def test_compare(lines: Path, tmp_path: Path) -> None:
     arguments = [
         "compare", "--recipes", "infograph,infograph-unremix", "--seeds", "1", "--epochs", "1",

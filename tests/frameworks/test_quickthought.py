@@ -603,6 +603,7 @@ def test_neither_topics_nor_tasks(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_runs")
 def test_compare(text: Path, tasks: Path, tmp_path: Path) -> None:
     arguments = [
         "compare", "--recipes", "quickthought,quickthought-unremix", "--seeds", "1",

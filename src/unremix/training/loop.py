@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,11 +38,11 @@ from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
 from unremix.domains.sampling import scramble
 from unremix.frameworks.base import Projecting
-from unremix.options.config import TrainConfig
+from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.training.export import write_weights
 from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at
-from unremix.training.preparation import Prepared
+from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
 from unremix.training.run import Run
 from unremix.training.stopping import Stop, requeue, resume_command
@@ -347,34 +350,77 @@ def _loggers(config: TrainConfig, run: Run) -> list[Logger]:
     return made
 
 
+def _places(config: TrainConfig) -> tuple[int, int]:
+    """Processes per machine, and machines: as torchrun or SLURM started them, or as configured."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        return here, int(os.environ["WORLD_SIZE"]) // here
+    if SLURMEnvironment.detect():
+        machines = int(os.environ.get("SLURM_NNODES", "1"))
+        return int(os.environ["SLURM_NTASKS"]) // machines, machines
+    return processes_here(config), config.num_nodes
+
+
 def _launched(config: TrainConfig, run: Run) -> Fabric:
-    """The processes: as torchrun or SLURM started them, or as configured."""
+    """The processes, met.
+
+    Raises:
+        TimeoutError: If they do not meet in time.
+    """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    devices, machines = config.devices, config.num_nodes
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        machines = int(os.environ["WORLD_SIZE"]) // devices
-    several = machines > 1 or (isinstance(devices, int) and devices > 1)
+    devices, machines = _places(config)
+    patience = timedelta(minutes=config.timeout_minutes)
     fabric = Fabric(
         accelerator=config.accelerator,
         devices=devices,
         num_nodes=machines,
-        strategy="ddp" if several else "auto",
+        strategy=DDPStrategy(timeout=patience) if devices * machines > 1 else "auto",
         # Lightning's own 64 bits would change the default dtype of everything.
         precision="32-true" if config.precision == "64-true" else config.precision,
         loggers=_loggers(config, run),
     )
-    fabric.launch()
+    try:
+        fabric.launch()
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        why = str(error).splitlines()[0][:200]
+        raise TimeoutError(
+            f"expected {fabric.world_size} processes to meet at {address} within "
+            f"{config.timeout_minutes:g} minutes, got: {why}; start all of them, see that their "
+            "machines reach each other, or raise --timeout_minutes"
+        ) from error
     if fabric.world_size > 1:
         atexit.register(_leave)
-        run.path = Path(fabric.broadcast(str(run.path)))  # only the first process made it
         # Taken over from Lightning, which would kill this process too, without a word.
         children: list[subprocess.Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
         thread = threading.Thread(target=_watch, args=(list(children), run.path), daemon=True)
         children.clear()
         thread.start()
     return fabric
+
+
+def _agree(fabric: Fabric, prepared: Prepared) -> None:
+    """Let all processes train the first one's run, whose folder the others need not see.
+
+    Raises:
+        ValueError: If a process has other data than the first.
+    """
+    run, options = prepared.run, config_to_yaml(prepared.config)
+    known = (run.path, options, run.shape, prepared.state, prepared.record["data"])
+    path, options, shape, state, data = fabric.broadcast(known)
+    config = config_from_yaml(options).released(trust=True, where="the first process")
+    if data != prepared.record["data"]:
+        raise ValueError(
+            f"expected the data of the first process in all, got others from {config.data!r} in "
+            f"process {fabric.global_rank}; copy them to every machine"
+        )
+    if shape != run.shape:
+        prepared.model = None  # it was built for another one
+    run.path, run.config, run.shape = path, config, shape
+    prepared.config, prepared.state = config, state
 
 
 def _watch(children: list[subprocess.Popen[bytes]], run: Path) -> None:
@@ -424,9 +470,11 @@ def fit(
     Raises:
         KeyboardInterrupt: If asked to stop; its text is the run's folder.
     """
-    run, config = prepared.run, prepared.config
-    fabric = _launched(config, run)
+    run = prepared.run
+    fabric = _launched(prepared.config, run)
     try:
+        if fabric.world_size > 1:
+            _agree(fabric, prepared)
         training = _train(fabric, prepared, observe, progress, stop)
     except RuntimeError as error:
         if fabric.world_size == 1 or not _is_lost(error):
