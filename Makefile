@@ -9,14 +9,16 @@ STAMP := .venv/.stamp
 PEERS       := .venv-peers/bin
 PEERS_STAMP := .venv-peers/.stamp
 
+CLUSTER_STAMP := .venv/.stamp-cluster
+
 # One thread per test worker: two workers with one thread each do not fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-all torture check format docs gallery bench clean setup-peers test-peers
+.PHONY: help setup browser demo test test-slow test-all torture check format docs gallery bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv with every extra (again only when the requirements change)
 
@@ -48,14 +50,19 @@ test-all: ## Run every test with the coverage threshold
 	$(MAKE) test
 	$(MAKE) test-slow
 
+# ONLY="kills" or "readers and text" runs a part, by name.
 torture: $(STAMP) ## Run the long tests: 1,000 kills, disk errors, damaged files, random calls (hours)
-	UNREMIX_TORTURE=1 $(PYTEST) tests/torture
+	UNREMIX_TORTURE=1 $(PYTEST) tests/torture tests/training/test_damaged_runs.py \
+		tests/data/test_hostile_files.py -k "$(ONLY)"
 
 setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve
 
-# Those of the second file ask for packages that would replace torch.
-$(PEERS_STAMP): tests/peers/requirements.txt tests/peers/requirements-no-deps.txt
+# What .venv has, torch above all, is found there and not installed again. Those of the second file
+# ask for packages that would replace torch.
+WHERE := import sysconfig; print(sysconfig.get_path("purelib"))
+$(PEERS_STAMP): $(STAMP) tests/peers/requirements.txt tests/peers/requirements-no-deps.txt
 	$(PYTHON) -m venv .venv-peers
+	$(BIN)/python -c '$(WHERE)' > "$$($(PEERS)/python -c '$(WHERE)')/venv.pth"
 	$(PEERS)/python -m pip install --quiet --disable-pip-version-check -r tests/peers/requirements.txt
 	$(PEERS)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/peers/requirements-no-deps.txt -e .
 	@touch $@
@@ -64,6 +71,16 @@ $(PEERS_STAMP): tests/peers/requirements.txt tests/peers/requirements-no-deps.tx
 test-peers: $(PEERS_STAMP) ## Run the tests of the adapters beside the real libraries
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PEERS)/python -m pytest tests/peers src/unremix/adapters \
 		--confcutdir=tests/peers -o addopts="--doctest-modules --strict-markers -ra" -W default -k "$(ONLY)"
+
+setup-cluster: $(CLUSTER_STAMP) ## Add Ray to .venv
+
+$(CLUSTER_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray,s3,slurm]"
+	@touch $@
+
+# One at a time: each test that needs Ray starts it with two CPUs.
+test-cluster: $(CLUSTER_STAMP) ## Run the tests on Ray, SLURM's stand-in and an S3 server
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster tests/data/test_remote.py tests/experiments/test_executors.py
 
 check: $(STAMP) docs ## Check format, lint, types and documentation
 	$(BIN)/ruff format --check .
@@ -89,6 +106,9 @@ bench: $(STAMP) ## Time losses, augmentation, training step, graphs and sentence
 	$(BIN)/python benchmarks/mining.py
 	$(BIN)/python benchmarks/graph.py
 	$(BIN)/python benchmarks/sentence.py
+
+bench-cluster: $(CLUSTER_STAMP) ## Time data from S3 against the disk, and embedding on Ray against one process
+	$(BIN)/python benchmarks/cluster.py
 
 clean: ## Remove what the other targets made, .venv included
 	rm -rf .venv .venv-peers site runs docs/gallery .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,137 +1,196 @@
-"""What a step of several processes costs: bytes, floating-point operations, and seconds.
+"""Time data from an S3 server against the disk, and embedding on Ray against one process.
 
-Pure functions of the job, the processes and the machine; docs/scaling.md states the assumptions.
+    python benchmarks/cluster.py [--quick] [--rounds 3] [--threads 2] [--cpu-time] [--strict]
+
+How to read the table. 20,000 pictures of 32 pixels lie in 20 WebDataset shards. "disk" reads and
+decodes them by their paths; "S3" does so by their URLs, from a server of moto on this machine, with
+an empty cache each time. "local" is what ``unremix embed`` does after its start, on all threads;
+"Ray" is ``--on ray`` with as many actors of one thread each, without its start-up: its time is that
+of listing the shards, and of the parts after the first one, scaled to all. With --cpu-time,
+processor time counts instead: of this process for the data, of it and all its descendants for
+embedding; that says what the machinery costs, on a machine that others use, too. The server is
+a process of its own and does not count. All numbers go to benchmarks/results/cluster.json. --quick
+takes 2,000 pictures.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
 
-NUMBER = 4  # bytes of a float32
-PRODUCTS = 6  # of size anchors × candidates × D that a step of UnReMix's loss makes
+import numpy as np
+import torch
+from measuring import Options, conclude, read_options, show_race
+from PIL import Image
+from timing import Race, Ratio, Seconds
+
+import unremix
+from unremix.cluster.embedding import embed_on_ray
+from unremix.cluster.ray_engine import connect
+from unremix.data.image.dataset import find_splits, load_images
+from unremix.data.remote import file_system
+from unremix.training.embedding import embed_to_file
+
+SHARDS, SIZE = 20, 32
+LEAST_S3, LEAST_RAY = 0.8, 0.85
+PORT = 5555
+PATTERN = f"pictures-{{00..{SHARDS - 1}}}.tar"
 
 
-@dataclass(frozen=True)
-class Job:
-    """A training.
+def write_shards(folder: Path, pictures: int) -> None:
+    """Pictures that compress about as photographs of this size do."""
+    generator = np.random.default_rng(0)
+    for shard in range(SHARDS):
+        with tarfile.open(folder / f"pictures-{shard:02d}.tar", "w") as archive:
+            for number in range(pictures // SHARDS):
+                rough = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                picture = Image.fromarray(rough).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+                stream = io.BytesIO()
+                picture.save(stream, "PNG")
+                member = tarfile.TarInfo(f"{number:05d}.png")
+                member.size = len(stream.getvalue())
+                archive.addfile(member, io.BytesIO(stream.getvalue()))
 
-    Args:
-        batch: B, samples of all processes; each has two views.
-        embedding: D.
-        inputs: H, or the dimensions of its sketch; 0 without the uncertainty.
-        parameters: Numbers with a gradient.
-        sample_operations: Floating-point operations of a sample, both views, forward and backward.
+
+def start_server(folder: Path) -> subprocess.Popen[bytes]:
+    """An S3 server that holds the shards in the bucket ``data``."""
+    address = f"http://127.0.0.1:{PORT}"
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "benchmark",
+        "AWS_SECRET_ACCESS_KEY": "benchmark",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": address,
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(PORT)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(address, timeout=1).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+    files, _ = file_system("s3://data/x")
+    files.mkdir("data")
+    for path in sorted(folder.glob("*.tar")):
+        files.pipe_file(f"data/{path.name}", path.read_bytes())
+    return server
+
+
+def race_data(options: Options, folder: Path, caches: Path) -> Race:
+    """Read all pictures from the disk and from the server, each time with an empty cache."""
+    numbers = count()
+
+    def from_s3() -> None:
+        os.environ["UNREMIX_CACHE"] = str(caches / str(next(numbers)))
+        load_images(f"s3://data/{PATTERN}")
+
+    return options.race({"disk": lambda: load_images(str(folder / PATTERN)), "S3": from_s3})
+
+
+class Family:
+    """CPU time of this process and its descendants, as far as it was seen (Linux).
+
+    What a process took counts after its end, too.
     """
 
-    batch: int
-    embedding: int
-    inputs: int
-    parameters: int
-    sample_operations: float
+    def __init__(self) -> None:
+        self.seen: dict[tuple[int, str], float] = {}  # by number and start
+
+    def __call__(self) -> float:
+        parents: dict[int, int] = {}
+        found: dict[int, tuple[str, float]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue
+                parents[int(entry.name)] = int(fields[1])
+                seconds = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+                found[int(entry.name)] = (fields[19], seconds)
+        family, new = {os.getpid()}, {os.getpid()}
+        while new:
+            new = {process for process, parent in parents.items() if parent in family} - family
+            family |= new
+        self.seen |= {(process, found[process][0]): found[process][1] for process in family}
+        return sum(self.seen.values())
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What processes run on.
-
-    Args:
-        operations: Floating-point operations per second that a process reaches, running alone.
-        at_once: Processes that run at the same time; more take turns. None: all.
-        latency: Seconds of one message between two processes.
-        bandwidth: Bytes per second that a process sends, and receives at the same time.
-        per_node: Processes with the fast network among them; None: all.
-        node_latency: Seconds of a message between nodes.
-        node_bandwidth: Bytes per second of a process between nodes.
-        hidden: The share of the encoder's backward pass behind which the gradients travel.
-    """
-
-    operations: float
-    at_once: int | None = None
-    latency: float = 0.0
-    bandwidth: float = math.inf
-    per_node: int | None = None
-    node_latency: float = 0.0
-    node_bandwidth: float = math.inf
-    hidden: float = 0.0
-
-
-@dataclass(frozen=True)
-class Step:
-    """Seconds of a step, by what takes them."""
-
-    encoder: float
-    loss: float
-    gather: float
-    gradients: float
-
-    @property
-    def total(self) -> float:
-        return self.encoder + self.loss + self.gather + self.gradients
+def race_embedding(options: Options, run: str, data: str, folder: Path) -> Race:
+    """Embed all pictures here and on Ray, in turns."""
+    clock: Callable[[], float] = Family() if options.clock == "cpu" else time.perf_counter
+    rows = 128 if options.quick else 512
+    found: Seconds = {"local": [], "Ray": []}
+    for number in range(options.rounds):
+        start = clock()
+        embed_to_file(run, data, folder / f"{number}.parquet")
+        found["local"].append(clock() - start)
+        start = clock()
+        find_splits(data)
+        listing = clock() - start
+        marks: list[tuple[float, float]] = []
+        embed_on_ray(
+            run,
+            data,
+            str(folder / f"ray-{number}"),
+            rows=rows,
+            advance=lambda share, marks=marks: marks.append((share, clock())),  # type: ignore[misc]
+        )
+        (first, began), (last, ended) = marks[0], marks[-1]
+        found["Ray"].append(listing + (ended - began) / (last - first))
+    return Race(found, 0)
 
 
-def all_gather_bytes(size: float, processes: int) -> float:
-    """Bytes that each process receives, where all together hold ``size`` bytes."""
-    return size * (processes - 1) / processes
+def main() -> int:
+    options = read_options(__doc__ or "", rounds=3)
+    pictures = 2000 if options.quick else 20_000
+    warnings.simplefilter("ignore")  # the libraries' own
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "shards"
+        folder.mkdir()
+        write_shards(folder, pictures)
+        server = start_server(folder)
+        try:
+            data = race_data(options, folder, Path(place) / "caches")
+        finally:
+            server.kill()
+            server.wait()
+        run = unremix.train(
+            data=str(folder / PATTERN), limit=64, batch_size=16, epochs=0, backbone="resnet18",
+            width=16, runs=place, progress=False, accelerator="cpu",
+        )  # fmt: skip
+        connect()
+        embedding = race_embedding(options, str(run.path), str(folder / PATTERN), Path(place))
+
+    def per_second(seconds: float) -> str:
+        return f"{pictures / seconds:,.0f}"
+
+    title = f"{pictures:,} pictures of {SIZE} px, {torch.get_num_threads()} threads"
+    ratios: dict[str, Ratio] = {}
+    for race, reference in ((data, "disk"), (embedding, "local")):
+        ratios |= show_race(
+            race, title, reference=reference, column="pictures/s", amount=per_second, faster=True
+        )
+    targets = {
+        f"S3 at least {LEAST_S3} times the disk": ratios["S3"].medians >= LEAST_S3,
+        f"Ray at least {LEAST_RAY} times one process": ratios["Ray"].medians >= LEAST_RAY,
+    }
+    both = Race({**data.seconds, **embedding.seconds}, data.disturbed + embedding.disturbed)
+    return conclude("cluster", options, both, ratios, targets, settings={"pictures": pictures})
 
 
-def all_reduce_bytes(size: float, processes: int) -> float:
-    """Bytes that each process receives, where each holds ``size`` bytes: those of two gathers."""
-    return 2 * all_gather_bytes(size, processes)
-
-
-def gathered_bytes(job: Job, processes: int) -> float:
-    """Bytes of a step that a process receives for the negatives.
-
-    z and h of both views, then δ where h is used; in the backward pass the gradient of all z.
-    """
-    rows = 2 * job.batch * NUMBER
-    uncertainty = job.inputs + job.embedding if job.inputs else 0
-    forward = all_gather_bytes(rows * (job.embedding + uncertainty), processes)
-    return forward + all_reduce_bytes(rows * job.embedding, processes)
-
-
-def gradient_bytes(job: Job, processes: int) -> float:
-    """Bytes of a step that a process receives to average the gradients of the parameters."""
-    return all_reduce_bytes(job.parameters * NUMBER, processes)
-
-
-def loss_operations(job: Job, processes: int) -> float:
-    """Operations of a process's anchors, 2B/W, against all 2B candidates, backward included."""
-    pairs = (2 * job.batch / processes) * (2 * job.batch)
-    return 2 * pairs * (PRODUCTS * job.embedding + job.inputs)
-
-
-def encoder_operations(job: Job, processes: int) -> float:
-    """Operations of a process's samples."""
-    return job.sample_operations * job.batch / processes
-
-
-def message_seconds(size: float, rounds: int, processes: int, machine: Machine) -> float:
-    """Seconds of an exchange: ``rounds`` trees of messages, and ``size`` bytes at full speed."""
-    if processes == 1:
-        return 0.0
-    across = machine.per_node is not None and processes > machine.per_node
-    latency = machine.node_latency if across else machine.latency
-    bandwidth = machine.node_bandwidth if across else machine.bandwidth
-    return rounds * math.ceil(math.log2(processes)) * latency + size / bandwidth
-
-
-def step_seconds(job: Job, processes: int, machine: Machine) -> Step:
-    """How long a step takes.
-
-    Args:
-        job: The training.
-        processes: W.
-        machine: What it runs on.
-    """
-    turns = 1.0 if machine.at_once is None else max(1.0, processes / machine.at_once)
-    encoder = turns * encoder_operations(job, processes) / machine.operations
-    loss = turns * loss_operations(job, processes) / machine.operations
-    views = 2 * (2 if job.inputs else 1)  # z, and h, of both views
-    gathers = 1 + views + (2 if job.inputs else 0)  # the sizes of the batches before, δ after
-    rounds = gathers + 2 * 2  # an all-reduce of the gradient of z goes forth and back
-    gather = message_seconds(gathered_bytes(job, processes), rounds, processes, machine)
-    gradients = message_seconds(gradient_bytes(job, processes), 2, processes, machine)
-    behind = machine.hidden * encoder * 2 / 3  # backward is two thirds of it
-    return Step(encoder, loss, gather, max(0.0, gradients - behind))
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable
 
 import torch
+from measuring import conclude, read_options, show_race
 from rich.console import Console
 from rivals import looped_jsd
 from torch import nn
-from training import conclude, read_options, show_race
 
 from unremix.core.contrast import contrast
 from unremix.core.objectives import JensenShannon
@@ -30,7 +30,7 @@ from unremix.core.problem import Options, Views
 from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain
 from unremix.frameworks.infograph import Discriminator
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.optimizers import make_optimizer
 
 LOOP = "loop over nodes"

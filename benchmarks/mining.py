@@ -23,10 +23,10 @@ from pathlib import Path
 import faiss
 import numpy as np
 import torch
+from measuring import conclude, read_options, show_race
 from numpy.typing import NDArray
 from rich.console import Console
 from threadpoolctl import threadpool_limits
-from training import conclude, read_options, show_race
 
 from unremix.mining.embeddings import unit_rows
 from unremix.mining.index import FaissIndex, make_index
@@ -125,8 +125,9 @@ def main() -> int:
     console.print(f"ivf: {by_ivf:.2f} × its search; {shared:.1%} of the exact negatives")
     console.print(f"twice the anchors take {linear:.2f} times as long")
     targets = {
-        f"mining at most {MOST_OVER_FAISS} × faiss's search": ratios["mining, exact"].medians
+        f"mining, flat, at most {MOST_OVER_FAISS} × its search": ratios["mining, flat"].medians
         <= MOST_OVER_FAISS,
+        f"mining, ivf, at most {MOST_OVER_FAISS} × its search": by_ivf <= MOST_OVER_FAISS,
         "at most 4 GiB": all(most <= MOST_BYTES for _, most in peaks.values()),
         "linear in anchors": linear <= 2.2,
     }

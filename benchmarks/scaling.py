@@ -28,16 +28,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cluster import Job, Machine, all_reduce_bytes, gathered_bytes, step_seconds
+from cost_model import Job, Machine, all_reduce_bytes, gathered_bytes, step_seconds
+from measuring import conclude, read_options, show_race
 from rich.console import Console
 from rich.table import Table
 from timing import Race, seconds_of_others
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
-from training import conclude, read_options, show_race
 
 from unremix.domains.image import ImageDomain, ImageShape
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.optimizers import make_optimizer
 
 COUNTS = (1, 2, 3, 4)

@@ -23,15 +23,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from measuring import conclude, read_options, show_race, show_shares
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from training import conclude, read_options, show_race, show_shares
 
 from unremix.data.sentence.dataset import SentenceBatch, load_sentences
 from unremix.domains.sentence import SentenceCorpus, SentenceDomain
 from unremix.frameworks.base import Batch
-from unremix.training.config import SentenceOptions, TrainConfig
+from unremix.options.config import SentenceOptions, TrainConfig
 from unremix.training.optimizers import make_optimizer
 
 RECIPES = ("quickthought", "quickthought-hcl", "quickthought-unremix")
@@ -107,7 +107,7 @@ class Steps:
 PEAK = """
 import sys
 from pathlib import Path
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.domains.sentence import SentenceDomain
 data, runs = sys.argv[1:]
 config = TrainConfig(data=data, recipe="quickthought", runs=runs)

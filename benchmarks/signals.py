@@ -30,12 +30,13 @@ from torch import Tensor
 
 import unremix
 from unremix.audit import separation
-from unremix.core.signals import Bank, Evidence, FalseNegatives, Rule
 from unremix.domains.image import features_of
+from unremix.domains.sampling import permuted
 from unremix.frameworks.base import Projecting
 from unremix.losses import InfoNCELoss, UnReMixLoss
+from unremix.signals.false_negatives import Evidence, FalseNegatives, Rule
+from unremix.signals.memory import Bank
 from unremix.training.run import Run
-from unremix.training.sampling import permuted
 from unremix.views.image import augment
 from unremix.views.randomness import keys
 

@@ -15,13 +15,13 @@ import sys
 from statistics import median
 
 import torch
+from measuring import Options, conclude, read_options, show_race, show_shares
 from torch import Tensor
-from training import Options, conclude, read_options, show_race, show_shares
 
 from unremix.data.image.dataset import CachedImages
 from unremix.domains.image import ImageDomain, ImageShape
 from unremix.frameworks.base import Batch, Embedded
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.optimizers import make_optimizer
 from unremix.views.image import augment
 from unremix.views.randomness import keys

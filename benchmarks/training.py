@@ -1,158 +1,157 @@
-"""What the benchmarks of training share: their options, the table of recipes, and the record."""
+"""Images per CPU-second: ``unremix train`` against lightly's SimCLR example and solo-learn's loop.
+
+    python benchmarks/training.py [--peers .venv-peers/bin/python] [--rounds 3] [--quick]
+
+How to read the table. Each contender trains SimCLR on the same pictures in a process of its own,
+with one thread and, the others, one or two workers beside it (``unremix train`` has none). It
+trains for one epoch and for three; the difference of the processor time that both took, its
+workers' included, is what two epochs cost, so that imports and evaluation do not count. Contenders
+take turns; medians are shown. All numbers go to benchmarks/results/training.json.
+
+The other libraries are in an environment of their own: ``make setup-peers``.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
-from statistics import median
 
-import torch
-from rich.console import Console
-from rich.table import Table
-from timing import Clock, Race, Ratio, race, ratio
+from measuring import Options, conclude, show_race
+from timing import Race
 
-from unremix.data.atomic_files import write_whole
-
-RESULTS = Path(__file__).parent / "results"
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to measure.
-
-    Args:
-        quick: Whether small, for a smoke test.
-        rounds: Turns of each contender.
-        clock: What counts as time.
-        strict: Whether a missed target fails.
-        data: The data, where there is a choice.
-    """
-
-    quick: bool
-    rounds: int
-    clock: Clock
-    strict: bool
-    data: str
-
-    def race(self, contenders: Mapping[str, Callable[[], object]]) -> Race:
-        """Time contenders in turns; only in full wait for other processes to be quiet."""
-        patience = 0.0 if self.quick else 60.0
-        return race(contenders, self.rounds, clock=self.clock, patience=patience)
+HERE = Path(__file__).parent
+LEAST_OVER_LIGHTLY = 1.3
+FEW, MANY = 1, 3
+"""Epochs of the two trainings whose difference counts."""
+SIZE = 32
+CONTENDERS = (
+    ("unremix train", "", 0),
+    ("lightly, 1 worker", "lightly", 1),
+    ("lightly, 2 workers", "lightly", 2),
+    ("solo-learn's loop, 1 worker", "lightning", 1),
+    ("solo-learn's loop, 2 workers", "lightning", 2),
+)
 
 
-def read_options(description: str, *, rounds: int, data: str = "") -> Options:
-    """Parse the command line, and set the number of threads.
+def pictures(into: Path, count: int) -> Path:
+    """A folder per class with ``count`` pictures of CIFAR-10 in all."""
+    folder = Path(os.environ.get("UNREMIX_DATA", "."))
+    archive = folder / "cifar10-images.zip"
+    if not archive.exists():
+        raise SystemExit(
+            f"expected cifar10-images.zip in the folder that UNREMIX_DATA names, got {folder}"
+        )
+    with zipfile.ZipFile(archive) as opened:
+        names = [name for name in opened.namelist() if name.startswith("train/")]
+        opened.extractall(into, names[:: max(1, len(names) // count)][:count])
+    return into / "train"
 
-    Args:
-        description: Its first line is shown by --help.
-        rounds: Turns unless --rounds says otherwise.
-        data: The data unless --data says otherwise; "" where there is no choice.
-    """
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+
+def processor_seconds(command: list[str]) -> float:
+    """What a command and all that it starts take on the processor."""
+    before = os.times()
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    after = os.times()
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout.decode()[-2000:]}")
+    user = after.children_user - before.children_user
+    return user + after.children_system - before.children_system
+
+
+def ours(data: Path, runs: Path, epochs: int, width: int, batch_size: int) -> list[str]:
+    """The command that trains with this library."""
+    options = {
+        "data": data,
+        "recipe": "simclr",
+        "backbone": "resnet18",
+        "width": width,
+        "image_size": SIZE,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "evaluate_every": MANY,
+        "probe_epochs": 1,
+        "accelerator": "cpu",
+        "threads": 1,
+        "runs": runs,
+        "progress": "false",
+    }
+    named = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "unremix", "train", *named]
+
+
+def theirs(
+    python: Path, loop: str, workers: int, data: Path, epochs: int, width: int, batch_size: int
+) -> list[str]:
+    """The command that trains with another one."""
+    options = {
+        "data": data,
+        "epochs": epochs,
+        "workers": workers,
+        "width": width,
+        "size": SIZE,
+        "batch_size": batch_size,
+        "threads": 1,
+    }
+    named = [f"--{name}={value}" for name, value in options.items()]
+    return [str(python), str(HERE / "peer_training.py"), loop, *named]
+
+
+def main() -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", type=Path, default=HERE.parent / ".venv-peers/bin/python")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--quick", action="store_true", help="small, for a smoke test")
-    if data:
-        parser.add_argument("--data", default=data)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cpu-time", action="store_true", help="processor time on one thread")
     parser.add_argument("--strict", action="store_true", help="fail if a target is missed")
     given = parser.parse_args()
-    torch.set_num_threads(1 if given.cpu_time else given.threads)
-    return Options(
-        given.quick,
-        2 if given.quick else given.rounds,
-        "cpu" if given.cpu_time else "wall",
-        given.strict,
-        given.data if data else "",
+    if not given.peers.exists():
+        raise SystemExit(f"expected the other libraries in {given.peers}; run make setup-peers")
+    count, batch_size, width = (128, 32, 4) if given.quick else (2048, 128, given.width)
+    rounds = 1 if given.quick else given.rounds
+    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = pictures(Path(folder), count)
+        for _ in range(rounds):
+            for name, loop, workers in CONTENDERS:
+                took = {}
+                for epochs in (FEW, MANY):
+                    if loop:
+                        command = theirs(
+                            given.peers, loop, workers, data, epochs, width, batch_size
+                        )
+                    else:
+                        command = ours(data, Path(folder) / "runs", epochs, width, batch_size)
+                    took[epochs] = processor_seconds(command)
+                seconds.setdefault(name, []).append(took[MANY] - took[FEW])
+    found = Race(seconds, 0)
+    images = count * (MANY - FEW)
+    ratios = show_race(
+        found,
+        f"SimCLR, ResNet-18 of width {width}, {SIZE} px, batch {batch_size}",
+        reference="lightly, 1 worker",
+        column="images per CPU-second",
+        amount=lambda spent: f"{images / spent:.0f}",
+        faster=True,
     )
+    speed = ratios["unremix train"].medians
+    targets = {f"at least {LEAST_OVER_LIGHTLY} × lightly's": speed >= LEAST_OVER_LIGHTLY}
+    options = Options(given.quick, rounds, "cpu", given.strict, "cifar10-images.zip")
+    name = "training" if width == 16 else f"training-width-{width}"
+    settings = {"width": width, "size": SIZE, "batch": batch_size, "images": count}
+    return conclude(name, options, found, ratios, targets, settings=settings)
 
 
-def show_race(
-    found: Race,
-    title: str,
-    *,
-    reference: str,
-    column: str,
-    amount: Callable[[float], str],
-    faster: bool = False,
-) -> dict[str, Ratio]:
-    """Print a line per contender with its ratio to the reference, and return the ratios.
-
-    Args:
-        found: The times.
-        title: Of the table.
-        reference: The contender that the others are compared with.
-        column: What is shown of each.
-        amount: Makes it of the median of the seconds.
-        faster: Whether the ratio is that of speeds, not of times.
-    """
-    table = Table(title=title)
-    for heading in ("", column, f"× {reference}, medians", "minima"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    ratios = {}
-    for name, seconds in found.seconds.items():
-        pair = (seconds, found.seconds[reference])
-        against = ratios[name] = ratio(*(reversed(pair) if faster else pair))
-        table.add_row(
-            name, amount(median(seconds)), f"{against.medians:.3f}", f"{against.minima:.3f}"
-        )
-    Console().print(table)
-    return ratios
-
-
-def show_shares(seconds: Mapping[str, float], whole: float) -> dict[str, float]:
-    """Print what share of a step each stage takes, and return the shares."""
-    shares = {name: value / whole for name, value in seconds.items()}
-    table = Table("stage of UnReMix's step", "share")
-    for name, share in shares.items():
-        table.add_row(name, f"{share:.1%}")
-    Console().print(table)
-    return shares
-
-
-def conclude(
-    name: str,
-    options: Options,
-    found: Race,
-    ratios: Mapping[str, Ratio],
-    targets: Mapping[str, bool],
-    *,
-    settings: Mapping[str, object],
-    further: Mapping[str, object] | None = None,
-) -> int:
-    """Say which targets hold, write the record, and return the exit code.
-
-    Args:
-        name: Of the benchmark, and of its file.
-        options: How it was measured.
-        found: The times.
-        ratios: Of them.
-        targets: Whether each holds.
-        settings: What was measured.
-        further: Other results.
-    """
-    console = Console()
-    for target, holds in targets.items():
-        console.print(f"{'✓' if holds else '✗'} {target}")
-    console.print(f"{found.disturbed} calls were disturbed by other processes")
-    report = {
-        "machine": {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "threads": torch.get_num_threads(),
-        },
-        "settings": {"rounds": options.rounds, "clock": options.clock, **settings},
-        "seconds": found.seconds,
-        "ratios": {contender: asdict(value) for contender, value in ratios.items()},
-        **(further or {}),
-        "targets": dict(targets),
-        "disturbed": found.disturbed,
-    }
-    suffix = ("-quick" if options.quick else "") + ("-cpu-time" if options.clock == "cpu" else "")
-    text = json.dumps(report, indent=1)
-    write_whole(RESULTS / f"{name}{suffix}.json", lambda file: file.write_text(text))
-    return int(options.strict and not all(targets.values()))
+if __name__ == "__main__":
+    sys.exit(main())

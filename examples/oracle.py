@@ -25,7 +25,7 @@ from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain, graph_features
 from unremix.evaluation.graphs import plan_evaluation
 from unremix.evaluation.svm import SVMResult, svm_accuracy
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.optimizers import make_optimizer
 
 ORACLE = "oracle"

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from batches import Batch, make_batch
 from hypothesis import HealthCheck, settings
+from warm_start import serving
 
 from unremix.core.engines import VARIABLE, compiled, native
 
@@ -16,6 +19,12 @@ settings.register_profile(
     "unremix", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("unremix")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def count_few_processes() -> None:
+    """Leave coverage to this process and those of processes.py: it makes others start late."""
+    processes.counting = os.environ.pop(processes.COUNTING, None)
 
 
 @pytest.fixture(scope="module", params=["native", "eager"])
@@ -43,6 +52,19 @@ def every_engine(request: pytest.FixtureRequest) -> Iterator[str]:
         compiled._compiled.cache_clear()
         if request.param == "compiled":
             torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[tuple[str, ...]]:
+    """What Python is called with for a command in a fork of a process that has all imports."""
+    with serving() as words:
+        yield words
+
+
+@pytest.fixture
+def warm_runs(warm: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have experiments start their runs so: importing takes longer than a small run."""
+    monkeypatch.setattr("unremix.experiments.processes.TRAIN", (*warm, "train"))
 
 
 @pytest.fixture

@@ -276,9 +276,9 @@ def many(content: bytes, count: int = 4) -> Files:
 
 
 PICTURES = {
-    "16 bits and 80 million pixels": lambda: many(png(9000, 8900, 16, 0), 2),
+    "16 bits and 80 million pixels": lambda: many(png(9000, 8900, 16, 0), 1),
     "transparent, with 80 million pixels": lambda: many(png(9000, 8900, 8, 6), 2),
-    "colors, with 80 million pixels": lambda: many(png(8900, 9000, 8, 2), 2),
+    "colors, with 80 million pixels": lambda: many(png(8900, 9000, 8, 2), 1),
     "four billion pixels, of which none is there": lambda: many(
         png(1, 1, 8, 0).replace(struct.pack(">2I", 1, 1), struct.pack(">2I", 65535, 65535))
     ),
@@ -531,7 +531,7 @@ GRAPH_FILES: dict[str, tuple[Files | Callable[[Path], Any], str, str]] = {
         {"a.jsonl.gz": repeated(lines([{"edges": [[0, 1]] * 10**5}]), 500)}, "a.jsonl.gz",
         "bytes of memory",
     ),
-    "graphs without nodes": ({"a.jsonl": b'{"edges":[]}\n' * 150_000}, "a.jsonl", "without any"),
+    "graphs without nodes": ({"a.jsonl": b'{"edges":[]}\n' * 50_000}, "a.jsonl", "without any"),
     "a number of a million digits": (
         {"a.jsonl": b'{"edges": [[0, ' + b"9" * 10**6 + b"]]}"}, "a.jsonl", "a JSON object"
     ),

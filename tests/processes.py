@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -16,6 +17,9 @@ from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.losses import TwoViewLoss
 
 Report = dict[Any, Any]  # what one process found, by what it was asked
+
+COUNTING = "COVERAGE_PROCESS_CONFIG"  # with it in its environment, a process counts its lines
+counting: str | None = None  # its value under coverage, for the processes here
 
 LOSSES: dict[str, Callable[..., TwoViewLoss]] = {
     "info-nce": InfoNCELoss,
@@ -33,9 +37,12 @@ def processes(world: int, task: Callable[[int], Report], folder: Path) -> list[R
     """What each of ``world`` processes found."""
     # Forked from one process that has imported torch: importing takes longer than the work.
     multiprocessing.set_forkserver_preload(["unremix"])
-    torch.multiprocessing.start_processes(
-        _work, (world, task, str(folder)), nprocs=world, start_method="forkserver"
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if counting is not None:
+            patch.setenv(COUNTING, counting)
+        torch.multiprocessing.start_processes(
+            _work, (world, task, str(folder)), nprocs=world, start_method="forkserver"
+        )
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import unremix
 from unremix.adapters import PACKAGES
+from unremix.adapters.weighted import WeightingOptions, weighted_loss
 
 LIBRARIES = {
     "lightly": "lightly",
@@ -49,3 +50,18 @@ def test_no_other_adapter() -> None:
     with pytest.raises(AttributeError, match="no attribute 'keras'"):
         _ = unremix.adapters.keras
     assert dir(importlib.import_module("unremix.adapters")) == sorted(PACKAGES)
+
+
+def test_adapters_pass_their_options_on_and_no_others() -> None:
+    chosen: WeightingOptions = {
+        "components": ("similarity", "uncertainty"), "mix": (0.25, 0.75), "scaling": "zscore-exp",
+        "mass": "none", "hardness": 2.0, "posterior_temperature": 0.5, "similarity_gradient": True,
+        "fidelity": "code",
+    }  # fmt: skip
+    assert chosen.keys() == WeightingOptions.__optional_keys__
+    loss = weighted_loss(chosen, layout="one-way", temperature=0.2)
+    expected = unremix.UnReMixLoss(**chosen, layout="one-way", temperature=0.2, class_prior=0.0)
+    assert (loss.options, loss.mix) == (expected.options, expected.mix)
+    assert (loss.layout, loss.temperature) == ("one-way", 0.2)
+    with pytest.raises(TypeError, match=r"among components, .*, got tile; leave"):
+        weighted_loss({"tile": 3}, layout="both")  # type: ignore[typeddict-unknown-key]

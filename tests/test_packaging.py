@@ -18,6 +18,7 @@ import pytest
 tomllib = pytest.importorskip("tomllib")
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.xdist_group("wheel")  # one worker installs it, and torch with it
 PACKAGE = {"PIL": "pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 # timm is asked for by name on the command line; umap is used where it is; typing_extensions is for
 # type checking only; the adapters serve libraries that their users have.
@@ -29,6 +30,7 @@ AT_RUN_TIME = {  # named in a string, or needed by another package
     "onnxruntime",
     "onnxscript",
     "pillow-heif",
+    "s3fs",
     "sentencex",
     "tensorboard",
 }

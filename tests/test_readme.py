@@ -74,6 +74,7 @@ def test_the_readme_has_commands() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_runs")
 @pytest.mark.parametrize("command", [line for line in commands() if line.split()[1] in BRIEF])
 def test_a_command_of_the_readme_works(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -21,9 +21,9 @@ from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi
 from unremix.frameworks.parts import option_fields
+from unremix.options.config import TrainConfig
 from unremix.recipes import PARTS, RECIPES, compose, options_of
 from unremix.training import loop
-from unremix.training.config import TrainConfig
 from unremix.training.loop import Training, fit
 from unremix.training.preparation import Prepared, prepare
 from unremix.training.progress import Progress

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from unremix.audit import Audit, audit
 
 if TYPE_CHECKING:
-    from unremix.core.signals import FalseNegatives
+    from unremix.core.importance import Importance
     from unremix.hub import SharedRun as load
-    from unremix.losses import HCLLoss, Importance, InfoNCELoss, UnReMixLoss, importance
+    from unremix.losses import HCLLoss, InfoNCELoss, UnReMixLoss, importance
     from unremix.mining.mine import Mined, mine_hard_negatives
     from unremix.pipeline import evaluate, train
+    from unremix.signals.false_negatives import FalseNegatives
     from unremix.training.exported import load_exported
     from unremix.training.run import Run
 
@@ -38,9 +39,9 @@ __version__ = "0.1.0"
 # Imported when asked for: the losses need torch, training needs the extra [train], and the command
 # line answers `--help` without either.
 _HOMES = {
-    "FalseNegatives": "unremix.core.signals:FalseNegatives",
+    "FalseNegatives": "unremix.signals.false_negatives:FalseNegatives",
     "HCLLoss": "unremix.losses:HCLLoss",
-    "Importance": "unremix.losses:Importance",
+    "Importance": "unremix.core.importance:Importance",
     "InfoNCELoss": "unremix.losses:InfoNCELoss",
     "Mined": "unremix.mining.mine:Mined",
     "Run": "unremix.training.run:Run",

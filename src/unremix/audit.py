@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the package is imported without torch, so that the command line answers at once
     from torch import Tensor
 
-    from unremix.losses import Importance
+    from unremix.core.importance import Importance
 
 DECILES = 10
 
@@ -60,7 +60,7 @@ def effective_negatives(weights: Tensor) -> float:
 
 
 def separation(values: Tensor, same: Tensor, negatives: Tensor) -> float:
-    """How well values tell negatives of the anchor's label from others: the area under the curve.
+    """How well values separate negatives of the anchor's label from others (AUC).
 
     The share of pairs (a negative of the same label, one of another) in which the first has the
     larger value, ties counting half; per anchor, then the mean over anchors that have both.
@@ -79,7 +79,7 @@ def separation(values: Tensor, same: Tensor, negatives: Tensor) -> float:
         >>> separation(torch.tensor([[0.9, 0.2, 0.5, 0.1]]), same, torch.ones_like(same))
         0.75
     """
-    from unremix.core.signals import standing
+    from unremix.signals.rules import standing
 
     same = same & negatives
     alike, count = same.sum(1).double(), negatives.sum(1).double()
@@ -208,13 +208,7 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     present = torch.zeros(anchors, int(labels.max()) + 1, device=weights.device)
     present.scatter_reduce_(1, labels[top], chosen.to(present.dtype), "amax")
     distinct = present.sum(1)[usable] / looked_at[usable]
-    scores = {
-        "uncertainty": importance.uncertainty,
-        "similarity": importance.similarity,
-        "representativeness": importance.representativeness,
-        "evidence": importance.evidence,
-        "weights": weights,
-    }
+    scores = {**importance.scores, "evidence": importance.evidence, "weights": weights}
     twin = importance.positives.int().argmax(1)
     matched = matched_rates(importance.similarity, same, negatives, twin, top)
     return Audit(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unremix.data.atomic_files import write_text
+from unremix.data.printing import markdown_table
 from unremix.data.suggestions import how_to_install
 from unremix.evaluation.card import card_table, spread_of
 from unremix.training.run import Layer, Run
@@ -174,10 +175,15 @@ def model_card(run: Run) -> str:
         "## Use\n\n"
         '```python\nimport unremix\n\nrun = unremix.load.from_pretrained("user/name")\n'
         f"embeddings = run.embed({ITEMS[config.domain]})\n```",
-        "## Training\n\n" + _table(["option", "value"], _options(run)),
+        "## Training\n\n" + markdown_table(["option", "value"], _options(run)),
     ]
     if card is not None and card.get("results"):
-        parts += ["## Evaluation", _said(card), _table(*card_table(card)), spread_of(card)]
+        parts += [
+            "## Evaluation",
+            _said(card),
+            markdown_table(*card_table(card)),
+            spread_of(card),
+        ]
     else:
         parts.append("It has not been evaluated.")
     parts.append(
@@ -201,12 +207,4 @@ def _said(card: Mapping[str, Any]) -> str:
     lines = [verdict] if isinstance(verdict, str) else list(verdict)
     return "\n".join(
         [f"Measured on {card.get('data')}, epoch {card.get('epoch')}.", *map(str, lines)]
-    )
-
-
-def _table(headings: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
     )

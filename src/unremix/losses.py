@@ -6,62 +6,31 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
-from unremix.core.contrast import contrast, describe, full_precision, make_problem
-from unremix.core.engines import eager
-from unremix.core.gather import (
-    Share,
-    gather_rows,
-    gather_views,
-    is_distributed,
-    share_of,
-    withdraw,
-)
-from unremix.core.last_layer import Found, LastLayer, Projection
+from unremix.core.contrast import contrast, full_precision
+from unremix.core.gather import Share, gather_views, share_of, withdraw
+from unremix.core.importance import Importance, examine
+from unremix.core.last_layer import Found, LastLayer, Projection, find_both, watch
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.pairs import Pairs
-from unremix.core.problem import (
-    EngineName,
-    Options,
-    Own,
-    Products,
-    Tile,
-    V,
-    Views,
-    mix_or_equal,
-    stack,
-)
-from unremix.core.rows import blocks
+from unremix.core.problem import EngineName, Options, Own, Products, Tile, V, Views
 from unremix.core.scores import (
-    COMPONENTS,
+    PAPER_COMPONENTS,
     Component,
     Gradient,
     Score,
     at_least_float32,
-    inner_products,
-    normalize,
     sketch,
 )
-from unremix.core.signals import (
-    Bank,
-    FalseNegatives,
-    Rule,
-    Thresholds,
-    evidence_of,
-    four_views,
-    kept,
-)
-from unremix.core.weights import Mass, Weighting, hard_negatives, name_of, weigh
+from unremix.core.two_views import Arranged, Layout, arrange, check_call, named
+from unremix.core.weights import Mass, Weighting, hard_negatives, name_of
+from unremix.signals.false_negatives import FalseNegatives, Filtering, Rule
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-Layout = Literal["both", "one-way", "symmetric"]
 Fidelity = Literal["sound", "paper", "code"]
 MixName = Literal["learned", "free", "fixed", "adversarial"]
 Mix = MixName | Sequence[float]
@@ -89,21 +58,8 @@ PRESETS: dict[str, Preset] = {
     "code": Preset("both", "none", "mean", True, 0.1, "logit"),
 }
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Arranged:
-    """A batch as the core takes it; the fields are arguments of ``contrast``."""
-
-    anchors: Views
-    candidates: Views
-    pairs: Pairs
-    share: Share | None = None
-    everyone: Views | None = None
-
-
-class TwoViewLoss(nn.Module):
+class TwoViewLoss(Filtering):
     """What the losses share: two views become anchors, candidates and pairs for the core.
 
     Args:
@@ -114,6 +70,8 @@ class TwoViewLoss(nn.Module):
         gather: Whether the negatives come from all processes; ``equal`` where all are known to hold
             the same number of samples, which saves an exchange.
         learnable_temperature: Whether τ is learned, as CLIP's logit scale.
+        false_negatives: What is done about negatives that are probably false.
+        fidelity: The preset, which may refuse that.
     """
 
     def __init__(
@@ -124,21 +82,21 @@ class TwoViewLoss(nn.Module):
         layout: Layout,
         gather: Gather,
         learnable_temperature: bool,
+        false_negatives: FalseNegatives | Rule | None,
+        fidelity: Fidelity = "sound",
     ) -> None:
-        super().__init__()
-        self.options = options
-        settings = options.weighting.filter
-        self.bank: Bank | None = None
-        self.thresholds: Thresholds | None = None
-        if settings is not None and settings.needs_features:
-            self.bank = Bank(settings.samples)
-        if settings is not None and settings.rule == "threshold":
-            self.thresholds = Thresholds(settings.samples)
+        if false_negatives is not None and fidelity == "paper":
+            raise ValueError(
+                "expected false_negatives=None with fidelity='paper', which has none, got "
+                f"{false_negatives!r}; use fidelity='sound'"
+            )
+        if isinstance(false_negatives, str):
+            false_negatives = FalseNegatives(false_negatives)
+        super().__init__(false_negatives, gather)
+        weighting = replace(options.weighting, filter=false_negatives)
+        self.options = replace(options, weighting=weighting)
         self.temperature = number("temperature", temperature, above=0)
         self.layout: Layout = choose("layout", layout, get_args(Layout))
-        if not isinstance(gather, bool):
-            choose("gather", gather, ("equal",))
-        self.gather: Gather = gather
         self.last_layer: LastLayer | Projection | None = None
         self.second_last_layer: LastLayer | Projection | None = None  # of a second encoder
         self.sketch: int | None = None
@@ -158,85 +116,21 @@ class TwoViewLoss(nn.Module):
         objective = self.options.objective
         return objective.class_prior if isinstance(objective, InfoNCE) else 0.0
 
+    @property
+    def takes_ids(self) -> bool:
+        """Whether a score or a rule for false negatives needs ``ids=``."""
+        return self.needs_ids or self.weighting.needs_ids
+
     def lambdas(self) -> Tensor | None:
         """λ, one number per component, shape (K,), with gradient where it is learned."""
         return None
-
-    @property
-    def needs_ids(self) -> bool:
-        """Whether calls need ``ids=``, since something is remembered of each sample."""
-        return self.weighting.filter is not None and self.weighting.filter.needs_ids
-
-    @property
-    def takes_ids(self) -> bool:
-        """Whether ``ids=`` is of use to anything but the masks."""
-        return self.needs_ids or self.weighting.needs_ids
-
-    def check_evidence(self, what: str, *, ids: bool = False) -> None:
-        """Refuse evidence that is not at hand where anchors are no plain views of samples.
-
-        Args:
-            what: What the anchors are, for the message.
-            ids: Whether it is at least known which sample each of them shows.
-
-        Raises:
-            ValueError: If false negatives are told by more than that.
-        """
-        settings = self.weighting.filter
-        if settings is None:
-            return
-        if settings.needs_two_views or (settings.needs_ids and not ids):
-            able = "'similarity', 'bank' or 'shared-neighbors'" if ids else "'similarity'"
-            rules = "" if ids else "'ring', 'rank' or 'mixture' and "
-            raise ValueError(
-                f"expected {rules}evidence {able} for {what}, got {settings.rule!r} and "
-                f"{settings.evidence!r}; change false_negatives or evidence"
-            )
-
-    def reserve(self, samples: int) -> None:
-        """Say how many samples the data have, for what is remembered of each.
-
-        Args:
-            samples: Their number; ids are 0 … samples - 1.
-        """
-        for memory in (self.bank, self.thresholds):
-            if memory is not None:
-                memory.reserve(samples)
-
-    def remember(self, ids: Tensor, *features: Tensor) -> None:
-        """Tell the bank the encoder's features of a batch, before the loss is called.
-
-        Args:
-            ids: Which samples, each once, shape (N,).
-            features: Of each view of them, shape (N, F).
-
-        Raises:
-            ValueError: If the loss has no bank.
-
-        Example:
-            >>> settings = FalseNegatives("ring", evidence="bank", samples=100)
-            >>> loss_fn = UnReMixLoss(false_negatives=settings)
-            >>> ids, features = torch.arange(8), torch.rand(8, 32)
-            >>> loss_fn.remember(ids, features)
-            >>> loss = loss_fn(torch.randn(8, 16), torch.randn(8, 16), ids=ids)
-        """
-        if self.bank is None:
-            raise ValueError(
-                "expected a loss with evidence 'bank' or 'shared-neighbors', got one that "
-                "remembers no features; leave the call out"
-            )
-        rows = list(features)
-        if self.gathers:
-            share = share_of(*rows[0].shape, equal=self.gather == "equal")
-            ids, rows = gather_rows(ids, share), [gather_rows(each, share) for each in rows]
-        self.bank.add(ids, *rows)
 
     def current_temperature(self) -> Tensor | float:
         """τ, with gradient where it is learned."""
         if self.logit_scale is None:
             return self.temperature
         bounded = self.logit_scale.clamp(max=math.log(LARGEST_LOGIT_SCALE))
-        # The value is bounded; the gradient is not, so that it finds its way back.
+        # Clamp the value but not the gradient, so that τ can leave the bound again.
         scale = self.logit_scale + (bounded - self.logit_scale).detach()
         return (-scale).exp()
 
@@ -294,7 +188,7 @@ class TwoViewLoss(nn.Module):
             if self.layout == "symmetric":
                 back = self._contrast(self._arrange(second, first), None, temperature)
                 loss = (loss + back) / 2
-            return self._finite(loss, **_named(first, second))
+            return self._finite(loss, **named(first, second))
 
     def towards(
         self,
@@ -330,12 +224,11 @@ class TwoViewLoss(nn.Module):
         with full_precision(z0.device):
             self.check_evidence("mixed views")
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
+            options = self._options(positives_in_denominator=True)
             loss = self._contrast(
-                self._arrange(first, second, aims=(keys, shares)),
-                own,
-                options=self._options(positives_in_denominator=True),
+                self._arrange(first, second, aims=(keys, shares)), own, options=options
             )
-            return self._finite(loss, **_named(first, second))
+            return self._finite(loss, **named(first, second))
 
     def against(
         self,
@@ -368,17 +261,14 @@ class TwoViewLoss(nn.Module):
         with full_precision(anchors.embeddings.device):
             share, everyone = (self._share(anchors) if self.gathers else None), None
             shared = candidates is anchors
-            anchors = self._described(self._ready(anchors))
-            candidates = anchors if shared else self._described(self._ready(candidates))
+            anchors = self.describe_views(self._ready(anchors))
+            candidates = anchors if shared else self.describe_views(self._ready(candidates))
             if share is not None and not shared and self.weighting.needs_residuals:
                 known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
                 everyone = gather_views(known, share)
-            loss = self._contrast(
-                Arranged(anchors, candidates, pairs, share, everyone),
-                own,
-                temperature,
-                options=self._options(positives_in_denominator, products, objective),
-            )
+            arranged = Arranged(anchors, candidates, pairs, share, everyone)
+            options = self._options(positives_in_denominator, products, objective)
+            loss = self._contrast(arranged, own, temperature, options)
             if checks_on(self.options.check, loss):
                 # All of it: what no anchor meets shows in the gradient and not in the loss.
                 check_finite(
@@ -390,85 +280,6 @@ class TwoViewLoss(nn.Module):
                     own_inputs=None if own is None else own.inputs,
                 )
             return self._finite(loss)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether there are other processes to take negatives from."""
-        return bool(self.gather) and is_distributed()
-
-    def _no_negatives(self, z0: Tensor, z1: Tensor) -> Tensor:
-        """A loss of 0 that is connected to everything, with a warning once."""
-        if not self._warned and not torch.compiler.is_compiling():
-            self._warned = True
-            warnings.warn(
-                "a batch of one pair has no negatives: its loss is 0; use larger batches, or drop "
-                "the last, incomplete one",
-                stacklevel=4,
-            )
-        everything = (at_least_float32(z0), at_least_float32(z1), *self.parameters())
-        return torch.stack([each.sum() for each in everything]).sum() * 0.0
-
-    def _options(
-        self,
-        positives_in_denominator: bool = False,
-        products: Products = "cosine",
-        objective: ObjectiveName = "info-nce",
-    ) -> Options:
-        """This loss's options for one call."""
-        made = replace(self.options, products=products)
-        if choose("objective", objective, get_args(ObjectiveName)) == "info-nce":
-            assert isinstance(made.objective, InfoNCE)
-            return replace(
-                made,
-                objective=replace(
-                    made.objective, positives_in_denominator=positives_in_denominator
-                ),
-            )
-        if isinstance(made.objective, InfoNCE) and made.objective.decoupled:
-            raise ValueError(
-                "expected decoupled=False with the objective jsd, which has no denominator, got "
-                "True; leave it out"
-            )
-        return replace(made, objective=JensenShannon())
-
-    def _ready(self, views: V) -> V:
-        """In working precision, the inputs of the last layer projected where asked."""
-        embeddings, h = at_least_float32(views.embeddings), views.inputs
-        if h is not None:
-            h = h.detach().to(embeddings.dtype)
-            h = h if self.sketch is None else sketch(h, self.sketch)
-        return replace(views, embeddings=embeddings, inputs=h)
-
-    def _contrast(
-        self,
-        arranged: Arranged,
-        own: Own | None,
-        temperature: Tensor | float | None = None,
-        *,
-        options: Options | None = None,
-    ) -> Tensor:
-        arranged = self._with_thresholds(arranged, update=self.training)
-        return contrast(
-            arranged.anchors,
-            arranged.candidates,
-            arranged.pairs,
-            self.options if options is None else options,
-            temperature=self.current_temperature() if temperature is None else temperature,
-            mix=self.lambdas(),
-            own=None if own is None else self._ready(own),
-            share=arranged.share,
-            everyone=arranged.everyone,
-        )
-
-    def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
-        """The loss; if it is not finite, an error that says why."""
-        if checks_on(self.options.check, loss) and not math.isfinite(loss.item()):
-            check_finite(**made_of)
-            raise ValueError(
-                f"expected a finite loss, got {loss.item()} from finite input: numbers overflow; "
-                "scale embeddings and inputs down, or use mass='mean'"
-            )
-        return loss
 
     @torch.no_grad()
     def importance(
@@ -492,46 +303,108 @@ class TwoViewLoss(nn.Module):
                 )
             first, second = self._prepare(z0, z1, h0, h1, ids, needs_inputs=True)
             if checks_on(self.options.check, z0):
-                check_finite(**_named(first, second))
-            return self._examine(self._arrange(first, second, alone=True))
+                check_finite(**named(first, second))
+            return self._examine(arrange(first, second, self.layout))
 
     @torch.no_grad()
     def importance_against(self, anchors: Views, candidates: Views, pairs: Pairs) -> Importance:
         """All scores and weights of any anchors, candidates and pairs; see :meth:`against`."""
         with full_precision(anchors.embeddings.device):
-            first = self._described(self._ready(anchors))
-            second = self._described(self._ready(candidates))
+            first = self.describe_views(self._ready(anchors))
+            second = self.describe_views(self._ready(candidates))
             return self._examine(Arranged(first, second, pairs))
 
-    def _examine(self, arranged: Arranged) -> Importance:
-        arranged = self._with_thresholds(arranged, update=False)
-        weighting, temperature = self.weighting, self.current_temperature()
-        components = (*COMPONENTS, *weighting.components)
-        options = replace(self.options, weighting=replace(weighting, components=components))
-        given = (arranged.anchors, arranged.candidates, arranged.pairs)
-        problem, vectors = make_problem(*given, options, temperature, None, eager.ENGINE)
-        block = problem.block(problem.products(*vectors), *vectors)
-        negatives, settings = block.negatives, weighting.filter
-        named = {name: component.score(block) for name, component in COMPONENTS.items()}
-        scores = [component.score(block) for component in weighting.resolved]
-        mix = mix_or_equal(self.lambdas(), self.options, block.similarity)
-        keep = None if settings is None else kept(block, settings)
-        found = Importance(
-            **{name: torch.where(negatives, each, 0.0) for name, each in named.items()},
-            weights=weigh(scores, negatives, block.count, mix, weighting, temperature, keep),
-            negatives=negatives,
-            positives=arranged.pairs.positive_mask(),
-            evidence=None if settings is None else evidence_of(block),
-            keep=keep,
-        )
-        if checks_on(self.options.check, arranged.anchors.embeddings) and not bool(
-            found.weights.isfinite().all()
-        ):
-            raise ValueError(
-                "expected finite weights, got NaN or infinity from finite input: numbers "
-                "overflow; scale embeddings and inputs down"
+    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
+        """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
+        assert self.last_layer is not None
+        check = checks_on(self.options.check, z0)
+        return find_both(self.last_layer, self.second_last_layer, z0, z1, check=check)
+
+    def _no_negatives(self, z0: Tensor, z1: Tensor) -> Tensor:
+        """A loss of 0 that is connected to everything, with a warning once."""
+        if not self._warned and not torch.compiler.is_compiling():
+            self._warned = True
+            warnings.warn(
+                "a batch of one pair has no negatives: its loss is 0; use larger batches, or drop "
+                "the last, incomplete one",
+                stacklevel=4,
             )
-        return found
+        everything = (at_least_float32(z0), at_least_float32(z1), *self.parameters())
+        return torch.stack([each.sum() for each in everything]).sum() * 0.0
+
+    def _options(
+        self,
+        positives_in_denominator: bool = False,
+        products: Products = "cosine",
+        objective: ObjectiveName = "info-nce",
+    ) -> Options:
+        """This loss's options for one call."""
+        usual = self.options.objective
+        assert isinstance(usual, InfoNCE)
+        if choose("objective", objective, get_args(ObjectiveName)) == "info-nce":
+            made = replace(usual, positives_in_denominator=positives_in_denominator)
+            return replace(self.options, products=products, objective=made)
+        if usual.decoupled:
+            raise ValueError(
+                "expected decoupled=False with the objective jsd, which has no denominator, got "
+                "True; leave it out"
+            )
+        return replace(self.options, products=products, objective=JensenShannon())
+
+    def _ready(self, views: V) -> V:
+        """In working precision, the inputs of the last layer projected where asked."""
+        embeddings, h = at_least_float32(views.embeddings), views.inputs
+        if h is not None:
+            h = h.detach().to(embeddings.dtype)
+            h = h if self.sketch is None else sketch(h, self.sketch)
+        return replace(views, embeddings=embeddings, inputs=h)
+
+    def _contrast(
+        self,
+        arranged: Arranged,
+        own: Own | None,
+        temperature: Tensor | float | None = None,
+        options: Options | None = None,
+    ) -> Tensor:
+        arranged = self._limited(arranged, update=self.training)
+        return contrast(
+            arranged.anchors,
+            arranged.candidates,
+            arranged.pairs,
+            self.options if options is None else options,
+            temperature=self.current_temperature() if temperature is None else temperature,
+            mix=self.lambdas(),
+            own=None if own is None else self._ready(own),
+            share=arranged.share,
+            everyone=arranged.everyone,
+        )
+
+    def _examine(self, arranged: Arranged) -> Importance:
+        arranged = self._limited(arranged, update=False)
+        given = (arranged.anchors, arranged.candidates, arranged.pairs)
+        return examine(*given, self.options, self.current_temperature(), self.lambdas())
+
+    def _limited(self, arranged: Arranged, *, update: bool) -> Arranged:
+        """The batch with a threshold of each anchor, where the rule asks for one."""
+        if self.thresholds is None:
+            return arranged
+        anchors, candidates = arranged.anchors, arranged.candidates
+        limits = self.find_thresholds(
+            anchors, candidates, arranged.pairs, tile=self.options.tile, update=update
+        )
+        limited = replace(anchors, thresholds=limits)
+        candidates = limited if candidates is anchors else candidates
+        return replace(arranged, anchors=limited, candidates=candidates)
+
+    def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
+        """The loss; if it is not finite, an error that says why."""
+        if checks_on(self.options.check, loss) and not math.isfinite(loss.item()):
+            check_finite(**made_of)
+            raise ValueError(
+                f"expected a finite loss, got {loss.item()} from finite input: numbers overflow; "
+                "scale embeddings and inputs down, or use mass='mean'"
+            )
+        return loss
 
     def _share(self, views: Views) -> Share:
         """How many samples each process holds."""
@@ -539,6 +412,12 @@ class TwoViewLoss(nn.Module):
         inputs = 0 if views.inputs is None else views.inputs.shape[1]
         dtype, equal = views.embeddings.dtype, self.gather == "equal"
         return share_of(size, width, inputs, dtype=dtype, equal=equal)
+
+    def _arrange(
+        self, first: Views, second: Views, aims: tuple[Tensor, Tensor] | None = None
+    ) -> Arranged:
+        share = self._share(first) if self.gathers else None
+        return arrange(first, second, self.layout, share, aims)
 
     def _prepare_together(
         self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
@@ -549,7 +428,7 @@ class TwoViewLoss(nn.Module):
             unused = first.inputs is not None and not self.weighting.needs_residuals
             # The loss would not show it, or show it in all processes without telling whose it is.
             if (unused or self.gathers) and checks_on(self.options.check, z0):
-                check_finite(**_named(first, second))
+                check_finite(**named(first, second))
         except ValueError:
             if self.gathers and self.gather != "equal":
                 withdraw()
@@ -565,171 +444,25 @@ class TwoViewLoss(nn.Module):
         ids: Tensor | None = None,
         needs_inputs: bool | None = None,
     ) -> tuple[Views, Views]:
-        check_two_views("z", z0, z1)
-        if (h0 is None) != (h1 is None):
-            raise ValueError(
-                f"expected h0 and h1 together, got only {'h1' if h0 is None else 'h0'}; "
-                "pass both or neither"
-            )
-        if ids is not None and ids.shape != z0.shape[:1]:
-            raise ValueError(
-                f"expected ids of shape ({z0.shape[0]},), one per pair, got {tuple(ids.shape)}; "
-                "pass the numbers of the samples"
-            )
+        """Two views with everything that the scores need."""
+        check_call(z0, z1, h0, h1, ids)
         ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
         needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
-        outputs = None
+        outputs: tuple[Tensor | None, Tensor | None] = (None, None)
         if h0 is None and self.last_layer is not None and needs:
-            found = self.find_inputs(z0, z1)
-            h0, h1 = found[0].inputs, found[1].inputs
-            # All processes share what the layer made, or none does.
-            if self.gathers or any(each.outputs is not None for each in found):
-                outputs = tuple(
-                    z if each.outputs is None else each.outputs
-                    for z, each in zip((z0, z1), found, strict=True)
-                )
-        if h0 is not None and h1 is not None:
+            first, second = self.find_inputs(z0, z1)
+            h0, h1 = first.inputs, second.inputs
             check_two_views("h", h0, h1, rows=z0.shape[0])
-        first, second = self._ready(Views(z0, h0, ids)), self._ready(Views(z1, h1, ids))
-        if outputs is not None:
-            first = replace(first, outputs=outputs[0])
-            second = replace(second, outputs=outputs[1])
-        return self._with_evidence(first, second)
-
-    def _with_evidence(self, first: Views, second: Views) -> tuple[Views, Views]:
-        """Two views of N samples with what tells how alike the samples are, where it is needed."""
-        settings = self.weighting.filter
-        if settings is None:
-            return first, second
-        if settings.needs_two_views:
-            units = [normalize(each.embeddings.detach())[0] for each in (first, second)]
-            both = four_views(*units)
-            return replace(first, descriptors=both), replace(second, descriptors=both)
-        first = self._described(first)
-        return first, replace(second, descriptors=first.descriptors)
-
-    def _described(self, views: Views) -> Views:
-        """The views with what is remembered of their samples."""
-        settings = self.weighting.filter
-        if settings is None or views.descriptors is not None:
-            return views
-        self.check_evidence("given anchors and candidates", ids=True)
-        if settings.needs_ids and views.ids is None:
-            raise ValueError(
-                f"expected ids= for false_negatives={settings.rule!r} with "
-                f"evidence={settings.evidence!r}, which remember each sample, got none; pass the "
-                "numbers of the samples"
-            )
-        if self.bank is None or views.ids is None:
-            return views
-        found = self.bank.units if settings.evidence == "bank" else self.bank.neighbors
-        return replace(views, descriptors=found(views.ids).to(views.embeddings.dtype))
-
-    @torch.no_grad()
-    def _with_thresholds(self, arranged: Arranged, *, update: bool) -> Arranged:
-        """The batch with the threshold of each anchor, where there are any; they are learned."""
-        memory, settings = self.thresholds, self.weighting.filter
-        if memory is None or settings is None:
-            return arranged
-        anchors, pairs = describe(arranged.anchors)[1], arranged.pairs
-        candidates = describe(arranged.candidates)[1]
-        ids = anchors.ids
-        assert ids is not None
-        levels, limits = [], []
-        for which in blocks(pairs.num_anchors, pairs.num_candidates, self.options.tile, ids.device):
-            rows = anchors[which]
-            if rows.descriptors is None or candidates.descriptors is None:
-                evidence = inner_products(rows.units, candidates.units)
-            else:
-                evidence = inner_products(rows.descriptors, candidates.descriptors)
-            given = (evidence, pairs[which].negatives(), settings.share)
-            level = memory.levels(ids[which], *given)
-            level = memory.stepped(level, *given) if update else level
-            levels.append(level)
-            limits.append(memory.limits(level, *given[:2]))
-        if update:
-            known = (ids, torch.cat(levels))
-            if arranged.share is not None:
-                share = share_of(ids.shape[0], 1, equal=self.gather == "equal")
-                known = gather_rows(known[0], share), gather_rows(known[1], share)
-            memory.store(*known)
-        limited = replace(arranged.anchors, thresholds=torch.cat(limits))
-        shared = arranged.candidates is arranged.anchors
-        return replace(
-            arranged, anchors=limited, candidates=limited if shared else arranged.candidates
+            # All processes share what the layer made, or none does.
+            if self.gathers or first.outputs is not None or second.outputs is not None:
+                outputs = (
+                    z0 if first.outputs is None else first.outputs,
+                    z1 if second.outputs is None else second.outputs,
+                )
+        return self.describe_samples(
+            self._ready(Views(z0, h0, ids, outputs=outputs[0])),
+            self._ready(Views(z1, h1, ids, outputs=outputs[1])),
         )
-
-    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
-        """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
-        assert self.last_layer is not None
-        check = checks_on(self.options.check, z0)
-        if self.second_last_layer is None:
-            first, second = self.last_layer.find(z0, z1, check=check)
-            return first, second
-        (first,), (second,) = (
-            self.last_layer.find(z0, check=check),
-            self.second_last_layer.find(z1, check=check),
-        )
-        if first.inputs.shape[1] != second.inputs.shape[1]:  # nothing to compare but their lengths
-            first, second = (
-                replace(each, inputs=torch.linalg.vector_norm(each.inputs, dim=1, keepdim=True))
-                for each in (first, second)
-            )
-        return first, second
-
-    def _arrange(
-        self,
-        first: Views,
-        second: Views,
-        *,
-        aims: tuple[Tensor, Tensor] | None = None,
-        alone: bool = False,
-    ) -> Arranged:
-        """Anchors, candidates and pairs of the layout, across processes where asked.
-
-        With ``aims``, keys and shares (N, P), the layout is one-way, each anchor aimed at its keys.
-        """
-        n, device = first.embeddings.shape[0], first.embeddings.device
-        share, offset, total = None, 0, n
-        all_first, all_second = first, second
-        if self.gathers and not alone:
-            share = self._share(first)
-            offset, total = share.offset, share.total
-            all_first, all_second = gather_views(first, share), gather_views(second, share)
-        ids = all_first.ids
-        if aims is not None:
-            pairs = Pairs.towards(*aims, offset=offset, total=total, ids=ids)
-        elif self.layout == "both":
-            pairs = Pairs.both_views(n, offset=offset, total=total, ids=ids, device=device)
-            candidates = stack(all_first, all_second)
-            if share is None:
-                return Arranged(candidates, candidates, pairs)
-            return Arranged(stack(first, second), candidates, pairs, share, candidates)
-        else:
-            pairs = Pairs.one_way(n, offset=offset, total=total, ids=ids, device=device)
-        return Arranged(first, all_second, pairs, share, None if share is None else all_first)
-
-
-def _named(first: Views, second: Views) -> dict[str, Tensor | None]:
-    """The tensors of two views under the names of the call."""
-    return {
-        "z0": first.embeddings,
-        "z1": second.embeddings,
-        "h0": first.inputs,
-        "h1": second.inputs,
-    }
-
-
-def _filter(
-    asked: FalseNegatives | Rule | None, fidelity: Fidelity = "sound"
-) -> FalseNegatives | None:
-    """The settings that ``false_negatives=`` stands for."""
-    if asked is not None and fidelity == "paper":
-        raise ValueError(
-            f"expected false_negatives=None with fidelity='paper', which has none, got {asked!r}; "
-            "use fidelity='sound'"
-        )
-    return asked if asked is None or isinstance(asked, FalseNegatives) else FalseNegatives(asked)
 
 
 class InfoNCELoss(TwoViewLoss):
@@ -767,18 +500,14 @@ class InfoNCELoss(TwoViewLoss):
         engine: EngineName = "auto",
         check: bool | None = None,
     ) -> None:
+        objective = InfoNCE(class_prior, decoupled=decoupled)
         super().__init__(
-            Options(
-                Weighting(filter=_filter(false_negatives)),
-                objective=InfoNCE(class_prior, decoupled=decoupled),
-                tile=tile,
-                engine=engine,
-                check=check,
-            ),
+            Options(objective=objective, tile=tile, engine=engine, check=check),
             temperature=temperature,
             layout=layout,
             gather=gather,
             learnable_temperature=learnable_temperature,
+            false_negatives=false_negatives,
         )
 
 
@@ -825,25 +554,20 @@ class HCLLoss(TwoViewLoss):
         preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
         self.hardness = number("hardness", hardness, least=0)
         self.fidelity = fidelity
+        weighting = hard_negatives(
+            self.hardness,
+            similarity_gradient=similarity_gradient is not False,
+            over_temperature=preset.hcl_exponent == "logit",
+        )
+        objective = InfoNCE(class_prior, decoupled=decoupled)
         super().__init__(
-            Options(
-                replace(
-                    hard_negatives(
-                        self.hardness,
-                        similarity_gradient=similarity_gradient is not False,
-                        over_temperature=preset.hcl_exponent == "logit",
-                    ),
-                    filter=_filter(false_negatives, fidelity),
-                ),
-                InfoNCE(class_prior, decoupled=decoupled),
-                tile=tile,
-                engine=engine,
-                check=check,
-            ),
+            Options(weighting, objective, tile=tile, engine=engine, check=check),
             temperature=temperature,
             layout="both" if layout is None else layout,
             gather=gather,
             learnable_temperature=learnable_temperature,
+            false_negatives=false_negatives,
+            fidelity=fidelity,
         )
 
 
@@ -877,9 +601,9 @@ class UnReMixLoss(TwoViewLoss):
         layout: ``both``, ``one-way`` or ``symmetric``.
         class_prior: τ⁺ of HCL's debiasing.
         decoupled: Whether the positive is left out of the denominator.
-        bias: Whether the layer behind h0 and h1 has a bias; a watched layer tells by itself.
+        bias: Whether the layer behind h0 and h1 has a bias; for a watched layer this is known.
         learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        sketch: Project h to so many dimensions; see :func:`unremix.core.scores.sketch`.
+        sketch: Project h to this many dimensions; see :func:`unremix.core.scores.sketch`.
         similarity_gradient: Whether gradient flows to the embeddings through the similarity.
         false_negatives: What is done about negatives that are probably false: a rule (``ring``,
             ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
@@ -916,7 +640,7 @@ class UnReMixLoss(TwoViewLoss):
         temperature: float = 0.5,
         last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None,
         projection: Tensor | tuple[Tensor, Tensor] | None = None,
-        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
+        components: Sequence[str | Score | Component] = PAPER_COMPONENTS,
         mix: Mix = "learned",
         scaling: ScalingName | None = None,
         mass: Mass | None = None,
@@ -938,16 +662,12 @@ class UnReMixLoss(TwoViewLoss):
         fidelity: Fidelity = "sound",
     ) -> None:
         preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
-        watched = _watched(last_layer, projection)
-        weighting = _mixed_weighting(
-            components, scaling, mass, hardness, similarity_gradient, preset
-        )
+        watched = watch(last_layer, projection)
+        prior = preset.class_prior if class_prior is None else class_prior
         super().__init__(
             Options(
-                replace(weighting, filter=_filter(false_negatives, fidelity)),
-                InfoNCE(
-                    preset.class_prior if class_prior is None else class_prior, False, decoupled
-                ),
+                _mixed_weighting(components, scaling, mass, hardness, similarity_gradient, preset),
+                InfoNCE(prior, decoupled=decoupled),
                 posterior_temperature=posterior_temperature,
                 gradient=gradient,
                 bias=all(each.bias for each in watched) if watched else bias,
@@ -959,6 +679,8 @@ class UnReMixLoss(TwoViewLoss):
             layout=preset.layout if layout is None else layout,
             gather=gather,
             learnable_temperature=learnable_temperature,
+            false_negatives=false_negatives,
+            fidelity=fidelity,
         )
         if sketch is not None and (type(sketch) is not int or sketch < 1):
             raise ValueError(
@@ -968,9 +690,11 @@ class UnReMixLoss(TwoViewLoss):
         self.sketch = sketch
         self.last_layer = watched[0] if watched else None
         self.second_last_layer = watched[1] if len(watched) > 1 else None
-        for component in components:  # a score with parameters or buffers of its own
-            if isinstance(component, nn.Module):
-                self.add_module(name_of(component), component)
+        self.score_modules = nn.ModuleDict()  # scores with parameters or buffers of their own
+        for component in components:
+            score = component.score if isinstance(component, Component) else component
+            if isinstance(score, nn.Module):
+                self.score_modules[name_of(component)] = score
         self.component_names = tuple(name_of(component) for component in components)
         self._set_mix(mix, len(self.component_names))
 
@@ -1025,33 +749,6 @@ class UnReMixLoss(TwoViewLoss):
         return f"temperature={self.temperature:g}, layout={self.layout!r}, mix=({shares})"
 
 
-def _watched(
-    last_layer: nn.Module | tuple[nn.Module, nn.Module] | None,
-    projection: Tensor | tuple[Tensor, Tensor] | None,
-) -> list[LastLayer | Projection]:
-    """Where h comes from: nothing, one layer, or two."""
-    if last_layer is not None and projection is not None:
-        raise ValueError(
-            "expected last_layer or projection, got both; pass the one that makes the embeddings"
-        )
-    if last_layer is not None:
-        return [LastLayer(each) for each in _one_or_two("last_layer", last_layer)]
-    if projection is not None:
-        return [Projection(each) for each in _one_or_two("projection", projection)]
-    return []
-
-
-def _one_or_two(name: str, given: T | tuple[T, T]) -> tuple[T, ...]:
-    """What was given as one, or as a pair."""
-    if not isinstance(given, tuple):
-        return (given,)
-    if len(given) != 2:
-        raise ValueError(
-            f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
-        )
-    return given
-
-
 def _mixed_weighting(
     components: Sequence[str | Score | Component],
     scaling: ScalingName | None,
@@ -1091,66 +788,12 @@ def _mixed_weighting(
     )
 
 
-@dataclass(frozen=True)
-class Importance:
-    """Scores and weights of a batch: A anchors against C candidates, each (A, C).
-
-    With layout ``both`` A = C = 2N, views stacked [z0; z1]; with ``one-way`` A = C = N, anchors z0
-    and candidates z1. All are 0 where there is no negative.
-
-    Args:
-        uncertainty: u.
-        similarity: s.
-        representativeness: r.
-        weights: w.
-        negatives: Which candidates are negatives, boolean.
-        positives: Which candidates are positives, boolean.
-        evidence: How alike samples are, where ``false_negatives`` is set.
-        keep: The factor on the weights, likewise.
-    """
-
-    uncertainty: Tensor
-    similarity: Tensor
-    representativeness: Tensor
-    weights: Tensor
-    negatives: Tensor
-    positives: Tensor
-    evidence: Tensor | None = None
-    keep: Tensor | None = None
-
-
-class ImportanceOptions(TypedDict, total=False):
-    """The options of :class:`UnReMixLoss` that matter for :func:`importance`."""
-
-    temperature: float
-    components: Sequence[str | Score | Component]
-    mix: Mix
-    scaling: ScalingName | None
-    mass: Mass | None
-    hardness: float | None
-    posterior_temperature: float
-    gradient: Gradient
-    layout: Layout | None
-    class_prior: float | None
-    decoupled: bool
-    bias: bool
-    learnable_temperature: bool
-    sketch: int | None
-    similarity_gradient: bool | None
-    false_negatives: FalseNegatives | Rule | None
-    gather: Gather
-    tile: Tile
-    engine: EngineName
-    check: bool | None
-    fidelity: Fidelity
-
-
 def importance(
     z0: Tensor,
     z1: Tensor,
     h0: Tensor | None = None,
     h1: Tensor | None = None,
-    **options: Unpack[ImportanceOptions],
+    **options: Any,
 ) -> Importance:
     """Scores and weights of every negative of a batch, for analysis.
 

@@ -13,8 +13,8 @@ from unremix.data.suggestions import did_you_mean
 from unremix.evaluation.by_domain import evaluate_run, make_observer
 from unremix.evaluation.verdict import verdict
 from unremix.hub import SharedRun
+from unremix.options.config import TrainConfig, make_config
 from unremix.report import write_report
-from unremix.training.config import TrainConfig, make_config
 from unremix.training.preparation import locked, prepare
 from unremix.training.progress import Progress
 from unremix.training.run import Run
@@ -29,7 +29,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
 
     Args:
         config: All options in one; or
-        options: Those of :class:`unremix.training.config.TrainConfig`, by name; a section such as
+        options: Those of :class:`unremix.options.config.TrainConfig`, by name; a section such as
             ``loss`` may be a dictionary.
 
     Returns:

@@ -11,8 +11,8 @@ from dataclasses import fields
 import pytest
 
 from unremix.cli import main
+from unremix.options.config import TrainConfig
 from unremix.recipes import sections
-from unremix.training.config import TrainConfig
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -29,15 +30,17 @@ SLOW = (
     "without nodes",
     "million values",
 )
+LONGEST = "lines that unpack to gigabytes"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if any(part in name for part in SLOW) else [])
-        for name in ATTACKS
-    ],
-)
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    if LONGEST in name:
+        absent = os.environ.get("UNREMIX_TORTURE") != "1"
+        return [pytest.mark.slow, pytest.mark.skipif(absent, reason="for `make torture`")]
+    return [pytest.mark.slow] if any(part in name for part in SLOW) else []
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ATTACKS])
 def test_an_attack_is_refused_or_does_no_harm(name: str, tmp_path: Path) -> None:
     attack = ATTACKS[name]()
     target = attack.make(tmp_path / "data")

@@ -12,7 +12,7 @@ from batches import make_batch
 
 import unremix
 from unremix.evaluation.auditing import PREFIX, audit_columns, gradient_columns
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.run import Run
 
 pytestmark = pytest.mark.xdist_group("training")

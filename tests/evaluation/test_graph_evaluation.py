@@ -19,8 +19,8 @@ import unremix
 from unremix.cli import main
 from unremix.evaluation import graphs
 from unremix.evaluation.svm import SVMResult
+from unremix.options.config import GraphOptions, SentenceOptions
 from unremix.pipeline import evaluate
-from unremix.training.config import GraphOptions, SentenceOptions
 from unremix.training.export import export_encoder
 from unremix.training.loop import Training
 from unremix.training.progress import Progress

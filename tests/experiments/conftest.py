@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import unremix
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 TESTS = Path(__file__).parents[1]
 TINY = TrainConfig(
@@ -37,7 +36,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fake(template: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Puts the stand-in in the training's place; called with what shall go wrong."""
-    program = (sys.executable, str(TESTS / "fake_training.py"), str(template))
+    program = (str(TESTS / "fake_training.py"), str(template))
     monkeypatch.setattr(processes, "TRAIN", program)
     monkeypatch.setattr(processes, "POLL", 0.01)
     monkeypatch.setattr(compare_module, "learning_curves", lambda *_: None)  # it takes a second

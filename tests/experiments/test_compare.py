@@ -50,9 +50,9 @@ from unremix.experiments.plan import (
 from unremix.experiments.processes import share_for, share_out
 from unremix.experiments.statistics import paired_difference, summarize
 from unremix.experiments.tables import Outcome
+from unremix.options.config import TrainConfig
 from unremix.recipes import RECIPES
 from unremix.report.curves import learning_curves
-from unremix.training.config import TrainConfig
 from unremix.training.run import Run, config_from_yaml
 
 TESTS = Path(__file__).parents[1]
@@ -620,7 +620,7 @@ def test_stopped_and_started_again(
         run_compare(folder, console=Console(file=printed))
     watcher.join()
     assert signal.getsignal(number) is handler
-    assert "stopped with 1 of 4 runs done; go on with: unremix compare" in printed.getvalue()
+    assert "stopped with 1 of 4 runs done; resume with: unremix compare" in printed.getvalue()
     assert "--jobs 2" in printed.getvalue()
     unfinished = (folder / "table.md").read_text()
     assert "3 of 4 runs to come" in unfinished
@@ -794,6 +794,7 @@ def test_real_runs_killed_and_started_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("warm_runs")
 def test_a_real_run_that_fails(tmp_path: Path) -> None:
     """An option that only one of the two recipes has."""
     found = run_compare(tmp_path, "simclr,hcl", seeds=1, loss=dict(hardness=2.0))

@@ -17,6 +17,7 @@ from rich.console import Console
 
 import unremix
 from unremix.cli import main
+from unremix.data.quantities import amount, duration
 from unremix.domains import find_domain
 from unremix.experiments import dry_run as module
 from unremix.experiments.dry_run import (
@@ -38,9 +39,8 @@ from unremix.experiments.forecast import (
     tensor_bytes,
 )
 from unremix.experiments.plan import Plan
-from unremix.experiments.quantities import amount, duration
 from unremix.frameworks.queue import Queue
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 SMALL = TrainConfig(
     limit=160, batch_size=32, epochs=2, head_hidden=(16,), head_output=8, accelerator="cpu",

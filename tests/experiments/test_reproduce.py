@@ -270,7 +270,7 @@ def test_stopped_and_started_again_gives_the_same_table(
         run(broken, Console(file=printed, width=200))
     watcher.join()
     signal.signal(signal.SIGINT, before)
-    assert "stopped with 2 of 5 runs done; go on with: unremix reproduce" in printed.getvalue()
+    assert "stopped with 2 of 5 runs done; resume with: unremix reproduce" in printed.getvalue()
     assert "Unfinished: 3 of 5 runs to come" in (broken / "table2" / "table.md").read_text()
     fake()
     assert run(broken) == 0
@@ -301,6 +301,7 @@ def test_a_failed_run_is_told(tmp_path: Path, fake: Callable[..., None]) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("warm_runs")
 def test_every_name_in_smoke(tmp_path: Path) -> None:
     """All of them, on data that come with the package; stopped runs and records are shared."""
     printed = io.StringIO()

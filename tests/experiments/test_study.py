@@ -33,12 +33,12 @@ from unremix.experiments.study import (
     make_job,
     planned,
     read_study,
-    run_study,
     seeds_of,
 )
+from unremix.experiments.study_runs import run_study
 from unremix.losses import PRESETS
+from unremix.options.config import TrainConfig
 from unremix.recipes import RECIPES as RECIPES_BY_NAME
-from unremix.training.config import TrainConfig
 
 pytestmark = pytest.mark.xdist_group("compare")
 

@@ -15,6 +15,7 @@ from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi, Patches
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.swav import SwAVOptions
+from unremix.options.config import TrainConfig
 from unremix.recipes import (
     PARTS,
     RECIPES,
@@ -23,7 +24,6 @@ from unremix.recipes import (
     section_of,
     sections,
 )
-from unremix.training.config import TrainConfig
 from unremix.views import mixing
 from unremix.views.mixing import IMix, UnMix
 from unremix.views.randomness import uniforms

@@ -15,8 +15,8 @@ import unremix
 from unremix import FalseNegatives, InfoNCELoss
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.weightings import HCL, Uniform, UnReMix
+from unremix.options.config import TrainConfig
 from unremix.recipes import RECIPES, compose
-from unremix.training.config import TrainConfig
 from unremix.views.mixing import UnMix
 
 

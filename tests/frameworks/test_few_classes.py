@@ -12,7 +12,7 @@ import unremix
 from unremix.frameworks.base import Batch
 from unremix.frameworks.simclr import SimCLR, SimCLROptions
 from unremix.losses import InfoNCELoss
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.views.mixing import UnMix
 
 

@@ -42,7 +42,7 @@ from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch
 from unremix.frameworks.infograph import InfoGraph, InfoGraphOptions, hard_jsd
 from unremix.losses import TwoViewLoss
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.run import Run
 
 LOG2 = math.log(2)
@@ -505,6 +505,7 @@ def test_syntax_trees(recipe: str, options: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_runs")
 def test_compare(lines: Path, tmp_path: Path) -> None:
     arguments = [
         "compare", "--recipes", "infograph,infograph-unremix", "--seeds", "1", "--epochs", "1",

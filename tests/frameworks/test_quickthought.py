@@ -36,7 +36,7 @@ from unremix.encoders.text import BagOfWords
 from unremix.frameworks.base import Batch
 from unremix.frameworks.quickthought import QuickThought, QuickThoughtOptions, TwinEncoder
 from unremix.losses import TwoViewLoss
-from unremix.training.config import SentenceOptions, TrainConfig
+from unremix.options.config import SentenceOptions, TrainConfig
 from unremix.training.run import Run
 
 WORDS, SIZE = 30, 5
@@ -603,6 +603,7 @@ def test_neither_topics_nor_tasks(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_runs")
 def test_compare(text: Path, tasks: Path, tmp_path: Path) -> None:
     arguments = [
         "compare", "--recipes", "quickthought,quickthought-unremix", "--seeds", "1",

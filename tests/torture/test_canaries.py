@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 import unremix
 from unremix.cli import main
 from unremix.experiments.plan import shared_options
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 pytestmark = [
     pytest.mark.slow,

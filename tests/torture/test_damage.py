@@ -24,7 +24,7 @@ FLIPS = 2000 if TORTURE else 40
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("damage"),
+    *([] if TORTURE else [pytest.mark.xdist_group("damage")]),
     pytest.mark.timeout(3600 if TORTURE else 300),
 ]
 

@@ -21,11 +21,12 @@ from unremix.training.run import Run
 TORTURE = os.environ.get("UNREMIX_TORTURE") == "1"  # `make torture`
 KILLED = 1000 if TORTURE else 20
 FAILED = 10_000 if TORTURE else 8  # at most: every operation
+PARTS = range(20 if TORTURE else 1)
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("kills"),
-    pytest.mark.timeout(12 * 3600 if TORTURE else 1200),
+    *([] if TORTURE else [pytest.mark.xdist_group("kills")]),
+    pytest.mark.timeout(3600 if TORTURE else 1200),
     pytest.mark.skipif(
         compiler() is None or not sys.platform.startswith("linux"),
         reason="needs a C compiler and a system that loads a library before the C library",
@@ -71,40 +72,55 @@ def spread(cases: list[Any], count: int) -> list[Any]:
     return [cases[index * (len(cases) - 1) // (count - 1)] for index in range(count)]
 
 
-def test_killed_at_any_operation(nursery: Nursery, whole: tuple[Run, int], tmp_path: Path) -> None:
-    """Every write, fsync and rename × before, halfway and after; then kills at random moments."""
+def matrix(operations: int) -> list[tuple[int, str]]:
+    """Every write, fsync and rename × before, halfway and after; or some of them."""
+    whole = [(operation, mode) for operation in range(1, operations + 1) for mode in KILLS]
+    return spread(whole, KILLED - KILLED // 4)
+
+
+def assert_nothing_lost(nursery: Nursery, folder: Path, number: int, reference: Run) -> None:
+    """A run that was killed resumes, and ends as if it had not been."""
+    resumed = resume(nursery, folder, number)
+    assert resumed.code == 0 or "is finished" in resumed.output, (folder.name, resumed)
+    assert_same(Run(folder / "run"), reference)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_killed_at_any_operation(
+    nursery: Nursery, whole: tuple[Run, int], tmp_path: Path, part: int
+) -> None:
     reference, operations = whole
-    matrix = [(operation, mode) for operation in range(1, operations + 1) for mode in KILLS]
-    cases = spread(matrix, KILLED - KILLED // 4)
-    for number, (operation, mode) in enumerate(cases):
-        folder = tmp_path / str(number)
+    for number, (operation, mode) in [*enumerate(matrix(operations))][part :: len(PARTS)]:
+        folder = tmp_path / f"{operation}-{mode}"
         killed = nursery.run(options(folder), folder, operation=operation, mode=KILLS[mode])
         assert killed.code == -9, (operation, mode, killed.output)
         if number % 5 == 4:  # and again while it resumes
             nursery.run(options(folder), folder, operation=1 + operation // 3, mode=KILLS[mode])
-        resumed = resume(nursery, folder, number)
-        assert resumed.code == 0 or "is finished" in resumed.output, (operation, mode, resumed)
-        assert_same(Run(folder / "run"), reference)
-        shutil.rmtree(folder)
-    draw = random.Random(0)
-    for number in range(KILLED - len(cases)):
-        folder = tmp_path / f"random-{number}"
+        assert_nothing_lost(nursery, folder, number, reference)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_killed_at_random_moments(
+    nursery: Nursery, whole: tuple[Run, int], tmp_path: Path, part: int
+) -> None:
+    reference, operations = whole
+    for number in range(KILLED - len(matrix(operations)))[part :: len(PARTS)]:
+        folder, draw = tmp_path / str(number), random.Random(number)
         for _ in range(1 + number % 3):
             nursery.run(options(folder), folder, kill_after=draw.uniform(0.0, 1.5))
-        resumed = resume(nursery, folder, number)
-        assert resumed.code == 0 or "is finished" in resumed.output, resumed
-        assert_same(Run(folder / "run"), reference)
-        shutil.rmtree(folder)
+        assert_nothing_lost(nursery, folder, number, reference)
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(("error", "mode"), [("ENOSPC", FAIL_FROM), ("EIO", FAIL_ONCE)])
 def test_the_disk_fails_at_any_operation(
-    nursery: Nursery, whole: tuple[Run, int], tmp_path: Path, error: str, mode: int
+    nursery: Nursery, whole: tuple[Run, int], tmp_path: Path, error: str, mode: int, part: int
 ) -> None:
     """One line says so, and the run continues from its earlier state once the disk is well."""
     reference, operations = whole
     number = getattr(errno, error)
-    for operation in spread(list(range(1, operations + 1)), FAILED):
+    for operation in spread(list(range(1, operations + 1)), FAILED)[part :: len(PARTS)]:
         folder = tmp_path / f"{error}-{operation}"
         failed = nursery.run(words(folder), folder, operation=operation, mode=mode, error=number)
         said = [line for line in failed.output.splitlines() if line.startswith("unremix: expected")]
@@ -115,6 +131,4 @@ def test_the_disk_fails_at_any_operation(
             assert reason in said[0], (operation, failed.output)
         assert "Traceback" not in failed.output, (operation, failed.output)
         assert not list(folder.rglob("*.tmp"))
-        resumed = resume(nursery, folder, operation)
-        assert resumed.code == 0 or "is finished" in resumed.output, (operation, resumed)
-        assert_same(Run(folder / "run"), reference)
+        assert_nothing_lost(nursery, folder, operation, reference)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import unremix
 from unremix.encoders import make_encoder
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.run import Run
 
 pytestmark = pytest.mark.xdist_group("training")

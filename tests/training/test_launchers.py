@@ -15,7 +15,7 @@ from batches import assert_close
 from launching import finish, ranks_of, slurm_task, torchrun, train_words, wait_until
 from same_runs import assert_same
 
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.preparation import _is_first_process, prepare
 from unremix.training.run import Run
 

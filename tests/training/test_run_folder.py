@@ -18,9 +18,9 @@ from test_training import assert_same_run, small
 
 import unremix
 from unremix.data.fingerprint import fingerprint, spread
+from unremix.options.config import TrainConfig
 from unremix.training import preparation
 from unremix.training.checkpoints import read_checkpoint, write_checkpoint
-from unremix.training.config import TrainConfig
 from unremix.training.preparation import locked, prepare
 from unremix.training.run import Run
 
@@ -54,7 +54,7 @@ MEETS = """
 import sys
 from pathlib import Path
 from unremix.training import preparation
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 claim = preparation._claim
 def meeting(*arguments):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.preparation import prepare
 from unremix.training.run import Run
 from unremix.training.sharding import blocks, divide, gathered, is_divided, shard

@@ -17,9 +17,9 @@ from test_training import assert_same_run, small, state_of
 
 import unremix
 from unremix.cli import main
+from unremix.options.config import TrainConfig
 from unremix.training import preparation, stopping
 from unremix.training.checkpoints import write_checkpoint
-from unremix.training.config import TrainConfig
 from unremix.training.loop import Training
 from unremix.training.preparation import prepare
 from unremix.training.run import Run

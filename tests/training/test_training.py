@@ -17,10 +17,10 @@ import torch
 from crashing import crash_at
 
 import unremix
-from unremix.training.config import TrainConfig
-from unremix.training.optimizers import OptimizerName, make_optimizer
+from unremix.domains.sampling import permuted
+from unremix.options.config import OptimizerName, TrainConfig
+from unremix.training.optimizers import make_optimizer
 from unremix.training.run import Run, config_from_yaml, config_to_yaml
-from unremix.training.sampling import permuted
 
 TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.xdist_group("training")  # one worker makes the shared run
@@ -95,51 +95,6 @@ def test_a_crash_at_any_step_changes_nothing(tmp_path: Path, whole: Run, at: int
     assert_same_run(unremix.train(resume=str(folder), progress=False), whole)
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-import torch
-from unremix.cli import main
-from unremix.training.loop import Training
-step, save = Training.training_step, torch.save
-def stepping(self, batch, number):
-    if self.step == {step}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    step(self, batch, number)
-def saving(state, file):
-    if state["step"] == {saving}:
-        file.write(b"half a checkpoint")
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(state, file)
-Training.training_step, torch.save = stepping, saving
-sys.exit(main({arguments!r}))
-"""
-
-
-def run_killed(arguments: list[str], *, step: int = -1, saving: int = -1) -> int:
-    code = KILLED.format(tests=str(TESTS), arguments=arguments, step=step, saving=saving)
-    return subprocess.run([sys.executable, "-c", code], check=False, timeout=200).returncode
-
-
-@pytest.mark.slow
-def test_killed_again_and_again(tmp_path: Path, whole: Run) -> None:
-    """kill -9 in mid-epoch, while a checkpoint is written, and right after one."""
-    arguments = [
-        "train", "--runs", str(tmp_path / "killed"), "--name", "run", "--limit", "96",
-        "--batch_size", "32", "--epochs", "3", "--probe_epochs", "0", "--head_hidden", "[16]",
-        "--head_output", "8", "--progress", "false", "--accelerator", "cpu",
-        "--checkpoint_every", "2", "--threads", "1",
-    ]  # fmt: skip
-    resume = ["train", "--resume", str(tmp_path / "killed" / "run"), "--progress", "false"]
-    assert run_killed(arguments, step=2) == -9
-    assert run_killed(resume, saving=4) == -9
-    assert run_killed(resume, saving=6) == -9
-    assert run_killed(resume, step=8) == -9
-    assert run_killed(resume) == 0
-    assert_same_run(Run(tmp_path / "killed" / "run"), whole)
-
-
 def test_a_full_disk_keeps_the_earlier_checkpoint(
     tmp_path: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,30 +136,44 @@ def test_chunks_move_running_statistics_once(tmp_path: Path) -> None:
     assert {int(count) for count in counts} == {3 * 2 * 2}  # steps × views × chunks
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [None, 5])
-def test_two_processes_equal_one(tmp_path: Path, chunk: int | None) -> None:
-    options = {"backbone": "tiny:encoder", "head_batch_norm": False, "precision": "64-true"}
-    one = unremix.train(small(tmp_path / "one", **options))
+TWICE = """
+import sys
+from unremix.cli import main
+for name, more in (("whole", []), ("chunks", ["--chunk", "5"])):
+    assert main(["train", "--name", name, *sys.argv[1:], *more]) == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def in_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two processes, with and without chunks."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "twice.py").write_text(TWICE)
     arguments = [
-        "train", "--runs", str(tmp_path / "two"), "--name", "run", "--limit", "96",
-        "--batch_size", "32", "--epochs", "3", "--probe_epochs", "0", "--head_hidden", "[16]",
-        "--head_output", "8", "--progress", "false", "--accelerator", "cpu",
-        "--checkpoint_every", "2", "--threads", "1", "--backbone", "tiny:encoder",
-        "--head_batch_norm", "false", "--precision", "64-true",
+        "--runs", str(folder), "--limit", "96", "--batch_size", "32", "--epochs", "3",
+        "--probe_epochs", "0", "--head_hidden", "[16]", "--head_output", "8", "--progress", "false",
+        "--accelerator", "cpu", "--checkpoint_every", "2", "--threads", "1", "--backbone",
+        "tiny:encoder", "--head_batch_norm", "false", "--precision", "64-true",
     ]  # fmt: skip
-    if chunk is not None:
-        arguments += ["--chunk", str(chunk)]
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone",
-         "-m", "unremix", *arguments],
+         str(folder / "twice.py"), *arguments],
         check=True, timeout=250, env=environment,
     )  # fmt: skip
-    two = Run(tmp_path / "two" / "run")
-    for name, tensor in state_of(one)["model"].items():
-        torch.testing.assert_close(state_of(two)["model"][name], tensor, rtol=1e-7, atol=1e-9)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["whole", "chunks"])
+def test_two_processes_equal_one(tmp_path: Path, in_two: Path, name: str) -> None:
+    one = unremix.train(
+        small(tmp_path, backbone="tiny:encoder", head_batch_norm=False, precision="64-true")
+    )
+    two = Run(in_two / name)
+    for parameter, tensor in state_of(one)["model"].items():
+        torch.testing.assert_close(state_of(two)["model"][parameter], tensor, rtol=1e-7, atol=1e-9)
     assert [row["loss"] for row in two.metrics()] == pytest.approx(
         [row["loss"] for row in one.metrics()], rel=1e-8
     )

@@ -9,7 +9,7 @@ from unremix.core.engines import eager
 from unremix.core.objectives import InfoNCE
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views, mix_or_equal
-from unremix.core.weights import raw_scores, weigh
+from unremix.core.weights import weights_of as weights_of_block
 from unremix.losses import UnReMixLoss
 
 
@@ -33,14 +33,8 @@ def weights_of(
         )
         products = problem.products(*vectors)
         block = problem.block(products, *vectors)
-        weights = weigh(
-            raw_scores(block, options.weighting),
-            block.negatives,
-            block.count,
-            mix_or_equal(loss.lambdas(), options, products),
-            options.weighting,
-            temperature,
-        )
+        mix = mix_or_equal(loss.lambdas(), options, products)
+        weights = weights_of_block(block, mix, options.weighting, temperature)
         return weights, products / temperature
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unremix import losses
 from unremix.adapters import missing
+from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Score
-from unremix.core.weights import Mass
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 try:
     from lightly.models.modules.memory_bank import MemoryBankModule
@@ -22,7 +23,7 @@ except ImportError as error:
     raise missing("lightly", error) from error
 
 
-class UnReMixLoss(nn.Module):
+class UnReMixLoss(Weighted, nn.Module):
     """Negatives weighted by uncertainty, similarity and representativeness.
 
     The negatives are the other views of the batch, as in SimCLR, or a memory bank, as in MoCo.
@@ -35,14 +36,8 @@ class UnReMixLoss(nn.Module):
         last_layer: The projection head, or its part from the last linear layer on; it is watched
             for that layer's input. Without it the uncertainty ignores the layer's input. A memory
             bank does not know the inputs: leave it out there.
-        components: As :class:`unremix.UnReMixLoss`, and so the following.
-        mix: λ.
-        scaling: How scores become weights.
-        mass: The sum of the weights.
-        hardness: Sharpness of ``zscore-exp``.
-        posterior_temperature: t of the pseudo-posterior.
-        similarity_gradient: Whether gradient flows to the embeddings through the similarity.
-        fidelity: The preset of the options left at None.
+        options: How negatives are weighted: ``components``, ``mix`` and the others of
+            :class:`unremix.adapters.weighted.WeightingOptions`.
 
     Relations:
         With ``components=()`` this equals lightly's ``NTXentLoss``, value and gradient.
@@ -60,14 +55,7 @@ class UnReMixLoss(nn.Module):
         gather_distributed: bool = False,
         *,
         last_layer: nn.Module | None = None,
-        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
-        mix: losses.Mix = "learned",
-        scaling: losses.ScalingName | None = None,
-        mass: Mass | None = None,
-        hardness: float | None = None,
-        posterior_temperature: float = 1.0,
-        similarity_gradient: bool | None = None,
-        fidelity: losses.Fidelity = "sound",
+        **options: Unpack[WeightingOptions],
     ) -> None:
         super().__init__()
         self.memory_bank = MemoryBankModule(
@@ -79,30 +67,13 @@ class UnReMixLoss(nn.Module):
                 "expected last_layer=None with a memory bank, which keeps no inputs of the layer, "
                 "got a layer; leave it out"
             )
-        self.weighted = losses.UnReMixLoss(
+        self.weighted = weighted_loss(
+            options,
             temperature=temperature,
             layout="both",
             gather=gather_distributed and not has_bank,
             last_layer=last_layer,
-            components=components,
-            mix=mix,
-            scaling=scaling,
-            mass=mass,
-            hardness=hardness,
-            posterior_temperature=posterior_temperature,
-            similarity_gradient=similarity_gradient,
-            class_prior=0.0,
-            fidelity=fidelity,
         )
-
-    @property
-    def mix(self) -> dict[str, float]:
-        """The share λ of each component."""
-        return self.weighted.mix
-
-    def param_groups(self, lr: float) -> list[dict[str, Any]]:
-        """The mix for an optimizer: a learning rate of its own, no decay."""
-        return self.weighted.param_groups(lr)
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         """The loss of a batch.

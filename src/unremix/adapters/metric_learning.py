@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from unremix import losses
 from unremix.adapters import missing
 from unremix.adapters.dense import weighted_negatives, weights_of
+from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss
 from unremix.core.checks import number
 from unremix.core.objectives import softplus
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Score, at_least_float32
-from unremix.core.weights import Mass
+from unremix.core.scores import PAPER_COMPONENTS, Component, Score, at_least_float32
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 try:
     from pytorch_metric_learning.distances import CosineSimilarity
@@ -33,7 +36,7 @@ except ImportError as error:
     raise missing("metric_learning", error) from error
 
 
-class UnReMixLoss(BaseMetricLossFunction):
+class UnReMixLoss(Weighted, BaseMetricLossFunction):
     """Negative pairs weighted by uncertainty, similarity and representativeness.
 
     Takes what ``NTXentLoss`` takes: labels or an ``indices_tuple`` of a miner, ``ref_emb``; works
@@ -45,17 +48,11 @@ class UnReMixLoss(BaseMetricLossFunction):
         last_layer: The linear layer that makes the embeddings; it is watched for its input, which
             is used where the embeddings are compared with each other. Without it, and with
             ``ref_emb``, the uncertainty ignores the layer's input.
-        components: As :class:`unremix.UnReMixLoss`, and so the following.
-        mix: λ.
-        scaling: How scores become weights.
-        mass: The sum of the weights.
-        hardness: Sharpness of ``zscore-exp``.
-        posterior_temperature: t of the pseudo-posterior.
-        similarity_gradient: Whether gradient flows to the embeddings through the similarity.
-        fidelity: The preset of the options left at None.
         reducer: The library's reducer of the losses of positive pairs; their mean by default.
         embedding_regularizer: The library's regularizer of the embeddings.
         embedding_reg_weight: Its weight.
+        options: How negatives are weighted: ``components``, ``mix`` and the others of
+            :class:`unremix.adapters.weighted.WeightingOptions`.
 
     Relations:
         With ``components=()`` this equals the library's ``NTXentLoss``, value and gradient.
@@ -71,48 +68,21 @@ class UnReMixLoss(BaseMetricLossFunction):
         temperature: float = 0.07,
         *,
         last_layer: nn.Module | None = None,
-        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
-        mix: losses.Mix = "learned",
-        scaling: losses.ScalingName | None = None,
-        mass: Mass | None = None,
-        hardness: float | None = None,
-        posterior_temperature: float = 1.0,
-        similarity_gradient: bool | None = None,
-        fidelity: losses.Fidelity = "sound",
         reducer: BaseReducer | None = None,
         embedding_regularizer: BaseRegularizer | None = None,
         embedding_reg_weight: float = 1.0,
+        **options: Unpack[WeightingOptions],
     ) -> None:
         super().__init__(
             reducer=reducer,
             embedding_regularizer=embedding_regularizer,
             embedding_reg_weight=embedding_reg_weight,
         )
-        self.weighted = losses.UnReMixLoss(
-            temperature=temperature,
-            layout="both",
-            last_layer=last_layer,
-            components=components,
-            mix=mix,
-            scaling=scaling,
-            mass=mass,
-            hardness=hardness,
-            posterior_temperature=posterior_temperature,
-            similarity_gradient=similarity_gradient,
-            class_prior=0.0,
-            fidelity=fidelity,
+        self.weighted = weighted_loss(
+            options, temperature=temperature, layout="both", last_layer=last_layer
         )
         self.temperature = self.weighted.temperature
         self.add_to_recordable_attributes(list_of_names=["temperature"], is_stat=False)
-
-    @property
-    def mix(self) -> dict[str, float]:
-        """The share λ of each component."""
-        return self.weighted.mix
-
-    def param_groups(self, lr: float) -> list[dict[str, Any]]:
-        """The mix for an optimizer: a learning rate of its own, no decay."""
-        return self.weighted.param_groups(lr)
 
     def compute_loss(
         self,
@@ -191,7 +161,7 @@ class UnReMixMiner(BaseMiner):
         negatives_per_anchor: int = 10,
         *,
         temperature: float = 0.07,
-        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
+        components: Sequence[str | Score | Component] = PAPER_COMPONENTS,
         mix: losses.Mix = "fixed",
         scaling: losses.ScalingName | None = None,
         fidelity: losses.Fidelity = "sound",

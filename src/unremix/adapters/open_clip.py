@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from unremix import losses
 from unremix.adapters import missing
+from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss, with_inputs
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Score, at_least_float32
-from unremix.core.weights import Mass
+from unremix.core.scores import at_least_float32
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 try:
     from open_clip.loss import gather_features
@@ -21,7 +22,7 @@ except ImportError as error:
     raise missing("open_clip", error) from error
 
 
-class UnReMixClipLoss(nn.Module):
+class UnReMixClipLoss(Weighted, nn.Module):
     """Images against texts and texts against images, with weighted negatives.
 
     Args:
@@ -33,14 +34,8 @@ class UnReMixClipLoss(nn.Module):
         projection: In their place, the parameters that do, a pair: for open_clip's ViT,
             ``(model.visual.proj, model.text_projection)``. Without either, the uncertainty ignores
             the layers' inputs.
-        components: As :class:`unremix.UnReMixLoss`, and so the following.
-        mix: λ.
-        scaling: How scores become weights.
-        mass: The sum of the weights.
-        hardness: Sharpness of ``zscore-exp``.
-        posterior_temperature: t of the pseudo-posterior.
-        similarity_gradient: Whether gradient flows to the features through the similarity.
-        fidelity: The preset of the options left at None.
+        options: How negatives are weighted: ``components``, ``mix`` and the others of
+            :class:`unremix.adapters.weighted.WeightingOptions`.
 
     Relations:
         With ``components=()`` this equals open_clip's ``ClipLoss`` of normalized features, value
@@ -56,43 +51,16 @@ class UnReMixClipLoss(nn.Module):
         *,
         last_layer: tuple[nn.Module, nn.Module] | None = None,
         projection: tuple[Tensor, Tensor] | None = None,
-        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
-        mix: losses.Mix = "learned",
-        scaling: losses.ScalingName | None = None,
-        mass: Mass | None = None,
-        hardness: float | None = None,
-        posterior_temperature: float = 1.0,
-        similarity_gradient: bool | None = None,
-        fidelity: losses.Fidelity = "sound",
+        **options: Unpack[WeightingOptions],
     ) -> None:
         super().__init__()
         self.local_loss = local_loss
         self.gather_with_grad = gather_with_grad
         self.rank = rank
         self.world_size = world_size
-        self.weighted = losses.UnReMixLoss(
-            layout="symmetric",
-            last_layer=last_layer,
-            projection=projection,
-            components=components,
-            mix=mix,
-            scaling=scaling,
-            mass=mass,
-            hardness=hardness,
-            posterior_temperature=posterior_temperature,
-            similarity_gradient=similarity_gradient,
-            class_prior=0.0,
-            fidelity=fidelity,
+        self.weighted = weighted_loss(
+            options, layout="symmetric", last_layer=last_layer, projection=projection
         )
-
-    @property
-    def mix(self) -> dict[str, float]:
-        """The share λ of each component."""
-        return self.weighted.mix
-
-    def param_groups(self, lr: float) -> list[dict[str, Any]]:
-        """The mix for an optimizer: a learning rate of its own, no decay."""
-        return self.weighted.param_groups(lr)
 
     def forward(
         self,
@@ -128,8 +96,8 @@ class UnReMixClipLoss(nn.Module):
         own = [Views(images), Views(texts)]
         if self.weighted.last_layer is not None and self.weighted.weighting.needs_residuals:
             own = [
-                Views(z, each.inputs, outputs=z.detach() if each.outputs is None else each.outputs)
-                for z, each in zip(
+                with_inputs(images_or_texts, found)
+                for images_or_texts, found in zip(
                     (images, texts), self.weighted.find_inputs(images, texts), strict=True
                 )
             ]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
+from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss
 from unremix.core.checks import choose, number
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Score
-from unremix.core.weights import Mass
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 try:
     from torch_geometric.data import Data  # type: ignore[import-untyped]
@@ -25,22 +26,16 @@ except ImportError as error:
 Level = Literal["node", "graph"]
 
 
-class UnReMixLoss(nn.Module):
+class UnReMixLoss(Weighted, nn.Module):
     """Negatives weighted by uncertainty, similarity and representativeness, in PyGCL's call.
 
-    As in PyGCL's ``InfoNCE``, every positive of an anchor counts
-    alike, and all of them stand in the denominator.
+    As in PyGCL's ``InfoNCE``, every positive of an anchor counts alike, and all of them stand in
+    the denominator.
 
     Args:
         tau: τ.
-        components: As :class:`unremix.UnReMixLoss`, and so the following.
-        mix: λ.
-        scaling: How scores become weights.
-        mass: The sum of the weights.
-        hardness: Sharpness of ``zscore-exp``.
-        posterior_temperature: t of the pseudo-posterior.
-        similarity_gradient: Whether gradient flows to the embeddings through the similarity.
-        fidelity: The preset of the options left at None.
+        options: How negatives are weighted: ``components``, ``mix`` and the others of
+            :class:`unremix.adapters.weighted.WeightingOptions`.
 
     Relations:
         With ``components=()`` this equals PyGCL's ``InfoNCE``, value and gradient.
@@ -53,42 +48,9 @@ class UnReMixLoss(nn.Module):
         torch.Size([])
     """
 
-    def __init__(
-        self,
-        tau: float = 0.5,
-        *,
-        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
-        mix: losses.Mix = "learned",
-        scaling: losses.ScalingName | None = None,
-        mass: Mass | None = None,
-        hardness: float | None = None,
-        posterior_temperature: float = 1.0,
-        similarity_gradient: bool | None = None,
-        fidelity: losses.Fidelity = "sound",
-    ) -> None:
+    def __init__(self, tau: float = 0.5, **options: Unpack[WeightingOptions]) -> None:
         super().__init__()
-        self.weighted = losses.UnReMixLoss(
-            temperature=tau,
-            layout="one-way",
-            components=components,
-            mix=mix,
-            scaling=scaling,
-            mass=mass,
-            hardness=hardness,
-            posterior_temperature=posterior_temperature,
-            similarity_gradient=similarity_gradient,
-            class_prior=0.0,
-            fidelity=fidelity,
-        )
-
-    @property
-    def mix(self) -> dict[str, float]:
-        """The share λ of each component."""
-        return self.weighted.mix
-
-    def param_groups(self, lr: float) -> list[dict[str, Any]]:
-        """The mix for an optimizer: a learning rate of its own, no decay."""
-        return self.weighted.param_groups(lr)
+        self.weighted = weighted_loss(options, temperature=tau, layout="one-way")
 
     def forward(
         self,

@@ -6,20 +6,22 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from unremix import losses
 from unremix.adapters import missing
 from unremix.adapters.dense import weighted_negatives
 from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives
+from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss, with_inputs
 from unremix.core.checks import choose, number
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Score, at_least_float32
-from unremix.core.weights import Mass
+from unremix.core.scores import at_least_float32
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -36,7 +38,7 @@ PartitionMode = Literal["joint", "per_direction"]
 LOSS_FILE = "unremix_loss.pt"  # in a checkpoint's folder
 
 
-class UnReMixLoss(CachedLossMixin, nn.Module):
+class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
     """In-batch negatives weighted by uncertainty, similarity and representativeness.
 
     Takes what ``MultipleNegativesRankingLoss`` takes: (anchor, positive) pairs, triplets, or
@@ -54,14 +56,8 @@ class UnReMixLoss(CachedLossMixin, nn.Module):
             part, gradients of the whole. None: all at once.
         last_layer: The ``Dense`` module that makes the embeddings, such as ``model[2]``, or its
             linear layer; without it the uncertainty ignores the layer's input.
-        components: As :class:`unremix.UnReMixLoss`, and so the following.
-        mix: λ.
-        scaling: How scores become weights.
-        mass: The sum of the weights.
-        hardness: Sharpness of ``zscore-exp``.
-        posterior_temperature: t of the pseudo-posterior.
-        similarity_gradient: Whether gradient flows to the embeddings through the similarity.
-        fidelity: The preset of the options left at None.
+        options: How negatives are weighted: ``components``, ``mix`` and the others of
+            :class:`unremix.adapters.weighted.WeightingOptions`.
 
     Relations:
         With ``components=()`` this equals ``MultipleNegativesRankingLoss``, value and gradient.
@@ -80,14 +76,7 @@ class UnReMixLoss(CachedLossMixin, nn.Module):
         mini_batch_size: int | None = None,
         *,
         last_layer: nn.Module | None = None,
-        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
-        mix: losses.Mix = "learned",
-        scaling: losses.ScalingName | None = None,
-        mass: Mass | None = None,
-        hardness: float | None = None,
-        posterior_temperature: float = 1.0,
-        similarity_gradient: bool | None = None,
-        fidelity: losses.Fidelity = "sound",
+        **options: Unpack[WeightingOptions],
     ) -> None:
         super().__init__()
         self.model = model
@@ -102,35 +91,18 @@ class UnReMixLoss(CachedLossMixin, nn.Module):
             )
         self.mini_batch_size = mini_batch_size
         self.uses_gradient_cache = mini_batch_size is not None
-        self.weighted = losses.UnReMixLoss(
+        self.weighted = weighted_loss(
+            options,
             temperature=1 / self.scale,
             layout="one-way",
             last_layer=_linear_part(last_layer),
-            components=components,
-            mix=mix,
-            scaling=scaling,
-            mass=mass,
-            hardness=hardness,
-            posterior_temperature=posterior_temperature,
-            similarity_gradient=similarity_gradient,
-            class_prior=0.0,
-            fidelity=fidelity,
         )
         self._own_gradients: list[tuple[Tensor, Tensor]] = []
-
-    @property
-    def mix(self) -> dict[str, float]:
-        """The share λ of each component."""
-        return self.weighted.mix
 
     @property
     def temperature(self) -> float:
         """τ."""
         return 1 / self.scale
-
-    def param_groups(self, lr: float) -> list[dict[str, Any]]:
-        """The mix for an optimizer of your own; in the trainer, use ``learning_rate_mapping``."""
-        return self.weighted.param_groups(lr)
 
     def callback(self) -> MixCallback:
         """A callback for the trainer: logs the mix, and keeps it in checkpoints and model card."""
@@ -232,10 +204,7 @@ class UnReMixLoss(CachedLossMixin, nn.Module):
         views = [Views(each) for each in embeddings]
         if layer is not None and weighting.needs_residuals:
             found = [layer.find(each)[0] for each in embeddings]
-            views = [
-                Views(z, each.inputs, outputs=z.detach() if each.outputs is None else each.outputs)
-                for z, each in zip(embeddings, found, strict=True)
-            ]
+            views = [with_inputs(z, each) for z, each in zip(embeddings, found, strict=True)]
         if not self.gather_across_devices:
             return views
         # Every process computes the loss of the joint batch: the mix stays the same in all.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from unremix.experiments.plan import CompareConfig
+    from unremix.options.config import TrainConfig
     from unremix.report.browse import Written
-    from unremix.training.config import TrainConfig
 
 
 # Options that are typed without a value, and that no file can set.
@@ -99,7 +99,7 @@ def evaluate_run(run: str, data: str | None = None, trust: bool = False) -> None
     Args:
         run: The run's folder.
         data: Other data to measure on; by default the run's own.
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix import pipeline
 
@@ -116,6 +116,7 @@ def embed(
     output: str | None = None,
     layer: Literal["backbone", "head"] = "backbone",
     normalize: bool = False,
+    on: Literal["local", "ray"] = "local",
     trust: bool = False,
 ) -> None:
     """Write the embeddings of a data set or of some files.
@@ -124,17 +125,35 @@ def embed(
         run: The run's folder.
         data: The data, by default the run's own; several picture files, or a .txt file of their
             paths.
-        output: An .npz, .parquet or .csv file, by default embeddings.npz in the run's folder.
+        output: An .npz, .parquet or .csv file, by default embeddings.npz in the run's folder. With
+            --on ray a folder of parquet parts, which may be a URL, by default embeddings there.
         layer: The encoder's output (backbone), or the projection head's behind it (head).
         normalize: Scale each embedding to length 1.
-        trust: Let code run that the run's folder names.
+        on: This machine (local), or Ray: images only, and the same command continues what was
+            stopped.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.training.embedding import embed_to_file
     from unremix.training.run import Run
 
+    if on == "ray":
+        from unremix.cli.progress import showing
+        from unremix.cluster.embedding import embed_on_ray
+
+        place = str(Path(run) / "embeddings") if output is None else output
+        with showing("embedding") as advance:
+            written = embed_on_ray(
+                run, data, place, layer=layer, normalize=normalize, trust=trust, advance=advance
+            )
+        earlier = f", {written.earlier} of them earlier" if written.earlier else ""
+        say(
+            f"Wrote {written.rows} embeddings of size {written.width} to {place}, in "
+            f"{written.parts} parts{earlier}"
+        )
+        return
     path = Path(run) / "embeddings.npz" if output is None else Path(output)
     count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize, trust=trust)
-    say(f"Wrote {count} embeddings of size {width} to {path}")
+    say(f"Wrote {count} {'embedding' if count == 1 else 'embeddings'} of size {width} to {path}")
     config = Run(run).config
     if data is None and config.limit is not None:
         limited = f"The run was limited by --limit {config.limit}"
@@ -153,7 +172,7 @@ def export(
         run: The run's folder.
         format: safetensors (our names), torchvision (a state dict for its ResNets) or onnx.
         output: The file; by default in the run's folder.
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.training.export import export_encoder
 
@@ -183,11 +202,13 @@ def mine(
     skip: int = 0,
     index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
     seed: int = 0,
+    on: Literal["local", "ray"] = "local",
 ) -> None:
     """Mine hard negatives for anchors with known positives.
 
     Args:
-        anchors: Embeddings of the anchors: .npz, .npy or .parquet, as 'unremix embed' writes them.
+        anchors: Embeddings of the anchors: .npz, .npy, .parquet or a folder of parquet parts, as
+            'unremix embed' writes them.
         positives: Lines of anchor and positive, by name or number, separated by tabs.
         corpus: Embeddings to find negatives in; by default those of the anchors.
         k: Negatives per anchor.
@@ -208,6 +229,7 @@ def mine(
         skip: So many of the most similar rows are passed over.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
         seed: Of --sampling random.
+        on: This machine (local), or Ray.
     """
     import shutil
 
@@ -218,10 +240,23 @@ def mine(
 
     path = Path("triplets.csv" if output is None else output)
     check_output(path)
+    each = None
+    if on == "ray":
+        from unremix.cluster.mining import mine_on_ray
+        from unremix.cluster.ray_engine import connect
+
+        connect()  # what is missing is said before the files are read
+        each = mine_on_ray
     queries = Collection.read(anchors)
     rows = queries if corpus is None or corpus == anchors else Collection.read(corpus)
     known = read_pairs(positives, queries, rows)
     judged = None if judgements is None else read_pairs(judgements, queries, rows)
+    lacking = sum(not len(rows_of) for rows_of in known)
+    if lacking:
+        say(
+            f"{lacking:,} of {len(known):,} anchors have no positive in {positives}, so no margin "
+            "protects them from false negatives"
+        )
     own = queries.rows_in(rows)
     options: dict[str, Any] = {
         "relative_margin": relative_margin,
@@ -250,6 +285,7 @@ def mine(
             corpus_texts=rows.texts,
             folder=folder,
             advance=advance,
+            each=each,
             **options,
         )
     audit = None
@@ -300,7 +336,7 @@ def neighbors(
         data: Where to look; by default the run's own data.
         output: The page, by default neighbors.html in the run's folder; a .csv is written beside.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.cli.progress import showing
     from unremix.report.browse import write_neighbors
@@ -328,7 +364,7 @@ def duplicates(
         data: Where to look; by default the run's own data.
         output: The page, by default duplicates.html in the run's folder; a .csv is written beside.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.cli.progress import showing
     from unremix.report.browse import write_duplicates
@@ -356,7 +392,7 @@ def cluster(
         data: What to sort; by default the run's own data.
         output: The page, by default clusters.html in the run's folder; a .csv is written beside.
         seed: Of the start.
-        trust: Let code run that the run's folder names.
+        trust: Allow code that the run's folder names to run.
     """
     from unremix.report.browse import write_clusters
 
@@ -380,8 +416,8 @@ def recipes(recipe: str | None = None) -> None:
     from rich.text import Text
 
     from unremix.frameworks.parts import option_fields, section_of, summary_of
+    from unremix.options.settings import shipped
     from unremix.recipes import NOTHING, PARTS, RECIPES, find_recipe, options_of
-    from unremix.training.settings import shipped
 
     console = Console(highlight=False, markup=False)
     if recipe is not None:
@@ -470,6 +506,7 @@ def study(
     output: str | None = None,
     stage: str | None = None,
     jobs: int | None = None,
+    on: Literal["local", "ray", "slurm"] = "local",
     dry_run: bool = False,
     trust: bool = False,
 ) -> None:
@@ -480,12 +517,13 @@ def study(
         output: Its folder; by default a folder beside the file, named after it.
         stage: Only this stage of it.
         jobs: Runs at a time; by default one per GPU, or one per core.
+        on: Where runs are executed: on this machine (local), on Ray, or on SLURM.
         dry_run: Only say what is to be run and what it costs.
         trust: Let code run that the file names.
     """
-    from unremix.experiments.study import run_study
+    from unremix.experiments.study_runs import run_study
 
-    run_study(file, output=output, stage=stage, jobs=jobs, dry_run=dry_run, trust=trust)
+    run_study(file, output=output, stage=stage, jobs=jobs, on=on, dry_run=dry_run, trust=trust)
 
 
 def reproduce(
@@ -496,20 +534,22 @@ def reproduce(
     output: str | None = None,
     options: dict[str, Any] | None = None,
     jobs: int | None = None,
+    on: Literal["local", "ray", "slurm"] = "local",
     dry_run: bool = False,
     command: str | None = None,
 ) -> int:
-    """Make a table or figure of the paper, with the paper's figures beside ours.
+    """Reproduce a table or figure of the paper, beside the published figures.
 
     Args:
         name: Which: table1, curves, table2, table3, table5, gradients, table6, sentences, graphs,
             diversity, mix, illustration, gallery, contributions, or all.
-        scale: How large: smoke (seconds, on data that come with the package), cpu or paper.
+        scale: How large: smoke (a minute, on data that come with the package), cpu or paper.
         seeds: Seeds of every row, from 0 on; by default those of the scale.
         data: Data sets in place of the scale's: one, or a list with brackets.
-        output: The folder, by default reproductions/SCALE; it goes on where it was.
+        output: The folder, by default reproductions/SCALE; runs in it are resumed.
         options: Options of every run in place of the scale's, such as "{epochs: 5}".
         jobs: Runs at a time; by default one per GPU, or one per core.
+        on: Where runs are executed: on this machine (local), on Ray, or on SLURM.
         dry_run: Only say what is to be run and what it costs.
         command: What was typed.
     """
@@ -518,12 +558,21 @@ def reproduce(
     chosen = (data,) if isinstance(data, str) else data or ()
     return run(
         name, scale=scale, seeds=seeds, data=chosen, output=output, options=options, jobs=jobs,
-        dry_run=dry_run, command=command,
+        on=on, dry_run=dry_run, command=command,
     )  # fmt: skip
 
 
-def doctor() -> None:
-    """Say what is installed, what is missing, and the command that installs it."""
+def doctor(cluster: bool = False) -> None:
+    """Report what is installed, what is missing, and the command that installs it.
+
+    Args:
+        cluster: Report what Ray, SLURM, torchrun and object stores offer instead.
+    """
+    if cluster:
+        from unremix.cli.cluster_doctor import examine_cluster
+
+        examine_cluster()
+        return
     from unremix.cli.doctor import examine
 
     examine()

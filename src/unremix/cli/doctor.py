@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -61,8 +62,17 @@ def examine() -> None:
         print(printable(f"UNREMIX_DATA {root}: {found}"))
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     print(f"{free:.1f} GiB free on this disk" + (" - little" if free < 1 else ""), end="\n\n")
+    show_packages(PACKAGES)
+
+
+def show_packages(packages: Mapping[str, tuple[str, str]]) -> None:
+    """Print a table of packages: version, purpose and, where one is missing, how to get it.
+
+    Args:
+        packages: Purpose and command of each, by name.
+    """
     rows = [("package", "version", "for", "if missing")]
-    for package, (purpose, command) in PACKAGES.items():
+    for package, (purpose, command) in packages.items():
         version = version_of(package)
         rows.append((package, version or "missing", purpose, "" if version else command))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

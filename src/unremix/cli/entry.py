@@ -14,12 +14,12 @@ from typing import Any
 
 import unremix
 from unremix.cli import commands
-from unremix.data.printing import one_line
+from unremix.data.printing import complain, one_line
 from unremix.data.suggestions import did_you_mean, how_to_install
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what the user can fix is said in one line, without a trace."""
+    """Run a command; errors that the user can fix are one line, without a traceback."""
     # One line a warning, without the place in our source that raised it.
     warnings.formatwarning = lambda message, *_, **__: f"unremix: {one_line(str(message))}\n"
     for stream in (sys.stdout, sys.stderr):  # what the locale cannot show is written out
@@ -62,21 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_code(options: dict[str, Any], typed: Sequence[str]) -> None:
-    """Refuse code that a --config file names and nobody typed."""
-    from unremix.training.config import code_of, untrusted
+    """Refuse code that a --config file names and the user did not type."""
+    from unremix.options.config import code_of, untrusted
 
     names = [word.lstrip("-").partition("=")[0] for word in typed if word.startswith("--")]
     imports = () if "imports" in names else options["imports"] or ()
     code = code_of(imports, "" if "backbone" in names else options["backbone"] or "")
     if code and not options["trust"]:
         raise ValueError(untrusted(code, "the --config file"))
-
-
-def complain(message: str, code: int) -> int:
-    """Say in one line, red on a terminal, what is wrong."""
-    line = f"unremix: {one_line(message)}"
-    print(f"\033[31m{line}\033[0m" if sys.stderr.isatty() else line, file=sys.stderr)
-    return code
 
 
 def _run(command: str, typed: list[str]) -> int:
@@ -107,13 +100,13 @@ def _run(command: str, typed: list[str]) -> int:
         options = values(command, chosen) | switches
         _refuse_code(options, typed)
         if command == "train":
-            from unremix.training.config import TrainConfig
+            from unremix.options.config import TrainConfig
 
             commands.train(TrainConfig(**options), dry=dry)
             return 0
         from unremix.experiments.plan import CompareConfig, domain_of
-        from unremix.training.config import TrainConfig
-        from unremix.training.extensions import load_extensions
+        from unremix.options.config import TrainConfig
+        from unremix.options.extensions import load_extensions
 
         own = {field.name: options.pop(field.name) for field in fields(CompareConfig)}
         load_extensions(options["imports"] or ())

@@ -11,8 +11,8 @@ from typing import Any
 from unremix.cli.parser import CONFIG, DRY_RUN
 from unremix.experiments.plan import OWN, CompareConfig, domain_of
 from unremix.frameworks.parts import described, section_of, written
+from unremix.options.config import TrainConfig, default_of
 from unremix.recipes import PARTS, sections
-from unremix.training.config import TrainConfig, default_of
 
 WIDTH = 80
 NAMES = 20  # columns of the options' names

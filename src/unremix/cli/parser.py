@@ -1,4 +1,4 @@
-"""The options of all commands, and what is said when one is wrong."""
+"""The options of all commands, and the message when one is wrong."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ign
 
 import unremix
 from unremix.cli.commands import COMMANDS, SUMMARIES, SWITCHES, reproduce
+from unremix.data.printing import complain
 from unremix.data.suggestions import did_you_mean
-from unremix.training.settings import find_config
+from unremix.options.settings import find_config
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
 EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
 REPORTED = "A run, a comparison, or several runs to compare: their folders."
 NORMALIZE = "Scale each embedding to length 1."
-TRUST = "Let code run that the run's folder names."
+TRUST = "Allow code that the run's folder names to run."
 QUERY = "Picture files, sentences, a .txt file of sentences, or names of samples."
 COUNTS = {"mine": "Negatives per anchor.", "neighbors": "Neighbors of each query."}
+CLUSTER = "What Ray, SLURM, torchrun and object stores offer here."
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 
 
@@ -33,8 +35,6 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what is wrong, and what was probably meant."""
-        from unremix.cli.entry import complain
-
         line = " ".join(self.typed)
         asked = [parser for name, parser in self.commands.items() if line.startswith(f"{name} ")]
         actions = [action for parser in (self, *asked) for action in parser._actions]
@@ -47,7 +47,7 @@ def _sentence(message: str, actions: Sequence[Any]) -> str:
     named = re.search(r'Parser key "([\w.]+)"', message)
     value = re.search(r"(?:Given|Got) value: (.*)$", message)
     if named and value:
-        from unremix.training.config import mismatch
+        from unremix.options.config import mismatch
 
         hint = types.get(named[1], types.get(named[1].partition(".")[2]))
         return mismatch(f"--{named[1]}", value[1].strip("'"), hint)
@@ -55,8 +55,12 @@ def _sentence(message: str, actions: Sequence[Any]) -> str:
     known = {option.lstrip("-") for action in actions for option in action.option_strings}
     unknown = re.match(r"[Uu]nrecognized arguments: (.*)$", message)
     if unknown:
-        word = unknown[1].split()[0].partition("=")[0].lstrip("-")
-        hint = did_you_mean(word, known) or "; see --help"
+        word = unknown[1].split()[0].partition("=")[0]
+        if not word.startswith("-") and "data" in known:
+            return (
+                f"expected options of this command, got {unknown[1]}; did you mean --data {word}?"
+            )
+        hint = did_you_mean(word.lstrip("-"), known) or "; see --help"
         return f"expected options of this command, got {unknown[1]}{hint}"
     required = re.search(r"arguments are required: (.*)$", message)
     if required:
@@ -96,7 +100,7 @@ def make_parser(only: str | None = None) -> Parser:
 
 def _add_options(name: str, parser: Parser) -> None:
     if name in ("train", "compare"):
-        from unremix.training.config import TrainConfig
+        from unremix.options.config import TrainConfig
 
         parser.add_argument("--config", action=ConfigAction, help=CONFIG)
         parser.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
@@ -121,6 +125,9 @@ def _add_options(name: str, parser: Parser) -> None:
         own |= {"data", "normalize"}
         parser.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
         parser.add_argument("--normalize", action="store_true", help=NORMALIZE)
+    if name == "doctor":
+        own.add("cluster")
+        parser.add_argument("--cluster", action="store_true", help=CLUSTER)
     if name in ("study", "reproduce"):
         own |= {"dry_run", "command"}
         parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")

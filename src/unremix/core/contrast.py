@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from unremix.core.checks import checks_on, number
 from unremix.core.engines import Engine, find_engine
-from unremix.core.gather import Share, mean_gradient
+from unremix.core.gather import Share, mean_count, mean_gradient
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Own, Views, check_pairs, check_shapes, mix_or_equal
-from unremix.core.residuals import with_residuals
+from unremix.core.residuals import derive_residuals
 from unremix.core.rows import Problem, rows_loss
 from unremix.core.scores import Vectors, normalize
 
@@ -97,11 +97,8 @@ def contrast(
             total, weightless = _Blockwise.apply(  # type: ignore[no-untyped-call]
                 problem, engine, *vectors, shares, temperature
             )
-        if share is None:
-            total = total / (pairs.shares > 0).any(1).sum().clamp(min=1)
-        else:  # as many anchors per sample here as everywhere
-            per_sample = pairs.num_anchors / share.sizes[share.rank]
-            total = total / (per_sample * share.total / share.processes)
+        with_positive = (pairs.shares > 0).any(1).sum(dtype=total.dtype)  # anchors with a loss
+        total = total / mean_count(with_positive, share)
     if check and options.weighting.mass == "none" and int(weightless):
         warnings.warn(
             f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights: their "
@@ -132,21 +129,17 @@ def make_problem(
     factor = 1.0 if own is None else own.logit_factor
     problem = Problem(pairs, options, first, second, third, factor)
     if options.weighting.needs_residuals:
-        made = at_last_layer(anchors, first)
-        other_made = made if candidates is anchors else at_last_layer(candidates, second)
-        all_made = None
-        if everyone is candidates:
-            all_made = other_made
-        elif everyone is not None:
-            all_made = at_last_layer(everyone, describe(everyone)[1])
-        derived = replace(problem, anchors=made, candidates=other_made)
-        derived = with_residuals(derived, temperature, engine, share, all_made)
-        first = replace(first, residuals=derived.anchors.residuals)
-        if candidates is anchors:
-            second = first
-        else:
-            second = replace(second, residuals=derived.candidates.residuals)
-        problem = replace(problem, anchors=first, candidates=second, own=derived.own)
+        at_layer = at_last_layer(anchors, first)
+        others = at_layer if candidates is anchors else at_last_layer(candidates, second)
+        every = None if everyone is None else others
+        if everyone is not None and everyone is not candidates:
+            every = at_last_layer(everyone, describe(everyone)[1])
+        derived = replace(problem, anchors=at_layer, candidates=others)
+        deltas = derive_residuals(derived, temperature, engine, share, every)
+        first = replace(first, residuals=deltas[0])
+        second = first if candidates is anchors else replace(second, residuals=deltas[1])
+        third = None if third is None else replace(third, residuals=deltas[2])
+        problem = replace(problem, anchors=first, candidates=second, own=third)
     if options.products == "dot":
         return problem, (anchors.embeddings, candidates.embeddings)
     return problem, (units, other_units)
@@ -187,7 +180,7 @@ class _Blockwise(torch.autograd.Function):
         assert isinstance(anchors, Tensor)
         total = anchors.new_zeros(())
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
-        # Made beforehand: what is kept between blocks would leave holes among the arrays freed.
+        # Allocated before the loop: allocating between blocks would fragment memory.
         whole = [
             torch.zeros_like(each) if want and isinstance(each, Tensor) else None
             for each, want in zip(tensors, wanted, strict=True)

@@ -114,6 +114,16 @@ def share_of(
     return Share(tuple(sizes), dist.get_rank())
 
 
+@torch.no_grad()
+def mean_count(count: Tensor, share: Share | None) -> Tensor:
+    """A count, a scalar: here, or the mean over processes; at least 1 in all."""
+    if share is None or share.processes == 1:
+        return count.clamp(min=1)
+    total = count.clone()
+    dist.all_reduce(total)
+    return total.clamp(min=1) / share.processes
+
+
 def withdraw() -> None:
     """Tell the processes that wait in :func:`share_of` that this one has nothing to share.
 

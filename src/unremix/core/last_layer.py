@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ ROW_BY_ROW = {
     *("CudnnBatchNorm", "MiopenBatchNorm", "NativeBatchNorm", "NativeLayerNorm", "NativeDropout"),
     *("Mul", "Relu", "Sigmoid", "Silu", "Softplus", "Sub", "Tanh", "ToCopy"),
 }
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -324,6 +326,57 @@ class Projection:
 
 def _projected(given: Tensor, parameter: Tensor) -> Found | None:
     return traced(given, parameter, lambda h: h.to(parameter) @ parameter)
+
+
+def watch(
+    last_layer: nn.Module | tuple[nn.Module, nn.Module] | None,
+    projection: Tensor | tuple[Tensor, Tensor] | None,
+) -> list[LastLayer | Projection]:
+    """Where h comes from: nothing, one layer, or two; the arguments are those of the losses."""
+    if last_layer is not None and projection is not None:
+        raise ValueError(
+            "expected last_layer or projection, got both; pass the one that makes the embeddings"
+        )
+    if last_layer is not None:
+        return [LastLayer(each) for each in _one_or_two("last_layer", last_layer)]
+    if projection is not None:
+        return [Projection(each) for each in _one_or_two("projection", projection)]
+    return []
+
+
+def _one_or_two(name: str, given: T | tuple[T, T]) -> tuple[T, ...]:
+    """What was given as one, or as a pair."""
+    if not isinstance(given, tuple):
+        return (given,)
+    if len(given) != 2:
+        raise ValueError(
+            f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
+        )
+    return given
+
+
+def find_both(
+    layer: LastLayer | Projection,
+    second: LastLayer | Projection | None,
+    z0: Tensor,
+    z1: Tensor,
+    *,
+    check: bool,
+) -> tuple[Found, Found]:
+    """h of both views, each from its own layer where there are two; see :meth:`LastLayer.find`.
+
+    Inputs of different widths have no inner product: their lengths take their place.
+    """
+    if second is None:
+        first, other = layer.find(z0, z1, check=check)
+        return first, other
+    (first,), (other,) = layer.find(z0, check=check), second.find(z1, check=check)
+    if first.inputs.shape[1] == other.inputs.shape[1]:
+        return first, other
+    lengths = [
+        torch.linalg.vector_norm(each.inputs, dim=1, keepdim=True) for each in (first, other)
+    ]
+    return replace(first, inputs=lengths[0]), replace(other, inputs=lengths[1])
 
 
 def _split(module: nn.Module) -> tuple[nn.Linear, nn.Module | None]:

@@ -40,7 +40,7 @@ class Pairs:
         excluded: Further candidates that are not negatives, boolean, shape (N, M), or (1, M) where
             they are the same for all anchors.
         non_negatives: The candidates that are not negatives of each anchor, shape (N, E), where
-            they are few and as many for every anchor; None where only the mask tells.
+            they are few and as many for every anchor; None where only the mask is known.
     """
 
     positives: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
@@ -28,9 +29,9 @@ class Views:
         embeddings: z, shape (N, D); gradient flows to it.
         inputs: h with z = W h + b, shape (N, H), if known.
         ids: Which sample each view shows, shape (N,), if known; for scores that ask for it.
-        descriptors: What tells how alike two samples are, shape (N, K), where it is not f; see
-            :mod:`unremix.core.signals`.
-        thresholds: How alike a negative may be, shape (N,), where anchors have such a limit.
+        descriptors: Rows whose inner products say how alike two samples are, shape (N, K), where
+            these are not f; see :mod:`unremix.signals`.
+        thresholds: How similar a negative may be, shape (N,), where anchors have such a limit.
         outputs: W h + b, shape (N, D), where z is made of it and differs, by BatchNorm for example;
             δ is taken there.
     """
@@ -71,7 +72,7 @@ V = TypeVar("V", bound=Views)
 
 
 def map_views(function: Callable[..., Tensor], *views: V) -> V:
-    """Views made tensor by tensor of others; what one of them lacks, the new ones lack.
+    """Views made tensor by tensor of others; a field that one of them lacks is None.
 
     Example:
         >>> map_views(lambda rows: 2 * rows, Views(torch.eye(2))).embeddings
@@ -150,6 +151,12 @@ def mix_or_equal(mix: Tensor | None, options: Options, like: Tensor) -> Tensor:
             f"expected one share per component, shape ({count},), got {tuple(mix.shape)}; "
             "pass as many as there are components"
         )
+    if mix.device != like.device:
+        warnings.warn(
+            f"expected the loss on {like.device}, got its mix on {mix.device}, from where it is "
+            "copied at every step; call loss_fn.to(device)",
+            stacklevel=4,
+        )
     return mix.to(like)
 
 
@@ -191,7 +198,7 @@ def check_shapes(
             "with .to()"
         )
     some = len({views.inputs is None for _, views, _ in given}) > 1
-    if some and options.weighting.needs_residuals:  # else nobody reads them
+    if some and options.weighting.needs_residuals:  # otherwise h is not used
         raise ValueError(
             "expected the last layer's inputs h for anchors and candidates or for neither, "
             "got them for some; pass all or none"

@@ -20,14 +20,14 @@ from unremix.core.rows import Problem, blocks
 from unremix.core.scores import Vectors
 
 
-def with_residuals(
+def derive_residuals(
     problem: Problem,
     temperature: Tensor | float,
     engine: Engine,
     share: Share | None = None,
     everyone: Vectors | None = None,
-) -> Problem:
-    """The same problem with δ of all its views.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """δ of anchors (N, D), of candidates (M, D) and of the anchors' own candidates (N, S, D).
 
     Args:
         problem: The problem.
@@ -35,10 +35,10 @@ def with_residuals(
         engine: Evaluates blocks.
         share: This process's part, where there are several.
         everyone: The anchors of all processes, where all of them hold the same candidates: each
-            then derives δ of its part of the candidates, and tells the others. The candidates
-            themselves where every view is both.
+            process then computes δ of its part of the candidates and gathers the rest. The
+            candidates themselves where every view is both.
     """
-    options = problem.options
+    options, anchors, candidates = problem.options, problem.anchors, problem.candidates
     if options.gradient == "pseudo-label":
         temperature = options.posterior_temperature
     elif problem.own is not None:
@@ -48,26 +48,21 @@ def with_residuals(
         )
     elif isinstance(temperature, Tensor):
         temperature = temperature.detach()
-    delta = _of_anchors(problem, temperature, engine)
-    anchors, candidates, own = replace(problem.anchors, residuals=delta), problem.candidates, None
-    classes = problem.anchors if everyone is None else everyone
-    if everyone is None and candidates is problem.anchors:
-        candidates = anchors
-    elif everyone is None or share is None:
-        delta = _of_candidates(problem, slice(0, len(candidates.units)), temperature, engine)
-        candidates = replace(candidates, residuals=delta)
+    delta = others = _of_anchors(problem, temperature, engine)
+    if everyone is None or share is None:
+        if candidates is not anchors:
+            everything = slice(0, len(candidates.units))
+            others = _of_candidates(problem, everything, temperature, engine)
     elif everyone is candidates:  # of all processes first all first views, then all second ones
-        halves = [gather_rows(half, share) for half in delta.chunk(2)]
-        candidates = replace(candidates, residuals=torch.cat(halves))
+        others = torch.cat([gather_rows(half, share) for half in delta.chunk(2)])
     else:
         whole = replace(problem, pairs=_gather_pairs(problem.pairs, share), anchors=everyone)
         work = share.of_work(len(candidates.units))
-        delta = _of_candidates(whole, work.held, temperature, engine)
-        candidates = replace(candidates, residuals=gather_rows(delta, work))
-    if problem.own is not None:
-        delta = _of_own(problem.own, classes, options.tile, temperature, engine)
-        own = replace(problem.own, residuals=delta)
-    return replace(problem, anchors=anchors, candidates=candidates, own=own)
+        others = gather_rows(_of_candidates(whole, work.held, temperature, engine), work)
+    if problem.own is None:
+        return delta, others, None
+    classes = anchors if everyone is None else everyone
+    return delta, others, _of_own(problem.own, classes, options.tile, temperature, engine)
 
 
 def _of_anchors(problem: Problem, temperature: Tensor | float, engine: Engine) -> Tensor:
@@ -149,7 +144,7 @@ def _gather_pairs(pairs: Pairs, share: Share) -> Pairs:
 
 
 def _check_positives(mass: Tensor, options: Options) -> None:
-    """Refuse ``nt-xent`` where a view has no positive, in (N,) sums of shares."""
+    """Refuse ``nt-xent`` where a view has no positive, given sums of shares (N,)."""
     lacking = int((mass == 0).sum()) if checks_on(options.check, mass) else 0
     if lacking:
         raise ValueError(

@@ -11,8 +11,7 @@ from torch import Tensor
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Tile
 from unremix.core.scores import Block, Vectors, inner_products, normalize
-from unremix.core.signals import kept
-from unremix.core.weights import raw_scores, weigh
+from unremix.core.weights import weights_of
 
 # Numbers in a (B, M) array of a block. On a CPU it and a few more stay near the cores; on an
 # accelerator a block should keep it busy; inside torch.compile blocks are unrolled: few are best.
@@ -135,9 +134,7 @@ def rows_loss(
     weighting, objective = options.weighting, options.objective
     products = problem.products(anchors, candidates)  # (N, M)
     block = problem.block(products, anchors, candidates)
-    scores = raw_scores(block, weighting)
-    keep = None if weighting.filter is None else kept(block, weighting.filter)
-    weights = weigh(scores, block.negatives, block.count, mix, weighting, temperature, keep)
+    weights = weights_of(block, mix, weighting, temperature)
     logits = products / temperature
     if problem.own_factor != 1:
         shared, own = logits.split([len(candidates), logits.shape[1] - len(candidates)], dim=1)

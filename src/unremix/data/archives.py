@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from unremix.data.bounds import allowance, shorten
+from unremix.data.remote import RemoteFile, fetch, read_range
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp")
 MAX_FILE_BYTES = 2**30
@@ -70,6 +71,39 @@ class Span(NamedTuple):
         if len(data) < wanted:
             raise Unusable("truncated")
         return data
+
+
+class RemoteSpan(NamedTuple):
+    """A whole file behind a URL, or a member of a tar there.
+
+    Read from the cache, where the file is fetched first if there is room for it; see
+    :mod:`unremix.data.remote`.
+
+    Args:
+        file: The file.
+        offset: Where its bytes begin.
+        size: How many there are.
+    """
+
+    file: RemoteFile
+    offset: int
+    size: int
+
+    def read(self, limit: int = MAX_FILE_BYTES, most: int = MAX_FILE_BYTES) -> bytes:
+        """The bytes, or the first ``limit`` of them.
+
+        Raises:
+            Unusable: If the file is empty or longer than ``most``.
+            OSError: If it cannot be read in several attempts.
+        """
+        _check_size(self.size, most)
+        kept = fetch(self.file)
+        if kept is not None:
+            return Span(str(kept), self.offset, self.size).read(limit, most)
+        return read_range(self.file, self.offset, min(self.size, limit))
+
+
+AnySpan = Span | RemoteSpan
 
 
 class ZipSpan(NamedTuple):
@@ -145,7 +179,7 @@ def fill(file: IO[bytes], content: bytearray) -> int:
 
 
 def _pieces(file: IO[bytes], wanted: int) -> Iterator[bytes]:
-    """So many bytes, or as many as there are."""
+    """This many bytes, or all if there are fewer."""
     while wanted > 0 and (piece := file.read(min(wanted, PIECE))):
         wanted -= len(piece)
         yield piece
@@ -259,6 +293,12 @@ class BoundedTar:
             if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse():
                 yield member
 
+    @property
+    def has_end(self) -> bool:
+        """Whether the tar, once read, ends with the mark that every writer puts there."""
+        self.guard.file.seek(self.archive.offset)
+        return bool(self.guard.file.read(1))
+
     def read(self, member: tarfile.TarInfo, most: int) -> bytes:
         """The bytes of a file.
 
@@ -298,6 +338,8 @@ def tar_members(path: Path) -> tuple[list[tuple[str, Span]], str | None]:
             for member in archive.files():
                 name = member.name.removeprefix("./")
                 found[name] = Span(str(path), member.offset_data, member.size)
+            if not archive.has_end:  # cut off between two members, where nothing else shows it
+                return list(found.items()), "truncated: no mark of its end"
     except Endless as error:
         return list(found.items()), f"not read on: {error}"
     except Exception as error:  # broken headers raise almost anything
@@ -345,7 +387,7 @@ class Sample(NamedTuple):
     """One image of a shard, and its label where the shard has one."""
 
     name: str
-    image: Span
+    image: AnySpan
     label: int | None
 
 

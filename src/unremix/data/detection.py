@@ -13,9 +13,11 @@ from unremix.data.image.folders import (
     read_pattern,
     read_tars,
     read_tree,
+    read_url,
     zip_files,
 )
 from unremix.data.locate import candidates, locate
+from unremix.data.remote import is_url
 from unremix.data.splits import ACCEPTED, IMAGES, Found, name_and_suffix
 
 TU_FILE = "_graph_indicator.txt"  # every TU data set of graphs has one, and nothing else
@@ -33,6 +35,8 @@ def find_images(data: str | Path | Sequence[str | Path]) -> Found:
         return read_files(data)
     if str(data) == "digits":
         return read_digits()
+    if is_url(data) and name_and_suffix(Path(data))[1] in ("", ".tar"):
+        return read_url(str(data))
     if "{" in str(data) and not Path(data).exists():
         return read_pattern(str(data))
     for graphs in candidates(data, folders=("tu",), suffixes=("", ".zip"))[1:]:

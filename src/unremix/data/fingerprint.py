@@ -1,4 +1,4 @@
-"""A short text that tells data from other data."""
+"""A short text that identifies data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fingerprint(parts: Iterable[Tensor | str | None]) -> str:
 
 
 def spread(count: int, most: int) -> Tensor:
-    """At most so many indices, evenly spread over all, shape (k,), int64.
+    """At most this many indices, evenly spread over all, shape (k,), int64.
 
     Example:
         >>> spread(10, 4), spread(3, 4)

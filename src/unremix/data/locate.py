@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from unremix.data.remote import fetch, is_url, remote_file
+
 
 def candidates(
     data: str | Path, *, folders: Sequence[str] = ("",), suffixes: Sequence[str] = ("",)
@@ -31,17 +33,26 @@ def locate(
     folders: Sequence[str] = ("",),
     suffixes: Sequence[str] = ("",),
 ) -> Path:
-    """The path, or what has that name below UNREMIX_DATA.
+    """The path, or what has that name below UNREMIX_DATA; a file behind a URL is fetched.
 
     Args:
-        data: A path or a name.
+        data: A path, a name, or the URL of a file.
         accepted: What could have been there, for the error.
         folders: See :func:`candidates`.
         suffixes: Likewise.
 
     Raises:
         FileNotFoundError: If there is nothing.
+        OSError: If a URL cannot be read, or there is no room to keep the file.
     """
+    if is_url(data):
+        kept = fetch(remote_file(str(data)))
+        if kept is None:
+            raise OSError(
+                f"expected room in the cache for {data}, found too little; free some, or name "
+                "another folder by UNREMIX_CACHE"
+            )
+        return kept
     places = candidates(data, folders=folders, suffixes=suffixes)
     for place in places:
         if place.exists():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
+from collections.abc import Iterable, Sequence
 
 # Control characters, those that turn the direction of writing, and halves of characters.
 KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -37,3 +39,32 @@ def one_line(text: str) -> str:
         'a mistake in two lines'
     """
     return printable(" ".join(text.split()))
+
+
+def complain(message: str, code: int) -> int:
+    """Say in one line, red on a terminal, what is wrong."""
+    line = f"unremix: {one_line(message)}"
+    print(f"\033[31m{line}\033[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+    return code
+
+
+def markdown_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---"
+) -> str:
+    r"""A table in Markdown.
+
+    Args:
+        headings: One per column.
+        rows: The cells of each row.
+        rule: How the columns after the first are aligned: ``---``, or ``--:`` for numbers.
+
+    Example:
+        >>> print(markdown_table(["a", "b"], [["x|y", "1"]], "--:"))
+        | a | b |
+        | --- | --: |
+        | x\|y | 1 |
+    """
+    lines = [headings, ["---", *[rule] * (len(headings) - 1)], *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

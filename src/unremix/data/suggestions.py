@@ -26,12 +26,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 # The extra that brings a module; the others come with training and reports.
 EXTRAS = {
     "faiss": "mine",
+    "fsspec": "train",
     "huggingface_hub": "hub",
     "onnx": "export",
     "onnxruntime": "export",
     "onnxscript": "export",
     "pyarrow": "export",
+    "ray": "ray",
+    "s3fs": "s3",
     "sentencex": "text",
+    "submitit": "slurm",
     "torch_geometric": "graph",
 }
 

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from unremix.frameworks.base import Framework
-from unremix.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from unremix.training.run import Run
+from unremix.domains.sampling import scramble
+from unremix.frameworks.base import Batch, Framework
+from unremix.options.config import TrainConfig
+from unremix.views.randomness import keys
 
 Observer = Callable[[Framework, int], dict[str, float]]
-"""Measures a model after so many epochs."""
+"""Measures a model after a number of epochs."""
 
 Measuring = Callable[[str, int, int], None]
 """Told what is being measured, how much of it is done, and how much there is."""
+
+
+# Which of a sample's random streams mixes it; two views take 0 and 1, the observer 2 and 3.
+MIXING_VIEW = 4
+
+
+def make_batch(
+    views: tuple[Any, ...], indices: Tensor, config: TrainConfig, *, step: int, epoch: int
+) -> Batch:
+    """Views of some samples as a framework takes them, with the keys of all that is random."""
+    return Batch(
+        views=views,
+        samples=indices,
+        keys=keys(config.seed, epoch, indices, MIXING_VIEW),
+        batch_key=torch.tensor([scramble(config.seed, step, MIXING_VIEW)]),
+        epoch=epoch,
+    )
 
 
 class Features(NamedTuple):
@@ -34,6 +52,18 @@ class Features(NamedTuple):
     names: list[str]
     labels: Tensor | None
     classes: Sequence[str] | None
+
+
+class Trained(Protocol):
+    """What a domain asks of a run: its folder, options, shape and encoder."""
+
+    path: Path
+    config: TrainConfig
+    shape: Any
+
+    def encoder(self, *, trained: bool = True) -> nn.Module:
+        """The run's encoder, in eval mode, trained or as it was before."""
+        ...
 
 
 class Reads(Protocol):
@@ -54,7 +84,7 @@ class Reads(Protocol):
         """The data of a run."""
         ...
 
-    def load_for(self, run: Run, data: str | None) -> Any:
+    def load_for(self, run: Trained, data: str | None) -> Any:
         """The data of a run, or others read the same way."""
         ...
 
@@ -71,7 +101,7 @@ class Reads(Protocol):
         ...
 
     def fingerprint(self, data: Any) -> str:
-        """A text that tells the data to train on from others, whatever they are called."""
+        """A text that identifies the training data, whatever they are called."""
         ...
 
     def size(self, data: Any) -> int:
@@ -116,11 +146,11 @@ class Models(Protocol):
         """What the framework is given: views of the samples, on their device."""
         ...
 
-    def embed(self, run: Run, items: Any) -> Tensor:
+    def embed(self, run: Trained, items: Any) -> Tensor:
         """Features of items given in memory or by path, shape (n, F)."""
         ...
 
-    def features(self, run: Run, data: Any) -> Features:
+    def features(self, run: Trained, data: Any) -> Features:
         """Embed whole data."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,15 @@ from unremix.data.fingerprint import fingerprint
 from unremix.data.graph.dataset import GraphData, load_graphs, store_graphs
 from unremix.data.graph.features import NodeEncoding
 from unremix.data.graph.store import GraphBatch, GraphStore
-from unremix.domains.base import Features
+from unremix.domains.base import Features, Trained, make_batch
+from unremix.domains.sampling import permuted
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.infograph import InfoGraph
-from unremix.training.config import GraphOptions, TrainConfig
-from unremix.training.sampling import permuted, scramble
+from unremix.options.config import GraphOptions, TrainConfig
 from unremix.views.graph import GraphAugmentation, augment
 from unremix.views.randomness import keys
-
-if TYPE_CHECKING:
-    from unremix.training.run import Run
 
 EVALUATION_BATCH = 512
 MOST_FEATURES = 1 << 20  # of a node
@@ -100,7 +97,7 @@ class GraphDomain:
             progress=config.progress,
         )
 
-    def load_for(self, run: Run, data: str | None) -> GraphData:
+    def load_for(self, run: Trained, data: str | None) -> GraphData:
         """The run's own graphs, or others, their nodes encoded alike."""
         return load_graphs(
             run.config.data if data is None else data,
@@ -189,15 +186,9 @@ class GraphDomain:
                 augment(fetched, self._views(config), keys(config.seed, epoch, indices, view))
                 for view in (0, 1)
             )
-        return Batch(
-            views=views,
-            samples=indices,
-            keys=keys(config.seed, epoch, indices, 4),
-            batch_key=torch.tensor([scramble(config.seed, step, 4)]),
-            epoch=epoch,
-        )
+        return make_batch(views, indices, config, step=step, epoch=epoch)
 
-    def embed(self, run: Run, items: Any) -> Tensor:
+    def embed(self, run: Trained, items: Any) -> Tensor:
         """Embeddings of graphs of torch_geometric, shape (n, F)."""
         from torch_geometric.data import Data  # type: ignore[import-untyped]
 
@@ -213,7 +204,7 @@ class GraphDomain:
             )
         return graph_features(run.encoder(), store_graphs(items, run.shape.encoding))
 
-    def features(self, run: Run, data: GraphData) -> Features:
+    def features(self, run: Trained, data: GraphData) -> Features:
         """Embed all graphs."""
         found, graphs = graph_features(run.encoder(), data.train.store), data.train
         return Features(found, list(graphs.names), graphs.labels, graphs.classes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,21 +14,16 @@ from torch import Tensor, nn
 from unremix.data.fingerprint import fingerprint, spread
 from unremix.data.image.dataset import ImageData, ImageSet, load_images
 from unremix.data.image.items import read_items
-from unremix.domains.base import Features
+from unremix.domains.base import Features, Trained, make_batch
+from unremix.domains.sampling import permuted
 from unremix.encoders import make_encoder, projection_head
 from unremix.encoders.registry import chosen_name
 from unremix.frameworks.base import Batch, Framework
-from unremix.training.config import TrainConfig, check_types
-from unremix.training.sampling import permuted, scramble
+from unremix.options.config import TrainConfig, check_types
 from unremix.views.image import SETTINGS, Augmentation, augment, plain, settings_for
 from unremix.views.randomness import keys
 
-if TYPE_CHECKING:
-    from unremix.training.run import Run
-
-# Which of a sample's random streams is whose; the observer takes 2 and 3.
-MIXING_VIEW = 4
-CROP_VIEW = 8
+CROP_VIEW = 8  # which of a sample's random streams the first small crop takes; see MIXING_VIEW
 
 # Small crops of SwAV: our choice for small images. Published are 96 of 224 pixels and 5 to 14 % of
 # the area.
@@ -96,6 +91,7 @@ def set_features(
 ) -> Tensor:
     """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
     parts = []
+    # Without images, split gives one empty part, so that the width is known.
     for indices in torch.arange(len(images)).split(batch):
         part = images.images.batch(indices)
         if encoder is None:
@@ -129,7 +125,7 @@ class ImageDomain:
             progress=config.progress,
         )
 
-    def load_for(self, run: Run, data: str | Sequence[str] | None) -> ImageData:
+    def load_for(self, run: Trained, data: str | Sequence[str] | None) -> ImageData:
         """The run's own images, or others or a list of files, in the run's size and channels."""
         config, shape = run.config, run.shape
         return load_images(
@@ -237,21 +233,16 @@ class ImageDomain:
             for k in range(model.crops)
         ]
         views = (view(0, settings), view(1, settings), *crops)
-        return Batch(
-            views=tuple(images.to(model.dtype) for images in views),
-            samples=indices,
-            keys=keys(config.seed, epoch, indices, MIXING_VIEW),
-            batch_key=torch.tensor([scramble(config.seed, step, MIXING_VIEW)]),
-            epoch=epoch,
-        )
+        converted = tuple(images.to(model.dtype) for images in views)
+        return make_batch(converted, indices, config, step=step, epoch=epoch)
 
-    def embed(self, run: Run, items: Any) -> Tensor:
+    def embed(self, run: Trained, items: Any) -> Tensor:
         """Features of pictures, shape (n, F); see :func:`unremix.data.image.items.read_items`."""
         shape = run.shape
         images = read_items(items, channels=shape.channels, size=shape.image_size)
         return features_of(run.encoder(), images, shape.settings)
 
-    def features(self, run: Run, data: ImageData) -> Features:
+    def features(self, run: Trained, data: ImageData) -> Features:
         """Embed all images, training images first."""
         encoder = run.encoder()
         parts = [part for part in (data.train, data.test) if part is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from unremix.data.sentence.dataset import (
     tokenise,
 )
 from unremix.data.sentence.senteval_files import asked_folder, canonical_name
-from unremix.domains.base import Features
+from unremix.domains.base import Features, Trained, make_batch
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.text import BagOfWords, TransformerEncoder
 from unremix.encoders.word_vectors import (
@@ -34,12 +34,7 @@ from unremix.encoders.word_vectors import (
 )
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.quickthought import TwinEncoder
-from unremix.training.config import TrainConfig, check_types
-from unremix.training.sampling import scramble
-from unremix.views.randomness import keys
-
-if TYPE_CHECKING:
-    from unremix.training.run import Run
+from unremix.options.config import TrainConfig, check_types
 
 ENCODED_AT_ONCE = 512
 FINGERPRINTED = 128  # windows, and sentences in each
@@ -86,7 +81,7 @@ class SentenceCorpus(EncodedCorpus):
         if len(texts) != len(self):
             raise ValueError(
                 f"expected the {len(self)} sentences of {self.name} that were read before, "
-                f"got {len(texts)}; the text has changed in the meantime: start again"
+                f"got {len(texts)}; the text has changed since: start again"
             )
         return [
             text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…" for text in texts
@@ -120,7 +115,7 @@ def encode_texts(
     return torch.cat(parts)[back]
 
 
-def reader(run: Run, *, trained: bool = True) -> tuple[nn.Module, Vocabulary]:
+def reader(run: Trained, *, trained: bool = True) -> tuple[nn.Module, Vocabulary]:
     """A run's encoder and the words it knows, further ones included where they were asked for."""
     encoder, vocabulary = run.encoder(trained=trained), run.shape.vocabulary
     expand = run.config.sentence.expand
@@ -178,7 +173,7 @@ class SentenceDomain:
             )
         return corpus
 
-    def load_for(self, run: Run, data: str | None) -> SentenceCorpus:
+    def load_for(self, run: Trained, data: str | None) -> SentenceCorpus:
         """The run's own text, or another, in the run's vocabulary."""
         config = run.config
         source = config.data if data is None else data
@@ -328,15 +323,9 @@ class SentenceDomain:
             documents=fetched.documents.to(device),
             texts=fetched.texts.to(device),
         )
-        return Batch(
-            views=(moved,),
-            samples=indices,
-            keys=keys(config.seed, epoch, indices, 4),
-            batch_key=torch.tensor([scramble(config.seed, step, 4)]),
-            epoch=epoch,
-        )
+        return make_batch((moved,), indices, config, step=step, epoch=epoch)
 
-    def embed(self, run: Run, items: Any) -> Tensor:
+    def embed(self, run: Trained, items: Any) -> Tensor:
         """Embeddings of sentences, shape (n, F)."""
         if isinstance(items, str):
             raise ValueError(f"expected a list of sentences, got one string; embed([{items!r}])")
@@ -351,7 +340,7 @@ class SentenceDomain:
         encoder, vocabulary = reader(run)
         return encode_texts(encoder, items, vocabulary, max_length=run.config.sentence.max_length)
 
-    def features(self, run: Run, data: SentenceCorpus) -> Features:
+    def features(self, run: Trained, data: SentenceCorpus) -> Features:
         """Embeddings of a whole text in reading order; names are the sentences, labels the topics.
 
         A sentence without any word is left out.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.audit import audit
-from unremix.losses import Importance
+from unremix.core.importance import Importance
 
 PREFIX = "audit_"
 

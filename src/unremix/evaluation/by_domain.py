@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from unremix.domains.base import Measuring, Observer
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 if TYPE_CHECKING:
     from unremix.training.run import Run

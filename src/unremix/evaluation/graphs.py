@@ -23,7 +23,7 @@ from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.run import Run
 
 if TYPE_CHECKING:

@@ -193,7 +193,7 @@ def warnings_of(
         found.append(
             f"Only {health.effective_rank:.1f} of {usable} dimensions are in use: the embeddings "
             "lie close to a few directions. Lower the temperature, train with larger batches, or "
-            "check that the views keep what tells samples apart."
+            "check that the views keep what distinguishes samples."
         )
     # By Jensen's inequality two samples are at least this far apart on average.
     strangers = -health.uniformity / SHARPNESS

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from unremix.audit import effective_negatives
+from unremix.core.importance import Importance
 from unremix.data.image.dataset import ImageData
 from unremix.domains.base import Measuring
 from unremix.domains.image import ImageShape, set_features
+from unremix.domains.sampling import permuted
 from unremix.encoders import ResNet, SmallCNN
 from unremix.encoders.resnet import DEPTHS
 from unremix.evaluation.auditing import audit_columns, gradient_columns
@@ -22,10 +24,8 @@ from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.knn import Accuracy, knn_predict, leave_one_out_shares, top_accuracy
 from unremix.evaluation.linear import TOP, linear_probe
 from unremix.frameworks.base import Embedded, Framework, Projecting
-from unremix.losses import Importance
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.run import Run
-from unremix.training.sampling import permuted
 from unremix.views.image import augment
 from unremix.views.randomness import keys
 

@@ -1,4 +1,4 @@
-"""Weighted nearest neighbors on frozen features: what they tell without any training."""
+"""Weighted nearest neighbors on frozen features: a measurement without any training."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ class _Solver:
         self.history = [*self.history[1 - HISTORY :], (step, change, curvature)]
 
     def _set_aside(self, solved: Tensor, gradient: Tensor) -> Tensor:
-        """Keep the results of solved problems and go on with the others, whose gradient it is."""
+        """Keep the results of solved problems, and go on with the others, whose gradient it is."""
         self.found[:, self.active[solved]] = self.logits[:, solved]
         rest = ~solved
         self.active = self.active[rest]

@@ -24,7 +24,7 @@ from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.frameworks.base import Framework
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 from unremix.training.run import Run
 
 WATCHED = 2000  # sentences that are measured at an epoch's end
@@ -173,7 +173,7 @@ def evaluate_run(
             why = "SentEval's tasks were left out, as asked"
         else:
             why = "for SentEval's tasks name their folder with --sentence.senteval or UNREMIX_DATA"
-        card["note"] = f"the text has no topics to tell apart; {why}"
+        card["note"] = f"the text has no topics to distinguish; {why}"
         return card
     results = {}
     protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}

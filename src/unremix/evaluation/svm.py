@@ -22,7 +22,7 @@ Kernel = Literal["rbf", "linear", "logistic"]
 Floats = NDArray[np.float64]
 
 C_GRID = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
-MAX_ITERATIONS = 1000  # of the two linear classifiers; libsvm goes on until it has converged
+MAX_ITERATIONS = 1000  # of the two linear classifiers; libsvm iterates until it has converged
 
 _DESCRIBED = {
     "rbf": "SVC with the RBF kernel, gamma = 1 / (features · variance of the training part)",
@@ -89,10 +89,10 @@ def plan_folds(
         labels: Integers from 0, shape (n,).
         folds: Outer folds asked for.
         inner_folds: Inner folds asked for.
-        classes: The name of each label, to be told by; its number by default.
+        classes: The name of each label, for messages; its number by default.
 
     Returns:
-        The folds, which samples are in them, and what is to be told about both.
+        The folds, which samples are in them, and what to report about both.
 
     Raises:
         ValueError: For fewer than two outer folds.

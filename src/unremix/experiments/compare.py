@@ -1,7 +1,7 @@
 """``unremix compare``: the same training for several recipes and seeds, side by side.
 
 Every run is a process of its own. What is done, what is under way and what is left to do is read
-from the comparison's folder, so that starting again goes on where it was:
+from the comparison's folder, so that starting again resumes it:
 
 ``comparison.yaml`` (its options), ``runs/<recipe>-<seed>/`` (run folders), ``logs/``, and at the
 end ``results.csv`` (a row per run), ``results.json``, ``table.csv``, ``table.md``, ``report.html``,
@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from unremix.data.image.dataset import has_labels
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
 from unremix.experiments.display import monitored
@@ -37,14 +38,12 @@ from unremix.experiments.plan import (
 from unremix.experiments.processes import Share
 from unremix.experiments.results import Results
 from unremix.experiments.tables import Measure, Outcome, TableRow
+from unremix.options.config import TrainConfig
 from unremix.report.comparison import write_comparison_of
 from unremix.report.curves import Panel, learning_curves, write_figure
-from unremix.training.config import TrainConfig
 from unremix.training.record import versions
 
 __all__ = ["CompareConfig", "Comparison", "compare"]
-
-FILE_WIDTH = 400  # characters in a line of the table, where no terminal limits them
 
 
 @dataclass(frozen=True)
@@ -244,12 +243,9 @@ def _write_results(plan: Plan, engine: Engine, command: str, console: Console) -
     folder.write("results.json", json.dumps(record, indent=2) + "\n")
     _curves(plan, results, outcomes, rows, measures, folder.path)
     write_comparison_of(folder.path)
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    for number, grid in enumerate(grids):
-        console.print(tables.to_rich(grid, title=None if number else title))
-    for note in (*notes, f"Everything is in {folder.path}/ (open report.html first)"):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    shown = [tables.to_rich(grid, title=None if n else title) for n, grid in enumerate(grids)]
+    last = f"Everything is in {folder.path}/ (open report.html first)"
+    tables.show(console, shown, (*notes, last))
     return Comparison(folder.path, outcomes, rows)
 
 
@@ -268,7 +264,7 @@ def compare(
 ) -> Comparison:
     """Train every recipe with every seed under the same options, and compare them.
 
-    Called again with the same folder, it goes on where it was; what is done is not done again.
+    Called again with the same folder, it resumes; finished runs are not repeated.
 
     Args:
         config: What to compare.
@@ -283,13 +279,13 @@ def compare(
     Raises:
         ValueError: For options that cannot be, or that are not those the folder was begun with.
         BlockingIOError: If another process is at work on the same comparison.
-        KeyboardInterrupt: If it was stopped; the same call goes on.
+        KeyboardInterrupt: If it was stopped; the same call resumes it.
     """
     console = console or Console(quiet=not config.progress)
     with_budget(train, config.budget)
     asked = chosen_recipes(config.recipes, train.domain)  # mistakes show before anything is made
     path = Path(config.output) if config.output else path_for(train.data)
-    engine = Engine(path, console, config.jobs)
+    engine = Engine(path, console, config.jobs, config.on)
     with engine.alone("comparison"):
         earlier = engine.folder.earlier()
         plan = make_plan(config, train, earlier, str(path))
@@ -298,7 +294,7 @@ def compare(
             _check_threads(earlier["threads"], share)
         more = (plan.recipes, plan.seeds) != (asked, config.seeds)
         if command is None or more:
-            command = command_of(plan, config.output, config.jobs)
+            command = command_of(plan, config.output, config.jobs, config.on)
         if more:
             engine.say(
                 f"{path} was begun with further recipes or seeds, which belong to it: "
@@ -312,6 +308,11 @@ def compare(
             "train": shared_options(plan.train),
         }
         engine.folder.write("comparison.yaml", yaml.safe_dump(record, sort_keys=False))
+        if plan.train.domain == "image" and not has_labels(plan.train.data):
+            engine.say(
+                "The images have no labels, so the table will have no accuracies. Put them into a "
+                "folder per class to compare them."
+            )
         try:
             engine.run(plan.jobs, again=command)
         except KeyboardInterrupt:

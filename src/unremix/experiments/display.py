@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
+from unremix.data.quantities import duration
 from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import Begun, Ended, Event, Failed, Runner, Work
-from unremix.experiments.quantities import duration
+from unremix.experiments.processes import Begun, Ended, Event, Failed, Lost, Runner, Work
 from unremix.experiments.tables import Measure, Standing
 
 REFRESH = 1.0  # seconds between drawings of the live table
@@ -125,6 +125,8 @@ class Display:
                 self.say(f"{job}: {begins}")
             case Ended(job, work):
                 self._ended(job, work)
+            case Lost(job, _, why):
+                self.say(f"{job}: its worker was lost ({why}); it continues from its checkpoint")
             case Failed(job, _, how):
                 lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
                 self.say(f"{job}: failed ({how}); the end of {self.folder.log(job)}:{lines}")
@@ -151,7 +153,7 @@ class Display:
                 marks.append((work.elapsed, share))
 
     def _expected(self) -> dict[str, float]:
-        """Seconds of a whole run of each row; empty while nothing can be told."""
+        """Seconds of a whole run of each row; empty while nothing is known."""
         found = {row: list(seconds) for row, seconds in self.seconds.items()}
         for job, work in self.runner.working.items():
             if job.row in self.seconds:
@@ -169,7 +171,7 @@ class Display:
         return {job.row: means.get(job.row, typical) for job in self.runner.jobs}
 
     def _left(self) -> dict[Job, float]:
-        """Seconds that each run still needs; empty while nothing can be told."""
+        """Seconds that each run still needs; empty while nothing is known."""
         expected = self._expected()
         if not expected:
             return {}

@@ -25,8 +25,9 @@ from rich.table import Table
 from torch import Tensor
 
 from unremix.data.image.dataset import ImageData, ImageSet
+from unremix.data.quantities import amount, duration
 from unremix.domains import Domain, find_domain
-from unremix.experiments.compare import FILE_WIDTH
+from unremix.experiments import tables
 from unremix.experiments.forecast import (
     TIMED,
     WARM_UP,
@@ -41,11 +42,10 @@ from unremix.experiments.forecast import (
 )
 from unremix.experiments.plan import Plan
 from unremix.experiments.processes import share_for
-from unremix.experiments.quantities import amount, duration
 from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
+from unremix.options.config import TrainConfig
 from unremix.recipes import sections
-from unremix.training.config import TrainConfig
 from unremix.training.loop import Training, fit
 from unremix.training.preparation import Prepared, fit_to
 from unremix.training.progress import Progress
@@ -423,20 +423,17 @@ def dry_comparison(
             failed.append(f"{recipe} cannot be run: {error}")
     if not found:
         raise ValueError("; ".join(failed))
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    console.print(_comparison_table(f"{len(plan.jobs)} runs on {domain.name(data)}", found, plan))
     every = list(found.values())
     seconds = plan.seeds * sum(one.seconds for one in every)
     disk = plan.seeds * sum(2 * one.measured.checkpoint + one.measured.encoder for one in every)
     disk += share.jobs * max(one.measured.checkpoint for one in every)
-    console.print(
+    summary = (
         f"In all {duration(seconds)} of training; {duration(seconds / share.jobs)} with "
-        f"{share.jobs} at a time, if they do not hinder each other. Disk: {amount(disk)}.",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    for line in (*_said(real, train, [one.measured for one in every]), *failed):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        f"{share.jobs} at a time, if they do not hinder each other. Disk: {amount(disk)}."
+    )
+    table = _comparison_table(f"{len(plan.jobs)} runs on {domain.name(data)}", found, plan)
+    notes = _said(real, train, [one.measured for one in every])
+    tables.show(console, [table], (summary, *notes, *failed))
     return found
 
 

@@ -1,7 +1,7 @@
 """One engine for all experiments: jobs in, records out.
 
 The folder of an experiment holds ``runs/`` and ``logs/``, and ``results.jsonl`` with a line per
-finished run. What has a line is done; what has a checkpoint goes on from there.
+finished run. What has a line is done; what has a checkpoint resumes from there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from rich.console import Console
 
 from unremix.data.atomic_files import try_lock
 from unremix.experiments.display import show_progress
+from unremix.experiments.executors import On, make_executor
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import Begun, Ended, Runner, Share, share_for
+from unremix.experiments.processes import Begun, Ended, Executor, Runner, Share
 from unremix.experiments.results import RESULTS, Results, record_of
 
 
@@ -29,12 +31,16 @@ class Engine:
         path: The experiment's folder.
         console: Where to show progress.
         at_a_time: Runs at a time; by default one per GPU, or one per core.
+        on: Where they run: on this machine, on Ray, or on SLURM.
     """
 
-    def __init__(self, path: Path, console: Console, at_a_time: int | None = None) -> None:
+    def __init__(
+        self, path: Path, console: Console, at_a_time: int | None = None, on: On = "local"
+    ) -> None:
         self.path = path
         self.console = console
         self.at_a_time = at_a_time
+        self.on = on
         self.folder = Folder(path)
         self.results = Results(path / RESULTS)
         self.failures: Mapping[Job, str] = {}  # of the last run
@@ -65,9 +71,14 @@ class Engine:
         finally:
             os.close(lock)
 
+    @cached_property
+    def executor(self) -> Executor:
+        """Where the runs are executed; nothing is connected to before it is asked for."""
+        return make_executor(self.on)
+
     def share(self, jobs: Sequence[Job]) -> Share:
-        """What of the machine each of some jobs gets."""
-        return share_for(jobs, self.at_a_time)
+        """What of the machine, or of the cluster, each of some jobs gets."""
+        return self.executor.share(jobs, self.at_a_time)
 
     def run(
         self,
@@ -87,17 +98,17 @@ class Engine:
             jobs: The runs, in the order in which they begin.
             trim: Looks at what is waiting, at first and after each run, and may remove some of it.
             ended: Called after each run that ended well.
-            again: The command that goes on, to name if it is stopped.
+            again: The command that resumes it, for the message.
             with_folder: Jobs whose run folder is needed. Without it they run again, even if they
                 have a record.
             about: What else to note of every run.
 
         Raises:
-            KeyboardInterrupt: If somebody asked to stop; the same call goes on.
+            KeyboardInterrupt: If it was asked to stop; the same call resumes it.
         """
         needed = {job.name for job in with_folder}
         known = {job for job in jobs if job in self.results and job.name not in needed}
-        runner = Runner(jobs, self.folder, self.share(jobs), known)
+        runner = Runner(jobs, self.folder, self.share(jobs), known, self.executor)
         self.failures = runner.failures
 
         def note(job: Job, cpu_seconds: float | None = None) -> None:
@@ -124,9 +135,8 @@ class Engine:
                     look()
         except KeyboardInterrupt:
             if again is not None:
-                self.say(
-                    f"stopped with {len(runner.done)} of {len(jobs)} runs done; go on with: {again}"
-                )
+                done = f"{len(runner.done)} of {len(jobs)} runs done"
+                self.say(f"stopped with {done}; resume with: {again}")
             raise
         finally:
             for job in runner.done:  # by a process of an earlier start

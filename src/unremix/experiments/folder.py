@@ -65,7 +65,7 @@ class Folder:
         return self.known[job]
 
     def has_checkpoint(self, job: Job) -> bool:
-        """Whether there is something to go on from."""
+        """Whether there is something to resume from."""
         run = self.find(job)
         return run is not None and run.has_checkpoint
 

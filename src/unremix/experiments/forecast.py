@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unremix.experiments.quantities import amount, duration
+from unremix.data.quantities import amount, duration
 from unremix.frameworks.base import Framework
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 WARM_UP = 1  # steps before those that are timed
 TIMED = 3
@@ -25,7 +25,7 @@ class Measured:
     Args:
         seconds: Of each timed step.
         samples: In a step.
-        scale: Steps of the whole batch are so many times as large.
+        scale: How many times larger the whole batch is.
         memory: Bytes that a step of the whole batch takes, on top of the data; None where the
             system does not say.
         checkpoint: Bytes of a checkpoint.

@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
+from unremix.options.config import TrainConfig, make_config
 from unremix.recipes import RECIPES, find_recipe
-from unremix.training.config import TrainConfig, make_config
 
 # Not shared by the runs.
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")
@@ -25,16 +25,17 @@ class CompareConfig:
     """Options of a comparison, besides those of the training that all its runs share.
 
     Args:
-        recipes: Names with commas between, or all; ``unremix recipes`` lists them.
+        recipes: Comma-separated names, or all; ``unremix recipes`` lists them.
         reference: The recipe that the others are compared with; the first by default.
         seeds: Runs of each recipe, with seeds from 0 on.
-        budget: What every run gets: so many epochs ("20 epochs", the same as --epochs 20, whatever
-            a --config file says of epochs), or so much time ("10 minutes"): a run then ends with
-            the epoch in which its time is up, or with --epochs, which still sets the schedule of
-            the learning rate.
+        budget: What every run gets. "20 epochs" is --epochs 20 and overrides a --config file. "10
+            minutes" is a time: a run ends with the epoch in which its time is up, or after
+            --epochs, which still sets the schedule of the learning rate.
         jobs: Runs at a time; by default one per GPU, or one per core. The cores are shared out.
         output: Folder of the comparison; comparisons/<data> by default. The same folder again goes
             on where it was; recipes and seeds can be added.
+        on: Where runs are executed: on this machine (local), on Ray, or on SLURM. A cluster needs
+            an output folder that all its nodes share.
         progress: Whether to show progress and the table.
     """
 
@@ -44,6 +45,7 @@ class CompareConfig:
     budget: str | None = None
     jobs: int | None = None
     output: str | None = None
+    on: Literal["local", "ray", "slurm"] = "local"
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -219,7 +221,7 @@ def train_config(*options: Mapping[str, Any]) -> TrainConfig:
 
 
 def make_job(row: str, train: TrainConfig) -> Job:
-    """A run under a name that tells its options: equal options give the same name everywhere.
+    """A run under a name made of its options: equal options give the same name everywhere.
 
     Only options that differ from the defaults count, so that a new option does not rename old runs.
 
@@ -308,7 +310,9 @@ def _check_same(earlier: Mapping[str, Any], asked: Mapping[str, Any], folder: st
         )
 
 
-def command_of(plan: Plan, output: str | None = None, jobs: int | None = None) -> str:
+def command_of(
+    plan: Plan, output: str | None = None, jobs: int | None = None, on: str = "local"
+) -> str:
     """The command that makes a whole comparison.
 
     Example:
@@ -320,4 +324,5 @@ def command_of(plan: Plan, output: str | None = None, jobs: int | None = None) -
         words += ["--reference", plan.reference]
     words += _changed(plan.train, _usual_options())
     words += [] if jobs is None else ["--jobs", str(jobs)]
+    words += [] if on == "local" else ["--on", on]
     return shlex.join(words + ([] if output is None else ["--output", output]))

@@ -1,4 +1,4 @@
-"""The runs of an experiment as processes.
+"""The runs of an experiment as processes, here or on the workers of a cluster.
 
 For systems with ``flock`` and process groups: Linux and macOS.
 """
@@ -13,9 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
@@ -23,11 +25,22 @@ from joblib import cpu_count  # type: ignore[import-untyped]
 from unremix.data.atomic_files import try_lock, write_text
 from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
-from unremix.training.config import TrainConfig, config_to_yaml
+from unremix.options.config import TrainConfig, config_to_yaml
 
-TRAIN = (sys.executable, "-m", "unremix", "train")
+TRAIN = ("-m", "unremix", "train")  # what Python is called with
 POLL = 0.1  # seconds between looks at the processes
 GRACE = 20.0  # seconds that a process has to end before it is killed
+RETRIES = 3  # times that a run begins again after its worker was lost
+
+# Begins a process that gets SIGTERM when its parent dies (prctl's PR_SET_PDEATHSIG is 1), and that
+# SLURM's notice of a timeout, which is for its parent, does not end.
+BOUND = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True)
@@ -142,6 +155,176 @@ class Stop:
         self.asked += 1
 
 
+class LostError(Exception):
+    """A worker was lost before it could say how its run ended; the message says why."""
+
+
+class Running(Protocol):
+    """The process of a run, wherever it is.
+
+    ``cpu_seconds`` is what it took of the CPU, once it has ended.
+    """
+
+    cpu_seconds: float
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended.
+
+        Raises:
+            LostError: If nobody will ever know.
+        """
+        ...
+
+    def stop(self, number: int) -> None:
+        """Ask it to end (SIGTERM), or end it (SIGKILL)."""
+        ...
+
+
+class Executor(Protocol):
+    """Where runs are executed: here, see :class:`Local`, or as :mod:`.executors` says."""
+
+    def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
+        """What each of some jobs gets; see :func:`share_for`."""
+        ...
+
+    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Running:
+        """Begin a run, or continue it.
+
+        Args:
+            job: The run.
+            folder: Where its files are.
+            share: What it gets.
+            place: Which of the share's places it takes.
+            lock: The descriptor that holds the run's lock; it is closed after this call.
+        """
+        ...
+
+
+class Process:
+    """A process of this machine; see :class:`Running`.
+
+    Args:
+        process: It, leader of its own group.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.cpu_seconds = 0.0
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended."""
+        process = self.process
+        if process.returncode is None:
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                self.cpu_seconds = usage.ru_utime + usage.ru_stime
+                process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode
+
+    def stop(self, number: int) -> None:
+        """Send a signal to the process and those that it started."""
+        if self.poll() is None:
+            os.killpg(self.process.pid, number)
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code; None if it has not ended after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return code
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the process of a run is told, in plain text.
+
+    Args:
+        program: What Python is called with.
+        options: The run's options, as YAML.
+        code: Words that name the user's code.
+    """
+
+    program: tuple[str, ...]
+    options: str
+    code: tuple[str, ...]
+
+    @classmethod
+    def of(cls, job: Job, folder: Folder) -> Command:
+        """The command of a run in a folder."""
+        config = replace(
+            job.train,
+            name=job.name,
+            runs=str(folder.run(job).parent),
+            resume=None,
+            progress=True,
+            threads=None,  # the environment says
+        )
+        return cls(TRAIN, config_to_yaml(config), tuple(_code_words(job.train)))
+
+
+def start_process(
+    job: Job,
+    folder: Folder,
+    command: Command,
+    environment: Mapping[str, str],
+    lock: int,
+    *,
+    directory: str | None = None,
+    bound: bool = False,
+) -> Process:
+    """Begin a run on this machine, or continue it from its checkpoint.
+
+    Args:
+        job: The run.
+        folder: Where its files are.
+        command: What it is told.
+        environment: All environment variables of its process.
+        lock: The descriptor that holds the run's lock; the process inherits it.
+        directory: Where the process works; here by default.
+        bound: Whether it ends when this process does, where the system can.
+    """
+    run, log = folder.run(job), folder.log(job)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, *command.program]
+    if folder.has_checkpoint(job):
+        words += ["--resume", str(run)]
+    else:
+        folder.discard(job)
+        options = log.with_suffix(".yaml")
+        write_text(options, command.options)
+        words += ["--config", str(options)]
+    words += command.code
+    with log.open("a", encoding="utf-8", errors="backslashreplace") as output:
+        output.write(f"{BEGUN}{shlex.join(words)}\n")
+        output.flush()
+        if bound and sys.platform == "linux":
+            words = [sys.executable, "-SEc", BOUND, str(os.getpid()), *words]
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=directory,
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C reaches us alone; we end the runs ourselves
+        )
+    return Process(process)
+
+
+class Local:
+    """Runs as processes of this machine; see :class:`Executor`."""
+
+    def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
+        """What of this machine each job gets."""
+        return share_for(jobs, at_a_time)
+
+    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Process:
+        """Begin a process, which inherits the lock."""
+        environment = {**os.environ, **share.environment(place)}
+        return start_process(job, folder, Command.of(job, folder), environment, lock)
+
+
 @dataclass
 class Work:
     """A run under way.
@@ -151,30 +334,29 @@ class Work:
         process: Its process; None if an earlier start of the experiment began it.
         before: Share of the run that was done when we began.
         began: When that was.
-        cpu_seconds: What the process took of the CPU, once it has ended.
     """
 
     place: int
-    process: subprocess.Popen[bytes] | None
+    process: Running | None
     before: float
     began: float = field(default_factory=time.monotonic)
-    cpu_seconds: float = 0.0
 
     @property
     def elapsed(self) -> float:
         """Seconds since then."""
         return time.monotonic() - self.began
 
-    def poll(self) -> int | None:
-        """The exit code of our process, once it has ended."""
-        process = self.process
-        if process is None or process.returncode is not None:
-            return None if process is None else process.returncode
-        ended, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if ended:
-            self.cpu_seconds = usage.ru_utime + usage.ru_stime
-            process.returncode = os.waitstatus_to_exitcode(status)
-        return process.returncode
+    @property
+    def cpu_seconds(self) -> float:
+        """What the process took of the CPU, once it has ended."""
+        return 0.0 if self.process is None else self.process.cpu_seconds
+
+    def ended(self) -> bool:
+        """Whether it has ended, however it did."""
+        try:
+            return self.process is None or self.process.poll() is not None
+        except LostError:
+            return True
 
 
 @dataclass(frozen=True)
@@ -202,7 +384,16 @@ class Failed:
     how: str
 
 
-Event = Begun | Ended | Failed
+@dataclass(frozen=True)
+class Lost:
+    """The worker of a run was lost for the reason ``why``; the run waits for another one."""
+
+    job: Job
+    work: Work
+    why: str
+
+
+Event = Begun | Ended | Failed | Lost
 
 
 class Runner:
@@ -213,10 +404,16 @@ class Runner:
         folder: Where their runs are.
         share: What of the machine each gets.
         known: Jobs that are known to be done, also where their folders are gone.
+        executor: Where they run; here by default.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], folder: Folder, share: Share, known: Collection[Job] = ()
+        self,
+        jobs: Sequence[Job],
+        folder: Folder,
+        share: Share,
+        known: Collection[Job] = (),
+        executor: Executor | None = None,
     ) -> None:
         self.jobs = list(jobs)
         self.folder = folder
@@ -225,6 +422,8 @@ class Runner:
         self.failures: dict[Job, str] = {}
         self.waiting = [job for job in jobs if job not in self.done]
         self.working: dict[Job, Work] = {}
+        self.executor: Executor = Local() if executor is None else executor
+        self.losses: Counter[Job] = Counter()  # workers that a run has lost
 
     def run(self) -> Iterator[Event | None]:
         """Run until nothing is left, and tell what happens; None where nothing has.
@@ -260,44 +459,14 @@ class Runner:
                 place = min(free)
                 free.remove(place)
                 before = self.folder.share_done(job)
-                process = None if lock is None else self._start(job, place, lock)
+                process = None
+                if lock is not None:
+                    process = self.executor.start(job, self.folder, self.share, place, lock)
             finally:
                 if lock is not None:
                     os.close(lock)
             self.working[job] = Work(place, process, before)
             yield Begun(job, self.working[job])
-
-    def _start(self, job: Job, place: int, lock: int) -> subprocess.Popen[bytes]:
-        run, log = self.folder.run(job), self.folder.log(job)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        if self.folder.has_checkpoint(job):
-            words = [*TRAIN, "--resume", str(run)]
-        else:
-            self.folder.discard(job)
-            config = replace(
-                job.train,
-                name=job.name,
-                runs=str(run.parent),
-                resume=None,
-                progress=True,
-                threads=None,  # the environment says
-            )
-            options, text = log.with_suffix(".yaml"), config_to_yaml(config)
-            write_text(options, text)
-            words = [*TRAIN, "--config", str(options)]
-        words += _code_words(job.train)
-        with log.open("a", encoding="utf-8", errors="backslashreplace") as output:
-            output.write(f"{BEGUN}{shlex.join(words)}\n")
-            output.flush()
-            return subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.share.environment(place)},
-                pass_fds=(lock,),
-                start_new_session=True,  # Ctrl-C reaches us alone; we end the runs ourselves
-            )
 
     def _collect(self) -> Iterator[Event]:
         """See which runs have ended, and how."""
@@ -309,7 +478,12 @@ class Runner:
                     del self.working[job]
                     self.waiting.insert(0, job)  # done by now, or to be gone on with
                 continue
-            code = work.poll()
+            try:
+                code = work.process.poll()
+            except LostError as error:
+                del self.working[job]
+                yield self._lost(job, work, str(error))
+                continue
             if code is None:
                 continue
             del self.working[job]
@@ -322,16 +496,25 @@ class Runner:
                 self.failures[job] = last[0].removeprefix("unremix: ") if last else how
                 yield Failed(job, work, how)
 
+    def _lost(self, job: Job, work: Work, why: str) -> Event:
+        """Let a run begin again, from its checkpoint, unless it has lost too many workers."""
+        self.losses[job] += 1
+        if self.losses[job] > RETRIES:
+            self.failures[job] = why
+            return Failed(job, work, f"{self.losses[job]} workers were lost")
+        self.waiting.insert(0, job)
+        return Lost(job, work, why)
+
     def _end(self, stop: Stop) -> None:
         """End all processes that are still there; at once if asked a second time."""
         ours = [work for work in self.working.values() if work.process is not None]
         asked = max(1, stop.asked)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for work in ours:
-                if work.poll() is None and work.process is not None:
-                    os.killpg(work.process.pid, number)
+                if work.process is not None and not work.ended():
+                    work.process.stop(number)
             deadline = time.monotonic() + GRACE
-            while any(work.poll() is None for work in ours):
+            while not all(work.ended() for work in ours):
                 if time.monotonic() > deadline or stop.asked > asked:
                     break
                 time.sleep(POLL)

@@ -18,17 +18,17 @@ from rich.table import Table
 
 from unremix.data.atomic_files import write_whole
 from unremix.data.locate import candidates
+from unremix.data.quantities import duration
 from unremix.data.sentence.senteval_files import find_folder
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments import tables
-from unremix.experiments.compare import FILE_WIDTH
 from unremix.experiments.dry_run import estimate
 from unremix.experiments.engine import Engine
+from unremix.experiments.executors import On
 from unremix.experiments.paper.experiments import EXPERIMENTS
 from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, put
 from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
 from unremix.experiments.plan import Job
-from unremix.experiments.quantities import duration
 from unremix.report.curves import write_figure
 from unremix.training.record import versions
 
@@ -102,6 +102,7 @@ def reproduce(
     output: str | None = None,
     options: Options | None = None,
     jobs: int | None = None,
+    on: On = "local",
     dry_run: bool = False,
     command: str | None = None,
     console: Console | None = None,
@@ -113,10 +114,11 @@ def reproduce(
         scale: ``smoke``, ``cpu`` or ``paper``.
         seeds: Seeds of every row, from 0 on; by default those of the scale.
         data: Data sets in place of the scale's.
-        output: The folder, by default ``reproductions/SCALE``; the same folder again goes on where
+        output: The folder, by default ``reproductions/SCALE``; the same folder again resumes where
             it was.
         options: Options of every run in place of the scale's, by name, such as ``{"epochs": 5}``.
         jobs: Runs at a time; by default one per GPU, or one per core.
+        on: Where they run: ``local``, ``ray`` or ``slurm``.
         dry_run: Only say what is to be run and what it costs.
         command: The command that asked for it, for the tables.
         console: Where to show progress.
@@ -127,7 +129,7 @@ def reproduce(
     Raises:
         ValueError: For a name, scale or options that do not exist, or if no data set is there.
         BlockingIOError: If another process is at work in the folder.
-        KeyboardInterrupt: If it was stopped; the same call goes on.
+        KeyboardInterrupt: If it was stopped; the same call resumes it.
     """
     console = console or Console()
     experiments = chosen(name)
@@ -138,7 +140,7 @@ def reproduce(
         raise ValueError(f"expected seeds to be at least 1, got {seeds}")
     if data and name == ALL:
         raise ValueError("expected --data for one table or figure, got it for all; name one")
-    engine = Engine(Path(output or f"reproductions/{scale}"), console, jobs)
+    engine = Engine(Path(output or f"reproductions/{scale}"), console, jobs, on)
     settings = []
     for experiment in experiments:
         size = SCALES[scale][experiment.kind]
@@ -348,16 +350,12 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
                 "unknown" if one is None else duration(one),
                 "unknown" if one is None else duration(one * len(left)),
             )  # fmt: skip
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    console.print(table)
-    for line in (
-        *dict.fromkeys(said),
-        f"In all {duration(total)} of training, one run at a time; evaluation comes on top. The "
-        "cost of a run is that of the reference row by a few steps, and taken for the other rows "
-        "as well. Nothing was written.",
-    ):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    summary = (
+        f"In all {duration(total)} of training, one run at a time; evaluation is not included. The "
+        "cost of a run is estimated from a few steps of the reference row, and assumed for the "
+        "other rows as well. Nothing was written."
+    )
+    tables.show(console, [table], (*dict.fromkeys(said), summary))
 
 
 def _cost(setting: Setting, job: Job, said: list[str]) -> float | None:

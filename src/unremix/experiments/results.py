@@ -26,7 +26,7 @@ def record_of(job: Job, run: Run, cpu_seconds: float | None) -> dict[str, Any]:
     Args:
         job: The run.
         run: Its folder.
-        cpu_seconds: What it took of the CPU; None where nobody looked.
+        cpu_seconds: What it took of the CPU; None where it was not measured.
     """
     card, rows = run.evaluation or {}, run.metrics()
     results = card.get("results") or {}

@@ -1,7 +1,7 @@
 """``unremix study``: many settings, paired seeds and a budget, from one YAML file.
 
 A study is a list of stages. A stage is a set of *arms*, each a setting of some options, and a
-number of seeds, the same for every arm. Successive halving spends the seeds where they tell most:
+number of seeds, the same for every arm. Successive halving spends most seeds on the best arms:
 with ``seeds: [2, 4, 8]`` every arm gets two seeds, the better half two more, and so on.
 
 The folder of a study holds ``results.jsonl`` (a line per finished run, with its options, command
@@ -20,17 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments import plan
-from unremix.experiments.engine import Engine
 from unremix.experiments.plan import Job, train_config
-from unremix.experiments.processes import Runner
 from unremix.experiments.results import Results
 from unremix.experiments.statistics import summarize
-from unremix.training.config import code_of, untrusted
+from unremix.options.config import code_of, untrusted
 
 Arm = Mapping[str, Any]
 """A setting: options by name, those of a section with a dot between (``loss.hardness``)."""
@@ -61,7 +57,7 @@ class Stage:
         best_of: Further arms: the best of earlier stages.
         seeds: Seeds of every arm; a list for successive halving, such as [2, 4, 8].
         first_seed: The first seed; others than those of an earlier stage make it independent.
-        keep: With halving, the share of arms that goes on.
+        keep: With halving, the share of arms that is kept.
         within: With halving, arms compete only with those of the same value of this option.
         train: Options of the study that are different here.
         reference: The arm that others are compared with, the first by default; where it is named,
@@ -302,7 +298,7 @@ def is_complete(study: Study, name: str, results: Results) -> bool:
 
 
 def planned(study: Study, results: Results) -> list[tuple[str, int, int, int]]:
-    """Of each rung: its stage, arms, runs and runs to be made, as far as it can be told.
+    """Of each rung: its stage, arms, runs and runs to be made, as far as they are known.
 
     Arms of later rungs and of ``best_of`` are counted, not named, before their results are there.
     """
@@ -324,106 +320,3 @@ def planned(study: Study, results: Results) -> list[tuple[str, int, int, int]]:
             least = len(groups_of(given_arms(stage), stage.within))
             count, before = max(least, math.ceil(stage.keep * count)), seeds
     return found
-
-
-def show_plan(study: Study, results: Results, console: Console) -> None:
-    """Say what is to be run and what it costs."""
-    minutes = core_minutes(study, results)
-    table = Table(title=study.title)
-    for heading in ("stage", "arms", "runs", "to do", "core-hours"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
-    hours = 0.0
-    for name, arms, runs, to_do in planned(study, results):
-        hours += to_do * minutes / 60
-        table.add_row(name, str(arms), str(runs), str(to_do), f"{to_do * minutes / 60:.1f}")
-    console.print(table)
-    spent = results.core_hours
-    limit = "" if study.core_hours is None else f" of {study.core_hours:g} allowed"
-    console.print(
-        f"{minutes:.1f} core-minutes a run; {spent:.1f} core-hours spent, {hours:.1f} to come"
-        f"{limit}.",
-        highlight=False,
-    )
-    if study.core_hours is not None and spent + hours > study.core_hours:
-        console.print("The budget ends before the study does; the report says how far it came.")
-
-
-def run_study(
-    path: str | Path,
-    *,
-    output: str | None = None,
-    stage: str | None = None,
-    jobs: int | None = None,
-    dry_run: bool = False,
-    trust: bool = False,
-    console: Console | None = None,
-) -> Path:
-    """Run what is left of a study, within its budget, and write its report.
-
-    Args:
-        path: The study's YAML file.
-        output: Its folder, by default a folder beside the file, named after it.
-        stage: Only this stage.
-        jobs: Runs at a time; by default one per GPU, or one per core.
-        dry_run: Only say what is to be run and what it costs.
-        trust: Whether code may run that the file names.
-        console: Where to show progress.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: For a study that cannot be.
-        BlockingIOError: If another process is at work on it.
-        KeyboardInterrupt: If it was stopped; the same call goes on.
-    """
-    from unremix.experiments.study_report import write_report
-
-    console = console or Console()
-    study = read_study(path, trust=trust)
-    if stage is not None and stage not in study.stages:
-        hint = did_you_mean(stage, study.stages)
-        raise ValueError(f"expected one of {', '.join(study.stages)}, got {stage!r}{hint}")
-    engine = Engine(Path(output) if output else Path(path).with_suffix(""), console, jobs)
-    show_plan(study, engine.results, console)
-    if dry_run:
-        return engine.path
-    with engine.alone("study"):
-        try:
-            for name in study.stages if stage is None else [stage]:
-                for best in study.stages[name].best_of:
-                    if not is_complete(study, best.stage, engine.results):
-                        raise ValueError(
-                            f"expected stage {best.stage!r} to be complete before {name!r}, which "
-                            "takes the best of it, got missing runs; run that stage first"
-                        )
-                for rung in range(len(study.stages[name].rungs)):
-                    if not _run_rung(study, name, rung, engine):
-                        return engine.path
-        finally:
-            if engine.results.records:
-                write_report(study, engine.results, engine.path)
-                console.print(f"The report is in {engine.path}/report.md", highlight=False)
-    return engine.path
-
-
-def _run_rung(study: Study, name: str, rung: int, engine: Engine) -> bool:
-    """Run what a rung lacks; return whether the study can go on."""
-    results = engine.results
-    jobs = jobs_at(study, name, rung, results)
-    if all(job.name in results.records for job in jobs):
-        return True
-    engine.say(f"{name}, {study.stages[name].rungs[rung]} seeds")
-
-    def keep_to_budget(runner: Runner) -> None:
-        if study.core_hours is not None:
-            hours = study.core_hours - results.core_hours
-            affordable = int(60 * hours / core_minutes(study, results)) - len(runner.working)
-            del runner.waiting[max(0, affordable) :]
-
-    engine.run(jobs, keep_to_budget, about={"stage": name})
-    lacking = [job for job in jobs if job.name not in results.records]
-    if lacking:
-        why = f"{len(engine.failures)} runs failed" if engine.failures else "the budget is spent"
-        engine.say(f"{name}: {len(lacking)} of {len(jobs)} runs are missing ({why})")
-    return not lacking

@@ -12,15 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from unremix.data.printing import markdown_table
+from unremix.data.quantities import duration
 from unremix.evaluation.card import FEATURES, label_of
-from unremix.experiments.quantities import duration
 from unremix.experiments.statistics import Difference, Summary, paired_difference, summarize
 
 TRAINED = "trained"  # the features a run is about; all others on a card are baselines
 ASIDE = ("top5",)  # measures that the files list and the table leaves out
+FILE_WIDTH = 400  # characters in a line of a table, where no terminal limits them
 SIDE_BY_SIDE = 3  # up to so many measures, differences stand beside the values
 TWO_DECIMALS = 10_000  # samples measured, from which a hundredth of a percent is no rounding
 
@@ -78,12 +81,12 @@ class Measure:
         return self.number(value) + (" %" if self.percent else "")
 
     def summary(self, found: Summary) -> str:
-        """Mean ± standard deviation; a dash where one seed cannot tell it."""
+        """Mean ± standard deviation; a dash where there is only one seed."""
         spread = "–" if found.deviation is None else self.number(found.deviation)
         return f"{self.number(found.mean)} ± {spread}"
 
     def difference(self, found: Difference) -> str:
-        """Mean difference and interval; a dash where one pair cannot tell it."""
+        """Mean difference and interval; a dash where there is only one pair."""
         if found.low is None or found.high is None:
             return f"{self.number(found.mean, sign=True)} [–]"
         low, high = (self.number(end, sign=True) for end in (found.low, found.high))
@@ -304,12 +307,7 @@ def grids(
 
 def to_markdown(grid: Grid) -> str:
     """A grid as a Markdown table."""
-
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    rule = ["---"] + ["--:"] * (len(grid.headings) - 1)
-    return "\n".join([line(grid.headings), line(rule), *map(line, grid.lines)]) + "\n"
+    return markdown_table(grid.headings, grid.lines, "--:") + "\n"
 
 
 def to_rich(grid: Grid, *, title: str | None = None) -> Table:
@@ -321,6 +319,16 @@ def to_rich(grid: Grid, *, title: str | None = None) -> Table:
     for number, cells in enumerate(grid.lines):
         table.add_row(*map(escape, cells), end_section=number == last_recipe)
     return table
+
+
+def show(console: Console, shown: Iterable[Table], lines: Iterable[str]) -> None:
+    """Print tables and then lines; in a file, nothing is wrapped."""
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    for table in shown:
+        console.print(table)
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from unremix.losses import Importance
+from unremix.core.importance import Importance
 
 Embedded = tuple[Tensor, Tensor]
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.gather import Share, exchange_rows, gather_rows, share_of
+from unremix.core.importance import Importance
 from unremix.core.problem import Own
 from unremix.frameworks.base import Batch, Embedded, Projecting
 from unremix.frameworks.queue import Queue
-from unremix.losses import Importance, TwoViewLoss
+from unremix.losses import TwoViewLoss
 from unremix.views.mixing import Joint, Mixed, Mixing
 
 # What a view draws in a step, each from keys of its own.

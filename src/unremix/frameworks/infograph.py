@@ -113,10 +113,10 @@ class InfoGraph(Framework):
                 "True; leave it out, or use --infograph.objective info-nce"
             )
         loss.check_evidence("nodes")
-        if loss.weighting.filter and isinstance(loss, HCLLoss) and self.objective == "jsd":
+        if loss.false_negatives and isinstance(loss, HCLLoss) and self.objective == "jsd":
             raise ValueError(
                 "expected false_negatives=None for HCL with the objective jsd, which has weights "
-                f"of its own, got {loss.weighting.filter.rule!r}; use --infograph.objective "
+                f"of its own, got {loss.false_negatives.rule!r}; use --infograph.objective "
                 "info-nce, or another weighting"
             )
         if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, make_dataclass
+from inspect import get_annotations
 from typing import Any, get_type_hints
 
 
@@ -16,9 +17,13 @@ def options_type(part: Any) -> type | None:
 
 
 def option_fields(part: Any) -> dict[str, Field[Any]]:
-    """The options of a part, by name."""
+    """The options of a part, by name; those it shares with others come last."""
     kind = options_type(part)
-    return {} if kind is None else {option.name: option for option in fields(kind)}
+    if kind is None:
+        return {}
+    own = get_annotations(kind)
+    ordered = sorted(fields(kind), key=lambda option: option.name not in own)
+    return {option.name: option for option in ordered}
 
 
 def section_of(part: Any) -> str:
@@ -34,18 +39,21 @@ def summary_of(part: Any) -> str:
 
 
 def described(kind: type) -> dict[str, str]:
-    """The text of each argument in a docstring.
+    """The text of each argument in a docstring, those of the classes it derives from included.
 
     Example:
         >>> from unremix.frameworks.moco import MoCoOptions
         >>> described(MoCoOptions)["queue"]
         'Old keys kept as negatives.'
     """
-    listed = re.search(r"^    Args:\n(.*?)(?=^    \S|\Z)", kind.__doc__ or "", re.M | re.S)
-    found = re.findall(
-        r"^        (\w+): (.*?)(?=^        \w|\Z)", listed[1] if listed else "", re.M | re.S
-    )
-    return {name: " ".join(text.split()) for name, text in found}
+    texts: dict[str, str] = {}
+    for each in kind.__mro__:
+        listed = re.search(r"^    Args:\n(.*?)(?=^    \S|\Z)", each.__doc__ or "", re.M | re.S)
+        found = re.findall(
+            r"^        (\w+): (.*?)(?=^        \w|\Z)", listed[1] if listed else "", re.M | re.S
+        )
+        texts = {name: " ".join(text.split()) for name, text in found} | texts
+    return texts
 
 
 def merged(parts: Mapping[Any, Mapping[str, Any]]) -> dict[str, type]:

@@ -5,39 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from unremix.core.signals import FalseNegatives
 from unremix.losses import PRESETS, HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.signals.false_negatives import FalseNegatives
 
 
-def with_filter(options: dict[str, Any]) -> dict[str, Any]:
-    """Options in which what concerns false negatives is one, as the losses take it.
-
-    Raises:
-        ValueError: For evidence or a share without a rule that would use it.
-
-    Example:
-        >>> with_filter({"false_negatives": "ring", "evidence": None, "false_negative_share": 0.2})
-        {'false_negatives': FalseNegatives(rule='ring', evidence='similarity', share=0.2, ...)}
-    """
-    rest = dict(options)
-    rule, evidence = rest.pop("false_negatives"), rest.pop("evidence")
-    given = {"evidence": evidence, "share": rest.pop("false_negative_share")}
-    given = {name: value for name, value in given.items() if value is not None}
-    if rule is None and given:
-        raise ValueError(
-            f"expected false_negatives with {' and '.join(given)}, got none, so that it would do "
-            "nothing; add false_negatives, such as ring"
-        )
-    return {**rest, "false_negatives": None if rule is None else FalseNegatives(rule, **given)}
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """All negatives count alike.
+@dataclass(frozen=True, kw_only=True)
+class Filtered:
+    """Options about negatives that are probably false, which all weightings share.
 
     Args:
-        class_prior: τ⁺ of the debiasing.
-        decoupled: Whether the positive is left out of the denominator.
         false_negatives: What is done about negatives that are probably false: ring, threshold, rank
             or mixture.
         evidence: How alike two samples are, for that: similarity, four-views, bank or
@@ -45,11 +21,8 @@ class Uniform:
         false_negative_share: The share of negatives that are probably false.
     """
 
-    summary: ClassVar[str] = "all negatives alike"
     section: ClassVar[str] = "loss"
 
-    class_prior: float = 0.0
-    decoupled: bool = False
     false_negatives: Literal["ring", "threshold", "rank", "mixture"] | None = field(
         default=None, metadata={"unset": "none: nothing"}
     )
@@ -60,13 +33,50 @@ class Uniform:
         default=None, metadata={"unset": "0.1, with false_negatives only"}
     )
 
-    def __call__(self, **given: Any) -> InfoNCELoss:
-        """The loss; ``given`` are the options that it shares with the others."""
-        return InfoNCELoss(**with_filter(asdict(self)), **given)
+    def loss_options(self) -> dict[str, Any]:
+        """All options as the losses take them: what concerns false negatives is one.
+
+        Raises:
+            ValueError: For evidence or a share without a rule that would use it.
+
+        Example:
+            >>> made = Uniform(false_negatives="ring", false_negative_share=0.2).loss_options()
+            >>> made["false_negatives"].rule, made["false_negatives"].share
+            ('ring', 0.2)
+        """
+        rest = asdict(self)
+        rule, evidence = rest.pop("false_negatives"), rest.pop("evidence")
+        given = {"evidence": evidence, "share": rest.pop("false_negative_share")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if rule is None and given:
+            raise ValueError(
+                f"expected false_negatives with {' and '.join(given)}, got none, so that it would "
+                "do nothing; add false_negatives, such as ring"
+            )
+        return {**rest, "false_negatives": None if rule is None else FalseNegatives(rule, **given)}
 
 
 @dataclass(frozen=True)
-class HCL:
+class Uniform(Filtered):
+    """All negatives count alike.
+
+    Args:
+        class_prior: τ⁺ of the debiasing.
+        decoupled: Whether the positive is left out of the denominator.
+    """
+
+    summary: ClassVar[str] = "all negatives alike"
+
+    class_prior: float = 0.0
+    decoupled: bool = False
+
+    def __call__(self, **given: Any) -> InfoNCELoss:
+        """The loss; ``given`` are the options that it shares with the others."""
+        return InfoNCELoss(**self.loss_options(), **given)
+
+
+@dataclass(frozen=True)
+class HCL(Filtered):
     """Negatives weighted by similarity.
 
     Args:
@@ -74,39 +84,24 @@ class HCL:
         class_prior: τ⁺ of the debiasing.
         similarity_gradient: Whether gradient flows through the similarity in the weights.
         decoupled: Whether the positive is left out of the denominator.
-        false_negatives: What is done about negatives that are probably false: ring, threshold, rank
-            or mixture.
-        evidence: How alike two samples are, for that: similarity, four-views, bank or
-            shared-neighbors.
-        false_negative_share: The share of negatives that are probably false.
         fidelity: Preset: sound, paper or code.
     """
 
     summary: ClassVar[str] = "by similarity (HCL)"
-    section: ClassVar[str] = "loss"
 
     hardness: float = 1.0
     class_prior: float = 0.1
     similarity_gradient: bool = True
     decoupled: bool = False
-    false_negatives: Literal["ring", "threshold", "rank", "mixture"] | None = field(
-        default=None, metadata={"unset": "none: nothing"}
-    )
-    evidence: Literal["similarity", "four-views", "bank", "shared-neighbors"] | None = field(
-        default=None, metadata={"unset": "similarity, with false_negatives only"}
-    )
-    false_negative_share: float | None = field(
-        default=None, metadata={"unset": "0.1, with false_negatives only"}
-    )
     fidelity: Literal["sound", "paper", "code"] = "sound"
 
     def __call__(self, **given: Any) -> HCLLoss:
         """The loss; ``given`` are the options that it shares with the others."""
-        return HCLLoss(**with_filter(asdict(self)), **given)
+        return HCLLoss(**self.loss_options(), **given)
 
 
 @dataclass(frozen=True)
-class UnReMix:
+class UnReMix(Filtered):
     """Negatives weighted by uncertainty, similarity and representativeness.
 
     Args:
@@ -122,16 +117,10 @@ class UnReMix:
         similarity_gradient: Whether gradient flows through the similarity in the weights.
         decoupled: Whether the positive is left out of the denominator.
         sketch: Dimensions that the last layer's input is projected to.
-        false_negatives: What is done about negatives that are probably false: ring, threshold, rank
-            or mixture.
-        evidence: How alike two samples are, for that: similarity, four-views, bank or
-            shared-neighbors.
-        false_negative_share: The share of negatives that are probably false.
         fidelity: Preset: sound, paper or code.
     """
 
     summary: ClassVar[str] = "by uncertainty, similarity and representativeness"
-    section: ClassVar[str] = "loss"
 
     components: tuple[str, ...] = ("uncertainty", "similarity", "representativeness")
     mix: Literal["learned", "free", "fixed", "adversarial"] | tuple[float, ...] = "learned"
@@ -144,20 +133,11 @@ class UnReMix:
     similarity_gradient: bool | None = None
     decoupled: bool = False
     sketch: int | None = field(default=None, metadata={"unset": "none: not projected"})
-    false_negatives: Literal["ring", "threshold", "rank", "mixture"] | None = field(
-        default=None, metadata={"unset": "none: nothing"}
-    )
-    evidence: Literal["similarity", "four-views", "bank", "shared-neighbors"] | None = field(
-        default=None, metadata={"unset": "similarity, with false_negatives only"}
-    )
-    false_negative_share: float | None = field(
-        default=None, metadata={"unset": "0.1, with false_negatives only"}
-    )
     fidelity: Literal["sound", "paper", "code"] = "sound"
 
     def __call__(self, **given: Any) -> UnReMixLoss:
         """The loss; ``given`` are the options that it shares with the others."""
-        return UnReMixLoss(**with_filter(asdict(self)), **given)
+        return UnReMixLoss(**self.loss_options(), **given)
 
     def settled(self, *, epochs: int) -> UnReMix:
         """The same with the values of the preset where there are none."""

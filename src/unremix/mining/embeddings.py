@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ Flags = NDArray[np.bool_]
 
 AT_ONCE = 2**24  # numbers of an array that are read at a time: 64 MB in float32
 ENDINGS = (".npy", ".npz", ".parquet")
+PLAN = "_unremix.json"  # beside parquet parts; readers of parquet pass over names that begin so
 KEY = "embeddings"
 
 
@@ -60,10 +62,24 @@ def open_embeddings(source: Any, name: str = "the embeddings") -> NDArray[Any]:
 def read_columns(path: Path, wanted: list[str] | None = None) -> dict[str, NDArray[Any]]:
     """The arrays of a file by name, all of them if None are asked for.
 
+    Args:
+        path: The file, or a folder of parquet parts that ``unremix embed --on ray`` wrote.
+        wanted: Names of arrays.
+
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: For another kind of file, or a wanted array that it does not hold.
+        ValueError: For another kind of file, a wanted array that it does not hold, or parts that
+            are missing.
     """
+    if (path / PLAN).is_file():
+        expected = json.loads((path / PLAN).read_text(encoding="utf-8"))["parts"]
+        present = len(list(path.glob("part-*.parquet")))
+        if present < expected:
+            raise ValueError(
+                f"expected {expected} parts in {path}, got {present}; the same 'unremix embed' "
+                "writes the others"
+            )
+        return _parquet_columns(path, wanted)
     if path.suffix not in ENDINGS:
         raise ValueError(
             f"expected a file that ends in {', '.join(ENDINGS)}, got {str(path)!r}; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -37,6 +37,8 @@ from unremix.mining.index import GROWTH, Advance, Index, Kind, make_index
 from unremix.mining.selection import Chosen, choose_greedily, choose_largest, pool_scores
 
 Sampling = Literal["importance", "top", "random"]
+Block = dict[str, NDArray[Any]]
+"""The arrays of :class:`Mined` for some anchors, by name."""
 
 COMPONENT_NAMES = ("uncertainty", "similarity", "representativeness")
 POOL_PER_NEGATIVE = 10
@@ -141,6 +143,7 @@ def mine_hard_negatives(
     folder: str | Path | None = None,
     seed: int = 0,
     advance: Advance | None = None,
+    each: Each | None = None,
 ) -> Mined:
     """Find k hard negatives in a corpus for each anchor.
 
@@ -182,6 +185,8 @@ def mine_hard_negatives(
         folder: Keeps finished blocks and the index: the same call resumes after an interruption.
         seed: Of ``random``.
         advance: Called with the share of the work that is done.
+        each: Mines the blocks elsewhere, such as
+            :func:`unremix.cluster.mining.mine_on_ray`; here by default, one after the other.
 
     Raises:
         ValueError: If shapes do not fit, or an option is out of range.
@@ -251,23 +256,29 @@ def mine_hard_negatives(
         same_text = forbidden.same_text.rows
         kept = _Kept(where, digest_of(units, rows, known.rows, own, same_text, highest, choice))
     miner = Miner(index, units, forbidden, known, highest, choice)
-    blocks: list[dict[str, NDArray[Any]]] = []
-    for first in range(0, size, ANCHORS_AT_ONCE):
-        part = slice(first, min(first + ANCHORS_AT_ONCE, size))
-        share = (part.stop - part.start) / size
+    starts = range(0, size, ANCHORS_AT_ONCE)
+    parts = [slice(first, min(first + ANCHORS_AT_ONCE, size)) for first in starts]
+    blocks: dict[int, Block] = {}
+    if kept is not None:
+        blocks = {
+            place: found for place, part in enumerate(parts) if (found := kept.read(part.start))
+        }
+    missing = [place for place in range(len(parts)) if place not in blocks]
 
-        def told(done: float, first: int = first, share: float = share) -> None:
-            if advance is not None:
-                advance(first / size + share * done)
+    def told(done: float) -> None:
+        if advance is not None:
+            advance((sum(_length(parts[place]) for place in blocks) + done) / size)
 
-        found = None if kept is None else kept.read(part.start)
-        if found is None:
-            found = miner.mine(part, told)
-            if kept is not None:
-                kept.write(part.start, found)
-        blocks.append(found)
-        told(1.0)
-    arrays = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    told(0.0)
+    for n, block in (each or _one_by_one)(miner, [parts[place] for place in missing], told):
+        if kept is not None:
+            kept.write(parts[missing[n]].start, block)
+        blocks[missing[n]] = block
+        told(0.0)
+    arrays = {
+        name: np.concatenate([blocks[place][name] for place in range(len(parts))])
+        for name in blocks[0]
+    }
     counts = forbidden.counts() | {name: arrays.pop(name) for name in REASONS if name in arrays}
     return Mined(
         **arrays,
@@ -275,6 +286,16 @@ def mine_hard_negatives(
         highest_similarity=highest,
         left_out={name: counts[name] for name in REASONS},
     )
+
+
+def _length(part: slice) -> int:
+    length: int = part.stop - part.start
+    return length
+
+
+def _one_by_one(miner: Miner, parts: Sequence[slice], told: Advance) -> Iterator[tuple[int, Block]]:
+    for place, part in enumerate(parts):
+        yield place, miner.mine(part, lambda share, part=part: told(share * _length(part)))  # type: ignore[misc]
 
 
 def _checked_choice(
@@ -363,14 +384,14 @@ class _Kept:
     def __init__(self, folder: Path, digest: str) -> None:
         self.folder = folder / f"mined-{digest}"
 
-    def read(self, first: int) -> dict[str, NDArray[Any]] | None:
+    def read(self, first: int) -> Block | None:
         path = self.folder / f"{first}.npz"
         if not path.exists():
             return None
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
 
-    def write(self, first: int, arrays: dict[str, NDArray[Any]]) -> None:
+    def write(self, first: int, arrays: Block) -> None:
         def save(file: Path) -> None:
             with file.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **arrays)
@@ -398,12 +419,12 @@ class Miner:
     highest: Floats
     choice: Choice
 
-    def mine(self, part: slice, advance: Advance) -> dict[str, NDArray[Any]]:
+    def mine(self, part: slice, advance: Advance) -> Block:
         """The negatives of a block of anchors: the arrays of :class:`Mined`, by name."""
         anchors = self.anchors[part]
         allowed = self.forbidden.allowed(part, self.highest[part])
         size, k = len(anchors), self.choice.k
-        arrays: dict[str, NDArray[Any]] = {"indices": np.full((size, k), -1, dtype=np.int64)}
+        arrays: Block = {"indices": np.full((size, k), -1, dtype=np.int64)}
         for name in ("scores", *COMPONENT_NAMES):
             arrays[name] = np.full((size, k), np.nan, dtype=np.float32)
         for name in ("too_similar", "near_duplicate", "copy"):
@@ -479,6 +500,11 @@ class Miner:
             draws = (np.random.default_rng((choice.seed, n)).random(pool.shape[1]) for n in numbers)
             keys = torch.from_numpy(np.stack(list(draws)))
         return choose_largest(keys, similarity, valid, choice.k)
+
+
+Each = Callable[[Miner, Sequence[slice], Advance], Iterator[tuple[int, Block]]]
+"""Mines blocks of anchors, and gives the place of each and its arrays, in any order. It may tell
+how many anchors of the block under way are done."""
 
 
 def _gather(corpus: NDArray[Any], rows: Integers) -> Floats:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 import unremix
 from unremix.audit import audit
-from unremix.core.scores import COMPONENTS, normalize
+from unremix.core.importance import Importance
+from unremix.core.scores import PAPER_COMPONENTS, normalize
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
 from unremix.evaluation.knn import leave_one_out_shares
-from unremix.losses import HCLLoss, Importance, TwoViewLoss, UnReMixLoss
+from unremix.losses import HCLLoss, TwoViewLoss, UnReMixLoss
 from unremix.report.drawings import packed
 from unremix.report.pictures import Atlas, make_atlas
 from unremix.report.projection import project
@@ -112,7 +113,7 @@ def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
         "temperature": 0.5 if loss is None else float(loss.current_temperature()),
         "over_temperature": True,
         "own_scores": False,
-        "filter": None if loss is None or not loss.weighting.filter else loss.weighting.filter.rule,
+        "filter": loss.false_negatives.rule if loss and loss.false_negatives else None,
     }
     if isinstance(loss, HCLLoss):
         over = loss.weighting.over_temperature
@@ -122,12 +123,12 @@ def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
         scaling = "zscore-exp" if weighting.sharpness is not None else weighting.scaling
         found |= {
             "kind": "unremix",
-            "mix": [mix.get(name, 0.0) for name in COMPONENTS],
+            "mix": [mix.get(name, 0.0) for name in PAPER_COMPONENTS],
             "scaling": scaling,
             "mass": weighting.mass,
             "hardness": 1.0 if weighting.sharpness is None else weighting.sharpness,
             "own_scores": any(
-                name_of(component) not in COMPONENTS for component in weighting.components
+                name_of(component) not in PAPER_COMPONENTS for component in weighting.components
             ),
         }
     return found
@@ -220,7 +221,7 @@ def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
 
 
 def device_of(run: Run) -> str:
-    """What the run was trained on, as far as its options tell on this machine."""
+    """What the run was trained on, as far as its options say, on this machine."""
     if run.config.accelerator != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     threads = run.config.threads or torch.get_num_threads()
@@ -251,7 +252,7 @@ def collect(run: Run, data: Any) -> Stored:
         "cosines": cosines.numpy(),
         "batch": sample.batch.numpy().astype(np.uint32),
         "scores": torch.stack(
-            [getattr(importance, name).float() for name in COMPONENTS]
+            [importance.scores[name].float() for name in PAPER_COMPONENTS]
         ).numpy(),  # (3, A, A)
         "negatives": importance.negatives.numpy(),
         "positives": importance.positives.numpy(),
@@ -315,9 +316,9 @@ def _audit(sample: Sample, importance: Importance, how: dict[str, Any]) -> dict[
     """What :func:`unremix.audit` says of the run's own weights, with labels."""
     if sample.labels is None or how["kind"] == "none" or len(sample.batch) <= AUDITED:
         return None
-    if sample.loss is not None and sample.loss.weighting.filter is not None:
+    if sample.loss is not None and sample.loss.false_negatives is not None:
         return None  # the page knows the weights before some negatives are left out
-    scores = [getattr(importance, name).float() for name in COMPONENTS]
+    scores = [importance.scores[name].float() for name in PAPER_COMPONENTS]
     own = replace(importance, weights=own_weights(scores, importance.negatives, how))
     found = asdict(audit(own, sample.labels[sample.batch], k=AUDITED))
     return {
@@ -340,11 +341,11 @@ def own_weights(scores: Sequence[Tensor], negatives: Tensor, how: dict[str, Any]
     count = negatives.sum(1, keepdim=True)
     if how["kind"] == "hcl":
         weighting = hard_negatives(how["hardness"], over_temperature=how["over_temperature"])
-        used, mix = [scores[list(COMPONENTS).index("similarity")]], [1.0]
+        used, mix = [scores[PAPER_COMPONENTS.index("similarity")]], [1.0]
     elif how["kind"] == "unremix":
         exponential = how["scaling"] == "zscore-exp"
         weighting = Weighting(
-            tuple(COMPONENTS),
+            PAPER_COMPONENTS,
             scaling="zscore" if exponential else how["scaling"],
             sharpness=how["hardness"] if exponential else None,
             mass=how["mass"],

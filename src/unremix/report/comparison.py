@@ -15,13 +15,13 @@ from markupsafe import Markup
 from torch import Tensor
 
 from unremix.data.atomic_files import write_text
+from unremix.data.quantities import duration
 from unremix.evaluation.card import label_of, measures_of
 from unremix.evaluation.verdict import difference
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
 from unremix.report.page import page_data
 from unremix.report.rendering import as_json, render
 from unremix.report.storage import Stored
-from unremix.report.words import duration
 from unremix.training.run import Run
 
 SHOWN = 12  # negatives of an anchor

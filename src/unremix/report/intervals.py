@@ -18,7 +18,7 @@ class Interval:
         name: What to call it.
         values: A value per run.
         difference: Mean difference to the reference; None for the reference itself.
-        low: Lower end of its interval, where it can be told.
+        low: Lower end of its interval, where it can be estimated.
         high: Upper end.
     """
 

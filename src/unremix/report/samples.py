@@ -37,7 +37,7 @@ from unremix.views.randomness import keys
 MOST_ITEMS = 10_000  # on the map
 BATCH = 256  # anchors and candidates of the explorer
 PASSAGE = 16  # consecutive sentences that are shown together
-FIRST_SENTENCES = 200_000  # of a longer text, only so many are looked through
+FIRST_SENTENCES = 200_000  # of a longer text, only this many are searched
 SHOWN_VIEWS = 8
 EMBEDDED_AT_ONCE = 128
 FIRST_VIEW, SECOND_VIEW = 2, 3  # random streams that training does not use
@@ -91,7 +91,7 @@ class Sample:
 
 
 def chosen(total: int, most: int) -> Tensor:
-    """At most so many of a number of items, drawn with a fixed seed, in order.
+    """At most this many of a number of items, drawn with a fixed seed, in order.
 
     Example:
         >>> chosen(3, 10)

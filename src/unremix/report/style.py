@@ -1,4 +1,4 @@
-"""One style for all figures: sizes, colors that anybody can tell apart, the same for a method.
+"""One style for all figures: sizes, colors that everybody can distinguish, the same for a method.
 
 Importing it sets matplotlib's options.
 """
@@ -32,8 +32,8 @@ matplotlib.rcParams.update(
 
 Dash = str | tuple[int, tuple[float, ...]]
 
-# Okabe and Ito's colors, which people with any color vision tell apart, without their yellow: it
-# is too pale for lines on white.
+# Okabe and Ito's colors, which people with any color vision can distinguish. Their yellow is left
+# out: it is too pale for lines on white.
 BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, BLACK = COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
 )  # fmt: skip
@@ -54,7 +54,7 @@ class Look:
 
     Args:
         color: The color.
-        turn: 0 is solid; others tell apart what shares a color.
+        turn: 0 is solid; others distinguish what shares a color.
     """
 
     color: str

@@ -58,7 +58,7 @@ def headline(
 def _against(
     kind: str, trained: Mapping[str, Any], other: Mapping[str, Any]
 ) -> tuple[str, str] | None:
-    """The first measure that tells a difference; if none does, the first measure."""
+    """The first measure that shows a difference; if none does, the first measure."""
     ours, theirs = measures_of(trained), measures_of(other)
     common = [path for path in ours if path in theirs and path.rpartition(".")[2] != "top5"]
     name = FEATURES.get(kind, kind)
@@ -86,24 +86,6 @@ def _against(
     if not unclear:
         return None
     return f"No measurable difference from {name}: {unclear[0][1]}", "open"
-
-
-def duration(seconds: float | None) -> str:
-    """A time in words.
-
-    Example:
-        >>> duration(8.41), duration(754), duration(7501), duration(None)
-        ('8 s', '12 min 34 s', '2 h 5 min', 'not recorded')
-    """
-    if seconds is None:
-        return "not recorded"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def commands(path: str, data: str, epochs: int) -> Sequence[tuple[str, str]]:

@@ -1,1 +1,1 @@
-"""Training: the options of a run, its folder, the loop, and what becomes of the encoder."""
+"""Training: the folder of a run, the loop, and what becomes of the encoder."""

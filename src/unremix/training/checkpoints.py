@@ -67,7 +67,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         and isinstance(state.get("model"), dict)
         and all(isinstance(tensor, Tensor) for tensor in state["model"].values())
     ):
-        raise DamagedError(f"{path} is no checkpoint of unremix")
+        raise DamagedError(f"{path} is not a checkpoint of unremix")
     return state
 
 
@@ -120,7 +120,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
-    """Refuse weights that are no numbers.
+    """Refuse weights that are not finite.
 
     Raises:
         ValueError: If one of them is not.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from unremix.data.atomic_files import write_whole
 from unremix.data.image.decoding import HEIF_SUFFIXES, suffixes
+from unremix.domains.base import Features
 from unremix.training.run import Layer, Run
 
 ENDINGS = (".npz", ".parquet", ".csv")
@@ -50,26 +51,37 @@ def embed_to_file(
     run = Run(run_folder, layer=layer, trust=trust)
     run.trained = run.encoder()  # what is wrong with it is said before the data are read
     domain = run.domain
-    source: Any = _source(run, data)  # a list for images only
-    found = domain.features(run, domain.load_for(run, source))
+    source: Any = source_of(run, data)  # a list for images only
+    arrays = arrays_of(domain.features(run, domain.load_for(run, source)), normalize=normalize)
+    writers = {".npz": _write_npz, ".parquet": _write_parquet, ".csv": _write_csv}
+    writers[path.suffix](path, arrays)
+    count, width = arrays["embeddings"].shape
+    return count, width
+
+
+def arrays_of(found: Features, *, normalize: bool) -> dict[str, Any]:
+    """What a file of embeddings holds, by name; see :func:`embed_to_file`.
+
+    Args:
+        found: Data, embedded.
+        normalize: Whether to scale each embedding to length 1.
+    """
     embeddings = F.normalize(found.embeddings, dim=1) if normalize else found.embeddings
     arrays: dict[str, Any] = {"embeddings": embeddings.numpy(), "names": _texts(found.names)}
     if found.labels is not None:
         arrays["labels"] = found.labels.numpy()
         if found.classes is not None:
             arrays["class_names"] = _texts(found.classes)[arrays["labels"]]
-    writers = {".npz": _write_npz, ".parquet": _write_parquet, ".csv": _write_csv}
-    writers[path.suffix](path, arrays)
-    count, width = embeddings.shape
-    return count, width
+    return arrays
 
 
 def _texts(names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.str_]]:
     r"""Names that every reader takes, shape (n,): what is no UTF-8 in them becomes ``\udcff``."""
-    return np.array([name.encode("utf-8", "backslashreplace").decode() for name in names])
+    texts = [name.encode("utf-8", "backslashreplace").decode() for name in names]
+    return np.array(texts, dtype=np.str_)
 
 
-def _source(run: Run, data: str | Sequence[str] | None) -> str | list[str] | None:
+def source_of(run: Run, data: str | Sequence[str] | None) -> str | list[str] | None:
     """What the domain reads: its own data, one path, or a list of pictures."""
     if data is None:
         return None
@@ -124,9 +136,20 @@ def _write_csv(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _write_parquet(path: Path, arrays: dict[str, Any]) -> None:
+    table = parquet_table(arrays)
+    import pyarrow.parquet
+
+    write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))
+
+
+def parquet_table(arrays: dict[str, Any]) -> Any:
+    """Arrays of :func:`arrays_of` as a table of pyarrow.
+
+    Raises:
+        ValueError: If pyarrow is not installed.
+    """
     try:
         import pyarrow
-        import pyarrow.parquet
     except ImportError as error:
         raise ValueError(
             "expected pyarrow for a .parquet file, but it is not installed; "
@@ -138,5 +161,4 @@ def _write_parquet(path: Path, arrays: dict[str, Any]) -> None:
         "embeddings": pyarrow.FixedSizeListArray.from_arrays(values, embeddings.shape[1]),
         **{name: pyarrow.array(a) for name, a in arrays.items() if name != "embeddings"},
     }
-    table = pyarrow.table(columns)
-    write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))
+    return pyarrow.table(columns)

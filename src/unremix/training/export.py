@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from unremix import __version__
 from unremix.data.atomic_files import read_text, write_text, write_whole
+from unremix.domains.sentence import SentenceShape, reader
 from unremix.encoders import ResNet, SmallCNN, resnet, to_torchvision
 from unremix.training.checkpoints import digest_of
 from unremix.training.export_readme import README_START, readme
@@ -202,8 +203,6 @@ def export_encoder(
 
 def _with_further_words(run: Run, encoder: nn.Module) -> tuple[Run, nn.Module]:
     """The run and encoder of sentences as embedding uses them: with the words of --expand."""
-    from unremix.domains.sentence import SentenceShape, reader
-
     encoder, words = reader(run)
     shape = SentenceShape(tuple(words.words[2:]), tuple(words.counts[2:]), words.counts[1])
     return Run.unwritten(run.path, run.config, shape), encoder

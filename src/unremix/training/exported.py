@@ -14,8 +14,8 @@ from unremix.data.image.items import read_items
 from unremix.domains import find_domain
 from unremix.encoders import make_encoder
 from unremix.encoders.registry import NAMES
+from unremix.options.config import TrainConfig, make_config
 from unremix.training.checkpoints import DamagedError, check_finite, read_safetensors
-from unremix.training.config import TrainConfig, make_config
 from unremix.training.export import OPTIONS, FromBytes, from_texts
 from unremix.training.run import Run
 

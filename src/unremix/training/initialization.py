@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from unremix.frameworks.base import Framework
+from unremix.options.config import TrainConfig
 from unremix.training.checkpoints import read_checkpoint, read_safetensors
-from unremix.training.config import TrainConfig
 
 SHOWN = 4  # names listed in a message
 PREFIXES = ("module.", "model.", "encoder.", "backbone.")

@@ -38,15 +38,15 @@ from torch.nn.parallel import DistributedDataParallel
 import unremix
 from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
+from unremix.domains.sampling import scramble
 from unremix.frameworks.base import Framework, Projecting
-from unremix.training.config import TrainConfig, config_from_yaml, config_to_yaml
+from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.training.export import write_weights
 from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
 from unremix.training.run import Run
-from unremix.training.sampling import scramble
 from unremix.training.sharding import divide, gathered, is_divided, shard
 from unremix.training.stopping import Stop, requeue, resume_command
 from unremix.training.threads import limited_threads

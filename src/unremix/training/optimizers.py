@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-OptimizerName = Literal["adam", "adamw", "sgd", "lars"]
-ScheduleName = Literal["constant", "cosine"]
+from unremix.options.config import OptimizerName, ScheduleName
 
 
 class LARS(Optimizer):

@@ -24,7 +24,7 @@ from unremix.data.atomic_files import sweep, try_lock
 from unremix.domains import Domain, find_domain
 from unremix.encoders import make_encoder
 from unremix.frameworks.base import Framework
-from unremix.training.config import OF_A_CALL, TrainConfig
+from unremix.options.config import OF_A_CALL, TrainConfig
 from unremix.training.initialization import find_weights
 from unremix.training.record import differences, make_record
 from unremix.training.run import Run

@@ -18,7 +18,7 @@ from rich.progress import Progress as Bars
 
 from unremix.data.printing import printable
 from unremix.domains import find_domain
-from unremix.training.config import TrainConfig
+from unremix.options.config import TrainConfig
 
 if TYPE_CHECKING:
     from types import TracebackType

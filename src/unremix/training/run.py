@@ -27,6 +27,7 @@ from unremix.data.atomic_files import read_text, replacing, write_text
 from unremix.data.printing import one_line
 from unremix.domains import Domain, find_domain
 from unremix.frameworks.base import Framework, Projecting
+from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.training.checkpoints import (
     DamagedError,
     check_finite,
@@ -35,7 +36,6 @@ from unremix.training.checkpoints import (
     read_safetensors,
     write_checkpoint,
 )
-from unremix.training.config import TrainConfig, config_from_yaml, config_to_yaml
 
 LARGEST_CONFIG = 1 << 20  # bytes; one has some thousand
 WRITER = "# unremix "  # and the version, in the first line of config.yaml
@@ -294,12 +294,12 @@ class Run:
             card: dict[str, Any] = json.loads(read_text(file))
             results = card.get("results")
             if not all(isinstance(one, dict) for one in (results or {}).values()):
-                raise TypeError("results that are no measures")
+                raise TypeError("results that are not measures")
             return card
 
     @property
     def warnings(self) -> list[str]:
-        """What looked wrong: files that were left out, and what was said during training."""
+        """What looked wrong: files that were left out, and warnings during training."""
         file = self.path / "warnings.txt"
         return read_text(file).splitlines() if file.exists() else []
 

@@ -25,7 +25,7 @@ def _idle_ticks() -> dict[int, tuple[int, int]]:
 
 
 def free_cores(seconds: float = SAMPLE) -> int:
-    """Cores of this process that nobody uses at the moment, at least 1."""
+    """Cores of this process that are idle, at least 1."""
     cores = os.cpu_count() or 1
     try:
         own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(cores))
@@ -50,7 +50,7 @@ def choose_threads(processes: int = 1) -> int | None:
 
 @contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
-    """Use so many threads, in child processes and libraries loaded later too; None changes nothing.
+    """Limit the threads, also of child processes and libraries loaded later; None changes nothing.
 
     Args:
         threads: How many.

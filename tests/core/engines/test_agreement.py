@@ -19,4 +19,5 @@ needed = pytest.mark.skipif(
 @pytest.mark.parametrize("part", range(4))
 def test_engines_agree_on_a_thousand_random_calls(part: int) -> None:
     outcomes = Counter(check_call(seed) for seed in range(250 * part, 250 * (part + 1)))
-    assert outcomes["agreed"] > 180  # most calls can be answered
+    # Of 20,000 calls 81 % were answered: 203 ± 6 of 250. Part 0 has 192.
+    assert outcomes["agreed"] > 180

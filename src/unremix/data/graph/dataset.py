@@ -109,12 +109,12 @@ def load_graphs(
 
     Args:
         source: What to load: a word or a path. See above where a path is looked up.
-        limit: At most so many graphs, drawn with a fixed seed; they stay in order. Features are
+        limit: At most this many graphs, drawn with a fixed seed; they stay in order. Features are
             those of the whole data.
         use_attributes: Whether node attributes are features, with the one-hot labels behind them.
             None: not for TU data sets, as InfoGraph and PyG have it; for JSON lines, yes.
         encoding: How to make features, from other data; None to derive it from these.
-        progress: Whether to show on the terminal that something goes on.
+        progress: Whether to show progress on the terminal.
 
     Returns:
         The graphs, and how their nodes were encoded.

@@ -272,7 +272,7 @@ def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]
         refuse(
             "nodes counted from 0 without large gaps",
             highest - 1,
-            f'correct the edge, or say that there are so many by {{"nodes": {highest}}}',
+            f'correct the edge, or give the number of nodes by {{"nodes": {highest}}}',
         )
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 0:
         refuse("'nodes' as the number of nodes", nodes, "or leave it out")

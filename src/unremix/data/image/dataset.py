@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unremix.data.archives import (
@@ -26,7 +26,7 @@ from unremix.data.image.stores import (
     store_images,
     stored_bytes,
 )
-from unremix.data.splits import ACCEPTED, name_some
+from unremix.data.splits import ACCEPTED, Found, name_some
 
 __all__ = [
     "CachedImages",
@@ -82,6 +82,8 @@ def load_images(
       ``y_test``): (n, H, W), (n, H, W, C) or (n, C, H, W), in 0..255 or floats in [0, 1].
     - WebDataset shards: a ``.tar``, a folder of them or a pattern like ``shards-{000..099}.tar``.
       Where some names say train and others test or val, they are a split.
+    - Any of these behind a URL such as ``s3://…``, but for folders of pickles and idx files; see
+      :mod:`unremix.data.remote`.
     - A list of image files.
 
     Every image is turned upright by its EXIF tag, reduced to its first frame, laid over white
@@ -90,7 +92,7 @@ def load_images(
     own range), cropped to its central square and resized to S x S with an antialiased bicubic
     filter. C is 1 if all images looked at are gray, else 3.
 
-    Files that are no images, empty, corrupt or of more pixels than `PIL.Image.MAX_IMAGE_PIXELS`
+    Files that are not images, empty, corrupt or of more pixels than `PIL.Image.MAX_IMAGE_PIXELS`
     are left out; one `UserWarning` names some, and ``skipped`` of the result names all. Hidden
     files are ignored. Names are sorted, so the order is always the same.
 
@@ -100,7 +102,7 @@ def load_images(
             names.
         image_size: S. By default the median short side of up to 200 images, within 8..224.
         channels: C, 1 or 3. By default 1 if all images looked at are gray, else 3.
-        limit: At most so many images for training and for testing each, drawn with a fixed seed
+        limit: At most this many images for training and for testing each, drawn with a fixed seed
             before anything is decoded; they stay in sorted order.
         validation: Hold out this share of the images for training, drawn with a fixed seed, and
             give them in place of the test images, which are not read.
@@ -126,15 +128,10 @@ def load_images(
         torch.Size([2, 1, 8, 8])
     """
     _check_positive("image_size", image_size)
-    _check_positive("limit", limit)
     if channels not in (None, 1, 3):
         raise ValueError(f"expected channels to be 1 or 3, got {channels}")
-    if validation is not None and not 0 < validation < 1:
-        raise ValueError(f"expected validation between 0 and 1, got {validation}; change it")
-    with quiet_pillow():
-        found = find_images(data)
-    splits = found.splits if validation is None else found.splits[0].part(validation)
-    splits = [split.choose(limit) for split in splits]
+    found = find_splits(data, limit=limit, validation=validation)
+    splits = found.splits
     total = sum(len(split.names) for split in splits) + len(found.skipped)
     budget = free_memory() // 2 if cache_bytes is None else cache_bytes
     skipped = list(found.skipped)
@@ -162,6 +159,32 @@ def load_images(
         warnings.warn(message, stacklevel=2)
     test = sets[1] if len(sets) > 1 and len(sets[1]) else None
     return ImageData(sets[0], test, found.name, tuple(skipped))
+
+
+def has_labels(data: str) -> bool:
+    """Whether the images of any accepted format have labels; none is decoded."""
+    return find_splits(data).splits[0].labels is not None
+
+
+def find_splits(
+    data: str | Path | Sequence[str | Path],
+    *,
+    limit: int | None = None,
+    validation: float | None = None,
+) -> Found:
+    """The images of any accepted format, before they are decoded; see :func:`load_images`.
+
+    Raises:
+        FileNotFoundError: If the data does not exist.
+        ValueError: If the format is not accepted, or an option is out of range.
+    """
+    _check_positive("limit", limit)
+    if validation is not None and not 0 < validation < 1:
+        raise ValueError(f"expected validation between 0 and 1, got {validation}; change it")
+    with quiet_pillow():
+        found = find_images(data)
+    splits = found.splits if validation is None else found.splits[0].part(validation)
+    return replace(found, splits=[split.choose(limit) for split in splits])
 
 
 def _check_positive(name: str, value: int | None) -> None:

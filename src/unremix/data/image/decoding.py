@@ -21,6 +21,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from unremix.data.archives import (
+    RemoteSpan,
     Span,
     Unusable,
     ZipSpan,
@@ -64,7 +65,7 @@ class Source(Protocol):
 class FileSource:
     """Image files, on their own or in an archive."""
 
-    spans: Sequence[Span | ZipSpan]
+    spans: Sequence[Span | RemoteSpan | ZipSpan]
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -229,12 +230,18 @@ def _is_gray(mode: str) -> bool:
 
 
 def decode_into(row: Pixels, source: Source, index: int) -> str | None:
-    """Decode one image into a row of shape (C, S, S); return why it failed, or None."""
+    """Decode one image into a row of shape (C, S, S); return why it failed, or None.
+
+    Raises:
+        ConnectionError: If it lies behind a URL that cannot be read in several attempts.
+    """
     channels, size = row.shape[:2]
     try:
         image = _draft(source.open(index), size)
         with GATE.admit(PIXEL_BYTES * image.width * image.height):
             pixels = np.asarray(_unify(image, Shape(channels, size)))
+    except ConnectionError:  # the image may be sound: whoever reads it is to try again later
+        raise
     except Exception as error:  # Pillow's decoders raise almost anything on broken files
         return reason_for(error)
     row[:] = pixels if channels == 1 else pixels.transpose(2, 0, 1)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import posixpath
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from stat import S_ISREG
+from typing import Any, TypeVar
 
 from unremix.data.archives import (
+    AnySpan,
+    RemoteSpan,
+    Sample,
     Skipped,
     Span,
     Unusable,
@@ -27,13 +31,16 @@ from unremix.data.image.decoding import (
     suffixes,
 )
 from unremix.data.locate import locate
+from unremix.data.remote import RemoteFile, list_files
+from unremix.data.remote_shards import read_remote_shards
 from unremix.data.splits import IMAGES, Found, Split, labeled
 from unremix.data.walk import walk
 
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's: name and class of the images beside it
-Files = list[tuple[str, Span | ZipSpan]]
+Files = list[tuple[str, Span | RemoteSpan | ZipSpan]]
+Place = TypeVar("Place", Path, "str | RemoteFile")
 
 
 def read_folder(folder: Path) -> Found:
@@ -90,7 +97,7 @@ def zip_files(path: Path) -> tuple[Files, list[Skipped]]:
 
 def read_tree(name: str, files: Files, skipped: list[Skipped]) -> Found:
     """A tree of image files: its splits and classes follow from the folders."""
-    images: dict[str, Span | ZipSpan] = {}
+    images: dict[str, Span | RemoteSpan | ZipSpan] = {}
     for file, span in sorted(files):
         if any(part.startswith(".") or part == "__MACOSX" for part in file.split("/")):
             continue
@@ -111,7 +118,7 @@ def read_tree(name: str, files: Files, skipped: list[Skipped]) -> Found:
     return Found(name, labeled(sources, values), skipped)
 
 
-def _is_image(name: str, span: Span | ZipSpan) -> bool:
+def _is_image(name: str, span: Span | RemoteSpan | ZipSpan) -> bool:
     """Judged by the end of the name; by the content where the name has no end."""
     suffix = posixpath.splitext(name)[1].lower()
     if suffix:
@@ -123,7 +130,7 @@ def _is_image(name: str, span: Span | ZipSpan) -> bool:
     return True
 
 
-def _why_not(name: str, span: Span | ZipSpan) -> str:
+def _why_not(name: str, span: Span | RemoteSpan | ZipSpan) -> str:
     """Why a file that is no image by its name is left out."""
     if span.size == 0:
         return "empty"
@@ -191,7 +198,11 @@ def _annotated_classes(files: Files) -> dict[str, str]:
             continue
         try:
             lines = span.read().decode(errors="replace").splitlines()
-        except (Unusable, OSError):
+        except Unusable:
+            continue
+        except OSError:
+            if isinstance(span, RemoteSpan):  # a server that is away is no reason to lose classes
+                raise
             continue
         for line in lines:
             name, _, rest = line.partition("\t")
@@ -221,19 +232,54 @@ def _class_folders(names: list[str], depth: int, fewest: int) -> list[str] | Non
 def read_pattern(pattern: str) -> Found:
     """Shards named by a pattern with braces; all must exist."""
     shards = [(Path(name).name, locate(name, IMAGES)) for name in expand_braces(pattern)]
-    name = Path(pattern).name.split("{")[0].rstrip("-_.") or "shards"
-    return read_tars(name, shards)
+    return read_tars(_name_of(pattern), shards)
 
 
-def read_tars(name: str, shards: list[tuple[str, Path]]) -> Found:
-    """WebDataset shards; those whose names say train and those that say test (val) are a split."""
+def _name_of(pattern: str) -> str:
+    return Path(pattern).name.split("{")[0].rstrip("-_.") or "shards"
+
+
+def read_url(url: str) -> Found:
+    """Shards or a folder behind a URL.
+
+    Raises:
+        OSError: If something cannot be read in several attempts.
+    """
+    name = Path(url).name
+    if "{" in url:
+        urls = expand_braces(url)
+        shards: list[tuple[str, str | RemoteFile]] = [(Path(one).name, one) for one in urls]
+        return read_tars(_name_of(url), shards, read_remote_shards)
+    if url.lower().endswith(".tar"):
+        return read_tars(name[: -len(".tar")], [(name, url)], read_remote_shards)
+    files = list_files(url)
+    shards = [
+        (inner, file) for inner, file in files if re.fullmatch(r"[^./][^/]*\.tar", inner.lower())
+    ]
+    if shards:
+        return read_tars(name, shards, read_remote_shards)
+    return read_tree(name, [(inner, RemoteSpan(file, 0, file.size)) for inner, file in files], [])
+
+
+def read_tars(
+    name: str,
+    shards: list[tuple[str, Place]],
+    read: Callable[[Any], tuple[list[Sample], list[Skipped]]] = read_shards,
+) -> Found:
+    """WebDataset shards; those whose names say train and those that say test (val) are a split.
+
+    Args:
+        name: Of the data.
+        shards: Name and place of each.
+        read: Gives their samples.
+    """
     parts, outside = _split_by_name(shards)
     skipped = [Skipped(shard, "outside the shards for train and test") for shard in outside]
     names: list[list[str]] = []
-    spans: list[list[Span]] = []
+    spans: list[list[AnySpan]] = []
     values: list[list[int] | None] = []
     for part in parts:
-        samples, bad = read_shards(part)
+        samples, bad = read(part)
         labels = [sample.label for sample in samples if sample.label is not None]
         if labels and len(labels) < len(samples):
             warnings.warn(
@@ -250,9 +296,9 @@ def read_tars(name: str, shards: list[tuple[str, Path]]) -> Found:
 
 
 def _split_by_name(
-    shards: list[tuple[str, Path]],
-) -> tuple[list[list[tuple[str, Path]]], list[str]]:
-    """Shards to train on and to test on, all in one if names do not tell; and the others."""
+    shards: list[tuple[str, Place]],
+) -> tuple[list[list[tuple[str, Place]]], list[str]]:
+    """Shards to train on and to test on, all in one if names do not say; and the others."""
 
     def says(shard: str, *words: str) -> bool:
         return any(word in words for word in re.split(r"[^a-z]+", shard.lower()))

@@ -202,6 +202,8 @@ def _check_all(source: Source, title: str | None) -> list[str | None]:
     def check(index: int) -> str | None:
         try:
             source.header(index)
+        except ConnectionError:
+            raise
         except Exception as error:  # Pillow's plugins raise almost anything on broken files
             return reason_for(error)
         return None

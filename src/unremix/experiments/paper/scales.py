@@ -17,7 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from unremix.data.atomic_files import write_whole
-from unremix.training.settings import find_config
+from unremix.options.settings import find_config
 
 Kind = Literal["images", "imagenet", "sentences", "graphs"]
 ScaleName = Literal["smoke", "cpu", "paper"]

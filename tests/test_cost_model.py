@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "cluster.py"
+FILE = Path(__file__).parents[1] / "benchmarks" / "cost_model.py"
 
 
 def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cluster", FILE)
+    spec = importlib.util.spec_from_file_location("cost_model", FILE)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules["cluster"] = importlib.util.module_from_spec(spec)
+    module = sys.modules["cost_model"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-cluster = load()
-JOB = cluster.Job(batch=64, embedding=8, inputs=16, parameters=1000, sample_operations=1e6)
-MACHINE = cluster.Machine(operations=1e9, latency=1e-4, bandwidth=1e8)
+cost_model = load()
+JOB = cost_model.Job(batch=64, embedding=8, inputs=16, parameters=1000, sample_operations=1e6)
+MACHINE = cost_model.Machine(operations=1e9, latency=1e-4, bandwidth=1e8)
 
 
 @given(size=st.integers(1, 50), processes=st.integers(1, 6))
@@ -40,17 +40,17 @@ def test_a_ring_moves_these_bytes(size: int, processes: int) -> None:
         for rank, part in enumerate(last):
             have[rank].add(part)
         received += size
-    assert cluster.all_gather_bytes(size * processes, processes) == pytest.approx(received)
-    assert cluster.all_reduce_bytes(size * processes, processes) == pytest.approx(2 * received)
+    assert cost_model.all_gather_bytes(size * processes, processes) == pytest.approx(received)
+    assert cost_model.all_reduce_bytes(size * processes, processes) == pytest.approx(2 * received)
 
 
 def test_the_bytes_of_two_processes() -> None:
     """Counted row by row: the other one's 64 views, of D, H and δ; then gradients of all z."""
     forward = 64 * (8 + 16 + 8) * 4
     backward = 2 * 128 * 8 * 4 / 2
-    assert cluster.gathered_bytes(JOB, 2) == forward + backward
-    assert cluster.gathered_bytes(replace(JOB, inputs=0), 2) == 64 * 8 * 4 + backward
-    assert cluster.gathered_bytes(JOB, 1) == 0
+    assert cost_model.gathered_bytes(JOB, 2) == forward + backward
+    assert cost_model.gathered_bytes(replace(JOB, inputs=0), 2) == 64 * 8 * 4 + backward
+    assert cost_model.gathered_bytes(JOB, 1) == 0
 
 
 @given(processes=st.integers(1, 9))
@@ -58,17 +58,17 @@ def test_work_is_divided(processes: int) -> None:
     """All processes together do what one would; the loss makes 7 products at H = D."""
     square = replace(JOB, inputs=8)
     whole = 7 * 2 * 128 * 128 * 8
-    assert processes * cluster.loss_operations(square, processes) == pytest.approx(whole)
-    assert processes * cluster.encoder_operations(JOB, processes) == pytest.approx(64e6)
+    assert processes * cost_model.loss_operations(square, processes) == pytest.approx(whole)
+    assert processes * cost_model.encoder_operations(JOB, processes) == pytest.approx(64e6)
 
 
 @given(processes=st.integers(1, 64))
 def test_without_a_network_only_work_counts(processes: int) -> None:
-    free = cluster.Machine(operations=1e9)
-    one, several = (cluster.step_seconds(JOB, count, free).total for count in (1, processes))
+    free = cost_model.Machine(operations=1e9)
+    one, several = (cost_model.step_seconds(JOB, count, free).total for count in (1, processes))
     assert several == pytest.approx(one / processes)
     shared = replace(free, at_once=2)  # two cores
-    found = cluster.step_seconds(JOB, processes, shared).total
+    found = cost_model.step_seconds(JOB, processes, shared).total
     assert found == pytest.approx(one / min(2, processes))
 
 
@@ -77,16 +77,16 @@ def test_a_better_network_never_slows_a_step(processes: int, faster: float) -> N
     better = replace(MACHINE, latency=MACHINE.latency / faster)
     wider = replace(MACHINE, bandwidth=MACHINE.bandwidth * faster)
     hidden = replace(MACHINE, hidden=1.0)
-    here = cluster.step_seconds(JOB, processes, MACHINE).total
+    here = cost_model.step_seconds(JOB, processes, MACHINE).total
     for machine in (better, wider):
-        assert cluster.step_seconds(JOB, processes, machine).total < here
-    assert cluster.step_seconds(JOB, processes, hidden).total <= here
+        assert cost_model.step_seconds(JOB, processes, machine).total < here
+    assert cost_model.step_seconds(JOB, processes, hidden).total <= here
 
 
 def test_nodes_pay_for_the_network_between_them() -> None:
     machine = replace(MACHINE, per_node=8, node_latency=1e-3, node_bandwidth=1e7)
-    inside, across = (cluster.step_seconds(JOB, count, machine) for count in (8, 16))
-    size = cluster.gathered_bytes(JOB, 16)
-    assert inside == cluster.step_seconds(JOB, 8, MACHINE)
+    inside, across = (cost_model.step_seconds(JOB, count, machine) for count in (8, 16))
+    size = cost_model.gathered_bytes(JOB, 16)
+    assert inside == cost_model.step_seconds(JOB, 8, MACHINE)
     assert across.gather == pytest.approx(11 * 4 * 1e-3 + size / 1e7)
     assert math.isclose(across.loss, inside.loss / 2)

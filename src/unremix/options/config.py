@@ -15,12 +15,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from unremix.data.suggestions import did_you_mean
+from unremix.options.extensions import load_extensions
 from unremix.recipes import RECIPES, Composition, compose, find_recipe, sections
-from unremix.training.extensions import load_extensions
-from unremix.training.optimizers import OptimizerName, ScheduleName
 
 Logger = Literal["tensorboard", "wandb"]
 Domains = Literal["image", "graph", "sentence"]
+OptimizerName = Literal["adam", "adamw", "sgd", "lars"]
+ScheduleName = Literal["constant", "cosine"]
 OF_A_CALL = ("given", "held", "trust", "allow_changed_data")  # not of the run: no file holds them
 
 
@@ -227,7 +228,7 @@ class TrainConfig:
         pretrained: Whether --backbone timm:NAME starts from timm's pretrained weights.
         epochs: Passes over the data, by default 100 for images, 20 for graphs, 1 for
             sentences (30 for pydocs, which are few); 0 makes a run of the untrained encoder.
-        max_minutes: End the training with the first epoch that ends after so many minutes of it.
+        max_minutes: End training with the first epoch that ends after this many minutes.
         batch_size: Samples per step, over all processes; by default auto for images (256,
             or the largest power of two that gives at least 4 steps an epoch, never below 16),
             128 graphs or 400 sentences.
@@ -254,7 +255,7 @@ class TrainConfig:
         threads: CPU threads per process; by default the cores that are free at the start, shared
             among the processes, or what OMP_NUM_THREADS says.
         seed: Seed of everything random.
-        limit: Use at most so many samples.
+        limit: Use at most this many samples.
         validation: Hold out this share of the training images and measure on them, in place of
             the test images: to choose options without seeing those.
         evaluate_every: Epochs between kNN measurements; by default about ten in a run.
@@ -277,7 +278,7 @@ class TrainConfig:
         runs: Folder of all runs.
         resume: Folder of a run to continue. It keeps its options; with --epochs it trains further.
         progress: Whether to show progress.
-        given: Names of the options that were given; found out by itself, and kept by
+        given: Names of the options that were given; determined automatically, and kept by
             :func:`dataclasses.replace`.
         held: Whether the options come from a file, so that the code they name is not imported; see
             :meth:`released`.

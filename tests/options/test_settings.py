@@ -15,8 +15,8 @@ from unremix.domains import find_domain
 from unremix.encoders import make_encoder
 from unremix.experiments.dry_run import PUBLISHED
 from unremix.experiments.plan import OWN
-from unremix.training.config import TrainConfig
-from unremix.training.settings import FOLDER, find_config, shipped
+from unremix.options.config import TrainConfig
+from unremix.options.settings import FOLDER, find_config, shipped
 
 NAMES = ("cifar10", "cifar100", "imagenet", "tiny-imagenet")
 

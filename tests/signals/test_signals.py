@@ -20,11 +20,13 @@ from torch.nn.functional import cosine_similarity
 
 import unremix
 from unremix import FalseNegatives
-from unremix.core import signals
 from unremix.core.engines import compiled, native
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Own, Views
 from unremix.losses import TwoViewLoss
+from unremix.signals import memory as memories
+from unremix.signals import rules
+from unremix.signals.false_negatives import four_views
 
 RULES = ("ring", "threshold", "rank", "mixture")
 EVIDENCE = ("similarity", "four-views", "bank", "shared-neighbors")
@@ -62,8 +64,8 @@ shapes = given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 2**16), st.
 @shapes
 def test_standing_and_ring_equal_the_loops(n: int, m: int, seed: int, ties: bool) -> None:
     evidence, negatives = draw(n, m, seed, ties)
-    place = signals.standing(evidence, negatives)
-    ring = signals.ring(evidence, negatives, share=0.2, outer=0.7)
+    place = rules.standing(evidence, negatives)
+    ring = rules.ring(evidence, negatives, share=0.2, outer=0.7)
     for i, j in entries(negatives):
         expected = slow_standing(evidence, negatives, i, j)
         assert float(place[i, j]) == pytest.approx(expected, abs=1e-12)
@@ -74,7 +76,7 @@ def test_standing_and_ring_equal_the_loops(n: int, m: int, seed: int, ties: bool
 def test_a_ring_leaves_out_its_share() -> None:
     evidence, _ = draw(5, 40, seed=3)
     negatives = torch.ones(5, 40, dtype=torch.bool)
-    kept = signals.ring(evidence, negatives, share=0.1)
+    kept = rules.ring(evidence, negatives, share=0.1)
     assert (kept.sum(1) == 36).all()
     assert (
         torch.where(kept == 0, evidence, 9).amin(1) > torch.where(kept > 0, evidence, -9).amax(1)
@@ -87,7 +89,7 @@ def test_ranks_equal_bcl(n: int, m: int, seed: int, ties: bool) -> None:
     """p by bisection of the mixture's distribution function, and Bayes' theorem."""
     evidence, negatives = draw(n, m, seed, ties)
     share, alpha = 0.15, 0.8
-    found = signals.rank(evidence, negatives, share=share, separation=alpha)
+    found = rules.rank(evidence, negatives, share=share, separation=alpha)
 
     def density(phi: float, false: bool) -> float:
         upper = alpha if false else 1 - alpha
@@ -112,11 +114,11 @@ def test_ranks_equal_bcl(n: int, m: int, seed: int, ties: bool) -> None:
 
 def test_ranks_know_nothing_at_a_separation_of_one_half() -> None:
     evidence, negatives = draw(3, 9, seed=0)
-    found = signals.rank(evidence, negatives, share=0.2, separation=0.5)
+    found = rules.rank(evidence, negatives, share=0.2, separation=0.5)
     torch.testing.assert_close(found, torch.full_like(found, 0.8))
     # and on average a share of the negatives is false, whatever the separation
     many = torch.linspace(0, 1, 4001).double()[None]
-    found = signals.rank(many, many >= 0, share=0.2, separation=0.9)
+    found = rules.rank(many, many >= 0, share=0.2, separation=0.9)
     assert float(found.mean()) == pytest.approx(0.8, abs=1e-3)
 
 
@@ -152,7 +154,7 @@ def slow_mixture(values: list[float], share: float, steps: int) -> list[float]:
 def test_the_mixture_equals_the_loops(m: int, seed: int, share: float) -> None:
     evidence, negatives = draw(3, m, seed)
     negatives[:, :3] = True
-    found = signals.mixture(evidence, negatives, share=share, steps=5)
+    found = rules.mixture(evidence, negatives, share=share, steps=5)
     for i in range(3):
         columns = [j for row, j in entries(negatives) if row == i]
         expected = slow_mixture([float(evidence[i, j]) for j in columns], share, 5)
@@ -166,18 +168,18 @@ def test_the_mixture_tells_two_heaps_apart() -> None:
         torch.randn(4, 20, generator=generator) * 0.05 + 0.7,
     )
     evidence = torch.cat([far, near], 1)
-    found = signals.mixture(evidence, torch.ones(4, 200, dtype=torch.bool), share=0.1)
+    found = rules.mixture(evidence, torch.ones(4, 200, dtype=torch.bool), share=0.1)
     assert found[:, 180:].max() < 0.1
     assert (found[:, :180] > 0.9).double().mean() > 0.95
     assert (
-        signals.mixture(torch.ones(2, 5), torch.ones(2, 5, dtype=torch.bool), share=0.1) == 1
+        rules.mixture(torch.ones(2, 5), torch.ones(2, 5, dtype=torch.bool), share=0.1) == 1
     ).all()
 
 
 def test_four_views_average_four_similarities() -> None:
     a, b = torch.randn(2, 5, 3).unbind()
     unit = torch.nn.functional.normalize
-    both = signals.four_views(unit(a, dim=1), unit(b, dim=1))
+    both = four_views(unit(a, dim=1), unit(b, dim=1))
     for i in range(5):
         for j in range(5):
             expected = mean(
@@ -195,17 +197,17 @@ def test_shared_neighbors_equal_the_loops() -> None:
     for row in samples:
         order = sorted(range(30), key=lambda r: -float(row @ bank[r]))
         sets.append({r for r in order if known[r]} and set([r for r in order if known[r]][:k]))
-    found = signals.shared_neighbors(samples, bank, known, k)
+    found = memories.shared_neighbors(samples, bank, known, k)
     for i in range(5):
         for j in range(5):
             assert float(found[i] @ found[j]) == pytest.approx(len(sets[i] & sets[j]) / k, abs=1e-6)
     few = torch.arange(30) < 3  # fewer are known than asked for
-    found = signals.shared_neighbors(samples, bank, few, k)
+    found = memories.shared_neighbors(samples, bank, few, k)
     assert float((found[0] @ found[1]) * k) == pytest.approx(3)
 
 
 def test_the_bank_averages() -> None:
-    bank = signals.Bank(samples=6, momentum=0.5)
+    bank = memories.Bank(samples=6, momentum=0.5)
     first, second, third = torch.eye(3)[[0]] * 5, torch.eye(3)[[1]], torch.eye(3)[[2]] * 0.1
     ids = torch.tensor([4])
     bank.add(ids, first, second)
@@ -219,18 +221,18 @@ def test_the_bank_averages() -> None:
     torch.testing.assert_close(bank.units(ids)[0], away / away.norm())
     assert (bank.units(torch.tensor([0])) == 0).all()
     assert bank.known.nonzero()[:, 0].tolist() == [1, 4]
-    other = signals.Bank()  # of unknown size: it takes that of the state
+    other = memories.Bank()  # of unknown size: it takes that of the state
     other.load_state_dict(bank.state_dict())
     torch.testing.assert_close(other.rows, bank.rows)
     with pytest.raises(ValueError, match="among 0 … 5, got 6"):
         bank.add(torch.tensor([6]), first)
     with pytest.raises(ValueError, match="expected the number of samples"):
-        signals.Bank().add(ids, first)
+        memories.Bank().add(ids, first)
 
 
 def test_thresholds_follow_the_loop() -> None:
     evidence, negatives = draw(4, 20, seed=1)
-    memory = signals.Thresholds(samples=9, rate=0.05)
+    memory = memories.Thresholds(samples=9, rate=0.05)
     ids, share = torch.tensor([3, 5, 3, 8]), 0.2
     table: dict[int, float] = {}
     for _ in range(3):
@@ -256,7 +258,7 @@ def test_thresholds_find_the_quantile_of_all_samples_at_any_scale() -> None:
     """No batch shows more than a few negatives, yet λ comes near the quantile of all."""
     generator = torch.Generator().manual_seed(0)
     everything = torch.rand(5000, generator=generator) * 2 - 1
-    memory = signals.Thresholds(samples=1, rate=0.02)
+    memory = memories.Thresholds(samples=1, rate=0.02)
     ids, seen, everyone = torch.zeros(1, dtype=torch.long), [], torch.ones(1, 40, dtype=torch.bool)
     for step in range(600):
         scale = 1 / (1 + step / 100)  # the encoder changes

@@ -14,8 +14,8 @@ from PIL import Image
 import unremix
 from unremix.cli import main
 from unremix.data.image import decoding
+from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml, make_config
 from unremix.training import preparation
-from unremix.training.config import TrainConfig, config_from_yaml, config_to_yaml, make_config
 from unremix.training.preparation import auto_batch, prepare
 from unremix.training.run import Run
 

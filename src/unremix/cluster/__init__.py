@@ -1,0 +1,1 @@
+"""Work on several machines: embedding and mining on Ray."""

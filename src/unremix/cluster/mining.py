@@ -1,0 +1,42 @@
+"""Mining on Ray: blocks of anchors go to a pool of actors, which share the corpus of their node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from unremix.cluster.ray_engine import connect, ray_map
+from unremix.mining.index import Advance, ExactIndex
+from unremix.mining.mine import Block, Miner
+
+
+def mine_on_ray(miner: Miner, parts: Sequence[slice], told: Advance) -> Iterator[tuple[int, Block]]:
+    """Mine blocks of anchors on Ray; for ``each`` of :func:`unremix.mine_hard_negatives`.
+
+    The corpus is put into Ray's object store once, where all actors of a node read it.
+
+    Args:
+        miner: What is the same for all blocks.
+        parts: The blocks of anchors.
+        told: Not called: a block is told of when it is done.
+
+    Yields:
+        The place of a block among ``parts``, and its arrays.
+    """
+    if not parts:
+        return
+    if isinstance(miner.index, ExactIndex):  # a mapped file is this machine's alone
+        miner = replace(miner, index=ExactIndex(np.asarray(miner.index.corpus)))
+    shared = connect().put(miner)
+    yield from ray_map(_maker(shared), parts)
+
+
+def _maker(shared: Any) -> Callable[[], Callable[[slice], Block]]:
+    def make() -> Callable[[slice], Block]:
+        miner: Miner = connect().get(shared)
+        return lambda part: miner.mine(part, lambda _: None)
+
+    return make

@@ -1,0 +1,282 @@
+"""The runs of an experiment on a cluster: as tasks of Ray, or as jobs of SLURM by submitit.
+
+The experiment's folder lies on storage that all nodes share. A worker takes the run's lock, starts
+the training as a process of its own, and waits for it. If the worker dies, the training stops at
+its next step, writes a checkpoint and gives the lock back; the next worker continues from there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from unremix.cluster.ray_engine import connect, node_resources
+from unremix.data.atomic_files import try_lock
+from unremix.data.printing import one_line
+from unremix.experiments.folder import Folder
+from unremix.experiments.plan import Job
+from unremix.experiments.processes import (
+    GRACE,
+    POLL,
+    Command,
+    Executor,
+    Local,
+    LostError,
+    Share,
+    share_out,
+    start_process,
+)
+from unremix.options.config import TrainConfig
+
+On = Literal["local", "ray", "slurm"]
+"""Where runs are executed."""
+
+SLURM_THREADS = 4  # CPUs of a run's process, unless SBATCH_CPUS_PER_TASK says
+SLURM_MINUTES = 24 * 60  # SBATCH_TIMELIMIT overrides it
+REASON = 200  # characters of a lost worker's error
+
+
+def make_executor(on: On) -> Executor:
+    """The executor of a name.
+
+    Raises:
+        ImportError: If what it needs is not installed.
+        ValueError: If there is no SLURM here.
+    """
+    executors: dict[On, type[Executor]] = {"local": Local, "ray": Ray, "slurm": Slurm}
+    return executors[on]()
+
+
+def devices_of(job: Job) -> int:
+    """How many processes a run has, each with a GPU of its own where it uses GPUs."""
+    return job.train.devices if isinstance(job.train.devices, int) else 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run as a worker of a cluster executes it: plain values, which can be sent anywhere.
+
+    Args:
+        name: Of the run.
+        path: The experiment's folder.
+        command: What the run's process is told.
+        environment: Environment variables that the worker may not have.
+        directory: Where the experiment was started.
+    """
+
+    name: str
+    path: Path
+    command: Command
+    environment: dict[str, str]
+    directory: str
+
+    @classmethod
+    def of(cls, job: Job, folder: Folder, share: Share) -> Task:
+        """A task with the variables that concern us."""
+        carried = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("UNREMIX_") or name == "PYTHONPATH"
+        }
+        threads = {"OMP_NUM_THREADS": str(share.threads), "PYTHONUNBUFFERED": "1"}
+        path = folder.path.resolve()
+        command = Command.of(job, Folder(path))
+        return cls(job.name, path, command, {**carried, **threads}, os.getcwd())
+
+    def __call__(self) -> tuple[int, float]:
+        """Begin the run or continue it, and wait for it.
+
+        Returns:
+            Exit code and CPU seconds.
+
+        Raises:
+            FileNotFoundError: If this machine does not see the experiment's folder.
+        """
+        if not self.path.is_dir():
+            raise FileNotFoundError(
+                f"expected the folder {self.path} on {os.uname().nodename}, found none; put "
+                "--output on storage that all nodes share"
+            )
+        folder, job = Folder(self.path), Job("", 0, self.name, TrainConfig())  # its name counts
+        while (lock := try_lock(folder.lock(job))) is None:
+            time.sleep(POLL)  # for the process of a worker that was lost, which stops by itself
+        try:
+            if folder.is_done(job):
+                return 0, 0.0
+            # The training is not to take itself for a job of SLURM: the job is this worker's.
+            own = {name: value for name, value in os.environ.items() if name[:6] != "SLURM_"}
+            process = start_process(
+                job,
+                folder,
+                self.command,
+                {**own, **self.environment},
+                lock,
+                directory=self.directory if Path(self.directory).is_dir() else None,
+                bound=True,
+            )
+        finally:
+            os.close(lock)
+        try:
+            while (code := process.poll()) is None:
+                time.sleep(POLL)
+        except BaseException:  # we are asked to stop
+            process.stop(signal.SIGTERM)
+            if process.wait(GRACE) is None:
+                process.stop(signal.SIGKILL)
+            raise
+        return code, process.cpu_seconds
+
+    def checkpoint(self) -> Any:
+        """What submitit puts back into the queue when SLURM takes the node away."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def _execute(task: Task) -> tuple[int, float]:
+    return task()
+
+
+class Ray:
+    """Runs as tasks of Ray; see :class:`unremix.experiments.processes.Executor`.
+
+    Raises:
+        ImportError: If Ray is not installed.
+    """
+
+    def __init__(self) -> None:
+        self.ray = connect()
+
+    def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
+        """Share the cluster out: a run gets cores and GPUs of one node."""
+        nodes, train, processes = node_resources(self.ray), jobs[0].train, devices_of(jobs[0])
+        cores = [int(node.get("CPU", 0)) for node in nodes]
+        gpus = sum(int(node.get("GPU", 0)) for node in nodes) if train.accelerator != "cpu" else 0
+        share = share_out(
+            len(jobs),
+            cores=sum(cores),
+            gpus=[str(number) for number in range(gpus)],
+            jobs=at_a_time,
+            threads=train.threads,
+            processes=processes,
+        )
+        most = max(1, max(cores) // processes)  # more than the largest node has would wait for ever
+        return Share(share.jobs, min(share.threads, most), share.gpus)
+
+    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> RayRun:
+        """Submit a task; it takes the lock itself, wherever it runs."""
+        processes = devices_of(job)
+        task = self.ray.remote(_execute).options(
+            num_cpus=share.threads * processes,
+            num_gpus=processes if share.gpus else 0,
+            max_retries=0,  # the runner begins it again
+            name=job.name,
+        )
+        return RayRun(self.ray, task.remote(Task.of(job, folder, share)))
+
+
+class RayRun:
+    """A task of Ray; see :class:`unremix.experiments.processes.Running`."""
+
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self.ray, self.reference = ray, reference
+        self.cpu_seconds = 0.0
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended."""
+        if self.code is None and self.ray.wait([self.reference], timeout=0)[0]:
+            try:
+                self.code, self.cpu_seconds = self.ray.get(self.reference)
+            except self.ray.exceptions.RayError as error:
+                raise LostError(_reason(error)) from error
+        return self.code
+
+    def stop(self, number: int) -> None:
+        """Cancel the task; with SIGKILL its worker is killed."""
+        self.ray.cancel(self.reference, force=number == signal.SIGKILL)
+
+
+class Slurm:
+    """Runs as jobs of SLURM, by submitit; see :class:`unremix.experiments.processes.Executor`.
+
+    Options of ``sbatch`` are taken from its environment variables, such as ``SBATCH_PARTITION``,
+    ``SBATCH_TIMELIMIT``, ``SBATCH_CPUS_PER_TASK`` and ``SBATCH_GPUS``.
+
+    Args:
+        cluster: ``slurm``, or submitit's ``local``: processes of this machine.
+
+    Raises:
+        ImportError: If submitit is not installed.
+        ValueError: If there is no SLURM here.
+    """
+
+    def __init__(self, cluster: Literal["slurm", "local"] = "slurm") -> None:
+        try:
+            import submitit
+        except ImportError as error:
+            raise ImportError(
+                "expected submitit for --on slurm, but it is not installed; "
+                'pip install "unremix[slurm]", or leave out --on slurm'
+            ) from error
+        if cluster == "slurm" and shutil.which("sbatch") is None:
+            raise ValueError(
+                "expected SLURM's sbatch for --on slurm, found none; start it on a login node, or "
+                "leave out --on slurm"
+            )
+        self.submitit, self.cluster = submitit, cluster
+
+    def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
+        """All jobs are handed to SLURM at once, unless ``at_a_time`` says how many."""
+        train = jobs[0].train
+        asked = train.accelerator == "gpu"
+        gpus = tuple(str(number) for number in range(devices_of(jobs[0]))) if asked else ()
+        threads = train.threads or int(os.environ.get("SBATCH_CPUS_PER_TASK", SLURM_THREADS))
+        return Share(at_a_time or len(jobs), threads, (gpus,) if gpus else ())
+
+    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> SlurmRun:
+        """Submit a job; it takes the lock itself, wherever it runs."""
+        executor = self.submitit.AutoExecutor(folder.path / "slurm", cluster=self.cluster)
+        options: dict[str, Any] = {
+            "name": job.name,
+            "timeout_min": SLURM_MINUTES,
+            "cpus_per_task": share.threads * devices_of(job),
+        }
+        if share.gpus:
+            options["gpus_per_node"] = devices_of(job)
+        executor.update_parameters(**options)
+        return SlurmRun(executor.submit(Task.of(job, folder, share)))
+
+
+class SlurmRun:
+    """A job of submitit; see :class:`unremix.experiments.processes.Running`."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        self.cpu_seconds = 0.0
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended."""
+        if self.code is None and self.job.done():
+            try:
+                self.code, self.cpu_seconds = self.job.result()
+            except Exception as error:  # submitit's own, or the worker's
+                raise LostError(_reason(error)) from error
+        return self.code
+
+    def stop(self, number: int) -> None:
+        """Cancel the job; SLURM itself kills what does not end."""
+        self.job.cancel()
+
+
+def _reason(error: Exception) -> str:
+    """The last line of an error, which may hold the trace of another machine."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return one_line(lines[-1])[:REASON]

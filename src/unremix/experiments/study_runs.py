@@ -1,0 +1,126 @@
+"""Runs a study: what each rung lacks, within the budget, and then the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from unremix.data.suggestions import did_you_mean
+from unremix.experiments.engine import Engine
+from unremix.experiments.executors import On
+from unremix.experiments.processes import Runner
+from unremix.experiments.results import Results
+from unremix.experiments.study import (
+    Study,
+    core_minutes,
+    is_complete,
+    jobs_at,
+    planned,
+    read_study,
+)
+from unremix.experiments.study_report import write_report
+
+
+def show_plan(study: Study, results: Results, console: Console) -> None:
+    """Say what is to be run and what it costs."""
+    minutes = core_minutes(study, results)
+    table = Table(title=study.title)
+    for heading in ("stage", "arms", "runs", "to do", "core-hours"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    hours = 0.0
+    for name, arms, runs, to_do in planned(study, results):
+        hours += to_do * minutes / 60
+        table.add_row(name, str(arms), str(runs), str(to_do), f"{to_do * minutes / 60:.1f}")
+    console.print(table)
+    spent = results.core_hours
+    limit = "" if study.core_hours is None else f" of {study.core_hours:g} allowed"
+    console.print(
+        f"{minutes:.1f} core-minutes a run; {spent:.1f} core-hours spent, {hours:.1f} to come"
+        f"{limit}.",
+        highlight=False,
+    )
+    if study.core_hours is not None and spent + hours > study.core_hours:
+        console.print("The budget ends before the study does; the report says how far it came.")
+
+
+def run_study(
+    path: str | Path,
+    *,
+    output: str | None = None,
+    stage: str | None = None,
+    jobs: int | None = None,
+    on: On = "local",
+    dry_run: bool = False,
+    trust: bool = False,
+    console: Console | None = None,
+) -> Path:
+    """Run what is left of a study, within its budget, and write its report.
+
+    Args:
+        path: The study's YAML file.
+        output: Its folder, by default a folder beside the file, named after it.
+        stage: Only this stage.
+        jobs: Runs at a time; by default one per GPU, or one per core.
+        on: Where they run: ``local``, ``ray`` or ``slurm``.
+        dry_run: Only say what is to be run and what it costs.
+        trust: Whether code may run that the file names.
+        console: Where to show progress.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: For a study that cannot be.
+        BlockingIOError: If another process is at work on it.
+        KeyboardInterrupt: If it was stopped; the same call resumes it.
+    """
+    console = console or Console()
+    study = read_study(path, trust=trust)
+    if stage is not None and stage not in study.stages:
+        hint = did_you_mean(stage, study.stages)
+        raise ValueError(f"expected one of {', '.join(study.stages)}, got {stage!r}{hint}")
+    engine = Engine(Path(output) if output else Path(path).with_suffix(""), console, jobs, on)
+    show_plan(study, engine.results, console)
+    if dry_run:
+        return engine.path
+    with engine.alone("study"):
+        try:
+            for name in study.stages if stage is None else [stage]:
+                for best in study.stages[name].best_of:
+                    if not is_complete(study, best.stage, engine.results):
+                        raise ValueError(
+                            f"expected stage {best.stage!r} to be complete before {name!r}, which "
+                            "takes the best of it, got missing runs; run that stage first"
+                        )
+                for rung in range(len(study.stages[name].rungs)):
+                    if not _run_rung(study, name, rung, engine):
+                        return engine.path
+        finally:
+            if engine.results.records:
+                write_report(study, engine.results, engine.path)
+                console.print(f"The report is in {engine.path}/report.md", highlight=False)
+    return engine.path
+
+
+def _run_rung(study: Study, name: str, rung: int, engine: Engine) -> bool:
+    """Run what a rung lacks; return whether the study can continue."""
+    results = engine.results
+    jobs = jobs_at(study, name, rung, results)
+    if all(job.name in results.records for job in jobs):
+        return True
+    engine.say(f"{name}, {study.stages[name].rungs[rung]} seeds")
+
+    def keep_to_budget(runner: Runner) -> None:
+        if study.core_hours is not None:
+            hours = study.core_hours - results.core_hours
+            affordable = int(60 * hours / core_minutes(study, results)) - len(runner.working)
+            del runner.waiting[max(0, affordable) :]
+
+    engine.run(jobs, keep_to_budget, about={"stage": name})
+    lacking = [job for job in jobs if job.name not in results.records]
+    if lacking:
+        why = f"{len(engine.failures)} runs failed" if engine.failures else "the budget is spent"
+        engine.say(f"{name}: {len(lacking)} of {len(jobs)} runs are missing ({why})")
+    return not lacking

@@ -1,0 +1,1 @@
+"""Which negatives are probably false, found without labels; see docs/signals.md."""

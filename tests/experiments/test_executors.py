@@ -1,0 +1,278 @@
+"""Runs on a cluster: lost workers, jobs by submitit, engines that are missing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from unremix.cli import main
+from unremix.data.atomic_files import try_lock
+from unremix.experiments import engine, executors
+from unremix.experiments.compare import CompareConfig, compare
+from unremix.experiments.executors import Slurm, Task
+from unremix.experiments.folder import Folder
+from unremix.experiments.plan import Job, Plan
+from unremix.experiments.processes import RETRIES, Local, LostError, Process, Share
+from unremix.options.config import TrainConfig
+
+pytestmark = pytest.mark.xdist_group("compare")
+TINY = TrainConfig(
+    limit=128, batch_size=32, epochs=1, probe_epochs=1, head_hidden=(16,), head_output=8,
+    accelerator="cpu", threads=1,
+)  # fmt: skip
+
+
+class Losing(Local):
+    """Loses the first workers of a run after its first checkpoint.
+
+    Args:
+        losses: How many of which run.
+        fake: Sets how the stand-in for the training behaves.
+    """
+
+    def __init__(self, losses: dict[str, int], fake: Callable[..., None]) -> None:
+        self.losses = dict(losses)
+        self.fake = fake
+        self.begun: list[str] = []
+
+    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Process:
+        self.begun.append(job.name)
+        lost = bool(self.losses.get(job.name))
+        self.fake(slow=[job.name] if lost else [])
+        process = super().start(job, folder, share, place, lock)
+        if not lost:
+            return process
+        self.losses[job.name] -= 1
+        while process.poll() is None and not folder.has_checkpoint(job):
+            time.sleep(0.01)
+        process.stop(signal.SIGKILL)
+        process.wait(10)
+        return Gone(process.process)
+
+
+class Gone(Process):
+    """A process of which nobody knows how it ended."""
+
+    def poll(self) -> int | None:
+        super().poll()
+        raise LostError("node 7 died")
+
+
+def run(folder: Path, executor: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str]:
+    monkeypatch.setattr(engine, "make_executor", lambda on: executor)
+    printed = io.StringIO()
+    config = CompareConfig("simclr,hcl", seeds=2, jobs=2, output=str(folder))
+    found = compare(config, replace(TINY, epochs=3), console=Console(file=printed))
+    return found, printed.getvalue()
+
+
+def results(folder: Path) -> Any:
+    record = json.loads((folder / "results.json").read_text())
+    return [record[name] for name in ("runs", "table")]
+
+
+def test_a_lost_workers_run_continues_from_its_checkpoint(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "undisturbed", Local(), monkeypatch)
+    losing = Losing({"hcl-0": 1, "simclr-1": RETRIES}, fake)
+    found, printed = run(tmp_path / "lost", losing, monkeypatch)
+    assert found.succeeded
+    assert results(tmp_path / "lost") == results(tmp_path / "undisturbed")
+    assert losing.begun.count("hcl-0") == 2
+    assert losing.begun.count("simclr-1") == RETRIES + 1
+    assert "hcl, seed 0: its worker was lost (node 7 died)" in printed
+    log = (tmp_path / "lost" / "logs" / "hcl-0.txt").read_text()
+    assert "--resume" in log
+    assert "begins at epoch 0" in log
+    assert "begins at epoch 1" in log
+
+
+def test_too_many_losses_are_a_failure(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, printed = run(tmp_path / "c", Losing({"hcl-0": 99}, fake), monkeypatch)
+    assert [(o.recipe, o.seed, o.failure) for o in found.failed] == [("hcl", 0, "node 7 died")]
+    assert f"{RETRIES + 1} workers were lost" in printed
+
+
+def task_of(tmp_path: Path, epochs: int = 1) -> tuple[Task, Folder, Job]:
+    plan = Plan(("simclr",), 1, "simclr", replace(TINY, epochs=epochs))
+    folder, job = Folder(tmp_path / "c"), plan.jobs[0]
+    folder.path.mkdir()
+    return Task.of(job, folder, Share(1, 1)), folder, job
+
+
+def test_a_task_runs_once_and_finds_its_run_done(tmp_path: Path, fake: Callable[..., None]) -> None:
+    task, folder, job = task_of(tmp_path)
+    code, seconds = task()
+    assert code == 0
+    assert seconds > 0
+    assert folder.is_done(job)
+    assert task() == (0, 0.0)
+    assert folder.log(job).read_text().count("begins at epoch") == 1
+
+
+def test_a_task_waits_for_the_process_of_a_lost_worker(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    task, folder, job = task_of(tmp_path)
+    lock = try_lock(folder.lock(job))
+    assert lock is not None
+    holder = subprocess.Popen(["sleep", "0.5"], pass_fds=(lock,))
+    os.close(lock)
+    began = time.monotonic()
+    assert task()[0] == 0
+    assert time.monotonic() - began > 0.3
+    holder.wait()
+
+
+def test_a_task_needs_the_shared_folder(tmp_path: Path) -> None:
+    task, folder, _ = task_of(tmp_path)
+    folder.path.rmdir()
+    with pytest.raises(FileNotFoundError, match="storage that all nodes share"):
+        task()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes outlive their parent elsewhere")
+def test_a_training_stops_when_its_worker_is_killed(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    fake(slow=["simclr-0"])
+    task, folder, job = task_of(tmp_path, epochs=2)
+    program = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))()"
+    (tmp_path / "task").write_bytes(pickle.dumps(task))
+    worker = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "task")])
+    place = folder.run(job) / "process"
+    while not place.exists() or not place.read_text():
+        time.sleep(0.02)
+    worker.kill()
+    worker.wait()
+    os.close(await_lock(folder, job))  # given back: the training is gone
+
+
+# submitit
+
+
+def test_slurm_by_submitit_gives_the_results_of_local_runs(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit", reason="SLURM's executor needs submitit")
+    run(tmp_path / "local", Local(), monkeypatch)
+    found, _ = run(tmp_path / "slurm", Slurm(cluster="local"), monkeypatch)
+    assert found.succeeded
+    assert results(tmp_path / "slurm") == results(tmp_path / "local")
+    records = (tmp_path / "slurm" / "results.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["cpu_seconds"] > 0 for line in records)
+    assert "with 1 threads" in (tmp_path / "slurm" / "logs" / "hcl-0.txt").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_what_slurm_takes_away_or_a_person_stops_is_continued(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit", reason="SLURM's executor needs submitit")
+    run(tmp_path / "local", Local(), monkeypatch)
+    folder, executor = Folder(tmp_path / "slurm"), Slurm(cluster="local")
+    folder.path.mkdir()
+    fake(slow=["simclr-0"])
+    job = Plan(("simclr", "hcl"), 2, "simclr", replace(TINY, epochs=3)).jobs[0]
+    begun = executor.start(job, folder, Share(1, 1), 0, -1)
+    await_checkpoint(folder, job)
+    os.kill(worker_in(folder.path), signal.SIGUSR2)  # as SLURM does before it takes the node
+    while "begins at epoch 1" not in folder.log(job).read_text():  # submitit has put it back
+        time.sleep(0.02)
+    begun.stop(signal.SIGTERM)
+    begun.job._process.wait()
+    os.close(await_lock(folder, job))
+    fake()
+    again = executor.start(job, folder, Share(1, 1), 0, -1)
+    while again.poll() is None:
+        time.sleep(0.02)
+    again.job._process.wait()
+    assert again.code == 0
+    value = lambda path: json.loads((path / "runs/simclr-0/evaluation.json").read_text())  # noqa: E731
+    assert value(tmp_path / "slurm") == value(tmp_path / "local")
+    assert folder.log(job).read_text().count("--resume") >= 2
+
+
+def worker_in(path: Path) -> int:
+    """The process of submitit that works in a folder."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                words = (entry / "cmdline").read_text().split("\0")
+                if "submitit.core._submit" in words and any(str(path) in word for word in words):
+                    return int(entry.name)
+    raise LookupError(f"expected a worker of submitit in {path}, found none")
+
+
+def await_checkpoint(folder: Folder, job: Job) -> None:
+    while not folder.has_checkpoint(job):
+        time.sleep(0.02)
+
+
+def await_lock(folder: Folder, job: Job) -> int:
+    """The lock of a run, once its process has given it back."""
+    deadline = time.monotonic() + 60
+    while (lock := try_lock(folder.lock(job))) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert lock is not None
+    return lock
+
+
+def test_what_slurm_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit", reason="SLURM's executor needs submitit")
+    executor = Slurm(cluster="local")
+    train = replace(TINY, threads=None)
+    jobs = Plan(("simclr",), 5, "simclr", train).jobs
+    monkeypatch.delenv("SBATCH_CPUS_PER_TASK", raising=False)
+    assert executor.share(jobs, None) == Share(5, 4)
+    assert executor.share(jobs, 2) == Share(2, 4)
+    monkeypatch.setenv("SBATCH_CPUS_PER_TASK", "6")
+    assert executor.share(jobs, None) == Share(5, 6)
+    gpus = Plan(("simclr",), 5, "simclr", replace(train, accelerator="gpu", threads=8)).jobs
+    assert executor.share(gpus, None) == Share(5, 8, (("0",),))
+
+
+# What is missing
+
+
+def refuse(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["compare", "--recipes", "simclr", *words]) == 1
+    return capsys.readouterr().err
+
+
+def test_missing_engines_are_named_with_the_command_that_installs_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert 'pip install "unremix[ray]"' in refuse(["--on", "ray"], capsys)
+    assert 'pip install "unremix[slurm]"' in refuse(["--on", "slurm"], capsys)
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", "--recipes", "simclr", "--on", "moon"])
+
+
+def test_without_slurm_it_says_where_to_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit", reason="SLURM's executor needs submitit")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(executors.shutil, "which", lambda name: None)
+    assert "login node" in refuse(["--on", "slurm"], capsys)
