@@ -100,28 +100,38 @@ def race_data(options: Options, folder: Path, caches: Path) -> Race:
     return options.race({"disk": lambda: load_images(str(folder / PATTERN)), "S3": from_s3})
 
 
-def family_seconds() -> float:
-    """CPU time of this process and its descendants, those that have ended included (Linux)."""
-    parents: dict[int, int] = {}
-    seconds: dict[int, float] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-            seconds[int(entry.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    family, new = {os.getpid()}, True
-    while new:
-        new = {process for process, parent in parents.items() if parent in family} - family
-        family |= new
-    return sum(seconds[process] for process in family)
+class Family:
+    """CPU time of this process and its descendants, as far as it was seen (Linux).
+
+    What a process took counts after its end, too.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[int, str], float] = {}  # by number and start
+
+    def __call__(self) -> float:
+        parents: dict[int, int] = {}
+        found: dict[int, tuple[str, float]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue
+                parents[int(entry.name)] = int(fields[1])
+                seconds = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+                found[int(entry.name)] = (fields[19], seconds)
+        family, new = {os.getpid()}, {os.getpid()}
+        while new:
+            new = {process for process, parent in parents.items() if parent in family} - family
+            family |= new
+        self.seen |= {(process, found[process][0]): found[process][1] for process in family}
+        return sum(self.seen.values())
 
 
 def race_embedding(options: Options, run: str, data: str, folder: Path) -> Race:
     """Embed all pictures here and on Ray, in turns."""
-    clock: Callable[[], float] = family_seconds if options.clock == "cpu" else time.perf_counter
+    clock: Callable[[], float] = Family() if options.clock == "cpu" else time.perf_counter
     rows = 128 if options.quick else 512
     found: Seconds = {"local": [], "Ray": []}
     for number in range(options.rounds):

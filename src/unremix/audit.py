@@ -208,13 +208,7 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     present = torch.zeros(anchors, int(labels.max()) + 1, device=weights.device)
     present.scatter_reduce_(1, labels[top], chosen.to(present.dtype), "amax")
     distinct = present.sum(1)[usable] / looked_at[usable]
-    scores = {
-        "uncertainty": importance.uncertainty,
-        "similarity": importance.similarity,
-        "representativeness": importance.representativeness,
-        "evidence": importance.evidence,
-        "weights": weights,
-    }
+    scores = {**importance.scores, "evidence": importance.evidence, "weights": weights}
     twin = importance.positives.int().argmax(1)
     matched = matched_rates(importance.similarity, same, negatives, twin, top)
     return Audit(

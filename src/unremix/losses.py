@@ -13,13 +13,20 @@ from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
 from unremix.core.contrast import contrast, full_precision
-from unremix.core.gather import Share, share_of, withdraw
+from unremix.core.gather import Share, gather_views, share_of, withdraw
 from unremix.core.importance import Importance, examine
 from unremix.core.last_layer import Found, LastLayer, Projection, find_both, watch
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.pairs import Pairs
 from unremix.core.problem import EngineName, Options, Own, Products, Tile, V, Views
-from unremix.core.scores import COMPONENTS, Component, Gradient, Score, at_least_float32, sketch
+from unremix.core.scores import (
+    PAPER_COMPONENTS,
+    Component,
+    Gradient,
+    Score,
+    at_least_float32,
+    sketch,
+)
 from unremix.core.two_views import Arranged, Layout, arrange, check_call, named
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of
 from unremix.signals.false_negatives import FalseNegatives, Filtering, Rule
@@ -111,7 +118,7 @@ class TwoViewLoss(Filtering):
 
     @property
     def takes_ids(self) -> bool:
-        """Whether ``ids=`` is of use to anything but the masks."""
+        """Whether a score or a rule for false negatives needs ``ids=``."""
         return self.needs_ids or self.weighting.needs_ids
 
     def lambdas(self) -> Tensor | None:
@@ -123,7 +130,7 @@ class TwoViewLoss(Filtering):
         if self.logit_scale is None:
             return self.temperature
         bounded = self.logit_scale.clamp(max=math.log(LARGEST_LOGIT_SCALE))
-        # The value is bounded; the gradient is not, so that it finds its way back.
+        # Clamp the value but not the gradient, so that τ can leave the bound again.
         scale = self.logit_scale + (bounded - self.logit_scale).detach()
         return (-scale).exp()
 
@@ -252,11 +259,14 @@ class TwoViewLoss(Filtering):
             The loss, as :meth:`forward`.
         """
         with full_precision(anchors.embeddings.device):
-            share = self._share(anchors) if self.gathers else None
+            share, everyone = (self._share(anchors) if self.gathers else None), None
             shared = candidates is anchors
             anchors = self.describe_views(self._ready(anchors))
             candidates = anchors if shared else self.describe_views(self._ready(candidates))
-            arranged = Arranged(anchors, candidates, pairs, share)
+            if share is not None and not shared and self.weighting.needs_residuals:
+                known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
+                everyone = gather_views(known, share)
+            arranged = Arranged(anchors, candidates, pairs, share, everyone)
             options = self._options(positives_in_denominator, products, objective)
             loss = self._contrast(arranged, own, temperature, options)
             if checks_on(self.options.check, loss):
@@ -329,21 +339,17 @@ class TwoViewLoss(Filtering):
         objective: ObjectiveName = "info-nce",
     ) -> Options:
         """This loss's options for one call."""
-        made = replace(self.options, products=products)
+        usual = self.options.objective
+        assert isinstance(usual, InfoNCE)
         if choose("objective", objective, get_args(ObjectiveName)) == "info-nce":
-            assert isinstance(made.objective, InfoNCE)
-            return replace(
-                made,
-                objective=replace(
-                    made.objective, positives_in_denominator=positives_in_denominator
-                ),
-            )
-        if isinstance(made.objective, InfoNCE) and made.objective.decoupled:
+            made = replace(usual, positives_in_denominator=positives_in_denominator)
+            return replace(self.options, products=products, objective=made)
+        if usual.decoupled:
             raise ValueError(
                 "expected decoupled=False with the objective jsd, which has no denominator, got "
                 "True; leave it out"
             )
-        return replace(made, objective=JensenShannon())
+        return replace(self.options, products=products, objective=JensenShannon())
 
     def _ready(self, views: V) -> V:
         """In working precision, the inputs of the last layer projected where asked."""
@@ -634,7 +640,7 @@ class UnReMixLoss(TwoViewLoss):
         temperature: float = 0.5,
         last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None,
         projection: Tensor | tuple[Tensor, Tensor] | None = None,
-        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
+        components: Sequence[str | Score | Component] = PAPER_COMPONENTS,
         mix: Mix = "learned",
         scaling: ScalingName | None = None,
         mass: Mass | None = None,
@@ -684,9 +690,11 @@ class UnReMixLoss(TwoViewLoss):
         self.sketch = sketch
         self.last_layer = watched[0] if watched else None
         self.second_last_layer = watched[1] if len(watched) > 1 else None
-        for component in components:  # a score with parameters or buffers of its own
-            if isinstance(component, nn.Module):
-                self.add_module(name_of(component), component)
+        self.score_modules = nn.ModuleDict()  # scores with parameters or buffers of their own
+        for component in components:
+            score = component.score if isinstance(component, Component) else component
+            if isinstance(score, nn.Module):
+                self.score_modules[name_of(component)] = score
         self.component_names = tuple(name_of(component) for component in components)
         self._set_mix(mix, len(self.component_names))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 from pictures import save
+from s3_server import S3
 
 import unremix
 from unremix.cli import main
+from unremix.data.remote import file_system
 from unremix.mining.embeddings import read_columns
 from unremix.training.run import Run
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; make setup-cluster installs it")
 pytest.importorskip("ray.data", reason="Ray Data is not installed; make setup-cluster installs it")
+pytest.importorskip("moto.server", reason="the S3 server needs moto[server]")
+pytest.importorskip("s3fs", reason="s3:// needs s3fs")
 
 from unremix.cluster.embedding import embed_on_ray  # noqa: E402
 from unremix.cluster.ray_engine import ray_map  # noqa: E402
@@ -34,22 +39,23 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Ray on this machine with two CPUs."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    here = os.pathsep.join(str(Path(part).resolve()) for part in ("src", "tests"))
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, before)))
-    ray.init(
-        num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-        object_store_memory=200 * 2**20,
-    )  # fmt: skip
-    yield
-    ray.shutdown()
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """Ray on this machine with two CPUs, and an S3 server that its workers know."""
+    server = S3()
+    here = [str(Path(part).resolve()) for part in ("src", "tests")]
+    path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    with pytest.MonkeyPatch.context() as patch:
+        cache = {"UNREMIX_CACHE": str(tmp_path_factory.mktemp("cache"))}
+        for name, value in {**server.environment, **cache, "PYTHONPATH": path}.items():
+            patch.setenv(name, value)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            object_store_memory=200 * 2**20,
+        )  # fmt: skip
+        yield server
+        ray.shutdown()
+    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +128,25 @@ def test_what_was_stopped_is_continued(run: Run, tmp_path: Path) -> None:
         embed_on_ray(str(run.path), None, str(tmp_path / "full"))
     with pytest.raises(ValueError, match="a folder for parquet parts"):
         embed_on_ray(str(run.path), None, "out.npz")
+
+
+def test_from_s3_to_s3(run: Run, server: S3, tmp_path: Path) -> None:
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"s-{shard}.tar", "w") as archive:
+            for number in range(5):
+                archive.add(save(tmp_path / "pictures" / f"{shard}{number}.png"), f"{number}.png")
+    files, _ = file_system("s3://data/x")
+    files.mkdir("data")
+    for shard in range(2):
+        files.put_file(str(tmp_path / f"s-{shard}.tar"), f"data/s-{shard}.tar")
+    server.spoil(**{"data__s-0.tar": ["error", "truncate"]})
+    local = ["embed", str(run.path), "--data", str(tmp_path / "s-{0..1}.tar")]
+    assert main([*local, "-o", str(tmp_path / "local.npz")]) == 0
+    words = ["embed", str(run.path), "--data", "s3://data/s-{0..1}.tar", "--on", "ray"]
+    for _ in range(2):  # the second time there is nothing to do
+        assert main([*words, "-o", "s3://data/features"]) == 0
+    files.get("data/features", str(tmp_path / "features"), recursive=True)
+    assert_same(columns(tmp_path / "features"), columns(tmp_path / "local.npz"))
 
 
 def make_slow(folder: str) -> Callable[[], Callable[[int], tuple[int, int]]]:

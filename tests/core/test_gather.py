@@ -24,6 +24,7 @@ from unremix.core.gather import (
     _cpu_group,
     gather_rows,
     is_distributed,
+    mean_count,
     mean_gradient,
     share_of,
     withdraw,
@@ -183,6 +184,7 @@ def rows_and_gradients(sizes: Sizes, shape: tuple[int, ...]) -> Report:
         "gradient": rows.grad,
         "unchanged": torch.equal(same, value),
         "mean gradient": value.grad,
+        "mean count": mean_count(torch.tensor(float(rank)), share),
     }
 
 
@@ -365,6 +367,8 @@ def test_share(by_hand: list[Report]) -> None:
             assert found == Share(sizes, rank)
             assert (found.offset, found.total) == (sum(sizes[:rank]), sum(sizes))
             assert found.processes == len(by_hand)
+            counted = report["rows", sizes, ()]["mean count"]  # each process counted its rank
+            assert counted == pytest.approx(max(1, sum(range(len(by_hand)))) / len(by_hand))
 
 
 def test_sizes_travel_over_the_default_group_where_it_is_of_the_cpu(by_hand: list[Report]) -> None:

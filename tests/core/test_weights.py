@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import unremix
 from unremix.core.contrast import make_problem
-from unremix.core.engines import eager
+from unremix.core.engines import compiled, eager
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Views
 from unremix.core.scores import COMPONENTS, Block, Component
@@ -178,7 +178,7 @@ def test_a_component_with_a_memory_is_a_module_fed_with_ids() -> None:
     memory = LastSeen(10, 5).double()
     memory.bank.copy_(torch.randn(10, 5))
     loss_fn = unremix.UnReMixLoss(components=[memory], mix="fixed", layout="one-way").double()
-    assert "LastSeen.bank" in loss_fn.state_dict()
+    assert "score_modules.LastSeen.bank" in loss_fn.state_dict()
     ids = torch.tensor([7, 2, 4])
 
     def by_hand(block: Block) -> torch.Tensor:
@@ -186,6 +186,58 @@ def test_a_component_with_a_memory_is_a_module_fed_with_ids() -> None:
 
     same = unremix.UnReMixLoss(components=[by_hand], mix="fixed", layout="one-way")
     assert_close(loss_fn(*batch.views, ids=ids), same.double()(*batch.views))
+
+
+def test_a_memory_inside_a_component_is_saved_and_moved() -> None:
+    loss_fn = unremix.UnReMixLoss(components=(Component(LastSeen(8, 5), needs_ids=True),))
+    assert loss_fn.state_dict()["score_modules.LastSeen.bank"].shape == (8, 5)
+
+
+@pytest.mark.parametrize("engine", ["eager", "native", "compiled"])
+def test_a_fourth_entry_of_the_table_reaches_engines_importance_and_audit(
+    monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    if engine == "compiled":
+        monkeypatch.setattr(compiled, "ISOLATED", {"backend": "eager"})
+
+    def length(block: Block) -> torch.Tensor:
+        return block.candidates.lengths.expand(block.negatives.shape)
+
+    monkeypatch.setitem(COMPONENTS, "length", Component(length))
+    z0, z1 = torch.randn(8, 4), torch.randn(8, 4)
+    plain = unremix.UnReMixLoss(engine=engine)
+    assert plain.component_names == NAMES  # nobody gets a score unasked
+    loss_fn = unremix.UnReMixLoss(components=("similarity", "length"), engine=engine)
+    by_function = unremix.UnReMixLoss(components=("similarity", length), engine="eager")
+    torch.testing.assert_close(loss_fn(z0, z1), by_function(z0, z1))
+    found = loss_fn.importance(z0, z1)
+    expected = torch.cat([z0, z1]).norm(dim=1).expand(16, 16) * found.negatives
+    torch.testing.assert_close(found.scores["length"], expected)
+    assert list(plain.importance(z0, z1).scores) == list(NAMES)
+    report = unremix.audit(found, torch.arange(16) % 3)
+    assert 0 <= report.auc["length"] <= 1
+
+
+def test_what_a_filter_leaves_out_never_comes_back() -> None:
+    negatives = torch.ones(3, 4, dtype=torch.bool)
+    count = torch.full((3, 1), 4)
+    scores = [torch.tensor([[0.0, 1.0, 2.0, 3.0]]).expand(3, 4)]
+    # Row 0 keeps its least similar alone, whose scaled score is 0; row 1 two, in part; row 2 none.
+    keep = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.25, 0, 0], [0.0, 0, 0, 0]])
+    found = weigh(scores, negatives, count, torch.ones(1), Weighting(("similarity",)), keep=keep)
+    expected = torch.tensor([[4.0, 0, 0, 0], [0, 4.0, 0, 0], [1.0, 1, 1, 1]])
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_anchor_without_negatives_has_a_gradient_without_nan() -> None:
+    negatives = torch.tensor([[True, True], [False, False]])
+    count = negatives.sum(1, keepdim=True)
+    mix = torch.tensor([0.5, 0.5], requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True):
+        scores = [torch.randn(2, 2), torch.randn(2, 2)]
+        weigh(scores, negatives, count, mix, Weighting(NAMES[:2])).sum().backward()
+    assert mix.grad is not None
+    assert mix.grad.isfinite().all()
 
 
 def test_a_score_of_another_shape_is_refused() -> None:

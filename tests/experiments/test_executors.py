@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,11 +162,7 @@ def test_a_training_stops_when_its_worker_is_killed(
         time.sleep(0.02)
     worker.kill()
     worker.wait()
-    deadline = time.monotonic() + 10
-    while (lock := try_lock(folder.lock(job))) is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert lock is not None  # given back: the training is gone
-    os.close(lock)
+    os.close(await_lock(folder, job))  # given back: the training is gone
 
 
 # submitit
@@ -184,14 +181,71 @@ def test_slurm_by_submitit_gives_the_results_of_local_runs(
     assert "with 1 threads" in (tmp_path / "slurm" / "logs" / "hcl-0.txt").read_text()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_what_slurm_takes_away_or_a_person_stops_is_continued(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit", reason="SLURM's executor needs submitit")
+    run(tmp_path / "local", Local(), monkeypatch)
+    folder, executor = Folder(tmp_path / "slurm"), Slurm(cluster="local")
+    folder.path.mkdir()
+    fake(slow=["simclr-0"])
+    job = Plan(("simclr", "hcl"), 2, "simclr", replace(TINY, epochs=3)).jobs[0]
+    begun = executor.start(job, folder, Share(1, 1), 0, -1)
+    await_checkpoint(folder, job)
+    os.kill(worker_in(folder.path), signal.SIGUSR2)  # as SLURM does before it takes the node
+    while "begins at epoch 1" not in folder.log(job).read_text():  # submitit has put it back
+        time.sleep(0.02)
+    begun.stop(signal.SIGTERM)
+    begun.job._process.wait()
+    os.close(await_lock(folder, job))
+    fake()
+    again = executor.start(job, folder, Share(1, 1), 0, -1)
+    while again.poll() is None:
+        time.sleep(0.02)
+    again.job._process.wait()
+    assert again.code == 0
+    value = lambda path: json.loads((path / "runs/simclr-0/evaluation.json").read_text())  # noqa: E731
+    assert value(tmp_path / "slurm") == value(tmp_path / "local")
+    assert folder.log(job).read_text().count("--resume") >= 2
+
+
+def worker_in(path: Path) -> int:
+    """The process of submitit that works in a folder."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                words = (entry / "cmdline").read_text().split("\0")
+                if "submitit.core._submit" in words and any(str(path) in word for word in words):
+                    return int(entry.name)
+    raise LookupError(f"expected a worker of submitit in {path}, found none")
+
+
+def await_checkpoint(folder: Folder, job: Job) -> None:
+    while not folder.has_checkpoint(job):
+        time.sleep(0.02)
+
+
+def await_lock(folder: Folder, job: Job) -> int:
+    """The lock of a run, once its process has given it back."""
+    deadline = time.monotonic() + 60
+    while (lock := try_lock(folder.lock(job))) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert lock is not None
+    return lock
+
+
 def test_what_slurm_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit", reason="SLURM's executor needs submitit")
     executor = Slurm(cluster="local")
     train = replace(TINY, threads=None)
     jobs = Plan(("simclr",), 5, "simclr", train).jobs
+    monkeypatch.delenv("SBATCH_CPUS_PER_TASK", raising=False)
     assert executor.share(jobs, None) == Share(5, 4)
     assert executor.share(jobs, 2) == Share(2, 4)
-    gpus = Plan(("simclr",), 5, "simclr", replace(train, accelerator="cuda", threads=8)).jobs
+    monkeypatch.setenv("SBATCH_CPUS_PER_TASK", "6")
+    assert executor.share(jobs, None) == Share(5, 6)
+    gpus = Plan(("simclr",), 5, "simclr", replace(train, accelerator="gpu", threads=8)).jobs
     assert executor.share(gpus, None) == Share(5, 8, (("0",),))
 
 
@@ -211,7 +265,8 @@ def test_missing_engines_are_named_with_the_command_that_installs_them(
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert 'pip install "unremix[ray]"' in refuse(["--on", "ray"], capsys)
     assert 'pip install "unremix[slurm]"' in refuse(["--on", "slurm"], capsys)
-    assert main(["compare", "--recipes", "simclr", "--on", "moon"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", "--recipes", "simclr", "--on", "moon"])
 
 
 def test_without_slurm_it_says_where_to_go(

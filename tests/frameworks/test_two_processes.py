@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from building import MAKERS, draw, fill, gradients_of, make_batch, make_model
 from processes import LOSSES, Report, processes
 from torch import Tensor
 
-from unremix import HCLLoss, InfoNCELoss
+from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core import gather as gather_module
 from unremix.core.problem import Own
 from unremix.data.graph.store import GraphBatch
@@ -22,23 +23,45 @@ from unremix.data.sentence.corpus import SentenceBatch
 from unremix.encoders.graph import GraphEncoder
 from unremix.encoders.text import BagOfWords
 from unremix.frameworks.base import Batch
-from unremix.frameworks.infograph import InfoGraph
+from unremix.frameworks.infograph import InfoGraph, InfoGraphOptions
 from unremix.frameworks.negatives import MoCHi, Patches
 from unremix.frameworks.quickthought import QuickThought, TwinEncoder
+from unremix.frameworks.simclr import SimCLR
+from unremix.views.mixing import IMix, UnMix
 
 SIZES = [(4, 2)]
+OF_THREE = (2, 1, 4)
 FRAMEWORKS = ["moco", "quickthought", "infograph"]
+MIXINGS: dict[str, Any] = {
+    "none": None, "imix": IMix(), "unmix": UnMix(cutmix=0.0), "cutmix": UnMix(cutmix=1.0),
+}  # fmt: skip
+NEGATIVES = {"none": None, "mochi": MoCHi(4, 3, 2, 0), "patch": Patches(2, 3)}
 AIMED = [(name, "aimed", "one-way") for name in LOSSES]
 WITH_OWN = [
     (name, "own", layout) for name in LOSSES if name != "nt-xent" for layout in ("both", "one-way")
 ]
 WITH_OWN += [(name, "own and aimed", "one-way") for name in ("hcl", "minmax", "zscore-exp")]
 QUEUED = [
-    (loss, negatives, symmetric)
-    for loss in ("uniform", "hcl")
+    (loss, negatives, symmetric, "none", 7)
+    for loss in ("uniform", "hcl", "unremix")
     for negatives in ("none", "mochi", "patch")
     for symmetric in (False, True)
 ]
+# Mixed, and with a queue that is empty at the start.
+QUEUED += [
+    (loss, negatives, False, mixing, filled)
+    for loss, negatives in (("hcl", "none"), ("unremix", "mochi"), ("unremix", "patch"))
+    for mixing in MIXINGS
+    for filled in (0, 7)
+]
+QUEUED += [(loss, "none", True, "none", 0) for loss in ("uniform", "unremix")]
+IN_BATCH = [
+    (loss, negatives, mixing)
+    for loss in ("uniform", "hcl", "unremix")
+    for negatives in ("none", "patch")
+    for mixing in MIXINGS
+]
+GRAPHS = ["uniform", "hcl", "unremix", "info-nce"]
 
 
 def part_of(sizes: tuple[int, ...], rank: int) -> slice:
@@ -84,23 +107,36 @@ def contrasted(
 
 
 def stepped(
-    loss: str, negatives: str, symmetric: bool, sizes: tuple[int, ...], rank: int | None
-) -> dict[str, Any]:
-    """Two steps of MoCo with a queue at hand; the gradients averaged by hand."""
-    chosen = {"none": None, "mochi": MoCHi(4, 3, 2, 0), "patch": Patches(2, 3)}[negatives]
+    loss: str, negatives: str, symmetric: bool, mixing: str, filled: int,
+    sizes: tuple[int, ...], rank: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Two steps of MoCo; the gradients averaged by hand."""
     loss_fn = MAKERS[loss](gather=rank is not None)
-    model = make_model(loss=loss_fn, queue=11, symmetric=symmetric, negatives=chosen, momentum=0.5)
-    fill(model, 7, first=1)
+    model = make_model(
+        loss=loss_fn, queue=11, symmetric=symmetric, momentum=0.5, mixing=MIXINGS[mixing],
+        negatives=NEGATIVES[negatives],
+    )  # fmt: skip
+    fill(model, filled, first=1)
+    return trained(model, sizes, rank)
+
+
+def in_batch(
+    loss: str, negatives: str, mixing: str, sizes: tuple[int, ...], rank: int | None
+) -> dict[str, Any]:
+    """Two steps of SimCLR, likewise."""
+    model = make_model(
+        SimCLR, MAKERS[loss](gather=rank is not None), mixing=MIXINGS[mixing],
+        negatives=NEGATIVES[negatives],
+    )  # fmt: skip
+    return trained(model, sizes, rank)
+
+
+def trained(model: Any, sizes: tuple[int, ...], rank: int | None) -> dict[str, Any]:
     losses = []
     for step in range(2):
         rows = slice(None) if rank is None else part_of(sizes, rank)
         value = model(make_batch(sum(sizes), seed=step, first=4 * step, rows=rows))
-        found = gradients_of(value, model)
-        value = value.detach()
-        if rank is not None:
-            for tensor in (value, *found.values()):
-                dist.all_reduce(tensor)
-                tensor /= len(sizes)
+        value, found = averaged(value, model, rank)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name in found:
@@ -108,6 +144,42 @@ def stepped(
         model.after_step()
         losses.append(value)
     return {"losses": torch.stack(losses), **model.state_dict()}
+
+
+def averaged(
+    value: Tensor, model: torch.nn.Module, rank: int | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients, the mean over the processes."""
+    found = gradients_of(value, model)
+    value = value.detach()
+    if rank is not None:
+        for tensor in (value, *found.values()):
+            dist.all_reduce(tensor)
+            tensor /= dist.get_world_size()
+    return value, found
+
+
+def of_graphs(loss: str, sizes: tuple[int, ...], rank: int | None) -> dict[str, Tensor]:
+    """InfoGraph, whose graphs have 1, 2, 3, ... nodes."""
+    rows = slice(None) if rank is None else part_of(sizes, rank)
+    number = torch.arange(sum(sizes))[rows]
+    everyone = torch.arange(sum(sizes)).repeat_interleave(torch.arange(sum(sizes)) + 1)
+    nodes = draw(len(everyone), 5)[torch.isin(everyone, number)]
+    of_node = (number - number[0]).repeat_interleave(number + 1)
+    graphs = GraphBatch(nodes, torch.zeros(2, 0).long(), of_node, len(number))
+    gather = rank is not None
+    objective = "info-nce" if loss == "info-nce" else "jsd"
+    made = {
+        "uniform": InfoNCELoss(gather=gather), "info-nce": HCLLoss(class_prior=0.0, gather=gather),
+        "hcl": HCLLoss(gather=gather), "unremix": UnReMixLoss(mix=(0.2, 0.3, 0.5), gather=gather),
+    }  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        encoder = GraphEncoder(5, hidden=3, layers=1)
+        model = InfoGraph(encoder, made[loss], options=InfoGraphOptions(objective)).double()
+    model.eval()  # BatchNorm would see a process's nodes only
+    value, found = averaged(model(Batch((graphs,), number, number, number[:1])), model, rank)
+    return {"losses": value, **found}
 
 
 def exchanges_of(kind: str, gather: Any) -> int:
@@ -152,6 +224,12 @@ def infograph(gather: Any) -> None:
     InfoGraph(GraphEncoder(5, hidden=3, layers=1), HCLLoss(gather=gather))(batch)
 
 
+CASES: dict[Callable[..., Any], list[Any]] = {
+    stepped: QUEUED, in_batch: IN_BATCH, of_graphs: [(loss,) for loss in GRAPHS],
+}  # fmt: skip
+EVERY = [(function, *case) for function, cases in CASES.items() for case in cases]
+
+
 @cache
 def alone(function: Callable[..., Any], *case: Any) -> Any:
     return function(*case, None)
@@ -160,11 +238,15 @@ def alone(function: Callable[..., Any], *case: Any) -> Any:
 def gathered(world: int) -> Report:
     rank = dist.get_rank()
     found: Report = {}
-    for sizes in SIZES:
-        for case in (*AIMED, *WITH_OWN):
-            found[(*case, sizes)] = contrasted(*case, sizes, rank)
-        for queued in QUEUED:
-            found[(*queued, sizes)] = stepped(*queued, sizes, rank)
+    if world == 2:
+        for sizes in SIZES:
+            for case in (*AIMED, *WITH_OWN):
+                found[(*case, sizes)] = contrasted(*case, sizes, rank)
+    for sizes in [*SIZES, OF_THREE]:
+        if len(sizes) == world:
+            for function, cases in CASES.items():
+                for case in cases:
+                    found[(function.__name__, *case, sizes)] = function(*case, sizes, rank)
     for kind in FRAMEWORKS:
         found[kind] = exchanges_of(kind, "equal"), exchanges_of(kind, True)
     return found
@@ -202,15 +284,26 @@ class TestTwoProcesses:
             assert known == 0
             assert unknown > 0
 
-    @pytest.mark.parametrize(("loss", "negatives", "symmetric"), QUEUED)
-    def test_a_queue_is_that_of_one_process(
-        self, reports: list[Report], loss: str, negatives: str, symmetric: bool
-    ) -> None:
-        """Losses, encoders and the queue, in order; while there is a queue."""
+    @pytest.mark.parametrize("case", EVERY, ids=lambda case: "-".join(map(str, case[1:])))
+    def test_a_step_is_that_of_one_process(self, reports: list[Report], case: Any) -> None:
+        """Losses, encoders and the queue, in order."""
         for sizes in SIZES:
-            expected = alone(stepped, loss, negatives, symmetric, sizes)
-            for report in reports:
-                found = report[loss, negatives, symmetric, sizes]
-                assert found.keys() == expected.keys()
-                for name, value in expected.items():
-                    assert_close(found[name], value, 1e-9)
+            assert_alike(reports, case, sizes)
+
+
+def assert_alike(reports: list[Report], case: Any, sizes: tuple[int, ...]) -> None:
+    function, *options = case
+    expected = alone(function, *options, sizes)
+    assert expected["losses"].abs().min() > 1e-3
+    for report in reports:
+        found = report[(function.__name__, *options, sizes)]
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_close(found[name], value, 1e-9)
+
+
+@pytest.mark.xdist_group("gather")
+def test_steps_of_three_processes_are_those_of_one(tmp_path: Path) -> None:
+    reports = processes(3, gathered, tmp_path)
+    for case in EVERY:
+        assert_alike(reports, case, OF_THREE)

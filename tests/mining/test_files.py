@@ -63,6 +63,29 @@ def test_the_command_writes_what_the_function_finds(
     assert not list(Path().glob("*.partial"))
 
 
+def test_anchors_without_a_positive_are_counted(
+    files: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("pairs.tsv").write_text("q0\td0\nq5\td5\n")
+    assert (
+        main(
+            [
+                "mine",
+                "--anchors",
+                "a.npz",
+                "--corpus",
+                "c.npz",
+                "--positives",
+                "pairs.tsv",
+                "-k",
+                "4",
+            ]
+        )
+        == 0
+    )
+    assert "6 of 8 anchors have no positive in pairs.tsv" in capsys.readouterr().out
+
+
 def test_judgements_and_short_anchors(
     files: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from faults import FAIL_FROM, FAIL_ONCE, KILLS, Nursery, Outcome, compiler
+from same_runs import assert_same
 from torture.nursery import OPTIONS, SMALL
 
 from unremix.training.run import Run
@@ -56,24 +56,6 @@ def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[R
     outcome = nursery.run(words(folder), folder)
     assert outcome.code == 0, outcome.output
     return Run(folder / "run"), outcome.operations
-
-
-def plain(value: Any) -> Any:
-    """Something that can be compared, with tensors as bytes."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.contiguous().view(-1).numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items() if key != "seconds"}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def assert_same(run: Run, whole: Run) -> None:
-    for name in ("metrics.csv", "encoder.safetensors", "shape.json", "evaluation.json"):
-        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes(), name
-    assert plain(run.load_checkpoint()) == plain(whole.load_checkpoint())
-    assert {file.name for file in run.path.rglob("*")} == {
-        file.name for file in whole.path.rglob("*")
-    }  # no temporary file is left
 
 
 def resume(nursery: Nursery, folder: Path, number: int) -> Outcome:

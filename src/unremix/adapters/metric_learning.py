@@ -16,7 +16,7 @@ from unremix.core.checks import number
 from unremix.core.objectives import softplus
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
-from unremix.core.scores import COMPONENTS, Component, Score, at_least_float32
+from unremix.core.scores import PAPER_COMPONENTS, Component, Score, at_least_float32
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -161,7 +161,7 @@ class UnReMixMiner(BaseMiner):
         negatives_per_anchor: int = 10,
         *,
         temperature: float = 0.07,
-        components: Sequence[str | Score | Component] = tuple(COMPONENTS),
+        components: Sequence[str | Score | Component] = PAPER_COMPONENTS,
         mix: losses.Mix = "fixed",
         scaling: losses.ScalingName | None = None,
         fidelity: losses.Fidelity = "sound",

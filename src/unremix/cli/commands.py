@@ -153,7 +153,7 @@ def embed(
         return
     path = Path(run) / "embeddings.npz" if output is None else Path(output)
     count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize, trust=trust)
-    say(f"Wrote {count} embeddings of size {width} to {path}")
+    say(f"Wrote {count} {'embedding' if count == 1 else 'embeddings'} of size {width} to {path}")
     config = Run(run).config
     if data is None and config.limit is not None:
         limited = f"The run was limited by --limit {config.limit}"
@@ -251,6 +251,12 @@ def mine(
     rows = queries if corpus is None or corpus == anchors else Collection.read(corpus)
     known = read_pairs(positives, queries, rows)
     judged = None if judgements is None else read_pairs(judgements, queries, rows)
+    lacking = sum(not len(rows_of) for rows_of in known)
+    if lacking:
+        say(
+            f"{lacking:,} of {len(known):,} anchors have no positive in {positives}, so no margin "
+            "protects them from false negatives"
+        )
     own = queries.rows_in(rows)
     options: dict[str, Any] = {
         "relative_margin": relative_margin,
@@ -532,12 +538,12 @@ def reproduce(
     dry_run: bool = False,
     command: str | None = None,
 ) -> int:
-    """Make a table or figure of the paper, with the paper's figures beside ours.
+    """Reproduce a table or figure of the paper, beside the published figures.
 
     Args:
         name: Which: table1, curves, table2, table3, table5, gradients, table6, sentences, graphs,
             diversity, mix, illustration, gallery, contributions, or all.
-        scale: How large: smoke (seconds, on data that come with the package), cpu or paper.
+        scale: How large: smoke (a minute, on data that come with the package), cpu or paper.
         seeds: Seeds of every row, from 0 on; by default those of the scale.
         data: Data sets in place of the scale's: one, or a list with brackets.
         output: The folder, by default reproductions/SCALE; runs in it are resumed.
@@ -557,10 +563,10 @@ def reproduce(
 
 
 def doctor(cluster: bool = False) -> None:
-    """Say what is installed, what is missing, and the command that installs it.
+    """Report what is installed, what is missing, and the command that installs it.
 
     Args:
-        cluster: Say what Ray, SLURM, torchrun and object stores offer in its place.
+        cluster: Report what Ray, SLURM, torchrun and object stores offer instead.
     """
     if cluster:
         from unremix.cli.cluster_doctor import examine_cluster

@@ -55,8 +55,12 @@ def _sentence(message: str, actions: Sequence[Any]) -> str:
     known = {option.lstrip("-") for action in actions for option in action.option_strings}
     unknown = re.match(r"[Uu]nrecognized arguments: (.*)$", message)
     if unknown:
-        word = unknown[1].split()[0].partition("=")[0].lstrip("-")
-        hint = did_you_mean(word, known) or "; see --help"
+        word = unknown[1].split()[0].partition("=")[0]
+        if not word.startswith("-") and "data" in known:
+            return (
+                f"expected options of this command, got {unknown[1]}; did you mean --data {word}?"
+            )
+        hint = did_you_mean(word.lstrip("-"), known) or "; see --help"
         return f"expected options of this command, got {unknown[1]}{hint}"
     required = re.search(r"arguments are required: (.*)$", message)
     if required:

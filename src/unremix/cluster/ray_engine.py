@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ def connect() -> Any:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its notices are not for our users
     try:
         import ray
     except ImportError as error:
@@ -89,6 +91,7 @@ def ray_map(
     ray = connect()
     from ray import data
 
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -104,7 +107,7 @@ def ray_map(
         batch_size=1,
         num_cpus=threads,
         num_gpus=gpus,
-        concurrency=max(1, min(places, len(rows))),
+        compute=data.ActorPoolStrategy(size=max(1, min(places, len(rows)))),
     )
     for row in found.iter_rows():
         result = pickle.loads(row["result"])

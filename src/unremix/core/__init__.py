@@ -3,8 +3,9 @@
 Where each equation is:
 
 - Eq. 1, the loss: :class:`unremix.core.objectives.InfoNCE`.
-- Eq. 2, the pseudo-label and its gradient δ: :func:`unremix.core.scores.residuals`.
-- Eq. 3, uncertainty: :func:`unremix.core.scores.uncertainty`.
+- Eq. 2 and 3, the pseudo-posterior p and the gradient at the last layer: p and the gradient δ at
+  its output in :func:`unremix.core.scores.residuals`; the uncertainty, the inner product of two
+  gradients, in :func:`unremix.core.scores.uncertainty`.
 - Eq. 4, representativeness: :func:`unremix.core.scores.representativeness`.
 - Eq. 5, the weights: :func:`unremix.core.weights.weigh`.
 - Algorithm 1: :func:`unremix.core.rows.rows_loss` for some anchors, and

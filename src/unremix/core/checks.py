@@ -22,16 +22,23 @@ def choose(name: str, value: Any, choices: Sequence[str]) -> Any:
 
 
 def number(
-    name: str, value: float, *, above: float = -inf, least: float = -inf, below: float = inf
+    name: str,
+    value: float,
+    *,
+    above: float = -inf,
+    least: float = -inf,
+    below: float = inf,
+    most: float = inf,
 ) -> float:
     """The value as a float, if it is a number in the bounds; else a ValueError."""
     given: object = value  # NumPy's numbers are accepted too
     is_number = isinstance(given, Real) and not isinstance(given, bool)
-    if is_number and above < value < below and value >= least:
+    if is_number and above < value < below and least <= value <= most:
         return float(value)
     bounds = [f"above {above:g}"] if above > -inf else []
     bounds += [f"at least {least:g}"] if least > -inf else []
-    bounds += [f"below {below:g}"] if below < inf else ["finite"]
+    bounds += [f"at most {most:g}"] if most < inf else []
+    bounds += [f"below {below:g}"] if below < inf else [] if most < inf else ["finite"]
     raise ValueError(
         f"expected {name} to be a number {', '.join(bounds)}, got {value!r}; change it"
     )

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unremix.core.checks import checks_on, number
 from unremix.core.engines import Engine, find_engine
-from unremix.core.gather import Share, mean_gradient
+from unremix.core.gather import Share, mean_count, mean_gradient
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Own, Views, check_pairs, check_shapes, mix_or_equal
 from unremix.core.residuals import derive_residuals
@@ -52,7 +52,7 @@ def contrast(
             default.
         own: Further negatives of each anchor alone.
         share: This process's part, where several share a loss: their mean is the loss of all.
-        everyone: The anchors of all processes, where the candidates are those of all processes; the
+        everyone: The anchors of all processes, where all of them hold the same candidates; the
             candidates themselves where every view is both.
 
     Returns:
@@ -97,11 +97,8 @@ def contrast(
             total, weightless = _Blockwise.apply(  # type: ignore[no-untyped-call]
                 problem, engine, *vectors, shares, temperature
             )
-        if share is None:
-            total = total / (pairs.shares > 0).any(1).sum().clamp(min=1)
-        else:  # as many anchors per sample here as everywhere
-            per_sample = pairs.num_anchors / share.sizes[share.rank]
-            total = total / (per_sample * share.total / share.processes)
+        with_positive = (pairs.shares > 0).any(1).sum(dtype=total.dtype)  # anchors with a loss
+        total = total / mean_count(with_positive, share)
     if check and options.weighting.mass == "none" and int(weightless):
         warnings.warn(
             f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights: their "
@@ -183,7 +180,7 @@ class _Blockwise(torch.autograd.Function):
         assert isinstance(anchors, Tensor)
         total = anchors.new_zeros(())
         weightless = torch.zeros((), dtype=torch.int64, device=anchors.device)
-        # Made beforehand: what is kept between blocks would leave holes among the arrays freed.
+        # Allocated before the loop: allocating between blocks would fragment memory.
         whole = [
             torch.zeros_like(each) if want and isinstance(each, Tensor) else None
             for each, want in zip(tensors, wanted, strict=True)

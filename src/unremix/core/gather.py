@@ -49,6 +49,21 @@ class Share:
         """How many processes there are."""
         return len(self.sizes)
 
+    @property
+    def held(self) -> slice:
+        """Which of all samples this process holds."""
+        return slice(self.offset, self.offset + self.sizes[self.rank])
+
+    def of_work(self, count: int) -> Share:
+        """The same processes with ``count`` things divided evenly among them.
+
+        Example:
+            >>> Share((4, 2), rank=1).of_work(5)
+            Share(sizes=(3, 2), rank=1)
+        """
+        parts = torch.empty(count).tensor_split(self.processes)
+        return Share(tuple(len(part) for part in parts), self.rank)
+
 
 def is_distributed() -> bool:
     """Whether a process group of more than one process is running."""
@@ -97,6 +112,16 @@ def share_of(
             "precision in all"
         )
     return Share(tuple(sizes), dist.get_rank())
+
+
+@torch.no_grad()
+def mean_count(count: Tensor, share: Share | None) -> Tensor:
+    """A count, a scalar: here, or the mean over processes; at least 1 in all."""
+    if share is None or share.processes == 1:
+        return count.clamp(min=1)
+    total = count.clone()
+    dist.all_reduce(total)
+    return total.clamp(min=1) / share.processes
 
 
 def withdraw() -> None:
@@ -150,7 +175,7 @@ class _GatherRows(torch.autograd.Function):
         share: Share = ctx.share
         incoming = incoming.contiguous().clone()
         dist.all_reduce(incoming)
-        return incoming[share.offset : share.offset + share.sizes[share.rank]], None
+        return incoming[share.held], None
 
 
 def gather_rows(rows: Tensor, share: Share) -> Tensor:
@@ -172,6 +197,35 @@ def gather_rows(rows: Tensor, share: Share) -> Tensor:
 def gather_views(views: V, share: Share) -> V:
     """The views of all processes; gradient flows to the embeddings."""
     return map_views(lambda rows: gather_rows(rows, share), views)
+
+
+@torch.no_grad()
+def exchange_rows(rows: Tensor, sources: Tensor, share: Share) -> Tensor:
+    """This process's part of the joint batch in another order; each row travels once.
+
+    Row i of the joint result is row ``sources[i]`` of the joint batch. No gradient flows.
+
+    Args:
+        rows: Shape (n, ...), n as in ``share``.
+        sources: The order, int64, shape (total,), on the CPU, the same in all processes.
+        share: From :func:`share_of`.
+
+    Returns:
+        Shape (n, ...).
+    """
+    owner = torch.arange(share.processes).repeat_interleave(torch.tensor(share.sizes))  # (total,)
+    wanted = sources.split(share.sizes)
+    sent = [each[owner[each] == share.rank] - share.offset for each in wanted]
+    senders = owner[wanted[share.rank]]  # (n,)
+    order = senders.argsort(stable=True)  # received first from the first process
+    received = rows.new_empty(rows.shape)
+    dist.all_to_all_single(
+        received,
+        rows[torch.cat(sent).to(rows.device)].contiguous(),
+        senders.bincount(minlength=share.processes).tolist(),
+        [len(each) for each in sent],
+    )
+    return received[order.argsort().to(rows.device)]
 
 
 class _MeanGradient(torch.autograd.Function):

@@ -12,8 +12,8 @@ from unremix.core.contrast import make_problem
 from unremix.core.engines import eager
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Options, Views, mix_or_equal
-from unremix.core.scores import COMPONENTS
-from unremix.core.weights import weights_of
+from unremix.core.scores import PAPER_COMPONENTS
+from unremix.core.weights import name_of, raw_scores, weights_of
 
 
 @dataclass(frozen=True)
@@ -24,24 +24,35 @@ class Importance:
     and candidates z1. All are 0 where there is no negative.
 
     Args:
-        uncertainty: u.
-        similarity: s.
-        representativeness: r.
+        scores: u, s, r and every further component of the loss, by name.
         weights: w.
         negatives: Which candidates are negatives, boolean.
         positives: Which candidates are positives, boolean.
-        evidence: How alike samples are, where ``false_negatives`` is set.
+        evidence: How similar samples are, where ``false_negatives`` is set.
         keep: The factor on the weights, likewise.
     """
 
-    uncertainty: Tensor
-    similarity: Tensor
-    representativeness: Tensor
+    scores: dict[str, Tensor]
     weights: Tensor
     negatives: Tensor
     positives: Tensor
     evidence: Tensor | None = None
     keep: Tensor | None = None
+
+    @property
+    def uncertainty(self) -> Tensor:
+        """u, shape (A, C)."""
+        return self.scores["uncertainty"]
+
+    @property
+    def similarity(self) -> Tensor:
+        """s, shape (A, C)."""
+        return self.scores["similarity"]
+
+    @property
+    def representativeness(self) -> Tensor:
+        """r, shape (A, C)."""
+        return self.scores["representativeness"]
 
 
 @torch.no_grad()
@@ -59,13 +70,14 @@ def examine(
         ValueError: If weights overflow.
     """
     weighting = options.weighting
-    everything = replace(weighting, components=(*COMPONENTS, *weighting.components))
+    wanted = {name_of(each): each for each in (*PAPER_COMPONENTS, *weighting.components)}
+    everything = replace(weighting, components=tuple(wanted.values()))
     problem, vectors = make_problem(
         anchors, candidates, pairs, replace(options, weighting=everything), temperature, None,
         eager.ENGINE,
     )  # fmt: skip
     block = problem.block(problem.products(*vectors), *vectors)
-    named = {name: component.score(block) for name, component in COMPONENTS.items()}
+    scores = dict(zip(wanted, raw_scores(block, everything), strict=True))
     weights = weights_of(
         block, mix_or_equal(mix, options, block.similarity), weighting, temperature
     )
@@ -76,7 +88,7 @@ def examine(
         )
     settings = weighting.filter
     return Importance(
-        **{name: torch.where(block.negatives, each, 0.0) for name, each in named.items()},
+        {name: torch.where(block.negatives, each, 0.0) for name, each in scores.items()},
         weights=weights,
         negatives=block.negatives,
         positives=pairs.positive_mask(),

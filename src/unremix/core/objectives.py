@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-OVERFLOW = 60.0  # a negative without weight may lie this far above the others, in logits
+OVERFLOW = 60.0  # largest exponent; only negatives of weight 0 can exceed it
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class InfoNCE:
         nothing = rest <= tiny
         rest = torch.where(nothing, tiny, rest)
         log_rest = rest.log() + shift
-        # Up to the rounding of a difference of numbers of order one: else it would decide here.
+        # Allow for rounding in `rest`; otherwise rounding decides whether the bound applies.
         rounding = 64 * torch.finfo(rest.dtype).eps / rest.detach()
         return torch.where(nothing | (log_rest <= least + rounding), least, log_rest)
 

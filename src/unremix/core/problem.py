@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
@@ -71,7 +72,7 @@ V = TypeVar("V", bound=Views)
 
 
 def map_views(function: Callable[..., Tensor], *views: V) -> V:
-    """Views made tensor by tensor of others; what one of them lacks, the new ones lack.
+    """Views made tensor by tensor of others; a field that one of them lacks is None.
 
     Example:
         >>> map_views(lambda rows: 2 * rows, Views(torch.eye(2))).embeddings
@@ -150,6 +151,12 @@ def mix_or_equal(mix: Tensor | None, options: Options, like: Tensor) -> Tensor:
             f"expected one share per component, shape ({count},), got {tuple(mix.shape)}; "
             "pass as many as there are components"
         )
+    if mix.device != like.device:
+        warnings.warn(
+            f"expected the loss on {like.device}, got its mix on {mix.device}, from where it is "
+            "copied at every step; call loss_fn.to(device)",
+            stacklevel=4,
+        )
     return mix.to(like)
 
 
@@ -191,7 +198,7 @@ def check_shapes(
             "with .to()"
         )
     some = len({views.inputs is None for _, views, _ in given}) > 1
-    if some and options.weighting.needs_residuals:  # else nobody reads them
+    if some and options.weighting.needs_residuals:  # otherwise h is not used
         raise ValueError(
             "expected the last layer's inputs h for anchors and candidates or for neither, "
             "got them for some; pass all or none"

@@ -34,8 +34,8 @@ def derive_residuals(
         temperature: τ, which ``nt-xent`` takes as t.
         engine: Evaluates blocks.
         share: This process's part, where there are several.
-        everyone: The anchors of all processes, where the candidates are those of all processes:
-            each then derives δ of the candidates that it holds, and tells the others. The
+        everyone: The anchors of all processes, where all of them hold the same candidates: each
+            process then computes δ of its part of the candidates and gathers the rest. The
             candidates themselves where every view is both.
     """
     options, anchors, candidates = problem.options, problem.anchors, problem.candidates
@@ -57,8 +57,8 @@ def derive_residuals(
         others = torch.cat([gather_rows(half, share) for half in delta.chunk(2)])
     else:
         whole = replace(problem, pairs=_gather_pairs(problem.pairs, share), anchors=everyone)
-        held = slice(share.offset, share.offset + share.sizes[share.rank])
-        others = gather_rows(_of_candidates(whole, held, temperature, engine), share)
+        work = share.of_work(len(candidates.units))
+        others = gather_rows(_of_candidates(whole, work.held, temperature, engine), work)
     if problem.own is None:
         return delta, others, None
     classes = anchors if everyone is None else everyone
@@ -131,12 +131,15 @@ def _of_own(
 
 def _gather_pairs(pairs: Pairs, share: Share) -> Pairs:
     """The pairs of the anchors of all processes, of which each knows its own."""
+    excluded = pairs.excluded
+    if excluded is not None and excluded.shape[0] > 1:
+        excluded = gather_rows(excluded.to(torch.uint8), share).bool()
     return Pairs(
         gather_rows(pairs.positives, share),
         gather_rows(pairs.shares, share),
         gather_rows(pairs.anchor_ids, share),
         pairs.candidate_ids,
-        pairs.excluded,
+        excluded,
     )
 
 

@@ -161,7 +161,7 @@ def uncertainty(block: Block) -> Tensor:
     to first order. It does not tell true negatives from false ones (docs/signals.md has figures).
 
     Reference:
-        UnReMix, Eq. 3.
+        UnReMix, below Eq. 3.
     """
     at_output = block.products("residuals")
     if block.anchors.inputs is None:
@@ -191,15 +191,16 @@ def representativeness(block: Block) -> Tensor:
         total = total + own.sum(1)
     several = (count > 1).to(units.dtype)
     share = several / (count - 1).clamp(min=1)  # 1 / (n - 1)
-    # 1 - (f_j · T_i - f_j · f_j) / (n - 1) is one inner product, of the following two.
-    anchors = torch.cat([several, share, -share * total], dim=1)
+    # 1 - (f_j · T_i - f_j · f_j) / (n - 1) is one inner product, of the following two. The 1 comes
+    # last: small terms that are added to it lose digits.
+    anchors = torch.cat([-share * total, share, several], dim=1)
     return inner_products(anchors, _extend(units), None if own is None else _extend(own))
 
 
 def _extend(units: Tensor) -> Tensor:
-    """1, f · f and f itself: (..., D) to (..., 2 + D)."""
+    """f itself, f · f and 1: (..., D) to (..., D + 2)."""
     squares = (units * units).sum(-1, keepdim=True)
-    return torch.cat([torch.ones_like(squares), squares, units], dim=-1)
+    return torch.cat([units, squares, torch.ones_like(squares)], dim=-1)
 
 
 Score = Callable[[Block], Tensor]
@@ -222,6 +223,9 @@ class Component:
     needs_residuals: bool = False
     needs_ids: bool = False
 
+
+PAPER_COMPONENTS = ("uncertainty", "similarity", "representativeness")
+"""The scores that UnReMix mixes; further ones are used where a loss names them."""
 
 COMPONENTS: dict[str, Component] = {
     "uncertainty": Component(uncertainty, needs_residuals=True),
@@ -263,19 +267,20 @@ def residuals(
         δ, shape (B, D).
 
     Reference:
-        UnReMix, Eq. 2. Unlike in BADGE (Ash et al. 2020), the classes are other views.
+        UnReMix, Eq. 2 (p) and Eq. 3, up to the layer's output. Unlike in BADGE (Ash et al. 2020),
+        the classes are other views.
     """
     logits = inner_products(units / temperature, classes, own)  # (B, M)
     logits = torch.where(is_class, logits, -torch.inf)
-    difference = logits.softmax(1)  # p; NaN for a view without a class
-    if target is None:  # p - y, where y is 1 at the most probable class
+    p = logits.softmax(1)  # NaN for a view without a class
+    if target is None:  # y is 1 at the most probable class; subtracted in place
         label = logits.argmax(1, keepdim=True)
-        difference.scatter_add_(1, label, difference.new_full(label.shape, -1.0))
+        p_minus_y = p.scatter_add_(1, label, p.new_full(label.shape, -1.0))
     else:
-        difference = difference - target
-    d = difference[:, : len(classes)] @ classes
+        p_minus_y = p - target
+    d = p_minus_y[:, : len(classes)] @ classes  # times t
     if own is not None:
-        d = d + torch.einsum("bs,bsd->bd", difference[:, len(classes) :], own)
+        d = d + torch.einsum("bs,bsd->bd", p_minus_y[:, len(classes) :], own)
     tangent = d - (d * units).sum(1, keepdim=True) * units
     size = torch.linalg.vector_norm(tangent, dim=1, keepdim=True)
     scale = temperature * lengths[:, None]

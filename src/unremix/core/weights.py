@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -118,8 +119,8 @@ def hard_negatives(
 def raw_scores(block: Block, weighting: Weighting) -> list[Tensor]:
     """The scores of a block before scaling, one per component, each (B, M).
 
-    They are constants, parameters of a score's own included, unless gradient is to flow through the
-    similarities.
+    They are constants unless ``similarity_gradient`` is set. A score's own parameters never receive
+    a gradient.
     """
     scores = [component.score(block).to(block.similarity.dtype) for component in weighting.resolved]
     if not weighting.similarity_gradient:
@@ -191,7 +192,7 @@ def weigh(
     temperature: float | Tensor = 1.0,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """Weights of the negatives of B anchors.
+    """Weights of the negatives of B anchors: w_ij = Σ_k λ_k C^k_ij, then scaled to their mass.
 
     Args:
         scores: Raw scores, one per component, each (B, M).
@@ -205,21 +206,29 @@ def weigh(
 
     Returns:
         w, shape (B, M); 0 where there is no negative. Under mass ``mean``, a row whose weights are
-        all 0 becomes uniform.
+        all 0 becomes uniform over what is kept, or over all its negatives if nothing is.
+
+    Reference:
+        UnReMix, Eq. 5.
     """
     support = negatives if keep is None else negatives & (keep > 0)
-    weights = _linked(scores, negatives, support, count, mix, weighting, temperature)
+    weights = mix_scores(scores, negatives, support, count, mix, weighting, temperature)
     if keep is not None:
         weights = weights * keep
     if weighting.mass == "none" or (not scores and keep is None):
         return weights
     total = weights.sum(1, keepdim=True)  # (B, 1)
     nothing = total <= 0
-    mean = torch.where(nothing, 1.0, total / count)
-    return torch.where(nothing, negatives.to(weights.dtype), weights / mean)
+    mean = torch.where(nothing, 1.0, total / count.clamp(min=1))
+    uniform = negatives.to(weights.dtype)
+    if keep is not None:
+        kept = uniform * keep
+        size = kept.sum(1, keepdim=True)
+        uniform = torch.where(size > 0, kept * count / torch.where(size > 0, size, 1.0), uniform)
+    return torch.where(nothing, uniform, weights / mean)
 
 
-def _linked(
+def mix_scores(
     scores: Sequence[Tensor],
     negatives: Tensor,
     support: Tensor,
@@ -231,7 +240,7 @@ def _linked(
     """Weights of any mass, 0 outside ``support`` (B, M); else the arguments of :func:`weigh`."""
     if not scores:
         return support.to(mix.dtype)
-    # What is no negative may have any score: 0 times infinity would reach the gradient of the mix.
+    # Scores of non-negatives are arbitrary: 0 times infinity would put NaN into the mix's gradient.
     scores = [torch.where(negatives, score, 0.0) for score in scores]
     if weighting.scaling == "none" and weighting.sharpness is None and weighting.mass == "mean":
         # Raw scores have any size; a factor of the whole row cancels.
@@ -242,8 +251,8 @@ def _linked(
         scale(score, negatives, count, weighting.scaling, component.magnitude)
         for score, component in zip(scores, weighting.resolved, strict=True)
     ]
-    mixed = sum((share * score for share, score in zip(mix[1:], scaled[1:], strict=True)),
-                mix[0] * scaled[0])  # fmt: skip
+    terms = (lambda_k * score for lambda_k, score in zip(mix, scaled, strict=True))
+    mixed = reduce(torch.add, terms)  # Σ_k λ_k C^k
     if weighting.sharpness is None:
         return torch.where(support, mixed, 0.0).clamp(min=0)
     exponent = weighting.sharpness * mixed

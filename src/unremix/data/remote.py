@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -168,8 +169,9 @@ def cache_folder() -> Path:
     return Path(named or Path.home() / ".cache" / "unremix" / "data").expanduser()
 
 
-def kept_at(file: RemoteFile) -> Path:
-    """Where a file is kept, if it is."""
+@lru_cache(maxsize=2**16)  # asked for each sample of a shard
+def _kept_at(file: RemoteFile, _: str | None) -> Path:
+    """Where a file is kept, if it is, under a value of UNREMIX_CACHE."""
     digest = hashlib.sha256("\0".join(map(str, file)).encode()).hexdigest()[:32]
     return cache_folder() / digest[:2] / digest / file.name
 
@@ -182,8 +184,8 @@ def fetch(file: RemoteFile) -> Path | None:
     Raises:
         OSError: If it cannot be read; see :func:`persist`.
     """
-    path = kept_at(file)
-    if path.exists():
+    path = _kept_at(file, os.environ.get("UNREMIX_CACHE"))
+    if os.path.exists(path):
         return path
     lock = cache_folder() / ".locks" / path.parent.name[:2]
     while (held := try_lock(lock)) is None:

@@ -132,7 +132,7 @@ def _against(
     if not sides["unclear"]:
         return None, None
     start = "Training did not measurably help: no" if kind == "untrained" else "No"
-    return "unclear", f"{start} difference from {name} beyond the error ({unclear})."
+    return "unclear", f"{start} clear difference from {name} ({unclear})."
 
 
 def _some(parts: Sequence[str], most: int = 3) -> str:

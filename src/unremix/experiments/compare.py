@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from unremix.data.image.dataset import has_labels
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
 from unremix.experiments.display import monitored
@@ -307,6 +308,11 @@ def compare(
             "train": shared_options(plan.train),
         }
         engine.folder.write("comparison.yaml", yaml.safe_dump(record, sort_keys=False))
+        if plan.train.domain == "image" and not has_labels(plan.train.data):
+            engine.say(
+                "The images have no labels, so the table will have no accuracies. Put them into a "
+                "folder per class to compare them."
+            )
         try:
             engine.run(plan.jobs, again=command)
         except KeyboardInterrupt:

@@ -37,7 +37,7 @@ from unremix.options.config import TrainConfig
 On = Literal["local", "ray", "slurm"]
 """Where runs are executed."""
 
-SLURM_THREADS = 4  # CPUs of a run's process, unless --threads says
+SLURM_THREADS = 4  # CPUs of a run's process, unless SBATCH_CPUS_PER_TASK says
 SLURM_MINUTES = 24 * 60  # SBATCH_TIMELIMIT overrides it
 REASON = 200  # characters of a lost worker's error
 
@@ -207,7 +207,7 @@ class Slurm:
     """Runs as jobs of SLURM, by submitit; see :class:`unremix.experiments.processes.Executor`.
 
     Options of ``sbatch`` are taken from its environment variables, such as ``SBATCH_PARTITION``,
-    ``SBATCH_TIMELIMIT`` and ``SBATCH_GPUS``.
+    ``SBATCH_TIMELIMIT``, ``SBATCH_CPUS_PER_TASK`` and ``SBATCH_GPUS``.
 
     Args:
         cluster: ``slurm``, or submitit's ``local``: processes of this machine.
@@ -235,9 +235,9 @@ class Slurm:
     def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
         """All jobs are handed to SLURM at once, unless ``at_a_time`` says how many."""
         train = jobs[0].train
-        asked = train.accelerator in ("gpu", "cuda")
+        asked = train.accelerator == "gpu"
         gpus = tuple(str(number) for number in range(devices_of(jobs[0]))) if asked else ()
-        threads = train.threads or SLURM_THREADS
+        threads = train.threads or int(os.environ.get("SBATCH_CPUS_PER_TASK", SLURM_THREADS))
         return Share(at_a_time or len(jobs), threads, (gpus,) if gpus else ())
 
     def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> SlurmRun:

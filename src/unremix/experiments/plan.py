@@ -25,7 +25,7 @@ class CompareConfig:
     """Options of a comparison, besides those of the training that all its runs share.
 
     Args:
-        recipes: Names with commas between, or all; ``unremix recipes`` lists them.
+        recipes: Comma-separated names, or all; ``unremix recipes`` lists them.
         reference: The recipe that the others are compared with; the first by default.
         seeds: Runs of each recipe, with seeds from 0 on.
         budget: What every run gets. "20 epochs" is --epochs 20 and overrides a --config file. "10

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from unremix.core.gather import Share, exchange_rows, gather_rows, share_of
 from unremix.core.importance import Importance
 from unremix.core.problem import Own
 from unremix.frameworks.base import Batch, Embedded, Projecting
 from unremix.frameworks.queue import Queue
 from unremix.losses import TwoViewLoss
-from unremix.views.mixing import Mixed, Mixing
+from unremix.views.mixing import Joint, Mixed, Mixing
 
 # What a view draws in a step, each from keys of its own.
 MIXING, NEGATIVES, NEGATIVES_OF_MIXED, STREAMS = range(4)
 
 
-def shown_samples(samples: Tensor, mixed: Mixed | None) -> Tensor:
+def shown_samples(samples: Tensor, mixed: Mixed | None, share: Share | None = None) -> Tensor:
     """Which samples each image shows: its own and, where it is mixed, its partner's.
 
     Args:
         samples: The samples of a batch, shape (N,).
         mixed: The batch mixed; None as it is.
+        share: This process's part of the joint batch, where there are several.
 
     Returns:
         Shape (N, P); a sample may repeat in a row.
@@ -40,8 +43,11 @@ def shown_samples(samples: Tensor, mixed: Mixed | None) -> Tensor:
     own = samples[:, None]
     if mixed is None:
         return own
-    aims = [target for target in mixed.targets if target.weight]
-    return torch.cat([torch.where(aim.shares > 0, samples[aim.keys], own) for aim in aims], dim=1)
+    everyone, first = samples, 0
+    if share is not None:
+        everyone, first = gather_rows(samples, share), share.offset
+    shown = [(everyone[aim.keys + first], aim) for aim in mixed.targets if aim.weight]
+    return torch.cat([torch.where(aim.shares > 0, each, own) for each, aim in shown], dim=1)
 
 
 class Negatives(Protocol):
@@ -161,7 +167,17 @@ class Contrastive(Projecting):
         if self.mixing is None:
             return None
         stream = STREAMS * view + MIXING
-        return self.mixing(images, batch.keys + stream, batch.batch_key + stream)
+        keys, batch_key, share = batch.keys + stream, batch.batch_key + stream, self._share(batch)
+        if share is None:
+            return self.mixing(images, keys, batch_key)
+        exchange = partial(exchange_rows, images, share=share)
+        return self.mixing(images, keys, batch_key, Joint(share.offset, share.total, exchange))
+
+    def _share(self, batch: Batch) -> Share | None:
+        """This process's part of the joint batch, where the loss gathers."""
+        if not self.loss.gathers:
+            return None
+        return share_of(len(batch.samples), 1, equal=self.loss.gather == "equal")
 
     def anchor_images(self, batch: Batch, view: int) -> Iterator[Tensor]:
         """What of a view is embedded with gradient: itself, mixed, or both."""
@@ -180,7 +196,8 @@ class Contrastive(Projecting):
             return None
         images = batch.views[view] if mixed is None else mixed.images
         stream = STREAMS * view + (NEGATIVES if mixed is None else NEGATIVES_OF_MIXED)
-        shown = shown_samples(batch.samples, mixed)
+        share = None if mixed is None else self._share(batch)
+        shown = shown_samples(batch.samples, mixed, share)
         return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:

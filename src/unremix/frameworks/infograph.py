@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from unremix.core.checks import choose, number
 from unremix.core.contrast import full_precision
-from unremix.core.gather import share_of
+from unremix.core.gather import Share, gather_rows, gather_views, share_of
 from unremix.core.objectives import ObjectiveName
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Views
@@ -130,30 +130,36 @@ class InfoGraph(Framework):
         (graphs,) = batch.views
         node_inputs, graph_inputs = self.encoder.nodes_and_graphs(graphs)
         anchors, candidates = self.nodes(node_inputs), self.graphs(graph_inputs)
+        needs_inputs = self.loss.weighting.needs_residuals
+        samples, groups = batch.samples, graphs.graph
+        nodes = Views(anchors, node_inputs if needs_inputs else None, samples[groups])
+        known = Views(candidates, graph_inputs if needs_inputs else None, samples)
+        if self.loss.gathers:  # the graphs of all processes
+            share = share_of(
+                *candidates.shape, dtype=candidates.dtype, equal=self.loss.gather == "equal"
+            )
+            known, groups = gather_views(known, share), groups + share.offset
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
             with full_precision(anchors.device):
-                logits = at_least_float32(anchors) @ at_least_float32(candidates).T
+                logits = at_least_float32(anchors) @ at_least_float32(known.embeddings).T
                 logits = logits / self.loss.current_temperature()
-            normalizer = None
+            of_nodes = None
             if self.loss.gathers:
                 equal = self.loss.gather == "equal"
-                share = share_of(*anchors.shape, dtype=anchors.dtype, equal=equal)
-                normalizer = share.total / share.processes
+                of_nodes = share_of(*anchors.shape, dtype=anchors.dtype, equal=equal)
             return hard_jsd(
                 logits,
-                graphs.graph,
+                groups,
                 hardness=self.loss.hardness,
                 class_prior=self.loss.class_prior,
                 similarity_gradient=self.loss.weighting.similarity_gradient,
                 fidelity=self.loss.fidelity,
-                normalizer=normalizer,
+                share=of_nodes,
             )
-        needs_inputs = self.loss.weighting.needs_residuals
-        samples = batch.samples
         return self.loss.against(
-            Views(anchors, node_inputs if needs_inputs else None, samples[graphs.graph]),
-            Views(candidates, graph_inputs if needs_inputs else None, samples),
-            Pairs.membership(graphs.graph, graphs.num_graphs),
+            nodes,
+            known,
+            Pairs.membership(groups, len(known.embeddings)),
             products="dot",
             objective=self.objective,
         )
@@ -167,7 +173,7 @@ def hard_jsd(
     class_prior: float = 0.1,
     similarity_gradient: bool = True,
     fidelity: Fidelity = "sound",
-    normalizer: float | None = None,
+    share: Share | None = None,
 ) -> Tensor:
     """Jensen-Shannon estimate, negated, with HCL's hard negatives and debiasing.
 
@@ -187,7 +193,8 @@ def hard_jsd(
         fidelity: ``code`` as HCL's public code, up to a constant: the exponent is negative, so that
             easy negatives count most; the positive stands among the negatives with x = 0; the
             correction is added to the loss in place of being taken away.
-        normalizer: Divides the sum over members; their number by default.
+        share: This process's part of the members, where several share a loss: their mean is the
+            loss of all.
 
     Returns:
         The loss, a scalar.
@@ -216,7 +223,10 @@ def hard_jsd(
     own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, groups[:, None], True)
     positive = logits.gather(1, groups[:, None])[:, 0]  # (N,)
     negatives = logits.masked_fill(own, 0.0)
-    largest = negatives.abs().amax().clamp(min=torch.finfo(logits.dtype).tiny)
+    largest = negatives.abs().amax()
+    if share is not None:
+        largest = gather_rows(largest[None], share.of_work(share.processes)).amax()
+    largest = largest.clamp(min=torch.finfo(logits.dtype).tiny)
     sign = -1.0 if fidelity == "code" else 1.0
     exponent = sign * 2 * hardness * negatives / largest
     if fidelity != "code":
@@ -231,4 +241,4 @@ def hard_jsd(
     else:
         rest = ((mean - class_prior * softplus(positive)) / (1 - class_prior)).clamp(min=0)
     loss = rest - math.log(2) - (math.log(2) - softplus(-positive))  # (N,)
-    return loss.sum() / (len(loss) if normalizer is None else normalizer)
+    return loss.sum() / (len(loss) if share is None else share.total / share.processes)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from unremix.core.gather import gather_rows, is_distributed, share_of
+from unremix.core.gather import gather_views, is_distributed, share_of
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Own, Views, stack
 from unremix.frameworks.base import Batch, Embedded
@@ -113,7 +113,7 @@ class MoCo(Contrastive):
         self.memory = Queue(
             options.queue, last.out_features, last.in_features if needs_inputs else 0
         )
-        self._fresh: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._fresh: list[Views] = []
 
     def embed(self, images: Tensor) -> Embedded:
         """Embeddings z, shape (N, D), and the last layer's input h, shape (N, H)."""
@@ -155,46 +155,60 @@ class MoCo(Contrastive):
         losses = []
         for asks, answers in self._ways:
             z, h = self.embed_keys(batch.views[answers], batch.batch_key + answers)
-            self._fresh.append((z, h, batch.samples))
-            candidates = self._candidates(z, h, batch.samples)
+            keys, first = self._of_all(Views(z, h, batch.samples))
+            self._fresh.append(keys)
             if self.keeps_original:
                 query = next(queries)
                 own = self.further(query, batch, asks)
-                losses.append(self._loss(query, candidates, batch, own))
+                losses.append(self._loss(query, keys, first, batch, own))
             mixed = self.mixed(batch.views[asks], batch, asks)
             if mixed is not None:
                 query = next(queries)
                 own = self.further(query, batch, asks, mixed)
                 losses += [
-                    target.weight * self._loss(query, candidates, batch, own, target)
+                    target.weight * self._loss(query, keys, first, batch, own, target)
                     for target in mixed.targets
                     if target.weight
                 ]
         return torch.stack(losses).sum() / len(self._ways)
 
-    def _candidates(self, z: Tensor, h: Tensor, samples: Tensor) -> Views:
-        """The batch's keys, then the queue's."""
-        old = self.memory.views
-        dtype = old.embeddings.dtype
-        return stack(Views(z.to(dtype), h.to(dtype), samples), old)
+    def _of_all(self, keys: Views) -> tuple[Views, int]:
+        """The keys of all processes, and where those of this one begin."""
+        if not self.memory.inputs.shape[1]:
+            keys = replace(keys, inputs=None)
+        if not is_distributed():
+            return keys, 0
+        count, width = keys.embeddings.shape
+        input_width = 0 if keys.inputs is None else keys.inputs.shape[1]
+        dtype, equal = keys.embeddings.dtype, self.loss.gather == "equal"
+        share = share_of(count, width, input_width, dtype=dtype, equal=equal)
+        return gather_views(keys, share), share.offset
 
     def _loss(
         self,
         query: Embedded,
-        candidates: Views,
+        keys: Views,
+        first: int,
         batch: Batch,
         own: Own | None,
         target: Target | None = None,
     ) -> Tensor:
+        """The loss of queries against the batch's keys, of which theirs begin at ``first``."""
+        assert keys.ids is not None
+        own_keys = torch.arange(len(query[0]), device=query[0].device)[:, None]
+        aims = own_keys if target is None else target.keys
         pairs = Pairs.queue(
-            batch.samples,
+            keys.ids,
             self.memory.samples,
             batch_negatives=not self.keeps_original or len(self.memory) == 0,
-            keys=None if target is None else target.keys,
-            shares=None if target is None else target.shares,
+            keys=aims + first,
+            shares=torch.ones_like(query[0][:, :1]) if target is None else target.shares,
         )
-        inputs = None if candidates.inputs is None else query[1]
-        anchors = Views(query[0], inputs, batch.samples)
+        old = self.memory.views
+        dtype = old.embeddings.dtype
+        z, h = keys.embeddings.to(dtype), keys.inputs
+        candidates = stack(Views(z, None if h is None else h.to(dtype), keys.ids), old)
+        anchors = Views(query[0], None if h is None else query[1], batch.samples)
         return self.loss.against(
             anchors, candidates, pairs, own=own, positives_in_denominator=target is not None
         )
@@ -205,11 +219,7 @@ class MoCo(Contrastive):
         for query, key in ((self.encoder, self.key_encoder), (self.head, self.key_head)):
             for leading, following in zip(query.parameters(), key.parameters(), strict=True):
                 following.lerp_(leading, 1 - self.momentum)
-        for z, h, samples in self._fresh:
-            if is_distributed():
-                equal = self.loss.gather == "equal"
-                widths = (z.shape[1], h.shape[1])
-                share = share_of(samples.numel(), *widths, dtype=z.dtype, equal=equal)
-                z, h, samples = (gather_rows(rows, share) for rows in (z, h, samples))
-            self.memory.add(z, h, samples)
+        for keys in self._fresh:
+            assert keys.ids is not None
+            self.memory.add(keys.embeddings, keys.inputs, keys.ids)
         self._fresh = []

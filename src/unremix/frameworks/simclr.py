@@ -115,6 +115,11 @@ class SimCLR(Contrastive):
             if self.negative_classes is None:
                 total = total + self.loss(z0, z1, h0, h1, ids=ids, own=own)
             else:
+                if self.loss.gathers:
+                    raise ValueError(
+                        "expected one process for negative_classes, whose negatives are those of "
+                        "one batch, got several; start the run without torchrun"
+                    )
                 pairs = self.pairs(batch.samples)
                 views = stack(Views(z0, h0, batch.samples), Views(z1, h1, batch.samples))
                 if pairs.has_negatives():  # a small batch may have no image of these classes

@@ -49,7 +49,7 @@ def find_duplicates(
     from scipy.sparse import coo_array  # type: ignore[import-untyped]
     from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
-    number("threshold", threshold, above=-1)
+    number("threshold", threshold, above=-1, most=1)
     total = len(units)
     nearest = np.full(total, -np.inf, dtype=np.float32)
     first, second = [], []

@@ -247,6 +247,10 @@ class TrainConfig:
         accelerator: cpu, gpu or auto.
         devices: Processes on this machine, or auto; torchrun and SLURM are recognized.
         num_nodes: Machines.
+        strategy: What each process holds: ddp, the whole model; fsdp, a part of every parameter, of
+            its gradient and of the optimizer's state.
+        timeout_minutes: How long a process waits for the others, at the start and in each exchange;
+            longer than the first one takes to measure after an epoch.
         sync_batchnorm: Whether BatchNorm sees the batches of all processes.
         threads: CPU threads per process; by default the cores that are free at the start, shared
             among the processes, or what OMP_NUM_THREADS says.
@@ -321,6 +325,8 @@ class TrainConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto")
     devices: int | Literal["auto"] = option("auto", rare=True)
     num_nodes: int = option(1, rare=True)
+    strategy: Literal["ddp", "fsdp"] = option("ddp", rare=True)
+    timeout_minutes: float = option(30.0, rare=True)
     sync_batchnorm: bool = option(False, rare=True)
     threads: int | None = option()
     seed: int = option(0)
@@ -406,7 +412,14 @@ class TrainConfig:
             raise ValueError(
                 f"expected validation between 0 and 1, got {self.validation}; change it"
             )
-        for name in ("lr", "temperature", "knn_temperature", "clip", "max_minutes"):
+        for name in (
+            "lr",
+            "temperature",
+            "knn_temperature",
+            "clip",
+            "max_minutes",
+            "timeout_minutes",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"expected {name} to be above 0, got {value}; change it")

@@ -16,7 +16,7 @@ from torch import Tensor
 import unremix
 from unremix.audit import audit
 from unremix.core.importance import Importance
-from unremix.core.scores import COMPONENTS, normalize
+from unremix.core.scores import PAPER_COMPONENTS, normalize
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
 from unremix.evaluation.knn import leave_one_out_shares
 from unremix.losses import HCLLoss, TwoViewLoss, UnReMixLoss
@@ -123,12 +123,12 @@ def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
         scaling = "zscore-exp" if weighting.sharpness is not None else weighting.scaling
         found |= {
             "kind": "unremix",
-            "mix": [mix.get(name, 0.0) for name in COMPONENTS],
+            "mix": [mix.get(name, 0.0) for name in PAPER_COMPONENTS],
             "scaling": scaling,
             "mass": weighting.mass,
             "hardness": 1.0 if weighting.sharpness is None else weighting.sharpness,
             "own_scores": any(
-                name_of(component) not in COMPONENTS for component in weighting.components
+                name_of(component) not in PAPER_COMPONENTS for component in weighting.components
             ),
         }
     return found
@@ -252,7 +252,7 @@ def collect(run: Run, data: Any) -> Stored:
         "cosines": cosines.numpy(),
         "batch": sample.batch.numpy().astype(np.uint32),
         "scores": torch.stack(
-            [getattr(importance, name).float() for name in COMPONENTS]
+            [importance.scores[name].float() for name in PAPER_COMPONENTS]
         ).numpy(),  # (3, A, A)
         "negatives": importance.negatives.numpy(),
         "positives": importance.positives.numpy(),
@@ -318,7 +318,7 @@ def _audit(sample: Sample, importance: Importance, how: dict[str, Any]) -> dict[
         return None
     if sample.loss is not None and sample.loss.false_negatives is not None:
         return None  # the page knows the weights before some negatives are left out
-    scores = [getattr(importance, name).float() for name in COMPONENTS]
+    scores = [importance.scores[name].float() for name in PAPER_COMPONENTS]
     own = replace(importance, weights=own_weights(scores, importance.negatives, how))
     found = asdict(audit(own, sample.labels[sample.batch], k=AUDITED))
     return {
@@ -341,11 +341,11 @@ def own_weights(scores: Sequence[Tensor], negatives: Tensor, how: dict[str, Any]
     count = negatives.sum(1, keepdim=True)
     if how["kind"] == "hcl":
         weighting = hard_negatives(how["hardness"], over_temperature=how["over_temperature"])
-        used, mix = [scores[list(COMPONENTS).index("similarity")]], [1.0]
+        used, mix = [scores[PAPER_COMPONENTS.index("similarity")]], [1.0]
     elif how["kind"] == "unremix":
         exponential = how["scaling"] == "zscore-exp"
         weighting = Weighting(
-            tuple(COMPONENTS),
+            PAPER_COMPONENTS,
             scaling="zscore" if exponential else how["scaling"],
             sharpness=how["hardness"] if exponential else None,
             mass=how["mass"],

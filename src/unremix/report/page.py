@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from unremix.core.scores import COMPONENTS
+from unremix.core.scores import PAPER_COMPONENTS
 from unremix.data.atomic_files import write_text
 from unremix.data.quantities import duration
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
@@ -69,7 +69,7 @@ def training_charts(rows: Sequence[Row], card: Mapping[str, Any] | None) -> dict
         rows: Rows of metrics.csv.
         card: The evaluation card, if there is one.
     """
-    mix = [Line(name, _points(rows, f"mix_{name}"), look=name) for name in COMPONENTS]
+    mix = [Line(name, _points(rows, f"mix_{name}"), look=name) for name in PAPER_COMPONENTS]
 
     def one(column: str, title: str, good: str, *, from_zero: bool = False) -> Chart:
         line = Line(title, _points(rows, column))
@@ -120,7 +120,7 @@ def page_data(stored: Stored) -> dict[str, Any]:
     scores = arrays["scores"]
     data = about | {
         "batch": arrays["batch"].tolist(),
-        "scores": {name: numbers(scores[k], "f4") for k, name in enumerate(COMPONENTS)},
+        "scores": {name: numbers(scores[k], "f4") for k, name in enumerate(PAPER_COMPONENTS)},
         "negatives": numbers(arrays["negatives"], "u1"),
         "suspects": numbers(arrays["suspects"], "u1"),
         "positions": numbers(arrays["positions"], "f4"),

@@ -208,8 +208,11 @@ class Thresholds(Memory):
             ids: Shape (N,).
             levels: c, shape (N,).
         """
-        same = (ids[:, None] == ids).to(levels.dtype)  # (N, N)
-        self.rows[ids, 0] = ((same @ levels) / same.sum(1)).to(self.rows.dtype)
+        levels = levels.to(self.rows.dtype)
+        nothing = self.rows.new_zeros(len(self.rows))
+        total = nothing.index_add(0, ids, levels)
+        count = nothing.index_add(0, ids, torch.ones_like(levels))
+        self.rows[ids, 0] = total[ids] / count[ids]
         self.known[ids] = True
 
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,14 +39,15 @@ import unremix
 from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
 from unremix.domains.sampling import scramble
-from unremix.frameworks.base import Projecting
-from unremix.options.config import TrainConfig
+from unremix.frameworks.base import Framework, Projecting
+from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.training.export import write_weights
 from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at
-from unremix.training.preparation import Prepared
+from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
 from unremix.training.run import Run
+from unremix.training.sharding import divide, gathered, is_divided, shard
 from unremix.training.stopping import Stop, requeue, resume_command
 from unremix.training.threads import limited_threads
 
@@ -107,6 +113,8 @@ class Training:
             KeyboardInterrupt: If asked to stop; a checkpoint of the last step is written.
         """
         config, state = self.config, self.prepared.state or {}
+        # Not fabric.setup_module(): in mixed precision it cannot pass on a frozen dataclass.
+        self.wrapped = self.fabric.strategy.setup_module(self.model)
         self.optimizer = make_optimizer(
             self.model,
             self.model.undecayed(),
@@ -116,10 +124,9 @@ class Training:
         )
         if "optimizer" in state:
             self.optimizer.load_state_dict(state["optimizer"])
+            divide(self.optimizer)
             self.fabric.strategy.precision.load_state_dict(state["precision"])
         self.prepared.state = None  # frees its memory
-        # Not fabric.setup_module(): in mixed precision it cannot pass on a frozen dataclass.
-        self.wrapped = self.fabric.strategy.setup_module(self.model)
         self.since = time.perf_counter()
         while self.step < self.total and not self.stopped:
             for indices, fetched in self._batches():
@@ -223,14 +230,30 @@ class Training:
         """Add a row to the metrics; its loss is the mean over the steps since the row before."""
         row = {"epoch": epoch, "step": self.step, "loss": sum(self.losses) / len(self.losses)}
         self.losses = []
+        model = self.whole()
         if self.fabric.is_global_zero:
             if epoch == self.epoch:
-                row |= self.observe(self.model, self.epoch)
-            row |= {f"mix_{name}": share for name, share in self.model.mix.items()}
+                row |= self.observe(model, self.epoch)
+            row |= {f"mix_{name}": share for name, share in model.mix.items()}
             self.rows.append(row)
             self.write_metrics()
             self.fabric.log_dict(row, step=self.step)
         return row
+
+    def whole(self) -> Framework:
+        """The model; in the first process, where its parameters are divided, a whole copy.
+
+        All processes ask for it together.
+        """
+        if not is_divided(self.model):
+            return self.model
+        state = gathered(self.model.state_dict())
+        if not self.fabric.is_global_zero:
+            return self.model
+        copy = self.domain.build(self.config, self.run.shape, gather=True)
+        copy.reserve(self.domain.size(self.data))
+        copy.load_state_dict(state)
+        return copy.to(self.fabric.device).train()
 
     def _count_time(self) -> None:
         """Add the time since it was last counted."""
@@ -304,6 +327,8 @@ class Training:
     def save(self) -> None:
         """Write the checkpoint; the previous one stands until this one is whole."""
         self._count_time()
+        optimizer = self.optimizer.state_dict() if hasattr(self, "optimizer") else None
+        weights, optimizer = gathered(self.model.state_dict()), gathered(optimizer)
         if not self.fabric.is_global_zero:
             return
         state = {
@@ -314,10 +339,10 @@ class Training:
             "stopped": self.stopped,
             "losses": self.losses,
             "rows": self.rows,
-            "model": self.model.state_dict(),
+            "model": weights,
         }
-        if hasattr(self, "optimizer"):
-            state["optimizer"] = self.optimizer.state_dict()
+        if optimizer is not None:
+            state["optimizer"] = optimizer
             state["precision"] = self.fabric.strategy.precision.state_dict()
         self.run.save_checkpoint(state)
 
@@ -347,34 +372,88 @@ def _loggers(config: TrainConfig, run: Run) -> list[Logger]:
     return made
 
 
+def _places(config: TrainConfig) -> tuple[int, int]:
+    """Processes per machine, and machines: as torchrun or SLURM started them, or as configured."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        return here, int(os.environ["WORLD_SIZE"]) // here
+    if SLURMEnvironment.detect():
+        machines = int(os.environ.get("SLURM_NNODES", "1"))
+        return int(os.environ["SLURM_NTASKS"]) // machines, machines
+    return processes_here(config), config.num_nodes
+
+
 def _launched(config: TrainConfig, run: Run) -> Fabric:
-    """The processes: as torchrun or SLURM started them, or as configured."""
+    """The processes, met.
+
+    Raises:
+        TimeoutError: If they do not meet in time.
+    """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    devices, machines = config.devices, config.num_nodes
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        machines = int(os.environ["WORLD_SIZE"]) // devices
-    several = machines > 1 or (isinstance(devices, int) and devices > 1)
+    devices, machines = _places(config)
+    strategy: Strategy | str = "auto"
+    if devices * machines > 1:
+        patience = timedelta(minutes=config.timeout_minutes)
+        if config.strategy == "fsdp":
+            strategy = ModelParallelStrategy(
+                shard,
+                data_parallel_size=devices * machines,
+                tensor_parallel_size=1,
+                timeout=patience,
+            )
+        else:
+            strategy = DDPStrategy(timeout=patience)
     fabric = Fabric(
         accelerator=config.accelerator,
         devices=devices,
         num_nodes=machines,
-        strategy="ddp" if several else "auto",
+        strategy=strategy,
         # Lightning's own 64 bits would change the default dtype of everything.
         precision="32-true" if config.precision == "64-true" else config.precision,
         loggers=_loggers(config, run),
     )
-    fabric.launch()
+    try:
+        fabric.launch()
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        why = str(error).splitlines()[0][:200]
+        raise TimeoutError(
+            f"expected {fabric.world_size} processes to meet at {address} within "
+            f"{config.timeout_minutes:g} minutes, got: {why}; start all of them, see that their "
+            "machines reach each other, or raise --timeout_minutes"
+        ) from error
     if fabric.world_size > 1:
         atexit.register(_leave)
-        run.path = Path(fabric.broadcast(str(run.path)))  # only the first process made it
         # Taken over from Lightning, which would kill this process too, without a word.
         children: list[subprocess.Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
         thread = threading.Thread(target=_watch, args=(list(children), run.path), daemon=True)
         children.clear()
         thread.start()
     return fabric
+
+
+def _agree(fabric: Fabric, prepared: Prepared) -> None:
+    """Let all processes train the first one's run, whose folder the others need not see.
+
+    Raises:
+        ValueError: If a process has other data than the first.
+    """
+    run, options = prepared.run, config_to_yaml(prepared.config)
+    known = (run.path, options, run.shape, prepared.state, prepared.record["data"])
+    path, options, shape, state, data = fabric.broadcast(known)
+    config = config_from_yaml(options).released(trust=True, where="the first process")
+    if data != prepared.record["data"]:
+        raise ValueError(
+            f"expected the data of the first process in all, got others from {config.data!r} in "
+            f"process {fabric.global_rank}; copy them to every machine"
+        )
+    if shape != run.shape:
+        prepared.model = None  # it was built for another one
+    run.path, run.config, run.shape = path, config, shape
+    prepared.config, prepared.state = config, state
 
 
 def _watch(children: list[subprocess.Popen[bytes]], run: Path) -> None:
@@ -424,16 +503,19 @@ def fit(
     Raises:
         KeyboardInterrupt: If asked to stop; its text is the run's folder.
     """
-    run, config = prepared.run, prepared.config
-    fabric = _launched(config, run)
+    run = prepared.run
+    fabric = _launched(prepared.config, run)
     try:
+        if fabric.world_size > 1:
+            _agree(fabric, prepared)
         training = _train(fabric, prepared, observe, progress, stop)
     except RuntimeError as error:
         if fabric.world_size == 1 or not _is_lost(error):
             raise
         raise ChildProcessError(_lost(fabric.world_size, run.path)) from error
+    model = training.whole()
     if fabric.is_global_zero:
-        run.model = training.model.cpu().eval()
+        run.model = model.cpu().eval()
         run.trained = run.model.encoder
         write_weights(run, run.trained, run.path / "encoder.safetensors")
     return fabric.is_global_zero

@@ -35,16 +35,21 @@ EXTENDED = ("epochs", "max_minutes", "threads")  # what may change when a run is
 
 def _is_first_process() -> bool:
     """Whether this is the first of the processes, as far as those who start them have said yet."""
-    ranks = (os.environ.get(name) for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
-    return next((int(rank) for rank in ranks if rank is not None), 0) == 0
+    if "RANK" in os.environ:  # torchrun, also within a SLURM job, whose numbers are not its own
+        return os.environ["RANK"] == "0"
+    places = ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in places)
 
 
-def _processes_here(config: TrainConfig) -> int:
+def processes_here(config: TrainConfig) -> int:
     """Processes of the run on this machine."""
-    started = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
-    if started is not None:
-        return int(started)
-    return config.devices if isinstance(config.devices, int) else max(1, torch.cuda.device_count())
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    if isinstance(config.devices, int):
+        return config.devices
+    if "SLURM_NTASKS_PER_NODE" in os.environ:
+        return int(os.environ["SLURM_NTASKS_PER_NODE"])
+    return 1 if config.accelerator == "cpu" else max(1, torch.cuda.device_count())
 
 
 @contextmanager
@@ -128,6 +133,13 @@ def check(config: TrainConfig) -> None:
     """
     if config.accelerator == "gpu" and not torch.cuda.is_available():
         raise ValueError("expected a GPU for --accelerator gpu, got none; use cpu or auto")
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        _check_restarts(config)
+    if config.strategy == "fsdp" and (config.chunk is not None or config.audit_every is not None):
+        raise ValueError(
+            "expected --strategy fsdp without --chunk and --audit_every, which need whole "
+            "gradients, got one of them; leave it out, or use ddp"
+        )
     needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
     needed |= {
         logger: (f"--loggers {logger}", f"pip install {logger}") for logger in config.loggers
@@ -155,6 +167,22 @@ def check(config: TrainConfig) -> None:
                 f"expected no chunk with evidence that remembers features, got chunk={config.chunk}"
                 "; leave out one of them"
             )
+
+
+def _check_restarts(config: TrainConfig) -> None:
+    """Refuse what torchrun could not restart."""
+    if config.name is None:
+        raise ValueError(
+            "expected --name with torchrun --max_restarts, got none, so that a restart would begin "
+            "a new run; add --name"
+        )
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # https://github.com/pytorch/pytorch/issues/135712: addresses of an earlier attempt
+        raise ValueError(
+            "expected TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of torchrun "
+            "--max_restarts, got none, so that restarted processes may look for those that ended; "
+            "set it"
+        )
 
 
 def _check_encoder(config: TrainConfig) -> None:
@@ -218,8 +246,9 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | No
             f"expected --resume alone, got {', '.join(changed)} as well; a resumed run keeps its "
             f"options but for {', '.join(EXTENDED)}: leave the others out, or start a new run"
         )
-    # A run that was stopped before its first checkpoint begins again, under its options.
-    state = run.load_checkpoint() if run.has_checkpoint else None
+    # A run that was stopped before its first checkpoint begins again, under its options. The other
+    # processes are told the checkpoint by the first: they might find another one, or none.
+    state = run.load_checkpoint() if run.has_checkpoint and _is_first_process() else None
     longer = {
         name: getattr(config, name)
         for name in config.given.intersection(EXTENDED)
@@ -293,7 +322,9 @@ def prepare(config: TrainConfig) -> Prepared:
     Raises:
         ValueError: For options or data that no run can be made of.
     """
-    earlier = None if config.resume is not None else _stopped_early(config)
+    first = _is_first_process()
+    # The other processes are told the first one's options, and need not see its folder.
+    earlier = _stopped_early(config) if first and config.resume is None else None
     if earlier is not None:
         config = replace(
             earlier.config,
@@ -304,7 +335,7 @@ def prepare(config: TrainConfig) -> Prepared:
             held=False,  # all that it names was asked for
         )
     with ExitStack() as held:
-        if config.resume is not None and _is_first_process() and Path(config.resume).is_dir():
+        if config.resume is not None and first and Path(config.resume).is_dir():
             held.enter_context(locked(Path(config.resume)))
         prepared = _prepare(config, held)
         # Held until it is released, or as long as what was prepared lives.
@@ -326,7 +357,7 @@ def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
     if run is None:
         config = fit_to(domain, data, config)
         if config.threads is None:
-            config = replace(config, threads=choose_threads(_processes_here(config)))
+            config = replace(config, threads=choose_threads(processes_here(config)))
     record = make_record(domain.fingerprint(data), config.threads)
     if run is not None and state is not None:
         _check_record(run, state.get("record", {}), record, any_data=asked.allow_changed_data)

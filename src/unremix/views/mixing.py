@@ -14,6 +14,7 @@ a function of keys, which no other operation may draw from: give the mixing a vi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -33,7 +34,8 @@ class Target:
 
     Args:
         weight: Of this target in the loss.
-        keys: Rows of the keys that are a row's positives, int64, shape (N, P).
+        keys: Rows of the keys that are a row's positives, int64, shape (N, P); counted from this
+            process's first, so that those of other processes may be negative or beyond N.
         shares: Share of each positive, float64, shape (N, P); each row sums to 1.
     """
 
@@ -55,6 +57,22 @@ class Mixed:
     targets: tuple[Target, ...]
 
 
+@dataclass(frozen=True)
+class Joint:
+    """The batch of all processes, where a batch is a part of it.
+
+    Args:
+        offset: Where the first of the own images stands among all.
+        total: How many images all processes hold.
+        exchange: The images in another order: given the row that comes to stand in each place,
+            int64, shape (total,), on the CPU, it returns the own part, shape (N, C, S, S).
+    """
+
+    offset: int
+    total: int
+    exchange: Callable[[Tensor], Tensor]
+
+
 class Mixing(Protocol):
     """A way of mixing the images of a batch."""
 
@@ -62,13 +80,16 @@ class Mixing(Protocol):
     def keeps_original(self) -> bool:
         """Whether the loss of the views as they were is added."""
 
-    def __call__(self, images: Tensor, sample_keys: Tensor, batch_key: Tensor) -> Mixed:
+    def __call__(
+        self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
+    ) -> Mixed:
         """Mix a batch.
 
         Args:
             images: Shape (N, C, S, S).
             sample_keys: One key per image, int64, shape (N,).
             batch_key: The key of the batch, int64, shape (1,).
+            joint: The batch of all processes, where there are several: partners come from it.
         """
 
 
@@ -124,12 +145,12 @@ def permutation(key: Tensor, count: int) -> Tensor:
     return torch.argsort(coarse + fine * 2.0**-24, stable=True)
 
 
-def mixup(images: Tensor, partners: Tensor, lam: Tensor) -> Tensor:
-    """λ_i x_i + (1 - λ_i) x_partner(i); at λ = 1 the images themselves.
+def mixup(images: Tensor, others: Tensor, lam: Tensor) -> Tensor:
+    """λ_i x_i + (1 - λ_i) y_i; at λ = 1 the images themselves.
 
     Args:
         images: x, floating-point, shape (N, C, S, S).
-        partners: A row for each row, int64, shape (N,).
+        others: y, their partners, shape (N, C, S, S).
         lam: λ, shape (N,), or one for all, shape (1,).
 
     Returns:
@@ -137,14 +158,13 @@ def mixup(images: Tensor, partners: Tensor, lam: Tensor) -> Tensor:
 
     Example:
         >>> images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
-        >>> mixup(images, torch.tensor([1, 0]), torch.tensor([0.75])).flatten()
+        >>> mixup(images, images.flip(0), torch.tensor([0.75])).flatten()
         tensor([0.2500, 0.7500])
     """
     # Half precision would round λ and leave the shares as they are.
     precise = torch.promote_types(images.dtype, torch.float32)
     lam = lam.to(images.device, precise)[:, None, None, None]
-    mixed = images.index_select(0, partners).to(precise)
-    return mixed.lerp_(images.to(precise), lam).to(images.dtype)
+    return others.to(precise).lerp(images.to(precise), lam).to(images.dtype)
 
 
 def cutmix_box(size: int, lam: float, center: tuple[int, int]) -> Box:
@@ -167,12 +187,12 @@ def cutmix_box(size: int, lam: float, center: tuple[int, int]) -> Box:
     return max(top, 0), min(top + side, size), max(left, 0), min(left + side, size)
 
 
-def cutmix(images: Tensor, partners: Tensor, box: Box) -> tuple[Tensor, float]:
+def cutmix(images: Tensor, others: Tensor, box: Box) -> tuple[Tensor, float]:
     """Paste a box of each image's partner into the image.
 
     Args:
         images: Shape (N, C, S, S).
-        partners: A row for each row, int64, shape (N,).
+        others: Their partners, shape (N, C, S, S).
         box: Top, bottom, left and right, the same for all.
 
     Returns:
@@ -180,24 +200,24 @@ def cutmix(images: Tensor, partners: Tensor, box: Box) -> tuple[Tensor, float]:
 
     Example:
         >>> images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, 1, 2, 2)
-        >>> mixed, lam = cutmix(images, torch.tensor([1, 0]), (0, 1, 0, 2))
+        >>> mixed, lam = cutmix(images, images.flip(0), (0, 1, 0, 2))
         >>> mixed[0, 0], lam
         (tensor([[1., 1.], [0., 0.]]), 0.5)
     """
     top, bottom, left, right = box
-    pasted = images[:, :, top:bottom, left:right].index_select(0, partners)
     mixed = images.clone()
-    mixed[:, :, top:bottom, left:right] = pasted
+    mixed[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]
     return mixed, 1 - (bottom - top) * (right - left) / images.shape[-1] ** 2
 
 
-def i_mix(images: Tensor, partners: Tensor, lam: Tensor) -> Mixed:
+def i_mix(images: Tensor, partners: Tensor, lam: Tensor, *, others: Tensor | None = None) -> Mixed:
     """Mixup whose rows are aimed at both their images, in the shares λ_i and 1 - λ_i.
 
     Args:
         images: Shape (N, C, S, S).
         partners: A row for each row, int64, shape (N,).
         lam: λ, shape (N,).
+        others: The partners, shape (N, C, S, S), where they are not among the images.
 
     Returns:
         The mixed images and one target.
@@ -211,10 +231,13 @@ def i_mix(images: Tensor, partners: Tensor, lam: Tensor) -> Mixed:
     lam = lam.to(images.device, torch.float64)
     own = torch.arange(len(images), device=images.device)
     target = Target(1.0, torch.stack([own, partners], dim=1), torch.stack([lam, 1 - lam], dim=1))
-    return Mixed(mixup(images, partners, lam), (target,))
+    others = images.index_select(0, partners) if others is None else others
+    return Mixed(mixup(images, others, lam), (target,))
 
 
-def un_mix(images: Tensor, lam: float, box: Box | None = None) -> Mixed:
+def un_mix(
+    images: Tensor, lam: float, box: Box | None = None, *, joint: Joint | None = None
+) -> Mixed:
     """The batch mixed with its reverse, by mixup, or by CutMix where a box is given.
 
     L(mix, k) and L(flip(mix), k) are the same rows aimed at their own keys and at the keys in
@@ -224,6 +247,7 @@ def un_mix(images: Tensor, lam: float, box: Box | None = None) -> Mixed:
         images: Shape (N, C, S, S).
         lam: λ of mixup; a box brings its own, the share of the area that it leaves.
         box: Top, bottom, left and right of CutMix.
+        joint: The batch of all processes, where there are several: it is what is reversed.
 
     Returns:
         The mixed images and two targets, of weights λ and 1 - λ.
@@ -234,12 +258,16 @@ def un_mix(images: Tensor, lam: float, box: Box | None = None) -> Mixed:
         [(0.75, [0, 1, 2]), (0.25, [2, 1, 0])]
     """
     own = torch.arange(len(images), device=images.device)
-    partners = own.flip(0)
+    if joint is None:
+        partners, others = own.flip(0), images.flip(0)
+    else:
+        partners = joint.total - 1 - 2 * joint.offset - own
+        others = joint.exchange(torch.arange(joint.total).flip(0))
     whole = torch.ones(len(images), 1, dtype=torch.float64, device=images.device)
     if box is None:  # λ is made on the device: copying it there would wait
-        mixed = mixup(images, partners, torch.full_like(whole[0], lam))
+        mixed = mixup(images, others, torch.full_like(whole[0], lam))
     else:
-        mixed, lam = cutmix(images, partners, box)
+        mixed, lam = cutmix(images, others, box)
     targets = (Target(lam, own[:, None], whole), Target(1 - lam, partners[:, None], whole))
     return Mixed(mixed, targets)
 
@@ -278,14 +306,20 @@ class IMix:
     def __post_init__(self) -> None:
         _check_alpha(self.alpha)
 
-    def __call__(self, images: Tensor, sample_keys: Tensor, batch_key: Tensor) -> Mixed:
+    def __call__(
+        self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
+    ) -> Mixed:
         """Mix images (N, C, S, S) by keys (N,) and the batch's key (1,)."""
         _check_images(images)
         _check_keys(images, sample_keys)
         _check_batch_key(batch_key)
         lam = beta(uniforms(sample_keys, _SHARE_DRAWS), alpha=self.alpha)
-        partners = permutation(batch_key, len(images)).to(images.device)
-        return i_mix(images, partners, torch.maximum(lam, 1 - lam))
+        lam = torch.maximum(lam, 1 - lam)
+        if joint is None:
+            return i_mix(images, permutation(batch_key, len(images)).to(images.device), lam)
+        order = permutation(batch_key, joint.total)
+        partners = order[joint.offset : joint.offset + len(images)] - joint.offset
+        return i_mix(images, partners.to(images.device), lam, others=joint.exchange(order))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +359,9 @@ class UnMix:
                 "mixup alone, 1 CutMix alone"
             )
 
-    def __call__(self, images: Tensor, sample_keys: Tensor, batch_key: Tensor) -> Mixed:
+    def __call__(
+        self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
+    ) -> Mixed:
         """Mix images (N, C, S, S) by the batch's key (1,); the keys of samples play no part."""
         _check_images(images)
         _check_keys(images, sample_keys)
@@ -334,9 +370,10 @@ class UnMix:
         lam = float(beta(numbers[:_SHARE_DRAWS], alpha=self.alpha))
         choice, row, column = numbers[_SHARE_DRAWS:].tolist()
         if choice >= self.cutmix:
-            return un_mix(images, lam)
+            return un_mix(images, lam, joint=joint)
         size = images.shape[-1]
-        return un_mix(images, lam, cutmix_box(size, lam, (int(row * size), int(column * size))))
+        box = cutmix_box(size, lam, (int(row * size), int(column * size)))
+        return un_mix(images, lam, box, joint=joint)
 
 
 def patch_negatives(images: Tensor, sample_keys: Tensor, *, smallest: int, largest: int) -> Tensor:

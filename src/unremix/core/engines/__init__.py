@@ -11,6 +11,7 @@ anchors with its gradients.
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import get_args
 
@@ -79,6 +80,7 @@ def engine_report() -> str:
     return "native" if reason is None else f"eager ({reason})"
 
 
+@lru_cache(maxsize=8)
 def _compiles(device: torch.device) -> bool:
     """Whether ``torch.compile`` makes kernels for a device."""
     if device.type != "cuda" or find_spec("triton") is None:

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, compile
 
 from unremix.core.engines.eager import Engine, Evaluated
-from unremix.core.problem import Options
 from unremix.core.rows import Problem, rows_loss
 from unremix.core.scores import residuals
 
-# Losses with other options must not count against each other's limit of recompilations.
+# Count recompilations per set of options, not for all losses together.
 _known = "isolate_recompiles" in signature(compile).parameters  # since torch 2.13
 ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _known else {}
 
 
 @lru_cache(maxsize=64)
-def _compiled(function: Callable[..., Any], options: Options | None = None) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], options: str = "") -> Callable[..., Any]:
+    """A compiled function of its own for options in words, which keep no score alive."""
     made: Callable[..., Any] = compile(function, **ISOLATED)
     return made
 
@@ -50,7 +50,7 @@ def _evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) 
 @torch.no_grad()
 def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -> Evaluated:
     """As :func:`unremix.core.engines.eager.evaluate`."""
-    found: Evaluated = _compiled(_evaluate, problem.options)(tensors, wanted, problem)
+    found: Evaluated = _compiled(_evaluate, repr(problem.options))(tensors, wanted, problem)
     return found
 
 

@@ -244,7 +244,7 @@ static inline __attribute__((always_inline)) void sweep_row(
 }
 
 /* What the negatives of each anchor add up to under the weights of a mix scaled to [0, 1], with its
- * derivatives by the logits and by the mix. Returns 0 for want of memory. */
+ * derivatives by the logits and by the mix. Returns 0 if memory cannot be allocated. */
 int sweep(integer rows, integer columns, integer parts, const real *const *scores, const real *mix,
           const real *magnitude, real noise, const uint8_t *negatives, const real *logits,
           real temperature, real overflow, int objective, int normalized, real *slopes,

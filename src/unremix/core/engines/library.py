@@ -1,9 +1,9 @@
 """The compiled library: built once, kept in the user's cache, verified each time it is loaded.
 
 ``kernels.c`` is built by the system's C compiler when first needed, which takes two or three
-seconds. What is kept ends in a SHA-256 of itself. It is loaded only if it is whole, belongs to the
-user and cannot be written by others; anything else is built again and never loaded. The bytes that
-were verified are the bytes that are loaded: nobody can exchange the file in between.
+seconds. A cached library ends in its own SHA-256 digest. It is loaded only if it is whole, belongs
+to the user and cannot be written by others; anything else is built again and never loaded. The
+bytes that were verified are the bytes that are loaded: nobody can exchange the file in between.
 """
 
 from __future__ import annotations

@@ -35,8 +35,6 @@ def refusal(
     weighting = options.weighting
     if like.device.type != "cpu":
         return f"it runs on the CPU, not on {like.device.type}"
-    if torch.compiler.is_compiling():
-        return "it cannot be traced by torch.compile"
     if own:
         return "it does not serve anchors with negatives of their own"
     if isinstance(temperature, Tensor):

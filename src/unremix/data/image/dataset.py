@@ -161,6 +161,11 @@ def load_images(
     return ImageData(sets[0], test, found.name, tuple(skipped))
 
 
+def has_labels(data: str) -> bool:
+    """Whether the images of any accepted format have labels; none is decoded."""
+    return find_splits(data).splits[0].labels is not None
+
+
 def find_splits(
     data: str | Path | Sequence[str | Path],
     *,

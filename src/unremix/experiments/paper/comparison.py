@@ -169,6 +169,10 @@ def make_comparison(setting: Setting) -> Made:
     values, differences = tables.grids(rows, columns, reference=reference, apart=True)
     average = average_ranks(rows, columns, setting.seeds)
     notes = [HOW]
+    if setting.experiment.measures:
+        notes.insert(0, f"Measured: {', '.join(setting.experiment.measures.values())}.")
+    if setting.scale == "smoke":
+        notes.append("The scale smoke shows that everything runs; its figures mean nothing.")
     if len(columns) > 1 and average:
         shown = "; ".join(f"{name} {rank:.2f}" for name, rank in average.items())
         notes.append(f"Average rank over the columns: {shown}.")

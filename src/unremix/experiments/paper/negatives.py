@@ -16,7 +16,7 @@ from torch import Tensor
 from unremix.audit import audit
 from unremix.core.importance import Importance
 from unremix.core.pairs import Pairs
-from unremix.core.scores import COMPONENTS, normalize, residuals
+from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS, normalize, residuals
 from unremix.core.weights import scale
 from unremix.domains.sampling import permuted
 from unremix.experiments.paper.over_epochs import COLORS_OF_COMPONENTS
@@ -242,10 +242,9 @@ def contributions_of(loss: UnReMixLoss, found: Importance) -> dict[str, Tensor]:
     count = found.negatives.sum(1, keepdim=True)
     mix = loss.mix
     parts = {}
-    for name, component in COMPONENTS.items():
-        scaled = scale(
-            getattr(found, name), found.negatives, count, weighting.scaling, component.magnitude
-        )
+    for name in PAPER_COMPONENTS:
+        magnitude = COMPONENTS[name].magnitude
+        scaled = scale(found.scores[name], found.negatives, count, weighting.scaling, magnitude)
         parts[name] = torch.where(found.negatives, mix.get(name, 0.0) * scaled, 0.0)
     total = torch.stack(list(parts.values())).sum(0)
     factor = torch.where(total > 0, found.weights / torch.where(total > 0, total, 1.0), 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from unremix.core.scores import COMPONENTS
+from unremix.core.scores import PAPER_COMPONENTS
 from unremix.experiments.paper.comparison import make_comparison
 from unremix.experiments.paper.records import Made, Setting
 from unremix.experiments.paper.scales import Source
@@ -17,7 +17,7 @@ from unremix.experiments.tables import TRAINED, Grid
 from unremix.report.curves import Panel, learning_curves, mean_curve
 from unremix.report.style import DASHES, GRAYS, GREEN, ORANGE, PAGE, VERMILION, looks_of
 
-COLORS_OF_COMPONENTS = dict(zip(COMPONENTS, (ORANGE, VERMILION, GREEN), strict=True))
+COLORS_OF_COMPONENTS = dict(zip(PAPER_COMPONENTS, (ORANGE, VERMILION, GREEN), strict=True))
 
 
 def make_probe_curves(setting: Setting) -> Made:
@@ -60,7 +60,7 @@ def _shares(setting: Setting, source: Source) -> dict[str, dict[str, list[list[d
     found: dict[str, dict[str, list[list[dict[str, float]]]]] = {}
     for row in setting.rows:
         for record in setting.records(row, source):
-            for component in COMPONENTS:
+            for component in PAPER_COMPONENTS:
                 points = [
                     {"epoch": one["epoch"], "share": one[f"mix_{component}"]}
                     for one in record.get("metrics") or []
@@ -73,7 +73,7 @@ def _shares(setting: Setting, source: Source) -> dict[str, dict[str, list[list[d
 def make_mix(setting: Setting) -> Made:
     """The three weights over the epochs, and the accuracy that each way of mixing them gives."""
     compared = make_comparison(setting)
-    headings = ["row", "data", *COMPONENTS]
+    headings = ["row", "data", *PAPER_COMPONENTS]
     lines: list[list[str]] = []
     records: list[dict[str, Any]] = []
     figure = Figure(figsize=(PAGE, 2.7), layout="constrained")
