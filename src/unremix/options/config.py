@@ -247,6 +247,8 @@ class TrainConfig:
         accelerator: cpu, gpu or auto.
         devices: Processes on this machine, or auto; torchrun and SLURM are recognized.
         num_nodes: Machines.
+        strategy: What each process holds: ddp, the whole model; fsdp, a part of every parameter, of
+            its gradient and of the optimizer's state.
         timeout_minutes: How long a process waits for the others, at the start and in each exchange;
             longer than the first one takes to measure after an epoch.
         sync_batchnorm: Whether BatchNorm sees the batches of all processes.
@@ -323,6 +325,7 @@ class TrainConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto")
     devices: int | Literal["auto"] = option("auto", rare=True)
     num_nodes: int = option(1, rare=True)
+    strategy: Literal["ddp", "fsdp"] = option("ddp", rare=True)
     timeout_minutes: float = option(30.0, rare=True)
     sync_batchnorm: bool = option(False, rare=True)
     threads: int | None = option()

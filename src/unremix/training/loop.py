@@ -30,6 +30,8 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,7 +39,7 @@ import unremix
 from unremix.data.atomic_files import write_whole
 from unremix.domains.base import Observer
 from unremix.domains.sampling import scramble
-from unremix.frameworks.base import Projecting
+from unremix.frameworks.base import Framework, Projecting
 from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.training.export import write_weights
 from unremix.training.initialization import initialize
@@ -45,6 +47,7 @@ from unremix.training.optimizers import make_optimizer, rate_at
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
 from unremix.training.run import Run
+from unremix.training.sharding import divide, gathered, is_divided, shard
 from unremix.training.stopping import Stop, requeue, resume_command
 from unremix.training.threads import limited_threads
 
@@ -110,6 +113,8 @@ class Training:
             KeyboardInterrupt: If asked to stop; a checkpoint of the last step is written.
         """
         config, state = self.config, self.prepared.state or {}
+        # Not fabric.setup_module(): in mixed precision it cannot pass on a frozen dataclass.
+        self.wrapped = self.fabric.strategy.setup_module(self.model)
         self.optimizer = make_optimizer(
             self.model,
             self.model.undecayed(),
@@ -119,10 +124,9 @@ class Training:
         )
         if "optimizer" in state:
             self.optimizer.load_state_dict(state["optimizer"])
+            divide(self.optimizer)
             self.fabric.strategy.precision.load_state_dict(state["precision"])
         self.prepared.state = None  # frees its memory
-        # Not fabric.setup_module(): in mixed precision it cannot pass on a frozen dataclass.
-        self.wrapped = self.fabric.strategy.setup_module(self.model)
         self.since = time.perf_counter()
         while self.step < self.total and not self.stopped:
             for indices, fetched in self._batches():
@@ -226,14 +230,30 @@ class Training:
         """Add a row to the metrics; its loss is the mean over the steps since the row before."""
         row = {"epoch": epoch, "step": self.step, "loss": sum(self.losses) / len(self.losses)}
         self.losses = []
+        model = self.whole()
         if self.fabric.is_global_zero:
             if epoch == self.epoch:
-                row |= self.observe(self.model, self.epoch)
-            row |= {f"mix_{name}": share for name, share in self.model.mix.items()}
+                row |= self.observe(model, self.epoch)
+            row |= {f"mix_{name}": share for name, share in model.mix.items()}
             self.rows.append(row)
             self.write_metrics()
             self.fabric.log_dict(row, step=self.step)
         return row
+
+    def whole(self) -> Framework:
+        """The model; in the first process, where its parameters are divided, a whole copy.
+
+        All processes ask for it together.
+        """
+        if not is_divided(self.model):
+            return self.model
+        state = gathered(self.model.state_dict())
+        if not self.fabric.is_global_zero:
+            return self.model
+        copy = self.domain.build(self.config, self.run.shape, gather=True)
+        copy.reserve(self.domain.size(self.data))
+        copy.load_state_dict(state)
+        return copy.to(self.fabric.device).train()
 
     def _count_time(self) -> None:
         """Add the time since it was last counted."""
@@ -307,6 +327,8 @@ class Training:
     def save(self) -> None:
         """Write the checkpoint; the previous one stands until this one is whole."""
         self._count_time()
+        optimizer = self.optimizer.state_dict() if hasattr(self, "optimizer") else None
+        weights, optimizer = gathered(self.model.state_dict()), gathered(optimizer)
         if not self.fabric.is_global_zero:
             return
         state = {
@@ -317,10 +339,10 @@ class Training:
             "stopped": self.stopped,
             "losses": self.losses,
             "rows": self.rows,
-            "model": self.model.state_dict(),
+            "model": weights,
         }
-        if hasattr(self, "optimizer"):
-            state["optimizer"] = self.optimizer.state_dict()
+        if optimizer is not None:
+            state["optimizer"] = optimizer
             state["precision"] = self.fabric.strategy.precision.state_dict()
         self.run.save_checkpoint(state)
 
@@ -370,12 +392,23 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     devices, machines = _places(config)
-    patience = timedelta(minutes=config.timeout_minutes)
+    strategy: Strategy | str = "auto"
+    if devices * machines > 1:
+        patience = timedelta(minutes=config.timeout_minutes)
+        if config.strategy == "fsdp":
+            strategy = ModelParallelStrategy(
+                shard,
+                data_parallel_size=devices * machines,
+                tensor_parallel_size=1,
+                timeout=patience,
+            )
+        else:
+            strategy = DDPStrategy(timeout=patience)
     fabric = Fabric(
         accelerator=config.accelerator,
         devices=devices,
         num_nodes=machines,
-        strategy=DDPStrategy(timeout=patience) if devices * machines > 1 else "auto",
+        strategy=strategy,
         # Lightning's own 64 bits would change the default dtype of everything.
         precision="32-true" if config.precision == "64-true" else config.precision,
         loggers=_loggers(config, run),
@@ -480,8 +513,9 @@ def fit(
         if fabric.world_size == 1 or not _is_lost(error):
             raise
         raise ChildProcessError(_lost(fabric.world_size, run.path)) from error
+    model = training.whole()
     if fabric.is_global_zero:
-        run.model = training.model.cpu().eval()
+        run.model = model.cpu().eval()
         run.trained = run.model.encoder
         write_weights(run, run.trained, run.path / "encoder.safetensors")
     return fabric.is_global_zero

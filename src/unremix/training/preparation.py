@@ -135,6 +135,11 @@ def check(config: TrainConfig) -> None:
         raise ValueError("expected a GPU for --accelerator gpu, got none; use cpu or auto")
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
         _check_restarts(config)
+    if config.strategy == "fsdp" and (config.chunk is not None or config.audit_every is not None):
+        raise ValueError(
+            "expected --strategy fsdp without --chunk and --audit_every, which need whole "
+            "gradients, got one of them; leave it out, or use ddp"
+        )
     needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
     needed |= {
         logger: (f"--loggers {logger}", f"pip install {logger}") for logger in config.loggers

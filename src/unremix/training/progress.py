@@ -131,6 +131,10 @@ class Progress:
         parts = [f"epoch {int(row['epoch'])}/{self.epochs}", f"loss {row['loss']:.3f}"]
         parts += [f"kNN {row['knn']:.1%}"] if "knn" in row else []
         parts += [f"{self.speed:,.0f} {self.unit}/s"] if self.speed is not None else []
-        mix = ", ".join(f"{name} {share:.2f}" for name, share in training.model.mix.items())
+        mix = ", ".join(
+            f"{name.removeprefix('mix_')} {share:.2f}"
+            for name, share in row.items()
+            if name.startswith("mix_")
+        )
         parts += [f"mix: {mix}"] if mix else []
         self.say(" · ".join(parts))
