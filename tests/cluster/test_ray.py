@@ -187,6 +187,7 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
 def test_embedding_with_a_killed_worker(run: Run, tmp_path: Path) -> None:
     assert main(["embed", str(run.path), "-o", str(tmp_path / "local.npz")]) == 0
     out, done = tmp_path / "ray", threading.Event()
+    killed: list[int] = []
 
     def kill() -> None:
         while not list(out.glob("part-*")) and not done.is_set():
@@ -194,30 +195,37 @@ def test_embedding_with_a_killed_worker(run: Run, tmp_path: Path) -> None:
         actors = [
             worker for worker in workers() if "MapWorker" in worker[1] or "_Worker" in worker[1]
         ]
-        assert actors
-        os.kill(actors[0][0], signal.SIGKILL)
+        killed.append(actors[0][0])
+        os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
     written = embed_on_ray(str(run.path), None, str(out), rows=1)
     done.set()
     killer.join()
+    assert killed
     assert written.rows == 128
     assert_same(columns(out), columns(tmp_path / "local.npz"))
 
 
 def workers() -> list[tuple[int, str]]:
-    """The processes of Ray's workers on this machine, and what each is called."""
-    found = []
+    """The processes of our own Ray's workers, and what each is called."""
+    parents: dict[int, int] = {}
+    titles: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if title.startswith("ray::"):
-                found.append((int(entry.name), title))
-    return found
+            parents[int(entry.name)], titles[int(entry.name)] = parent, title
+    # A worker's parent is Ray's daemon, and that one's parent is this process.
+    return [
+        (process, title)
+        for process, title in titles.items()
+        if title.startswith("ray::") and parents.get(parents[process]) == os.getpid()
+    ]
 
 
 def test_mining_equals_the_local_command(tmp_path: Path) -> None:
