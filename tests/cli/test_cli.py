@@ -273,6 +273,9 @@ def test_mistakes_name_the_nearest_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "did you mean 'epochs'?" in refused(["train", "--epohcs", "3"], capsys)
+    assert "did you mean 'epochs'?" in refused(
+        ["train", "--epoch", "3"], capsys
+    )  # not a short form
     assert "did you mean --data photos?" in refused(["train", "photos"], capsys)
     assert "did you mean 'loss.mix'?" in refused(["train", "--loss.mxi", "fixed"], capsys)
     assert 'write "[512]"' in refused(["train", "--head_hidden", "512"], capsys)

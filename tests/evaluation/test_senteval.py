@@ -532,8 +532,8 @@ def test_every_sentence_is_encoded_once_in_batches_of_like_length(root: Path, qu
     assert lengths == sorted(lengths)
     assert max(map(len, bag.batches)) == 16
     assert list(card["tasks"]) == list(TASKS)
-    assert said[-1] == ("tasks", 7, 7)
-    assert ("sentences", len(expected), len(expected)) in said
+    assert said[-1] == ("tasks of SentEval", 7, 7)
+    assert ("sentences of SentEval", len(expected), len(expected)) in said
     again = json.loads(json.dumps(card))
     assert again == card
     assert {"nested", "test", "sick", "seed", "folds", "standard_error"} <= set(card["protocol"])

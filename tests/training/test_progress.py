@@ -29,6 +29,8 @@ def test_lines_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [line.split(" · ")[0] for line in epochs] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     assert ["kNN" in line for line in epochs] == [False, True, True]  # only where it was measured
     assert re.search(r"mix: uncertainty 0\.\d\d, similarity 0\.\d\d, repr", epochs[0])
+    assert ["left" in line for line in epochs] == [True, True, False]
+    assert re.search(r"about \d+(\.\d+)? (ms|s|min) left", epochs[0])
     assert not [line for line in lines if line.startswith("step")]
 
 
@@ -38,7 +40,7 @@ def test_a_log_is_never_silent_for_long(
     monkeypatch.setattr(progress, "SILENCE", 0.0)
     unremix.train(small(tmp_path, progress=True, epochs=1))
     shown = capsys.readouterr().out
-    assert re.search(r"step 2/3 · loss \d\.\d+ · [\d,]+ images/s", shown)
+    assert re.search(r"step 2/3 · loss \d\.\d+ · [\d,]+ images/s( · about .* left)?\n", shown)
 
 
 def test_a_terminal_of_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

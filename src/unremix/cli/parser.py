@@ -86,7 +86,9 @@ class ConfigAction(ActionConfigFile):
 
 def make_parser(only: str | None = None) -> Parser:
     """The parser of all commands; the options of one alone take less time to import."""
-    parser = Parser(prog="unremix", description="Good embeddings without labels.")
+    parser = Parser(
+        allow_abbrev=False, prog="unremix", description="Good embeddings without labels."
+    )
     parser.add_argument("--version", action="version", version=unremix.__version__)
     subcommands = parser.add_subcommands()
     for name, summary in SUMMARIES.items():

@@ -133,9 +133,9 @@ def evaluate(
     measured: dict[str, Any] = {}
     with _threads(jobs):
         for position, name in enumerate(names):
-            say("tasks", position, len(names))
+            say("tasks of SentEval", position, len(names))
             measured[name] = _measure(name, read[name], embeddings, seed, folds, strengths)
-        say("tasks", len(names), len(names))
+        say("tasks of SentEval", len(names), len(names))
     return {
         "tasks": measured,
         "protocol": _protocol(names, seed, folds, strengths, norm),
@@ -191,13 +191,13 @@ class _Embeddings:
         self.rows = {sentence: row for row, sentence in enumerate(ordered)}
         vectors: Tensor | None = None
         for start in range(0, len(ordered), batch_size):
-            say("sentences", start, len(ordered))
+            say("sentences of SentEval", start, len(ordered))
             batch = ordered[start : start + batch_size]
             part = _checked(encode(batch), batch, None if vectors is None else vectors.shape[1])
             if vectors is None:
                 vectors = torch.empty(len(ordered), part.shape[1])
             vectors[start : start + len(batch)] = part
-        say("sentences", len(ordered), len(ordered))
+        say("sentences of SentEval", len(ordered), len(ordered))
         assert vectors is not None  # every file has at least one line
         self.vectors = vectors
         self.size = vectors.shape[1]

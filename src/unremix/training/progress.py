@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 
 from unremix.data.printing import printable
+from unremix.data.quantities import duration
 from unremix.domains import find_domain
 from unremix.options.config import TrainConfig
 
@@ -86,6 +87,13 @@ class Progress:
         if not self.console.is_terminal and time.perf_counter() - self.said >= SILENCE:
             self.say(f"{what} {done}/{total}{numbers and f' · {numbers}'}")
 
+    def _left(self, training: Training) -> list[str]:
+        """How long the remaining steps take, evaluation aside."""
+        steps = training.total - training.step
+        if self.speed is None or not steps:
+            return []
+        return [f"about {duration(steps * self.batch_size / self.speed)} left"]
+
     def opened(self, training: Training) -> None:
         """Before the first step: data, encoder and machine."""
         run, data, config = training.run, training.data, training.config
@@ -116,7 +124,8 @@ class Progress:
         numbers = f"loss {loss:.3f} · {self.speed:,.0f} {self.unit}/s"
         within = training.step % training.steps_per_epoch
         if not self.console.is_terminal and self.every and within and within % self.every == 0:
-            self.say(f"step {training.step}/{training.total} · {numbers}")
+            parts = [f"step {training.step}/{training.total}", numbers, *self._left(training)]
+            self.say(" · ".join(parts))
         self._advance("step", training.step, training.total, numbers)
 
     def measured(self, what: str, done: int, total: int) -> None:
@@ -137,4 +146,5 @@ class Progress:
             if name.startswith("mix_")
         )
         parts += [f"mix: {mix}"] if mix else []
+        parts += self._left(training)
         self.say(" · ".join(parts))
