@@ -123,23 +123,27 @@ def make_problem(
 
     δ is derived where a component needs it. The arguments are those of :func:`contrast`.
     """
-    units, first = describe(anchors)
-    other_units, second = (units, first) if candidates is anchors else describe(candidates)
-    third = None if own is None else describe(own)[1]
+    units, anchor_vectors = describe(anchors)
+    shared = candidates is anchors  # every view is both
+    other_units, candidate_vectors = (units, anchor_vectors) if shared else describe(candidates)
+    own_vectors = None if own is None else describe(own)[1]
     factor = 1.0 if own is None else own.logit_factor
-    problem = Problem(pairs, options, first, second, third, factor)
+    problem = Problem(pairs, options, anchor_vectors, candidate_vectors, own_vectors, factor)
     if options.weighting.needs_residuals:
-        at_layer = at_last_layer(anchors, first)
-        others = at_layer if candidates is anchors else at_last_layer(candidates, second)
+        at_layer = at_last_layer(anchors, anchor_vectors)
+        others = at_layer if shared else at_last_layer(candidates, candidate_vectors)
         every = None if everyone is None else others
         if everyone is not None and everyone is not candidates:
             every = at_last_layer(everyone, describe(everyone)[1])
         derived = replace(problem, anchors=at_layer, candidates=others)
         deltas = derive_residuals(derived, temperature, engine, share, every)
-        first = replace(first, residuals=deltas[0])
-        second = first if candidates is anchors else replace(second, residuals=deltas[1])
-        third = None if third is None else replace(third, residuals=deltas[2])
-        problem = replace(problem, anchors=first, candidates=second, own=third)
+        made = replace(anchor_vectors, residuals=deltas[0])
+        problem = replace(
+            problem,
+            anchors=made,
+            candidates=made if shared else replace(candidate_vectors, residuals=deltas[1]),
+            own=None if own_vectors is None else replace(own_vectors, residuals=deltas[2]),
+        )
     if options.products == "dot":
         return problem, (anchors.embeddings, candidates.embeddings)
     return problem, (units, other_units)
