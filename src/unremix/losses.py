@@ -690,11 +690,13 @@ class UnReMixLoss(TwoViewLoss):
         self.sketch = sketch
         self.last_layer = watched[0] if watched else None
         self.second_last_layer = watched[1] if len(watched) > 1 else None
-        self.score_modules = nn.ModuleDict()  # scores with parameters or buffers of their own
-        for component in components:
-            score = component.score if isinstance(component, Component) else component
-            if isinstance(score, nn.Module):
-                self.score_modules[name_of(component)] = score
+        scores = {
+            name_of(each): each.score if isinstance(each, Component) else each
+            for each in components
+        }
+        modules = {name: score for name, score in scores.items() if isinstance(score, nn.Module)}
+        if modules:  # scores with parameters or buffers of their own
+            self.score_modules = nn.ModuleDict(modules)
         self.component_names = tuple(name_of(component) for component in components)
         self._set_mix(mix, len(self.component_names))
 

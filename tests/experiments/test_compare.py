@@ -516,6 +516,7 @@ def test_the_folder_is_named_after_the_data(
     tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("unremix.experiments.compare.has_labels", lambda data: True)
     train = replace(TINY, data="some/pictures.zip")
     found = compare(
         CompareConfig("simclr", seeds=1, progress=False), train, command="as I typed it"
