@@ -92,6 +92,9 @@ def test_a_command_of_the_readme_works(
         words += BRIEF_TEXT
     assert main(words) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
+    if "--dry_run" in words:
+        assert "Measured on cpu" in printed
+        return
     assert "Everything is in" in printed
     if words[0] == "train":
         (run,) = (path.parent for path in (tmp_path / "runs").glob("*/config.yaml"))

@@ -16,13 +16,11 @@ import numpy as np
 import pytest
 import reference
 import torch
-import torch.distributed as dist
 from batches import assert_close
 from building import all_gradients_of, draw, reference_weights
 from crashing import crash_at
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import Report, processes
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -365,42 +363,6 @@ def test_what_infograph_refuses() -> None:
         make_model(UnReMixLoss(temperature=1.0, gradient="nt-xent"))
     with pytest.raises(ValueError, match="objective"):
         make_model(InfoNCELoss(temperature=1.0), objective="other")  # type: ignore[arg-type]
-
-
-# Two processes, each with graphs of its own.
-
-
-PARTS = ((0, 1, 2), (3, 4))
-
-
-def of_each_process(world: int) -> Report:
-    found: Report = {}
-    for name, make in MODELS.items():
-        model = make_model(make(gather=True))
-        loss = model(as_batch(make_graphs(PARTS[dist.get_rank()])))
-        found[name] = {"loss": loss.detach(), **all_gradients_of(loss, model)}
-        for tensor in found[name].values():
-            dist.all_reduce(tensor)
-            tensor /= world
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("gather")
-def test_two_processes_weigh_every_node_alike(tmp_path: Path) -> None:
-    """Processes have their own negatives, but a node counts as much here as there."""
-    reports = processes(2, of_each_process, tmp_path)
-    nodes = [sum(SIZES[which] for which in part) for part in PARTS]
-    for name, make in MODELS.items():
-        model = make_model(make())
-        loss = sum(
-            count / sum(nodes) * model(as_batch(make_graphs(part)))
-            for count, part in zip(nodes, PARTS, strict=True)
-        )
-        assert isinstance(loss, Tensor)
-        expected = {"loss": loss.detach(), **all_gradients_of(loss, model)}
-        for report in reports:
-            assert_same_gradients(report[name], expected)
 
 
 # From the command line.

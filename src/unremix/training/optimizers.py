@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from unremix.options.config import OptimizerName, ScheduleName
@@ -105,7 +106,8 @@ def make_optimizer(
     if name == "adamw":
         return AdamW(groups, lr=lr, fused=fused)
     if name == "sgd":
-        return SGD(groups, lr=lr, momentum=0.9, fused=fused)
+        divided = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        return SGD(groups, lr=lr, momentum=0.9, fused=None if divided else fused)
     return LARS(groups, lr)
 
 
