@@ -80,11 +80,13 @@ def test_a_divided_model_is_the_whole_one(world: int, tmp_path: Path) -> None:
 def test_what_needs_whole_parameters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="fsdp without --chunk and --audit_every"):
         prepare(TrainConfig(runs=str(tmp_path), strategy="fsdp", chunk=8))
+    with pytest.raises(ValueError, match="another framework than SwAV"):
+        prepare(TrainConfig(runs=str(tmp_path), strategy="fsdp", recipe="swav"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "optimizer"), [("unremix-simclr", "adam"), ("unremix-moco", "lars"), ("swav", "sgd")]
+    ("recipe", "optimizer"), [("unremix-simclr", "adam"), ("unremix-moco", "lars"), ("hcl", "sgd")]
 )
 def test_fsdp_trains_as_ddp(tmp_path: Path, recipe: str, optimizer: str) -> None:
     further = ["--recipe", recipe, "--optimizer", optimizer, *EXACT]

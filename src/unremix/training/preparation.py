@@ -140,6 +140,11 @@ def check(config: TrainConfig) -> None:
             "expected --strategy fsdp without --chunk and --audit_every, which need whole "
             "gradients, got one of them; leave it out, or use ddp"
         )
+    if config.strategy == "fsdp" and "swav" in (config.recipe, config.framework):
+        raise ValueError(
+            "expected --strategy fsdp with another framework than SwAV, whose prototypes are "
+            "normalized whole, got swav; use ddp"
+        )
     needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
     needed |= {
         logger: (f"--loggers {logger}", f"pip install {logger}") for logger in config.loggers
