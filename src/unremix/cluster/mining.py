@@ -13,7 +13,7 @@ from unremix.mining.index import Advance, ExactIndex
 from unremix.mining.mine import Block, Miner
 
 
-def mine_on_ray(miner: Miner, parts: Sequence[slice], told: Advance) -> Iterator[tuple[int, Block]]:
+def mine_on_ray(miner: Miner, parts: Sequence[slice], _: Advance) -> Iterator[tuple[int, Block]]:
     """Mine blocks of anchors on Ray; for ``each`` of :func:`unremix.mine_hard_negatives`.
 
     The corpus is put into Ray's object store once, where all actors of a node read it.
@@ -21,7 +21,7 @@ def mine_on_ray(miner: Miner, parts: Sequence[slice], told: Advance) -> Iterator
     Args:
         miner: What is the same for all blocks.
         parts: The blocks of anchors.
-        told: Not called: a block is told of when it is done.
+        _: Not called: progress is reported when a block is done.
 
     Yields:
         The place of a block among ``parts``, and its arrays.

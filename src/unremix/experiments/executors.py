@@ -65,7 +65,7 @@ class Task:
     Args:
         name: Of the run.
         path: The experiment's folder.
-        command: What the run's process is told.
+        command: The program, options and code of the run's process.
         environment: Environment variables that the worker may not have.
         directory: Where the experiment was started.
     """

@@ -236,7 +236,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Command:
-    """What the process of a run is told, in plain text.
+    """How the process of a run is started: plain text, which can be sent anywhere.
 
     Args:
         program: What Python is called with.
@@ -277,7 +277,7 @@ def start_process(
     Args:
         job: The run.
         folder: Where its files are.
-        command: What it is told.
+        command: Its program, options and code.
         environment: All environment variables of its process.
         lock: The descriptor that holds the run's lock; the process inherits it.
         directory: Where the process works; here by default.
@@ -476,7 +476,7 @@ class Runner:
                 if lock is not None:
                     os.close(lock)
                     del self.working[job]
-                    self.waiting.insert(0, job)  # done by now, or to be gone on with
+                    self.waiting.insert(0, job)  # it has finished, or it continues
                 continue
             try:
                 code = work.process.poll()

@@ -194,7 +194,7 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
         for job in setting.jobs:
             unique.setdefault(job.name, job)
     jobs = list(unique.values())
-    anew = [
+    without_encoder = [
         job
         for setting in settings
         if setting.experiment.needs_encoders
@@ -218,7 +218,7 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
 
     try:
         if jobs:
-            engine.run(jobs, ended=write_finished, again=command, with_folder=anew)
+            engine.run(jobs, ended=write_finished, again=command, with_folder=without_encoder)
     finally:
         write_finished()
         for setting in settings:  # what there is of the others

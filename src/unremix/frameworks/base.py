@@ -108,7 +108,7 @@ class Projecting(Framework, ABC):
     Args:
         encoder: Views of N samples to features (N, F).
         head: Features to embeddings (N, D); its last module is ``nn.Linear``, so that the last
-            layer's input h is at hand for the uncertainty.
+            layer's input h is known to the uncertainty.
     """
 
     def __init__(self, encoder: nn.Module, head: nn.Sequential) -> None:

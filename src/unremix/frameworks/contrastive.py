@@ -124,7 +124,7 @@ class Contrastive(Projecting):
         self.loss.reserve(samples)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of a batch; a bank is told the encoder's features of its views."""
+        """The loss of a batch; a bank stores the encoder's features of its views."""
         if not self.remembers_features:
             return super().forward(batch)
         features: list[Tensor] = []
@@ -140,7 +140,7 @@ class Contrastive(Projecting):
 
     @property
     def remembers_features(self) -> bool:
-        """Whether the loss is told the encoder's features of every batch."""
+        """Whether the loss stores the encoder's features of every batch."""
         return self.loss.bank is not None
 
     def known_ids(self, samples: Tensor) -> Tensor | None:
