@@ -55,7 +55,7 @@ test-all: ## Run every test with the coverage threshold
 
 # ONLY="kills" or "readers and text" runs a part, by name.
 torture: $(STAMP) ## Run the long tests: 1,000 kills, disk errors, damaged files, random calls (hours)
-	UNREMIX_TORTURE=1 $(PYTEST) tests/torture tests/training/test_damaged_runs.py \
+	UNREMIX_TORTURE=1 $(PYTEST) tests/torture tests/experiments/test_executors.py tests/training/test_damaged_runs.py \
 		tests/data/test_hostile_files.py -k "$(ONLY)"
 
 setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve

@@ -181,6 +181,7 @@ def test_slurm_by_submitit_gives_the_results_of_local_runs(
     assert "with 1 threads" in (tmp_path / "slurm" / "logs" / "hcl-0.txt").read_text()
 
 
+@pytest.mark.skipif("UNREMIX_TORTURE" not in os.environ, reason="a fault test: make torture")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_what_slurm_takes_away_or_a_person_stops_is_continued(
     tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
