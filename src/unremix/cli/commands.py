@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
@@ -67,13 +65,6 @@ def train(config: TrainConfig, *, dry: bool = False) -> None:
 
     run = pipeline.train(config)
     if run.evaluation is None:  # the first process writes it
-        import torch.distributed as dist
-
-        if dist.is_available() and dist.is_initialized():
-            # At the interpreter's end, threads of the process group abort it now and then.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
         return
     show_results(run.evaluation, f"Everything is in {run.path}/ (open report.html first)")
     path = quote(str(run.path))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
+import os
 import shlex
 import sys
 import warnings
@@ -25,9 +27,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # what the locale cannot show is written out
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    if arguments is None:  # a process of its own: imports make many objects and no garbage
-        gc.disable()
-    typed = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return _answer(list(arguments))
+    gc.disable()  # a process of its own: imports make many objects and no garbage
+    status = _answer(sys.argv[1:])
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        # torch's caches keep the groups of a divided model, whose threads would abort the end of
+        # the interpreter now and then.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _answer(typed: list[str]) -> int:
     command = typed[0] if typed else "--help"
     if command in ("-h", "--help"):
         lines = [f"  {name:<11}{summary}" for name, summary in commands.SUMMARIES.items()]
