@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
@@ -478,9 +479,11 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
 
     Args:
         runs: A run's folder, a comparison's folder, or several run folders to compare.
-        output: The page; by default report.html in the folder, or comparison.html for several runs.
+        output: The page, or a copy of it where it is that of one folder; by default report.html in
+            the folder, or comparison.html for several runs.
         trust: Whether code may run that a run's folder names.
     """
+    from unremix.data.atomic_files import write_whole
     from unremix.report import write_comparison, write_comparison_of, write_report
     from unremix.training.run import Run
 
@@ -494,10 +497,12 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
                 f"expected at least two finished runs in {folders[0]}, got fewer; let "
                 "'unremix compare' finish first"
             )
-        page = written if output is None else written.replace(output)
+        page = written
     else:
         page = write_report(Run(folders[0], trust=trust))
-        page = page if output is None else page.replace(output)
+    if output is not None and len(folders) == 1:
+        made, page = page, Path(output)
+        write_whole(page, lambda file: shutil.copyfile(made, file))
     say(f"Wrote {page}")
 
 

@@ -152,7 +152,11 @@ def draw(chart: Chart) -> Markup | None:
                 for epoch, value in line.points
             )
             parts.append(f'<path class="marks {look}" d="{marks}"/>')
-    title = escape(chart.title)
+    ends = ", ".join(
+        f"{line.name} from {factor * line.points[0][1]:.3g} to {factor * line.points[-1][1]:.3g}"
+        for line in lines
+    )
+    title = escape(f"{chart.title}: {ends}, {chart.unit} {min(epochs):g} to {max(epochs):g}")
     return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
         + "".join(parts)
