@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest, ttest_1samp
-from small_runs import COMMON, HOSTILE, digits, graphs, sentences
+from small_runs import COMMON, HOSTILE, digits, graphs, sentences, with_classes
 
 import unremix
 from unremix.cli import main
@@ -394,28 +394,10 @@ def test_what_was_measured_is_kept_without_a_page(
     assert any("report.html was not written" in line for line in again.warnings)
 
 
-def with_classes(run: Run, folder: Path, count: int, names: list[str] | None = None) -> Path:
-    """A copy of a run whose ten thousand items have other classes."""
+def test_thousands_of_classes(run: Run, stored: Stored, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
     shutil.copytree(run.path, folder)
-    stored = Stored.read(folder)
-    assert stored is not None
-    about, arrays, items = dict(stored.about), dict(stored.arrays), 10_000
-    known = len(about["names"])
-    about["names"] = [f"item {number}" for number in range(items)]
-    about["labels"] = [number % count for number in range(items)]
-    about["classes"] = names or [f"a class with the number {number}" for number in range(count)]
-    rng = np.random.default_rng(0)
-    arrays["predicted"] = rng.integers(0, count, items).astype(np.int32)
-    arrays["positions"] = rng.random((items, 2), np.float32)
-    arrays["neighbors"] = rng.integers(0, known, (items, 8)).astype(np.uint32)
-    arrays["cosines"] = rng.random((items, 8), np.float32)
-    arrays["embeddings"] = np.zeros((items, 2), np.float16)
-    Stored(about, arrays).write(folder)
-    return write_report(folder)
-
-
-def test_thousands_of_classes(run: Run, tmp_path: Path) -> None:
-    page = with_classes(run, tmp_path / "many", 5000)
+    page = write_report(with_classes(stored, 5000, folder))
     assert page.stat().st_size < 3 * 2**20
     text = page.read_text()
     assert "the 4,976 others" in text

@@ -403,8 +403,15 @@ export class Explorer {
     const negatives = Math.max(...this.rows.map((row) => row.negatives.reduce((sum, one) => sum + one, 0)));
     const looked = Math.min(AUDITED, negatives);
     const heaviest = looked === 1 ? "heaviest" : `${looked} heaviest`;
-    const headings = ["Weighting", `${what} among the ${heaviest}`, "Equal similarity", "Difference", "Effective negatives"];
-    if (this.labels) headings.push(`Distinct classes among the ${heaviest}`);
+    const headings = [
+      ["Weighting", "weighting"],
+      [`Among the ${heaviest}`, `${what.toLowerCase()} among the ${heaviest}`],
+      ["Equal similarity", "among negatives of equal similarity"],
+      ["Difference", "difference"],
+      ["Effective negatives", "effective negatives"],
+    ];
+    if (this.labels) headings.push(["Distinct classes", `distinct classes among the ${heaviest}`]);
+    const said = `${what}, and what else is among the ${heaviest}`;
     const body = this.audits.map(({ name, found }) => {
       const gap = found.topMatched - found.matched;
       const cells = [
@@ -431,7 +438,8 @@ export class Explorer {
       return make("tr", {}, make("th", { scope: "row" }, choose), ...cells.map(([value, text]) => make("td", { "data-value": value }, text)));
     });
     this.find("audit-table").replaceChildren(
-      make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col" }, text)))),
+      make("caption", {}, said),
+      make("thead", {}, make("tr", {}, ...headings.map(([text, whole]) => make("th", { scope: "col", title: whole, "data-value": whole }, text)))),
       make("tbody", {}, ...body),
     );
     const own = of("unremix");
