@@ -319,6 +319,24 @@ def test_the_command_compares_any_runs(
     assert (tmp_path / "alone.html").exists()
 
 
+def test_another_comparison_is_not_overwritten(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        shutil.copytree(run.path, tmp_path / name)
+    assert main(["report", "a", "b"]) == 0
+    page = tmp_path / "comparison.html"
+    first = page.read_bytes()
+    assert main(["report", "a", "c"]) == 1
+    assert re.search(r"no page of other runs at comparison.html, .*-o", capsys.readouterr().err)
+    assert page.read_bytes() == first
+    assert main(["report", "b", str(tmp_path / "a")]) == 0  # the same runs, however they are named
+    assert main(["report", "a", "c", "-o", "other.html"]) == 0
+    assert main(["report", "a", "./a"]) == 1
+    assert "expected runs that differ, got 'a' twice" in capsys.readouterr().err
+
+
 def test_code_that_a_folder_names_does_not_run_for_a_page(run: Run, tmp_path: Path) -> None:
     copied = tmp_path / "run"
     shutil.copytree(run.path, copied)

@@ -9,7 +9,7 @@ from typing import Any
 from unremix.evaluation.card import FEATURES, label_of, measures_of
 
 CONFIDENCE = 0.95
-FEW_STEPS = 1000  # below, more epochs are likely to help
+FEW_STEPS = 800  # 200 epochs of 4 steps; below, more epochs are likely to help
 FEW_SAMPLES = 1000  # below, an encoder learns little from scratch
 FEW_MEASURED = 200  # below, only large differences can be seen
 STEPS_PER_EPOCH, SMALLEST_BATCH = 4, 16

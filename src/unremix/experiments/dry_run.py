@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from unremix.data.image.dataset import ImageData, ImageSet
-from unremix.data.quantities import amount, duration
+from unremix.data.quantities import amount, counted, duration
 from unremix.domains import Domain, find_domain
 from unremix.experiments import tables
 from unremix.experiments.forecast import (
@@ -341,10 +341,10 @@ def _said(data_are_real: bool, config: TrainConfig, measured: Sequence[Measured]
     threads = config.threads or torch.get_num_threads()
     where = " and ".join(devices)
     if devices == ["cpu"]:
-        where += f", {threads} thread{'s' * (threads > 1)}"
+        where += f", {counted(threads, 'thread')}"
     timed = min((len(found.seconds) for found in measured), default=0)
     said = [
-        f"Measured on {where}, one process: the median of {timed} step{'s' * (timed > 1)}. "
+        f"Measured on {where}, one process: the median of {counted(timed, 'step')}. "
         "Evaluation comes on top; nothing was written."
     ]
     if not data_are_real:

@@ -18,8 +18,10 @@ from unremix.audit import audit
 from unremix.core.importance import Importance
 from unremix.core.scores import PAPER_COMPONENTS, normalize
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
+from unremix.data.quantities import counted
 from unremix.evaluation.knn import leave_one_out_shares
 from unremix.losses import HCLLoss, TwoViewLoss, UnReMixLoss
+from unremix.mining.groups import NEAR_DUPLICATE
 from unremix.report.drawings import packed
 from unremix.report.pictures import Atlas, make_atlas
 from unremix.report.projection import project
@@ -31,7 +33,6 @@ NEIGHBORS = 8
 QUERIES = 10
 PAIRS = 12
 OUTLIERS = 16
-NEAR_DUPLICATE = 0.1  # of the usual distance to the nearest neighbor
 SHARED = 0.5  # of the nearest neighbors in common: probably the same kind of thing
 CLUSTERS = 8
 SMALL_TILE, LARGE_TILE = 32, 96
@@ -224,8 +225,7 @@ def device_of(run: Run) -> str:
     """What the run was trained on, as far as its options say, on this machine."""
     if run.config.accelerator != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    threads = run.config.threads or torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' * (threads != 1)}"
+    return f"CPU, {counted(run.config.threads or torch.get_num_threads(), 'thread')}"
 
 
 def collect(run: Run, data: Any) -> Stored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -299,6 +300,44 @@ def write_comparison_of(folder: Path) -> Path | None:
     return write_comparison(runs, folder / "report.html", reference=reference, title=title)
 
 
+def _mark(runs: Sequence[str | Path]) -> str:
+    """A digest by which a page tells which runs it compares, whatever their order."""
+    folders = sorted(str(Path(run).resolve()) for run in runs)
+    digest = hashlib.sha256("\0".join(folders).encode("utf-8", "surrogateescape")).hexdigest()
+    return digest[:16]
+
+
+def _check_runs(runs: Sequence[str | Path]) -> None:
+    """Refuse fewer than two runs, and one that is named twice."""
+    folders = [Path(run).resolve() for run in runs]
+    twice = [run for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1]
+    if twice:
+        raise ValueError(
+            f"expected runs that differ, got {str(twice[0])!r} twice; name each run once"
+        )
+    if len(runs) < 2:
+        raise ValueError(
+            f"expected at least two runs to compare, got {len(runs)}; name more run folders"
+        )
+
+
+def comparison_page(runs: Sequence[str | Path]) -> Path:
+    """The page of a comparison whose user named none: ``comparison.html`` in this folder.
+
+    Args:
+        runs: The run folders.
+
+    Raises:
+        FileExistsError: If it compares other runs.
+    """
+    page = Path("comparison.html")
+    if page.exists() and _mark(runs) not in page.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(
+            f"expected no page of other runs at {page}, got one; name another with -o, or remove it"
+        )
+    return page
+
+
 def write_comparison(
     runs: Sequence[str | Path],
     path: str | Path,
@@ -320,12 +359,9 @@ def write_comparison(
         The page.
 
     Raises:
-        ValueError: For fewer than two runs.
+        ValueError: For fewer than two runs, or one that is named twice.
     """
-    if len(runs) < 2:
-        raise ValueError(
-            f"expected at least two runs to compare, got {len(runs)}; name more run folders"
-        )
+    _check_runs(runs)
     groups = grouped([Run(run) for run in runs])
     groups.sort(key=lambda group: group.name != reference)
     paths = list(dict.fromkeys(p for g in groups for run in g.runs.values() for p in _paths(run)))
@@ -358,6 +394,7 @@ def write_comparison(
         "comparison.html",
         "comparison",
         title=title or f"{len(groups)} recipes compared",
+        mark=_mark(runs),
         groups=groups,
         says=says,
         plots=plots,

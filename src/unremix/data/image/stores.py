@@ -236,8 +236,8 @@ def _in_parallel(
 
 @contextmanager
 def _progress_bar(title: str | None, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal with the time that remains; nothing without a title."""
-    if title is None:
+    """A bar on the terminal with the time that remains; nothing without a title or work."""
+    if title is None or not total:
         yield lambda _: None
         return
     from rich.console import Console
