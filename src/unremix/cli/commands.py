@@ -141,8 +141,8 @@ def embed(
     from unremix.training.run import Run
 
     if on == "ray":
-        from unremix.cli.progress import showing
         from unremix.cluster.embedding import embed_on_ray
+        from unremix.data.progress import showing
 
         place = str(Path(run) / "embeddings") if output is None else output
         with showing("embedding") as advance:
@@ -238,7 +238,7 @@ def mine(
     """
     import shutil
 
-    from unremix.cli.progress import showing
+    from unremix.data.progress import showing
     from unremix.mining.audit import audit_negatives
     from unremix.mining.files import Collection, check_output, read_pairs, write_triplets
     from unremix.mining.mine import COMPONENT_NAMES, mine_hard_negatives
@@ -293,24 +293,16 @@ def mine(
             each=each,
             **options,
         )
-    audit = None
-    if judged is not None:
+    audit, labeled = None, queries.labels is not None and rows.labels is not None
+    if judged is not None or labeled:
         audit = audit_negatives(
             mined.indices,
             queries.embeddings,
             rows.embeddings,
             known,
             relevant=judged,
-            anchor_rows=own,
-        )
-    elif queries.labels is not None and rows.labels is not None:
-        audit = audit_negatives(
-            mined.indices,
-            queries.embeddings,
-            rows.embeddings,
-            known,
-            anchor_labels=queries.labels,
-            corpus_labels=rows.labels,
+            anchor_labels=None if judged is not None else queries.labels,
+            corpus_labels=None if judged is not None else rows.labels,
             anchor_rows=own,
         )
     files = {"anchors": anchors, "corpus": corpus, "positives": positives, "k": k}
@@ -344,7 +336,7 @@ def neighbors(
         index: All rows (exact), or faiss (flat, ivf, hnsw).
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.cli.progress import showing
+    from unremix.data.progress import showing
     from unremix.report.browse import write_neighbors
 
     with showing("searching") as advance:
@@ -373,7 +365,7 @@ def duplicates(
         index: All rows (exact), or faiss (flat, ivf, hnsw).
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.cli.progress import showing
+    from unremix.data.progress import showing
     from unremix.report.browse import write_duplicates
 
     with showing("searching") as advance:
@@ -490,6 +482,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
             comparison.html here, unless that compares other runs.
         trust: Allow code that a run's folder names to run.
     """
+    from unremix.data.atomic_files import write_bytes
     from unremix.report import (
         comparison_page,
         write_comparison,
@@ -508,10 +501,12 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
                 f"expected at least two finished runs in {folders[0]}, got fewer; let "
                 "'unremix compare' finish first"
             )
-        page = written if output is None else written.replace(output)
+        page = written
     else:
         page = write_report(Run(folders[0], trust=trust))
-        page = page if output is None else page.replace(output)
+    if output is not None and len(folders) == 1:  # the folder keeps its own
+        write_bytes(Path(output), page.read_bytes())
+        page = Path(output)
     say(f"Wrote {page}")
 
 

@@ -12,8 +12,8 @@ import gc
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -210,15 +210,6 @@ def _try(
     return Trial(size, chunk or size, _peak(watch.found["device"], before), watch)
 
 
-@contextmanager
-def _threads_kept() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def measure(
     config: TrainConfig, data: Any, shape: Any, *, seconds: float = SECONDS, before: int | None
 ) -> Measured:
@@ -232,16 +223,15 @@ def measure(
         before: Bytes in memory before there was any model.
     """
     whole, few = config.batch_size, min(FEW, config.batch_size)
-    with _threads_kept():
-        quick = _try(config, data, shape, few, 2, seconds / 4, before)
-        left = seconds - quick.watch.total
-        size = step_size(whole, min(quick.watch.seconds), few, left)
-        if size > few:
-            trial, other = _try(config, data, shape, size, TIMED, left, before), quick
-        else:
-            trial, other = quick, quick
-            if few < whole:
-                other = _try(config, data, shape, few // 2, 1, left, before)
+    quick = _try(config, data, shape, few, 2, seconds / 4, before)
+    left = seconds - quick.watch.total
+    size = step_size(whole, min(quick.watch.seconds), few, left)
+    if size > few:
+        trial, other = _try(config, data, shape, size, TIMED, left, before), quick
+    else:
+        trial, other = quick, quick
+        if few < whole:
+            other = _try(config, data, shape, few // 2, 1, left, before)
     memory = trial.peak
     if size < whole and memory is not None and other.peak is not None:
         in_full = min(whole, config.chunk or whole)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
 from unremix.experiments import tables
 from unremix.experiments.results import Results
 from unremix.experiments.study import (
@@ -140,4 +140,4 @@ def write_report(study: Study, results: Results, folder: Path) -> None:
     for name in study.stages:
         parts += stage_parts(study, name, results, folder)
     text = "\n\n".join(part.rstrip() for part in parts) + "\n"
-    write_whole(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
+    write_text(folder / "report.md", text)

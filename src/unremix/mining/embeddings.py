@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from unremix.core.scores import SMALLEST_NORM
 from unremix.data.atomic_files import write_whole
+from unremix.data.suggestions import require_pyarrow
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -152,13 +153,7 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
 
 
 def _parquet_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError(
-            "expected pyarrow for a .parquet file, but it is not installed; "
-            "pip install pyarrow, or use .npz"
-        ) from error
+    pyarrow = require_pyarrow()
     table = pyarrow.parquet.read_table(path)
     _check_present(path, wanted, table.column_names)
     found: dict[str, NDArray[Any]] = {}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unremix.core.checks import choose, number
 from unremix.core.scores import COMPONENTS
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_arrays
 from unremix.data.quantities import counted
 from unremix.mining.embeddings import (
     Floats,
@@ -394,11 +394,7 @@ class _Kept:
             return dict(arrays)
 
     def write(self, first: int, arrays: Block) -> None:
-        def save(file: Path) -> None:
-            with file.open("wb") as stream:
-                np.savez(stream, allow_pickle=False, **arrays)
-
-        write_whole(self.folder / f"{first}.npz", save)
+        write_arrays(self.folder / f"{first}.npz", arrays)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from unremix.data.atomic_files import read_text, write_whole
+from unremix.data.atomic_files import read_text, write_arrays, write_text
 from unremix.data.image.dataset import ImageData
 from unremix.data.image.items import read_items
 from unremix.data.locate import candidates
@@ -36,6 +36,7 @@ from unremix.training.run import Run, reading
 TILE = 96  # pixels of the side of a picture on a page, at most
 SHOWN_GROUPS = 200
 SHOWN_MEMBERS = 12
+COLUMNS = ("name", "label", "similarity")  # of every table, after what tells its rows apart
 LISTED = 10  # queries or groups that a terminal shows
 
 
@@ -114,12 +115,7 @@ class RunData:
                 arrays["labels"] = found.labels.numpy()
             if found.classes is not None:
                 arrays["classes"] = np.array(list(found.classes))
-
-            def write(file: Path) -> None:
-                with file.open("wb") as stream:
-                    np.savez(stream, allow_pickle=False, **arrays)
-
-            write_whole(kept, write)
+            write_arrays(kept, arrays)
         with reading(kept, "remove it"), np.load(kept, allow_pickle=False) as arrays:
             self.units: Floats = unit_rows(arrays["embeddings"])
             self.names: list[str] = arrays["names"].tolist()
@@ -144,16 +140,15 @@ class RunData:
 
     def row_of(self, query: str) -> int:
         """The row of a sample by its name, or by its path below the data's folder; -1 for none."""
-        if query in self._row_of:
-            return self._row_of[query]
-        for folder in candidates(self.source):
+        names = [query]
+        if isinstance(self.data, ImageData):  # other queries are no paths
             path = Path(query).resolve()
-            if path.is_file() and path.is_relative_to(folder.resolve()):
-                parts = path.relative_to(folder.resolve()).parts
-                # Folders that wrap all the others are no part of a name.
-                below = ("/".join(parts[start:]) for start in range(len(parts)))
-                return next((self._row_of[name] for name in below if name in self._row_of), -1)
-        return -1
+            for folder in candidates(self.source):
+                if path.is_file() and path.is_relative_to(folder.resolve()):
+                    parts = path.relative_to(folder.resolve()).parts
+                    # Folders that wrap all the others are no part of a name.
+                    names += ["/".join(parts[start:]) for start in range(len(parts))]
+        return next((self._row_of[name] for name in names if name in self._row_of), -1)
 
     @cached_property
     def _row_of(self) -> dict[str, int]:
@@ -253,13 +248,14 @@ def write_neighbors(
              "similarity": item.similarity}
             for rank, item in enumerate(items, 1)
         ]  # fmt: skip
-    columns = ["query", "rank", "name", "label", "similarity"]
     summary = [f"The {k} nearest of {len(found.names):,} {found.run.domain.unit} to each query."]
     blocks = [
         [f"{one.title}:", *(f"  {item.similarity:.5f}  {_named(item)}" for item in one.items)]
         for one in groups
     ]
-    return _write(page, found, "Neighbors", summary, groups, table, columns, blocks)
+    return _write(
+        page, found, "Neighbors", summary, groups, table, ["query", "rank", *COLUMNS], blocks
+    )
 
 
 def _named(item: Item) -> str:
@@ -336,19 +332,9 @@ def write_duplicates(
     found = RunData(run, data, trust=trust)
     made = make_index(found.units, index, found.run.path / "embeddings")
     result = find_duplicates(made, found.units, threshold, advance)
-    groups, table = [], []
-    for number, group in enumerate(result.groups):
-        members = group.tolist()
-        if number < SHOWN_GROUPS:
-            items = found.items(members[:SHOWN_MEMBERS], lambda row: float(result.similarity[row]))
-            more = len(members) - len(items)
-            groups.append(Group(f"Group {number + 1}, {len(members)} alike", items, more))
-        table += [
-            {"group": number + 1, "name": found.names[row],
-             "label": found.labels[row] if found.labels else "",
-             "similarity": float(result.similarity[row])}
-            for row in members
-        ]  # fmt: skip
+    groups, table = _grouped(
+        found, "group", result.groups, result.similarity, lambda rows: f"{len(rows)} alike"
+    )
     inside = sum(map(len, result.groups))
     median = float(np.median(result.similarity))
     summary = [
@@ -362,9 +348,10 @@ def write_duplicates(
         summary[-1] += f" Try --threshold {fitting:g}."
     if len(result.groups) > SHOWN_GROUPS:
         summary.append(f"The page shows the {SHOWN_GROUPS} largest; the table has all.")
-    columns = ["group", "name", "label", "similarity"]
     blocks = [[f"{one.title}: {', '.join(map(_named, one.items))}"] for one in groups]
-    return _write(page, found, "Near-duplicates", summary, groups, table, columns, blocks)
+    return _write(
+        page, found, "Near-duplicates", summary, groups, table, ["group", *COLUMNS], blocks
+    )
 
 
 def write_clusters(
@@ -389,24 +376,16 @@ def write_clusters(
     page = _page(run, output, "clusters")
     found = RunData(run, data, trust=trust)
     result = find_clusters(found.units, clusters, seed)
-    groups, table = [], []
-    for number, members in enumerate(result.members):
-        rows = members.tolist()
-        if number < SHOWN_GROUPS:
-            title = f"Cluster {number + 1}, {len(rows)} {found.run.domain.unit}"
-            if found.labels is not None:
-                names, counts = np.unique([found.labels[row] for row in rows], return_counts=True)
-                top = np.argsort(-counts, kind="stable")[:3]
-                title += f": {', '.join(f'{names[i]} {counts[i] / len(rows):.0%}' for i in top)}"
-            shown = rows[:SHOWN_MEMBERS]
-            items = found.items(shown, lambda row: float(result.similarity[row]))
-            groups.append(Group(title, items, len(rows) - len(shown)))
-        table += [
-            {"cluster": number + 1, "name": found.names[row],
-             "label": found.labels[row] if found.labels else "",
-             "similarity": float(result.similarity[row])}
-            for row in rows
-        ]  # fmt: skip
+
+    def title(rows: Sequence[int]) -> str:
+        said = f"{len(rows)} {found.run.domain.unit}"
+        if found.labels is not None:
+            names, counts = np.unique([found.labels[row] for row in rows], return_counts=True)
+            top = np.argsort(-counts, kind="stable")[:3]
+            said += f": {', '.join(f'{names[i]} {counts[i] / len(rows):.0%}' for i in top)}"
+        return said
+
+    groups, table = _grouped(found, "cluster", result.members, result.similarity, title)
     summary = [
         f"{len(found.names):,} {found.run.domain.unit} in "
         f"{counted(len(result.members), 'cluster')} by k-means of their directions, the most "
@@ -417,9 +396,40 @@ def write_clusters(
 
         shared = normalized_mutual_info_score(found.labels, result.cluster)
         summary.append(f"Normalized mutual information with the labels: {shared:.3f}.")
-    columns = ["cluster", "name", "label", "similarity"]
     blocks = [[group.title] for group in groups]
-    return _write(page, found, "Clusters", summary, groups, table, columns, blocks)
+    return _write(page, found, "Clusters", summary, groups, table, ["cluster", *COLUMNS], blocks)
+
+
+def _grouped(
+    found: RunData,
+    what: str,
+    members: Sequence[Integers],
+    similarity: Floats,
+    title: Callable[[Sequence[int]], str],
+) -> tuple[list[Group], list[dict[str, Any]]]:
+    """Groups of rows for a page, and all of them for a table.
+
+    Args:
+        found: The data.
+        what: What a group is called.
+        members: The rows of each group.
+        similarity: Of each row, to what it is grouped by, shape (n,).
+        title: What to say of some rows.
+    """
+    groups, table = [], []
+    for number, group in enumerate(members, start=1):
+        rows = group.tolist()
+        if number <= SHOWN_GROUPS:
+            items = found.items(rows[:SHOWN_MEMBERS], lambda row: float(similarity[row]))
+            heading = f"{what.capitalize()} {number}, {title(rows)}"
+            groups.append(Group(heading, items, len(rows) - len(items)))
+        table += [
+            {what: number, "name": found.names[row],
+             "label": found.labels[row] if found.labels else "",
+             "similarity": float(similarity[row])}
+            for row in rows
+        ]  # fmt: skip
+    return groups, table
 
 
 def _page(run: str | Path, output: str | Path | None, name: str) -> Path:
@@ -455,7 +465,7 @@ def _write(
         groups=groups,
         table=beside.name,
     )
-    write_whole(page, lambda file: file.write_text(text, encoding="utf-8"))
+    write_text(page, text)
     listed = [line for block in blocks[:LISTED] for line in block]
     if len(blocks) > LISTED:
         listed.append(f"The others are in {beside.name}.")

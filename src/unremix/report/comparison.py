@@ -17,7 +17,8 @@ from torch import Tensor
 
 from unremix.data.atomic_files import write_text
 from unremix.data.quantities import duration
-from unremix.evaluation.card import label_of, measures_of
+from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
+from unremix.evaluation.statistics import Difference, paired_difference, summarize
 from unremix.evaluation.verdict import difference
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
 from unremix.report.page import page_data
@@ -28,7 +29,6 @@ from unremix.training.run import Run
 SHOWN = 12  # negatives of an anchor
 MOST_PAIRS = 15  # sentences; of more runs, each is compared with the reference alone
 PLOTTED = 3  # measures with a plot of their own
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,6 @@ class Group:
         return found
 
 
-@dataclass(frozen=True)
-class Gap:
-    """How far a group is ahead of another in a measure.
-
-    Args:
-        mean: The mean difference, paired by seed where both have the same seeds.
-        low: Lower end of the 95 % interval; None where it is not known.
-        high: Upper end.
-        seeds: How many pairs of runs.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    seeds: int
-
-
 def stored_weights(stored: Stored) -> Tensor:
     """The weights of a run's own loss in its batch, shape (A, A)."""
     from unremix.report.collect import own_weights  # with it, all that reads data
@@ -93,7 +76,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     return [Group(run.path.name, {run.config.seed: run}) for run in runs]
 
 
-def gap(group: Group, other: Group, path: str) -> Gap | None:
+def gap(group: Group, other: Group, path: str) -> Difference | None:
     """How far a group is ahead; None where they have nothing in common to compare.
 
     With two or more seeds in common: Student's t over the paired differences. With one run each:
@@ -102,15 +85,8 @@ def gap(group: Group, other: Group, path: str) -> Gap | None:
     ours, theirs = group.values(path), other.values(path)
     seeds = sorted(ours.keys() & theirs.keys())
     if len(seeds) >= 2:
-        from scipy.stats import t  # type: ignore[import-untyped]
-
-        differences = np.array([ours[seed]["value"] - theirs[seed]["value"] for seed in seeds])
-        error = float(differences.std(ddof=1)) / len(seeds) ** 0.5
-        half = float(t.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1)) * error
-        mean = float(differences.mean())
-        if error == 0:  # seeds that all differ by the same amount tell no spread
-            return Gap(mean, None, None, len(seeds))
-        return Gap(mean, mean - half, mean + half, len(seeds))
+        ahead, behind = ([values[seed]["value"] for seed in seeds] for values in (ours, theirs))
+        return paired_difference(ahead, behind)
     if not ours or not theirs:
         return None
     first, second = (next(iter(values.values())) for values in (ours, theirs))
@@ -118,16 +94,18 @@ def gap(group: Group, other: Group, path: str) -> Gap | None:
         first, second = ours[seeds[0]], theirs[seeds[0]]
     found = difference(first, second)
     if found is None:
-        return Gap(first["value"] - second["value"], None, None, 1)
-    return Gap(*found, 1)
+        return Difference(1, first["value"] - second["value"], None, None)
+    return Difference(1, *found)
 
 
-def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any], path: str) -> str:
+def sentence(
+    group: Group, other: Group, found: Difference, measure: Mapping[str, Any], path: str
+) -> str:
     """A verdict on a pair in words."""
-    share = measure.get("percent") is not False
-    factor, digits, unit = (100, 1, " points") if share else (1, 3, "")
+    share = in_percent(measure)
+    (factor, digits), unit = scale_of(measure), " points" * share
     what = f"{unit} of {label_of(path)}{' accuracy' * share}"
-    seeds = f"{found.seeds} seeds" if found.seeds > 1 else "one seed each"
+    seeds = f"{found.count} seeds" if found.count > 1 else "one seed each"
     size = f"{factor * abs(found.mean):.{digits}f}"
     if found.low is None or found.high is None:
         if found.mean == 0:
@@ -136,7 +114,7 @@ def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any],
             f"{group.name} and {other.name} differ by {size}{what}; {seeds}, which tell no error."
         )
     low, high = factor * found.low, factor * found.high
-    caution = "" if found.seeds > 1 else (
+    caution = "" if found.count > 1 else (
         " The interval is the measurement’s error alone: another seed may reverse the order."
     )  # fmt: skip
     if found.low > 0 or found.high < 0:
@@ -372,7 +350,7 @@ def write_comparison(
         pairs = [(groups[0], group) for group in groups[1:]]
     for measure in paths[:PLOTTED]:
         example = next(iter(m for g in groups for m in g.values(measure).values()))
-        share = example.get("percent") is not False
+        share = in_percent(example)
         gaps = [(other, found) for other in groups[1:] if (found := gap(other, groups[0], measure))]
         if gaps:
             unit = f"{'points of ' * share}{label_of(measure)}, difference to {groups[0].name}"
@@ -420,16 +398,17 @@ def _table(groups: Sequence[Group], paths: Sequence[str]) -> tuple[list[str], li
     headings, columns = ["Recipe", "Runs"], []
     for path in paths:
         values = [[m["value"] for m in group.values(path).values()] for group in groups]
-        shares = all(m.get("percent") is not False for g in groups for m in g.values(path).values())
-        factor, digits = (100, 1) if shares else (1, 3)
+        shares = all(in_percent(m) for g in groups for m in g.values(path).values())
+        factor, digits = scale_of({"percent": shares})
         headings.append(f"{label_of(path)}{', %' * shares}")
         cells = []
         for found in values:
             if not found:
                 cells.append("–")
                 continue
-            spread = f" ± {factor * np.std(found, ddof=1):.{digits}f}" if len(found) > 1 else ""
-            cells.append(f"{factor * np.mean(found):.{digits}f}{spread}")
+            short = summarize(found)
+            spread = "" if short.deviation is None else f" ± {factor * short.deviation:.{digits}f}"
+            cells.append(f"{factor * short.mean:.{digits}f}{spread}")
         columns.append(cells)
     rows = [
         [group.name, str(len(group.runs)), *(cells[number] for cells in columns)]

@@ -137,12 +137,9 @@ def ranks(values: Mapping[str, float]) -> dict[str, float]:
         >>> ranks({"a": 0.7, "b": 0.9, "c": 0.7})
         {'a': 2.5, 'b': 1.0, 'c': 2.5}
     """
-    return {
-        name: 1
-        + sum(other > value for other in values.values())
-        + (sum(other == value for other in values.values()) - 1) / 2
-        for name, value in values.items()
-    }
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
+    return dict(zip(values, rankdata([-value for value in values.values()]).tolist(), strict=True))
 
 
 def average_ranks(

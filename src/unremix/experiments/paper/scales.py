@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_bytes
 from unremix.options.settings import find_config
 
 Kind = Literal["images", "imagenet", "sentences", "graphs"]
@@ -95,11 +95,7 @@ def write_shards(folder: Path) -> None:
                     entry = tarfile.TarInfo(f"{number:06d}.{ending}")
                     entry.size = len(content)
                     shard.addfile(entry, io.BytesIO(content))
-        content = stream.getvalue()
-        write_whole(
-            folder / f"imagenet-{name}.tar",
-            lambda file, content=content: file.write_bytes(content),  # type: ignore[misc]
-        )
+        write_bytes(folder / f"imagenet-{name}.tar", stream.getvalue())
 
 
 ON_CPU = {"accelerator": "cpu", "threads": 1}
