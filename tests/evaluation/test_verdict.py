@@ -14,6 +14,7 @@ from scipy.stats import ttest_rel
 from unremix.evaluation.card import card_table, shown, spread_of
 from unremix.evaluation.knn import Accuracy
 from unremix.evaluation.verdict import difference, verdict
+from unremix.training.preparation import auto_batch
 
 
 def accuracy(right: int, count: int) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def test_the_readme_s_command_draws_no_advice_to_train_longer() -> None:
     readme = Path(__file__).parents[2] / "README.md"
     (epochs,) = set(re.findall(r"unremix train --data photos --epochs (\d+)", readme.read_text()))
     for count in (64, 70, 300, 1000):
-        batch = 2 ** int(np.log2(max(16, count // 4)))
+        batch = auto_batch(count)
         steps = int(epochs) * (count // batch)
         facts = {"train_images": count, "batch_size": batch, "epoch": int(epochs), "step": steps}
         assert not [line for line in verdict({"results": None, **facts}) if "--epochs" in line]

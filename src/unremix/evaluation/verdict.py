@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unremix.evaluation.card import FEATURES, in_percent, label_of, measures_of, scale_of
+from unremix.training.preparation import auto_batch
 
 CONFIDENCE = 0.95
 FEW_STEPS = 800  # 200 epochs of 4 steps; below, more epochs are likely to help
@@ -174,7 +175,7 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
     unit, count, per_epoch = counted.removeprefix("train_"), card[counted], steps / epochs
     sentences = []
     if per_epoch < STEPS_PER_EPOCH and batch > SMALLEST_BATCH:
-        fitting = 2 ** int(math.log2(max(count // STEPS_PER_EPOCH, SMALLEST_BATCH)))
+        fitting = auto_batch(count)
         sentences.append(
             f"{count} {unit} are few for batches of {batch}: an epoch has {per_epoch:.3g} "
             f"step{'s' * (per_epoch != 1)}. Lower --batch_size to {fitting}."
