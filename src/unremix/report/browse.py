@@ -344,8 +344,8 @@ def write_duplicates(
         "well above it.",
     ]
     fitting = fitting_threshold(result.similarity)
-    if fitting is not None and (fitting > threshold or not result.groups):
-        summary[-1] += f" Try --threshold {fitting:g}."
+    if fitting is not None and (fitting > threshold or (not result.groups and fitting < threshold)):
+        summary[-1] += f" Try --threshold {fitting:.7g}."
     if len(result.groups) > SHOWN_GROUPS:
         summary.append(f"The page shows the {SHOWN_GROUPS} largest; the table has all.")
     blocks = [[f"{one.title}: {', '.join(map(_named, one.items))}"] for one in groups]
