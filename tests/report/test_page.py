@@ -17,6 +17,7 @@ from small_runs import HOSTILE, digits, graphs
 
 import unremix
 from unremix.cli import main
+from unremix.data.fingerprint import drawn
 from unremix.options.config import TrainConfig
 from unremix.report import write_comparison, write_report
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, ticks
@@ -26,7 +27,7 @@ from unremix.report.page import training_charts
 from unremix.report.pictures import make_atlas
 from unremix.report.projection import project
 from unremix.report.rendering import as_json, bundle
-from unremix.report.samples import chosen, take_sample
+from unremix.report.samples import take_sample
 from unremix.report.storage import Stored
 from unremix.report.words import headline
 from unremix.training.run import Run
@@ -215,8 +216,8 @@ def test_an_atlas_holds_every_picture() -> None:
 
 
 def test_a_sample_is_drawn_once_and_for_all() -> None:
-    first = chosen(1000, 10)
-    assert torch.equal(first, chosen(1000, 10))
+    first = drawn(1000, 10)
+    assert torch.equal(first, drawn(1000, 10))
     assert len(first.unique()) == 10
     assert torch.equal(first, first.sort().values)
 
@@ -343,7 +344,27 @@ def test_the_command_compares_any_runs(
     assert "at least two finished runs" in capsys.readouterr().err
     # One run, at another place.
     assert main(["report", folders[1], "-o", str(tmp_path / "alone.html")]) == 0
-    assert (tmp_path / "alone.html").exists()
+    assert (tmp_path / "alone.html").read_bytes() == (
+        Path(folders[1]) / "report.html"
+    ).read_bytes()  # which stays
+
+
+def test_another_comparison_is_not_overwritten(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        shutil.copytree(run.path, tmp_path / name)
+    assert main(["report", "a", "b"]) == 0
+    page = tmp_path / "comparison.html"
+    first = page.read_bytes()
+    assert main(["report", "a", "c"]) == 1
+    assert re.search(r"no page of other runs at comparison.html, .*-o", capsys.readouterr().err)
+    assert page.read_bytes() == first
+    assert main(["report", "b", str(tmp_path / "a")]) == 0  # the same runs, however they are named
+    assert main(["report", "a", "c", "-o", "other.html"]) == 0
+    assert main(["report", "a", "./a"]) == 1
+    assert "expected runs that differ, got 'a' twice" in capsys.readouterr().err
 
 
 def test_code_that_a_folder_names_does_not_run_for_a_page(run: Run, tmp_path: Path) -> None:

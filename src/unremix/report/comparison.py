@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from unremix.data.atomic_files import write_text
 from unremix.data.quantities import duration
-from unremix.evaluation.card import label_of, measures_of
+from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
+from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
 from unremix.report.page import page_data
@@ -146,22 +149,19 @@ def gap(group: Group, other: Group, path: str) -> Gap | None:
         return None
     sign = -1 if path.rpartition(".")[2] in SMALLER_IS_BETTER else 1
     seeds = sorted(ours.keys() & theirs.keys())
-    first, second = (
-        np.array([sign * values[seed]["value"] for seed in (seeds if len(seeds) > 1 else values)])
-        for values in (ours, theirs)
-    )
-    if min(len(first), len(second)) > 1:
-        from scipy.stats import ttest_ind, ttest_rel  # type: ignore[import-untyped]
+    if len(seeds) > 1:
+        pairs = ([sign * values[seed]["value"] for seed in seeds] for values in (ours, theirs))
+        found = paired_difference(*pairs)
+        return Gap(found.mean, found.low, found.high, (len(seeds), len(seeds)))
+    if min(len(ours), len(theirs)) > 1:
+        from scipy.stats import ttest_ind  # type: ignore[import-untyped]
 
-        paired = len(seeds) > 1
-        mean = float(first.mean() - second.mean())
+        first, second = (
+            [sign * value["value"] for value in values.values()] for values in (ours, theirs)
+        )
+        welch = ttest_ind(first, second, equal_var=False).confidence_interval(CONFIDENCE)
         counts = len(first), len(second)
-        spread = (first - second).std() if paired else first.std() + second.std()
-        if spread == 0:  # seeds that all differ by the same amount tell no spread
-            return Gap(mean, None, None, counts, paired)
-        found = ttest_rel(first, second) if paired else ttest_ind(first, second, equal_var=False)
-        low, high = found.confidence_interval(CONFIDENCE)
-        return Gap(mean, float(low), float(high), counts, paired)
+        return Gap(fmean(first) - fmean(second), welch.low, welch.high, counts, paired=False)
     chosen = seeds[0] if seeds else None
     one, another = (
         values[chosen] if chosen is not None else next(iter(values.values()))
@@ -176,8 +176,7 @@ def gap(group: Group, other: Group, path: str) -> Gap | None:
 
 def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any], path: str) -> str:
     """A verdict on a pair in words."""
-    share = measure.get("percent") is not False
-    factor, digits, unit = (100, 1, " points") if share else (1, 3, "")
+    (factor, digits), unit = scale_of(measure), " points" * in_percent(measure)
     accuracy = " accuracy" if path.split(".")[0] in ("knn", "linear") else ""
     what = f"{unit} of {label_of(path)}{accuracy}"
     ours, theirs = found.seeds
@@ -368,6 +367,44 @@ def write_comparison_of(folder: Path) -> Path | None:
     return write_comparison(runs, folder / "report.html", reference=reference, title=title)
 
 
+def _mark(runs: Sequence[str | Path]) -> str:
+    """A digest by which a page tells which runs it compares, whatever their order."""
+    folders = sorted(str(Path(run).resolve()) for run in runs)
+    digest = hashlib.sha256("\0".join(folders).encode("utf-8", "surrogateescape")).hexdigest()
+    return digest[:16]
+
+
+def _check_runs(runs: Sequence[str | Path]) -> None:
+    """Refuse fewer than two runs, and one that is named twice."""
+    folders = [Path(run).resolve() for run in runs]
+    twice = [run for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1]
+    if twice:
+        raise ValueError(
+            f"expected runs that differ, got {str(twice[0])!r} twice; name each run once"
+        )
+    if len(runs) < 2:
+        raise ValueError(
+            f"expected at least two runs to compare, got {len(runs)}; name more run folders"
+        )
+
+
+def comparison_page(runs: Sequence[str | Path]) -> Path:
+    """The page of a comparison whose user named none: ``comparison.html`` in this folder.
+
+    Args:
+        runs: The run folders.
+
+    Raises:
+        FileExistsError: If it compares other runs.
+    """
+    page = Path("comparison.html")
+    if page.exists() and _mark(runs) not in page.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(
+            f"expected no page of other runs at {page}, got one; name another with -o, or remove it"
+        )
+    return page
+
+
 def write_comparison(
     runs: Sequence[str | Path],
     path: str | Path,
@@ -390,12 +427,9 @@ def write_comparison(
         The page.
 
     Raises:
-        ValueError: For fewer than two runs.
+        ValueError: For fewer than two runs, or one that is named twice.
     """
-    if len(runs) < 2:
-        raise ValueError(
-            f"expected at least two runs to compare, got {len(runs)}; name more run folders"
-        )
+    _check_runs(runs)
     groups = grouped([Run(run) for run in runs])
     groups.sort(key=lambda group: group.name != reference)
     paths = list(dict.fromkeys(p for g in groups for run in g.runs.values() for p in _paths(run)))
@@ -406,7 +440,7 @@ def write_comparison(
         pairs = [(group, groups[0]) for group in groups[1:]]
     for measure in paths[:PLOTTED]:
         example = next(iter(m for g in groups for m in g.values(measure).values()))
-        share = example.get("percent") is not False
+        share = in_percent(example)
         gaps = [(other, found) for other in groups[1:] if (found := gap(other, groups[0], measure))]
         if gaps:
             less = measure.rpartition(".")[2] in SMALLER_IS_BETTER
@@ -437,6 +471,7 @@ def write_comparison(
         "comparison.html",
         "comparison",
         title=title or f"{len(groups)} setting{'s' * (len(groups) > 1)} compared",
+        mark=_mark(runs),
         says=says,
         paired=paired,
         plots=plots,
@@ -462,16 +497,17 @@ def _table(groups: Sequence[Group], paths: Sequence[str]) -> tuple[list[str], li
     headings, columns = ["Recipe", "Runs"], []
     for path in paths:
         values = [[m["value"] for m in group.values(path).values()] for group in groups]
-        shares = all(m.get("percent") is not False for g in groups for m in g.values(path).values())
-        factor, digits = (100, 1) if shares else (1, 3)
+        shares = all(in_percent(m) for g in groups for m in g.values(path).values())
+        factor, digits = scale_of({"percent": shares})
         headings.append(f"{label_of(path)}{', %' * shares}")
         cells = []
         for found in values:
             if not found:
                 cells.append("–")
                 continue
-            spread = f" ± {factor * np.std(found, ddof=1):.{digits}f}" if len(found) > 1 else ""
-            cells.append(f"{factor * np.mean(found):.{digits}f}{spread}")
+            short = summarize(found)
+            spread = "" if short.deviation is None else f" ± {factor * short.deviation:.{digits}f}"
+            cells.append(f"{factor * short.mean:.{digits}f}{spread}")
         columns.append(cells)
     rows = [
         [group.name, str(len(group.runs)), *(cells[number] for cells in columns)]
