@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
 from unremix.data.printing import markdown_table
 from unremix.experiments import tables
 from unremix.experiments.results import Results
@@ -262,4 +262,4 @@ def write_report(study: Study, results: Results, folder: Path) -> None:
     for name in study.stages:
         parts += stage_parts(study, name, results, folder)
     text = "\n\n".join(part.rstrip() for part in parts) + "\n"
-    write_whole(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
+    write_text(folder / "report.md", text)

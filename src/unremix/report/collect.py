@@ -16,8 +16,11 @@ import unremix
 from unremix.core.importance import Importance
 from unremix.core.scores import PAPER_COMPONENTS, normalize
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
-from unremix.evaluation.knn import leave_one_out_shares
+from unremix.data.fingerprint import spread
+from unremix.data.quantities import counted
+from unremix.evaluation.knn import leave_one_out_shares, usual_neighbors
 from unremix.losses import HCLLoss, TwoViewLoss, UnReMixLoss
+from unremix.mining.groups import NEAR_DUPLICATE, find_clusters
 from unremix.report.drawings import packed
 from unremix.report.pictures import Atlas, make_atlas
 from unremix.report.projection import project
@@ -29,7 +32,6 @@ NEIGHBORS = 8
 QUERIES = 10
 PAIRS = 12
 OUTLIERS = 16
-NEAR_DUPLICATE = 0.1  # of the usual distance to the nearest neighbor
 SHARED = 0.5  # of the nearest neighbors in common: probably the same kind of thing
 CLUSTERS = 8
 SMALL_TILE, LARGE_TILE = 32, 96
@@ -169,35 +171,25 @@ def found_own(sample: Sample, importance: Importance) -> tuple[float, float]:
 def _predicted(labels: Tensor, units: Tensor) -> tuple[Tensor, int]:
     """The class of each item by its k nearest neighbors among the others, shape (n,), and k."""
     used, numbers = labels.unique(return_inverse=True)
-    k = max(1, min(MOST_NEIGHBORS_VOTING, len(labels) // (5 * len(used))))
+    k = usual_neighbors(labels, MOST_NEIGHBORS_VOTING)
     shares = leave_one_out_shares(units, numbers, k=k, temperature=0.1)
     return used[shares.argmax(1)], k
 
 
 def _clusters(units: Tensor) -> list[int]:
-    from sklearn.cluster import MiniBatchKMeans  # type: ignore[import-untyped]
-
     count = max(1, min(CLUSTERS, len(units) // 8))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fewer different items than clusters: then some are empty
-        found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
-    order = np.argsort(-np.bincount(found, minlength=count), kind="stable")
-    rank = np.empty(count, int)
-    rank[order] = np.arange(count)
-    return [int(number) for number in rank[found]]
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Numbers spread evenly over a range."""
-    return sorted({int(number) for number in np.linspace(0, count - 1, min(most, count))})
+        found: list[int] = find_clusters(units.numpy(), count).cluster.tolist()
+    return found
 
 
 def _queries(sample: Sample) -> list[int]:
     """Items whose neighbors are shown: one of each class, as far as they go, else anywhere."""
     if sample.labels is None:
-        return _spread(len(sample.names), QUERIES)
+        return spread(len(sample.names), QUERIES).tolist()
     first = [int((sample.labels == label).nonzero()[0]) for label in sample.labels.unique()]
-    return [first[index] for index in _spread(len(first), QUERIES)]
+    return [first[index] for index in spread(len(first), QUERIES).tolist()]
 
 
 def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
@@ -222,8 +214,7 @@ def device_of(run: Run) -> str:
     """What the run was trained on, as far as its options say, on this machine."""
     if run.config.accelerator != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    threads = run.config.threads or torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' * (threads != 1)}"
+    return f"CPU, {counted(run.config.threads or torch.get_num_threads(), 'thread')}"
 
 
 def collect(run: Run, data: Any) -> Stored:
@@ -262,7 +253,7 @@ def collect(run: Run, data: Any) -> Stored:
         "kind": run.config.domain,
         "unit": run.domain.unit,
         "total": sample.total,
-        "drawn": sample.drawn,
+        "how_drawn": sample.how_drawn,
         "names": [_cut(name) for name in sample.names],
         "labels": None if sample.labels is None else sample.labels.tolist(),
         "classes": None if sample.classes is None else [_cut(name) for name in sample.classes],

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.data.atomic_files import write_text
-from unremix.data.quantities import duration
+from unremix.data.quantities import counted, duration
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.evaluation.knn import wilson_interval
 from unremix.options.config import OF_DOMAIN, config_to_yaml
@@ -319,7 +319,7 @@ def _facts(
         data += ", no labels" if labels is None else f", {len(classes or set(labels))} classes"
     tau = "" if about is None else f", τ {about['weighting']['temperature']:.3g}"
     epochs = config.epochs if card is None else card["epoch"]
-    trained = f"{epochs} epoch{'s' * (epochs != 1)}"
+    trained = counted(epochs, "epoch")
     facts = [
         ("Data", data),
         ("Encoder", encoder),

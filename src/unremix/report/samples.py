@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Products, Views
+from unremix.data.fingerprint import drawn
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphBatch
 from unremix.data.image.dataset import ImageData
@@ -51,7 +52,7 @@ class Sample:
         names: What each of n items is called.
         features: Their embeddings by the encoder, shape (n, F).
         total: Items in the whole data.
-        drawn: How they were drawn from it, in words; empty if they are all.
+        how_drawn: How they were drawn from it, in words; empty if they are all.
         labels: The class of each item, where known; shape (n,).
         classes: Names of the classes, where known.
         batch: The items that are compared with each other, as numbers of items, shape (A,).
@@ -74,7 +75,7 @@ class Sample:
     names: list[str]
     features: Tensor
     total: int
-    drawn: str
+    how_drawn: str
     labels: Tensor | None
     classes: list[str] | None
     batch: Tensor
@@ -93,19 +94,7 @@ class Sample:
     read_as: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
-def chosen(total: int, most: int) -> Tensor:
-    """At most this many of a number of items, drawn with a fixed seed, in order.
-
-    Example:
-        >>> chosen(3, 10)
-        tensor([0, 1, 2])
-    """
-    if total <= most:
-        return torch.arange(total)
-    return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most].sort().values
-
-
-def _drawn(items: Tensor, total: int) -> str:
+def _how_drawn(items: Tensor, total: int) -> str:
     return f"drawn at random from {total:,}" if len(items) < total else ""
 
 
@@ -152,7 +141,7 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
     if data.test is not None and (data.test.labels is not None or data.train.labels is None):
         parts.append(data.test)  # without labels it would hide those of the training images
     sizes = [len(part) for part in parts]
-    items = chosen(sum(sizes), MOST_ITEMS)
+    items = drawn(sum(sizes), MOST_ITEMS)
 
     def images(numbers: Sequence[int]) -> Tensor:
         """Pictures of items, in their order."""
@@ -198,7 +187,7 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
         names=[names[index] for index in items.tolist()],
         features=features,
         total=sum(sizes),
-        drawn=_drawn(items, sum(sizes)),
+        how_drawn=_how_drawn(items, sum(sizes)),
         labels=torch.cat(known)[items] if len(known) == len(parts) else None,
         classes=None if data.train.classes is None else list(data.train.classes),
         batch=batch,
@@ -221,7 +210,7 @@ def _part(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
 
 def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | None) -> Sample:
     graphs = data.train
-    items = chosen(len(graphs), MOST_ITEMS)
+    items = drawn(len(graphs), MOST_ITEMS)
     features = graph_features(run.encoder(), graphs.store)[items]
     batch = torch.randperm(len(items), generator=torch.Generator().manual_seed(1))[:BATCH]
     fetched = _part(graphs.store.batch(items[batch]), model.dtype)
@@ -281,7 +270,7 @@ def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | Non
         names=[graphs.names[index] for index in items.tolist()],
         features=features.float(),
         total=len(graphs),
-        drawn=_drawn(items, len(graphs)),
+        how_drawn=_how_drawn(items, len(graphs)),
         labels=None if graphs.labels is None else graphs.labels[items],
         classes=None if graphs.classes is None else list(graphs.classes),
         batch=batch,
@@ -310,7 +299,7 @@ def _sentences(
     if not isinstance(model, QuickThought):
         raise ValueError(f"expected a model of Quick-Thought, got {type(model).__name__}")
     within = min(len(data), FIRST_SENTENCES)
-    passages = chosen(-(-within // PASSAGE), MOST_ITEMS // PASSAGE).tolist()
+    passages = drawn(-(-within // PASSAGE), MOST_ITEMS // PASSAGE).tolist()
     spans = [(PASSAGE * p, min(PASSAGE, within - PASSAGE * p)) for p in passages]
     encoder, vocabulary = reader(run)
     encoder.eval()
@@ -343,10 +332,10 @@ def _sentences(
         separate, reach=model.reach, texts=texts[batch] if model.mask_repeats else None
     )
     breaks = (documents.diff() != 0) | (numbers.diff() != 1)
-    drawn = ""
+    how_drawn = ""
     if len(names) < len(data):
         first = f"the first {within:,} of " * (within < len(data))
-        drawn = f"in passages of up to {PASSAGE}, drawn at random from {first}{len(data):,}"
+        how_drawn = f"in passages of up to {PASSAGE}, drawn at random from {first}{len(data):,}"
     known = {*vocabulary.words}
     read_as = [
         (names[item], [word if word in known else "…" for word in tokenise(names[item])])
@@ -356,7 +345,7 @@ def _sentences(
         names=names,
         features=features,
         total=len(data),
-        drawn=drawn,
+        how_drawn=how_drawn,
         labels=documents if data.topics is not None else None,
         classes=None if data.topics is None else list(data.topics),
         batch=batch,

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unremix.data.archives import (
-    Skipped,
-)
+from unremix.data.archives import Skipped
 from unremix.data.detection import find_images
 from unremix.data.image.decoding import common_shape, decode_image, quiet_pillow
 from unremix.data.image.stores import (
@@ -26,6 +24,7 @@ from unremix.data.image.stores import (
     store_images,
     stored_bytes,
 )
+from unremix.data.locate import candidates
 from unremix.data.splits import ACCEPTED, Found, name_some
 
 __all__ = [
@@ -151,9 +150,11 @@ def load_images(
     if not len(sets[0]) and not isinstance(data, str | Path):
         raise ValueError(f"expected at least one usable image, got none ({message})")
     if not len(sets[0]):
+        folder = any(place.is_dir() for place in candidates(data))
         raise ValueError(
             f"expected at least one usable image for training in {data}, got none "
-            f"({message if skipped else 'it is empty'}); accepted are {ACCEPTED}"
+            f"({message if skipped else 'it is empty'}); "
+            + ("put pictures into the folder" if folder else f"accepted are {ACCEPTED}")
         )
     if skipped:
         warnings.warn(message, stacklevel=2)
