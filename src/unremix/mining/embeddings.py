@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unremix.core.scores import SMALLEST_NORM
+from unremix.core.precision import SMALLEST_NORM
 from unremix.data.atomic_files import write_whole
 
 Floats = NDArray[np.float32]
