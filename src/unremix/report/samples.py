@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unremix.core.options import Logits
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Products, Views
+from unremix.core.views import Views
 from unremix.data.fingerprint import drawn
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphBatch
@@ -60,7 +61,7 @@ class Sample:
         pairs: Which candidates are positives and negatives of which anchors.
         about_batch: A sentence about what is compared with what.
         loss: What weights the negatives; None where the framework has none.
-        products: What the loss compares anchors and candidates by.
+        logits: What the loss compares anchors and candidates by.
         documents: The document of each item, where items follow each other; shape (n,).
         images: Reads the pictures of some items, uint8 (k, C, S, S), where there are any.
         draw: Draws an item, where it is a graph.
@@ -81,7 +82,7 @@ class Sample:
     pairs: Pairs
     about_batch: str
     loss: TwoViewLoss | None
-    products: Products = "cosine"
+    logits: Logits = "cosine"
     documents: Tensor | None = None
     images: Callable[[Sequence[int]], Tensor] | None = None
     draw: Callable[[int], Drawing] | None = None
@@ -268,7 +269,7 @@ def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | Non
         pairs=Pairs.one_way(len(batch)),
         about_batch=about,
         loss=loss,
-        products="dot" if isinstance(model, InfoGraph) else "cosine",
+        logits="dot" if isinstance(model, InfoGraph) else "cosine",
         draw=draw,
         node_types=types.names,
         drawn_views=drawn_views,
@@ -341,7 +342,7 @@ def _sentences(
             "its negatives."
         ),
         loss=loss,
-        products="dot",
+        logits="dot",
         documents=documents,
         read_as=read_as,
     )
