@@ -154,8 +154,8 @@ def test_files_give_the_array_back(ending: str, dtype: type, tmp_path: Path) -> 
 
 
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ends in \.npy, \.npz, \.parquet, got 'x.csv'; "):
-        open_embeddings("x.csv")
+    with pytest.raises(ValueError, match=r"ends in \.npy, .*, \.csv, got 'x.txt'; "):
+        open_embeddings("x.txt")
     with pytest.raises(FileNotFoundError, match="found no file"):
         open_embeddings(tmp_path / "missing.npz")
     np.savez(tmp_path / "other.npz", vectors=draw(3))

@@ -120,7 +120,8 @@ def _add_options(name: str, parser: Parser) -> None:
         parser.add_class_arguments(TrainConfig, skip=skip)
         return
     function = function_of(name)
-    texts, own = described(function), {HIDDEN}
+    texts = described(function)
+    own: set[str | int] = {HIDDEN}
     for option, parameter in signature(function).parameters.items():
         how: dict[str, Any]
         if parameter.annotation == "bool":

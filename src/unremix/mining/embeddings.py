@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unremix.core.scores import SMALLEST_NORM
+from unremix.core.precision import SMALLEST_NORM
 from unremix.data.atomic_files import write_whole
 from unremix.data.suggestions import require_pyarrow
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 import unremix
 from unremix.core.importance import Importance
-from unremix.core.scores import PAPER_COMPONENTS, normalize
+from unremix.core.precision import normalize
+from unremix.core.scores import PAPER_COMPONENTS
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
 from unremix.data.fingerprint import spread
 from unremix.data.quantities import counted
@@ -156,7 +157,7 @@ def found_own(sample: Sample, importance: Importance) -> tuple[float, float]:
         The share of anchors that are, and what it would be by chance.
     """
     first, second = sample.anchors.embeddings, sample.candidates.embeddings
-    if sample.products == "cosine":
+    if sample.logits == "cosine":
         first, second = normalize(first)[0], normalize(second)[0]
     compared = importance.negatives | importance.positives
     best = (first @ second.T).masked_fill(~compared, -torch.inf).argmax(1, keepdim=True)

@@ -396,7 +396,9 @@ def comparison_page(runs: Sequence[str | Path]) -> Path:
 
     Raises:
         FileExistsError: If it compares other runs.
+        ValueError: For fewer than two runs, or one that is named twice.
     """
+    _check_runs(runs)
     page = Path("comparison.html")
     if page.exists() and _mark(runs) not in page.read_text(encoding="utf-8", errors="replace"):
         raise FileExistsError(

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unremix.core.options import Logits
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Products, Views
+from unremix.core.views import Views
 from unremix.data.fingerprint import drawn
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphBatch
@@ -61,7 +62,7 @@ class Sample:
         pairs: Which candidates are positives and negatives of which anchors.
         about_batch: A sentence about what is compared with what.
         loss: What weights the negatives; None where the framework has none.
-        products: What the loss compares anchors and candidates by.
+        logits: What the loss compares anchors and candidates by.
         passages: A number for each item that it shares with those that it stands beside in the
             text, shape (n,); None where items have no order.
         images: Reads the pictures of some items, uint8 (k, C, S, S), where there are any.
@@ -84,7 +85,7 @@ class Sample:
     pairs: Pairs
     about_batch: str
     loss: TwoViewLoss | None
-    products: Products = "cosine"
+    logits: Logits = "cosine"
     passages: Tensor | None = None
     images: Callable[[Sequence[int]], Tensor] | None = None
     draw: Callable[[int], Drawing] | None = None
@@ -279,7 +280,7 @@ def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | Non
         pairs=Pairs.one_way(len(batch)),
         about_batch=about,
         loss=loss,
-        products="dot" if isinstance(model, InfoGraph) else "cosine",
+        logits="dot" if isinstance(model, InfoGraph) else "cosine",
         draw=draw,
         node_types=types.names,
         drawn_views=drawn_views,
@@ -358,7 +359,7 @@ def _sentences(
             "its negatives."
         ),
         loss=loss,
-        products="dot",
+        logits="dot",
         passages=torch.cat([breaks.new_zeros(1), breaks]).cumsum(0),
         read_as=read_as,
     )

@@ -147,9 +147,9 @@ def load_images(
             skipped += bad
             budget -= stored_bytes(images.images)
     message = f"skipped {len(skipped)} of {total} files: {name_some(skipped)}"
-    if not len(sets[0]) and not isinstance(data, str | Path):
-        raise ValueError(f"expected at least one usable image, got none ({message})")
     if not len(sets[0]):
+        if not isinstance(data, str | Path):
+            raise ValueError(f"expected at least one usable image, got none ({message})")
         folder = any(place.is_dir() for place in candidates(data))
         raise ValueError(
             f"expected at least one usable image for training in {data}, got none "
