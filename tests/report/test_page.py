@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -516,3 +517,14 @@ def test_commands_fit_the_kind_of_data(run: Run) -> None:
         compile(in_python("it's", domain), "page", "exec")
     page = (run.path / "report.html").read_text()
     assert f"unremix export {shlex.quote(str(run.path))} --format onnx" in page
+
+
+def test_unlabeled_test_images_do_not_hide_the_labels(run: Run) -> None:
+    data = run.domain.load_for(run, None)
+    assert data.test is not None
+    sample = take_sample(run, replace(data, test=replace(data.test, labels=None)))
+    assert sample.labels is not None
+    assert torch.equal(sample.labels, data.train.labels)
+    assert sample.total == len(data.train)
+    bare = replace(data, train=replace(data.train, labels=None))
+    assert take_sample(run, bare).labels is None
