@@ -7,7 +7,7 @@ const DECILES = 10;
 const WINDOW = 10; // ranks of similarity
 
 // How often negatives of equal similarity are false: as many just above as just below, up to ten
-// ranks each. NaN for the most and the least similar negative, which have none on one side.
+// ranks each. The most and the least similar negative, which have none on one side, are their own.
 export function matchedRates({ similarity, negatives, suspects }) {
   const order = ranked(similarity, negatives);
   const before = [0];
@@ -15,9 +15,9 @@ export function matchedRates({ similarity, negatives, suspects }) {
   const rates = new Float64Array(negatives.length).fill(NaN);
   order.forEach((j, rank) => {
     const half = Math.min(WINDOW, rank, order.length - 1 - rank);
-    if (half < 1) return;
+    const own = suspects[j] ? 1 : 0;
     const within = before[rank + half + 1] - before[rank - half];
-    rates[j] = (within - (suspects[j] ? 1 : 0)) / (2 * half);
+    rates[j] = half < 1 ? own : (within - own) / (2 * half);
   });
   return rates;
 }
@@ -54,32 +54,26 @@ function distinctClasses(order, weights, labels, k) {
 }
 
 // rows: one per anchor, {weights, negatives, suspects, labels, expected}
-//   top: the rate among the k heaviest
-//   topMatched, matched: that among those of them that have negatives of equal similarity, and that
-//   among these
+//   top: the rate among the k heaviest; matched: that among negatives of equal similarity
 export function audit(rows, k) {
   const hits = new Float64Array(DECILES);
   const expected = new Float64Array(DECILES);
   const counts = new Float64Array(DECILES);
-  const matches = new Float64Array(DECILES);
-  const found = { top: [], topMatched: [], matched: [], base: [], distinct: [], effective: [] };
+  const found = { top: [], matched: [], base: [], distinct: [], effective: [] };
   for (const { weights, negatives, suspects, labels, expected: usual } of rows) {
     const order = ranked(weights, negatives);
     const count = order.length;
     if (count === 0) continue;
     const looked = Math.min(k, count);
-    let [top, topMatched, matched, have, own, total, squares] = [0, 0, 0, 0, 0, 0, 0];
+    let [top, matched, own, total, squares] = [0, 0, 0, 0, 0];
     for (let first = 0, end; first < count; first = end) {
       end = endOfTie(order, weights, first);
-      let [falseOnes, known, falseKnown, rates] = [0, 0, 0, 0];
+      let [falseOnes, rates] = [0, 0];
       for (let rank = first; rank < end; rank++) {
         const j = order[rank];
         total += weights[j];
         squares += weights[j] ** 2;
         falseOnes += suspects[j] ? 1 : 0;
-        if (!Number.isFinite(usual[j])) continue;
-        known += 1;
-        falseKnown += suspects[j] ? 1 : 0;
         rates += usual[j];
       }
       const size = end - first;
@@ -87,21 +81,15 @@ export function audit(rows, k) {
         const decile = Math.floor(((count - 1 - rank) * DECILES) / count);
         counts[decile] += 1;
         hits[decile] += falseOnes / size;
-        matches[decile] += known / size;
         expected[decile] += rates / size;
       }
       own += falseOnes;
       const share = Math.max(0, Math.min(1, (looked - first) / size));
       top += share * falseOnes;
-      have += share * known;
-      topMatched += share * falseKnown;
       matched += share * rates;
     }
     found.top.push(top / looked);
-    if (have > 0) {
-      found.topMatched.push(topMatched / have);
-      found.matched.push(matched / have);
-    }
+    found.matched.push(matched / looked);
     found.base.push(own / count);
     if (labels) found.distinct.push(distinctClasses(order, weights, labels, looked) / looked);
     found.effective.push(squares <= 0 ? 0 : total ** 2 / squares);
@@ -110,7 +98,7 @@ export function audit(rows, k) {
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   return {
     deciles: shares(hits, counts),
-    matchedDeciles: shares(expected, matches),
+    matchedDeciles: shares(expected, counts),
     ...Object.fromEntries(Object.entries(found).map(([name, values]) => [name, mean(values)])),
   };
 }

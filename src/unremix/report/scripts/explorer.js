@@ -413,7 +413,7 @@ export class Explorer {
     if (this.labels) headings.push(["Distinct classes", `distinct classes among the ${heaviest}`]);
     const said = `${what}, and what else is among the ${heaviest}`;
     const body = this.audits.map(({ name, found }) => {
-      const gap = found.topMatched - found.matched;
+      const gap = found.top - found.matched;
       const cells = [
         [found.top, percent(found.top)],
         [found.matched, percent(found.matched)],
@@ -443,7 +443,7 @@ export class Explorer {
       make("tbody", {}, ...body),
     );
     const own = of("unremix");
-    const gap = 100 * (own.topMatched - own.matched);
+    const gap = 100 * (own.top - own.matched);
     const beside = "than negatives of equal similarity hold (as many just above as just below)";
     let verdict = "";
     if (Math.abs(gap) < 0.5) verdict = `, no more and no fewer ${beside}`;
