@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 COUNTS = (16, 9, 12, 14, 11, 13, 10, 15)  # 100 digits
 
 
-def write_digits(folder: Path, counts: Sequence[int] = COUNTS) -> str:
+def write_digits(folder: Path, counts: Sequence[int] = COUNTS, brightness: int = 15) -> str:
     """Write shards of so many digits each, with labels; the pattern that names them."""
     digits = load_digits()
     folder.mkdir(parents=True, exist_ok=True)
@@ -23,7 +23,7 @@ def write_digits(folder: Path, counts: Sequence[int] = COUNTS) -> str:
         with tarfile.open(folder / f"s-{shard}.tar", "w") as archive:
             for _ in range(count):
                 stream = io.BytesIO()
-                pixels = (digits.images[number] * 15).astype("uint8")
+                pixels = (digits.images[number] * brightness).astype("uint8")
                 Image.fromarray(pixels).save(stream, "PNG")
                 label = str(digits.target[number]).encode()
                 for ending, data in (("png", stream.getvalue()), ("cls", label)):
