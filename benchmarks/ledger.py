@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unremix.data.atomic_files import write_whole
-from unremix.experiments.statistics import paired_difference, summarize
+from unremix.evaluation.statistics import paired_difference, summarize
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 

@@ -210,11 +210,11 @@ def show_gpus() -> list[dict[str, object]]:
     cases = {
         "batch 4,096": (RESNET50, False),
         "64 per GPU": (RESNET50, True),
-        "64 per GPU, sketch 64": (replace(RESNET50, inputs=64), True),
+        "… with sketch 64": (replace(RESNET50, inputs=64), True),
     }
     table = Table(title="ResNet-50, 224 px, simulated on A100")
-    for heading in ("", "GPUs", "batch", "MB gathered", "ms", "loss", "gather", "efficiency"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    for heading in ("", "GPUs", "batch", "MB", "ms", "loss", "gather", "efficient"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     for name, (job, grows) in cases.items():
         for count in GPUS:
             here = replace(job, batch=64 * count) if grows else job
@@ -227,7 +227,8 @@ def show_gpus() -> list[dict[str, object]]:
             }  # fmt: skip
             rows.append(row)
             table.add_row(
-                name, str(count), str(here.batch), f"{size / 1e6:.0f}", f"{1000 * step.total:.1f}",
+                name if count == GPUS[0] else "", str(count), str(here.batch),
+                f"{size / 1e6:.0f}", f"{1000 * step.total:.0f}",
                 f"{step.loss / step.total:.1%}", f"{step.gather / step.total:.1%}",
                 f"{alone.total / (count * step.total):.0%}",
             )  # fmt: skip

@@ -1,6 +1,7 @@
 """Images per CPU-second: ``unremix train`` against lightly's SimCLR example and solo-learn's loop.
 
-    python benchmarks/training.py [--peers .venv-peers/bin/python] [--rounds 3] [--quick]
+    python benchmarks/training.py [--peers .venv-peers/bin/python] [--rounds 3] [--width 16]
+        [--images 2048] [--quick]
 
 How to read the table. Each contender trains SimCLR on the same pictures in a process of its own,
 with one thread and, the others, one or two workers beside it (``unremix train`` has none). It
@@ -113,12 +114,13 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, default=HERE.parent / ".venv-peers/bin/python")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--images", type=int, default=2048, help="of CIFAR-10")
     parser.add_argument("--quick", action="store_true", help="small, for a smoke test")
     parser.add_argument("--strict", action="store_true", help="fail if a target is missed")
     given = parser.parse_args()
     if not given.peers.exists():
         raise SystemExit(f"expected the other libraries in {given.peers}; run make setup-peers")
-    count, batch_size, width = (128, 32, 4) if given.quick else (2048, 128, given.width)
+    count, batch_size, width = (128, 32, 4) if given.quick else (given.images, 128, given.width)
     rounds = 1 if given.quick else given.rounds
     seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -131,9 +131,10 @@ def main() -> None:
         TimeElapsedColumn(),
         TextColumn("loss {task.fields[loss]:.3f}"),
     )
-    with Progress(*columns) as progress:
+    console = Console()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("training", total=args.epochs, loss=float("nan"))
-        for _ in range(args.epochs):
+        for epoch in range(1, args.epochs + 1):
             total = 0.0
             batches = torch.randperm(len(x)).split(256)[:-1]  # the last one is smaller: leave it
             for batch in batches:
@@ -144,6 +145,8 @@ def main() -> None:
                 optimizer.step()
                 total += loss.item()
             progress.update(task, advance=1, loss=total / len(batches))
+            if not console.is_terminal and (epoch == 1 or epoch % 10 == 0):  # in a log file
+                print(f"epoch {epoch}/{args.epochs}, loss {total / len(batches):.3f}", flush=True)
     seconds = time.perf_counter() - started
 
     results[f"trained encoder ({args.epochs} epochs, {seconds:.0f} s)"] = measure(encoder)
@@ -154,7 +157,6 @@ def main() -> None:
     table.add_column("10 labels per class", justify="right")
     for name, accuracies in results.items():
         table.add_row(name, *(f"{accuracy:.1%}" for accuracy in accuracies))
-    console = Console()
     console.print(table)
     shares = ", ".join(f"{name} {float(share):.2f}" for name, share in loss_fn.mix.items())
     console.print(f"Learned mix: {shares}")

@@ -70,6 +70,17 @@ def test_shown_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert names["loss"].isfinite()
 
 
+def test_the_readme_s_code_is_complete() -> None:
+    """A reader can paste it: it needs no name that it does not define."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    torch.manual_seed(0)
+    exec(compile(code, "README.md", "exec"), names)
+    loss = names["loss"]
+    assert isinstance(loss, torch.Tensor)
+    assert loss.isfinite()
+
+
 QUOTES = [
     pytest.param(*quote, id=f"{page.name}-{quote[1]}-{number}")
     for page in PAGES

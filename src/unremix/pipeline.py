@@ -70,7 +70,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
             if first:
                 skipped = getattr(data, "skipped", ())
                 if skipped:
-                    run.warn(f"left out ({len(skipped)}): {name_some(skipped, NAMED)}")
+                    run.warn(f"{len(skipped):,} left out: {name_some(skipped, NAMED)}")
                 progress.say("measuring the encoder, trained and untrained")
                 with progress:
                     card = evaluate_run(run, data, progress=progress.measured)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import unremix
 from unremix.cli import main
+from unremix.cli.commands import show_results
 from unremix.cli.parser import make_parser
 from unremix.encoders import load_torchvision, make_encoder
 from unremix.evaluation.by_domain import evaluate_run
@@ -76,7 +77,7 @@ def test_a_folder_of_pictures(pictures: Path, tmp_path: Path) -> None:
     run = unremix.load(tmp_path / "p")
     assert run.evaluation is not None
     assert run.evaluation["skipped_files"] == 1
-    assert any("left out (1): red/broken.jpg (" in line for line in run.warnings)
+    assert any("1 left out: red/broken.jpg (" in line for line in run.warnings)
     assert "red/broken.jpg" in (run.path / "report.html").read_text()
     features = run.embed([pictures / "red" / "0.png", pictures / "blue" / "0.png"])
     assert features.shape == (2, 32)
@@ -100,7 +101,9 @@ def test_a_folder_of_pictures(pictures: Path, tmp_path: Path) -> None:
         assert torch.equal(other.eval()(plain(images, run.shape.settings)), expected)
 
 
-def test_unlabeled_pictures(pictures: Path, tmp_path: Path) -> None:
+def test_unlabeled_pictures(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = unremix.train(
         data=str(pictures / "blue"), runs=str(tmp_path), batch_size=8, epochs=1, image_size=8,
         progress=False, accelerator="cpu", threads=1,
@@ -110,6 +113,13 @@ def test_unlabeled_pictures(pictures: Path, tmp_path: Path) -> None:
     assert "no labels" in run.evaluation["note"]
     assert "spread" in run.metrics()[-1]
     assert "no labels" in (run.path / "report.html").read_text()
+    show_results(run.evaluation, "")
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"^  spread \d\.\d\d \(good near 1; near 0 all embeddings are the", shown, re.M
+    )
+    assert re.search(r"^  effective rank \d+\.\d\d \(dimensions in use; good is", shown, re.M)
+    assert not re.search(r"[a-z]_[a-z]", shown)
 
 
 def test_embed_writes_npz_and_parquet(
@@ -190,6 +200,7 @@ def test_evaluate_report_recipes_doctor(digits: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert torch.__version__ in shown
     assert "GiB free" in shown
+    assert re.search(r", (1 thread|\d+ threads)\n", shown)
     assert "engine of the losses: " in shown
 
 
@@ -287,7 +298,13 @@ def test_mistakes_name_the_nearest_option(
     assert "no such place" in refused(["train", "--data", "no such place"], capsys)
     assert "run folder" in refused(["evaluate", str(tmp_path)], capsys)
     (tmp_path / "empty").mkdir()
-    assert "empty" in refused(["train", "--data", str(tmp_path / "empty")], capsys)
+    told = refused(["train", "--data", str(tmp_path / "empty")], capsys)
+    assert "it is empty); put pictures into the folder" in told
+    assert "0/0" not in told  # no bar for nothing
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    told = refused(["train", "--data", str(tmp_path / "broken.jpg")], capsys)
+    assert "expected a folder of pictures, got the single picture" in told
+    assert len(told.split()) < 30
 
 
 def test_print_config_is_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,14 @@ import resource
 import subprocess
 import sys
 from dataclasses import fields
+from inspect import signature
 
 import pytest
 
 from unremix.cli import main
+from unremix.cli.commands import SUMMARIES
+from unremix.cli.parser import function_of, make_parser, usage_of
+from unremix.frameworks.parts import described
 from unremix.options.config import TrainConfig
 from unremix.recipes import sections
 
@@ -53,6 +57,41 @@ def test_help_all_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4096" in shown  # the defaults of parts
 
 
+OTHERS = [name for name in SUMMARIES if name not in ("train", "compare")]
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_help_of_a_command_is_in_words(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(f"usage: unremix {command}")
+    assert not re.search(r"Union|null,|type:|\[options\]|Literal|tuple\[|None", shown)
+    for name in signature(function_of(command)).parameters:
+        assert name == "command" or re.search(rf"^  .*(--{name}|{name[:3].upper()})", shown, re.M)
+
+
+def test_every_output_states_its_formats_and_default() -> None:
+    texts = {name: described(function_of(name)).get("output") for name in OTHERS}
+    for name, text in texts.items():
+        if text is not None:
+            assert "by default" in text, name
+            assert re.search(r"\.(html|csv|npz|onnx)\b|folder", text), name
+    assert ".csv" in str(texts["embed"])
+    assert ".html" in str(texts["cluster"])
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_the_usage_line_is_what_the_parser_takes(command: str) -> None:
+    words = usage_of(command).replace("...", "").replace("[--OPTION VALUE ]", "").split()[1:]
+    words = [word for word in words if not word.startswith("[")]
+    chosen = make_parser(command).parse_args(words)
+    for word in words[1:]:
+        if not word.startswith("--"):
+            assert word in str(chosen)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -64,7 +103,10 @@ def test_help_all_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
         ("train --sentence.units x", "expected --sentence.units to be a whole number, got 'x'; "),
         ("train --epohcs 3", "got --epohcs 3; did you mean 'epochs'"),
         ("export run --format jpg", "to be safetensors, torchvision or onnx, got 'jpg'; "),
-        ("embed", "expected run, got nothing; see --help"),
+        ("embed", r"expected RUN, got nothing; usage: unremix embed RUN \[--OPTION VALUE ...\]$"),
+        ("neighbors", "expected --query and RUN, .*; usage: unremix neighbors RUN --query QUERY"),
+        ("export", "expected RUN, got nothing; usage: unremix export RUN "),
+        ("mine -k 3", "expected --anchors and --positives, got nothing; usage: unremix mine --anc"),
     ],
 )
 def test_mistakes_are_one_sentence(

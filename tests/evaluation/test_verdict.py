@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from scipy.stats import ttest_rel
 from unremix.evaluation.card import card_table, shown, spread_of
 from unremix.evaluation.knn import Accuracy
 from unremix.evaluation.verdict import difference, verdict
+from unremix.training.preparation import auto_batch
 
 
 def accuracy(right: int, count: int) -> dict[str, Any]:
@@ -85,14 +88,25 @@ def test_small_data_get_a_smaller_batch_and_a_start() -> None:
     assert batch == (
         "70 images are few for batches of 64: an epoch has 1 step. Lower --batch_size to 16."
     )
-    assert epochs == "The encoder was trained for only 10 steps. Raise --epochs to 250."
+    assert epochs == "The encoder was trained for only 10 steps. Raise --epochs to 200."
     assert "--init" in start
 
 
 def test_few_steps_get_more_epochs() -> None:
     facts = {"epoch": 10, "step": 190}
     _, more = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}, **facts))
-    assert more.startswith("The encoder was trained for only 190 steps. Raise --epochs to 53.")
+    assert more.startswith("The encoder was trained for only 190 steps. Raise --epochs to 43.")
+
+
+def test_the_readme_s_command_draws_no_advice_to_train_longer() -> None:
+    """With the batch size that a new user gets, from 64 images on."""
+    readme = Path(__file__).parents[2] / "README.md"
+    (epochs,) = set(re.findall(r"unremix train --data photos --epochs (\d+)", readme.read_text()))
+    for count in (64, 70, 300, 1000):
+        batch = auto_batch(count)
+        steps = int(epochs) * (count // batch)
+        facts = {"train_images": count, "batch_size": batch, "epoch": int(epochs), "step": steps}
+        assert not [line for line in verdict({"results": None, **facts}) if "--epochs" in line]
 
 
 def test_without_labels_there_is_advice_only() -> None:

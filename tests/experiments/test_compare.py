@@ -31,7 +31,9 @@ import unremix
 from unremix.cli import commands, main
 from unremix.cli.parser import Parser, make_parser
 from unremix.data.atomic_files import try_lock
+from unremix.data.printing import to_csv
 from unremix.evaluation.card import measures_of
+from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
 from unremix.experiments.compare import CompareConfig, Comparison, compare
@@ -48,7 +50,6 @@ from unremix.experiments.plan import (
     with_budget,
 )
 from unremix.experiments.processes import share_for, share_out
-from unremix.experiments.statistics import paired_difference, summarize
 from unremix.experiments.tables import Outcome
 from unremix.options.config import TrainConfig
 from unremix.recipes import RECIPES
@@ -200,12 +201,12 @@ def test_cards_of_any_domain() -> None:
 def test_csv_holds_full_precision_and_markdown_is_a_table() -> None:
     outcomes = [outcome("a|b", 0, 1 / 3), outcome("a|b", 1, 2 / 3, untrained=0.1)]
     rows = tables.table_rows(outcomes, reference="a|b")
-    (first, second) = csv.DictReader(io.StringIO(tables.to_csv(tables.row_records(rows))))
+    (first, second) = csv.DictReader(io.StringIO(to_csv(tables.row_records(rows))))
     assert float(first["knn.mean"]) == 0.5
     assert float(first["knn.deviation"]) == pytest.approx(np.std([1 / 3, 2 / 3], ddof=1), rel=1e-15)
     assert first["knn.low"] == ""
     assert float(second["knn.difference"]) == pytest.approx(0.1 - 2 / 3)
-    runs = list(csv.DictReader(io.StringIO(tables.to_csv(tables.run_records(outcomes)))))
+    runs = list(csv.DictReader(io.StringIO(to_csv(tables.run_records(outcomes)))))
     assert [float(run["knn"]) for run in runs] == [1 / 3, 2 / 3]
     assert [run["untrained.knn"] for run in runs] == ["", "0.1"]
     (grid,) = tables.grids(rows, tables.measures_among(outcomes), reference="a|b")

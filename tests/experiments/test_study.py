@@ -35,6 +35,7 @@ from unremix.experiments.study import (
     read_study,
     seeds_of,
 )
+from unremix.experiments.study_report import write_report
 from unremix.experiments.study_runs import run_study
 from unremix.losses import PRESETS
 from unremix.options.config import TrainConfig
@@ -236,6 +237,30 @@ def test_a_study_and_its_report(tmp_path: Path, fake: Callable[..., None]) -> No
         assert f"{center:+.1f} [{center - half:+.1f}, {center + half:+.1f}]" in report
     assert (folder / "pick.svg").exists()
     assert (folder / "pick.png").exists()
+
+
+def test_the_report_says_what_the_weights_pick(tmp_path: Path, fake: Callable[..., None]) -> None:
+    file = write(
+        tmp_path, stages={"pick": {"factors": {"recipe": ["simclr", "hcl"]}, "seeds": 2}}
+    )  # fmt: skip
+    folder, _ = run(file)
+    assert "What the weights pick" not in (folder / "report.md").read_text()  # none was audited
+    path = folder / "results.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for one in lines:
+        for row in one["metrics"]:
+            uniform = one["row"] == "simclr"
+            row |= {
+                "audit_auc_similarity": 0.6 + 0.1 * one["seed"],
+                "audit_false_negative_rate": 0.2 + 0.1 * one["seed"],
+                "audit_spread_weights": 0.0 if uniform else 0.5,
+            }
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    write_report(read_study(file), Results(path), folder)
+    report = (folder / "report.md").read_text()
+    assert "| hcl | 0.650 | 25.0 |" in report  # means over seeds 0 and 1
+    assert "| simclr | 0.650 | – |" in report  # of equal weights none is the heaviest
+    assert (folder / "pick-scores.svg").exists()
 
 
 def test_the_best_of_an_unfinished_stage_is_not_taken(

@@ -13,7 +13,9 @@ import pytest
 
 from unremix import mine_hard_negatives
 from unremix.cli import main
+from unremix.mining.embeddings import read_columns
 from unremix.mining.files import Collection, read_pairs, write_rows
+from unremix.training.embedding import _write_csv
 
 
 @pytest.fixture
@@ -30,6 +32,47 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
              labels=np.arange(8))  # fmt: skip
     Path("pairs.tsv").write_text("".join(f"q{n}\td{n}\n" for n in range(8)))
     return {"anchors": anchors, "corpus": corpus}
+
+
+def test_a_table_of_embeddings_is_read_to_the_bit(tmp_path: Path) -> None:
+    """What 'embed -o FILE.csv' writes, 'mine' reads: names with commas, labels, every number."""
+    generator = np.random.default_rng(0)
+    arrays = {
+        "embeddings": generator.standard_normal((5, 3)).astype(np.float32),
+        "names": np.array(["a", "b, c", 'd"e', "f\ng", "ü"]),
+        "labels": np.arange(5),
+        "class_names": np.array(list("vwxyz")),
+    }
+    _write_csv(tmp_path / "e.csv", arrays)
+    found = Collection.read(tmp_path / "e.csv")
+    np.testing.assert_array_equal(found.embeddings, arrays["embeddings"])
+    assert found.names == arrays["names"].tolist()
+    np.testing.assert_array_equal(found.labels, arrays["labels"])
+    assert list(read_columns(tmp_path / "e.csv", ["embeddings"])) == ["embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("names,embedding_0\na,1\nb,x\n", "with 1 numbers among them in line 3 of .*; write"),
+        ("names,embedding_0\na\n", "expected 2 cells .* in line 2 of .*, got 1 cells"),
+        ("names,score\na,1\n", "expected an array 'embeddings' in .*, got names, score; "),
+    ],
+)
+def test_broken_tables_of_embeddings_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Collection.read(tmp_path / "e.csv")
+
+
+def test_the_command_takes_tables(files: dict[str, Any], tmp_path: Path) -> None:
+    """The same triplets from .csv as from .npz."""
+    for name in ("a", "c"):
+        _write_csv(tmp_path / f"{name}.csv", dict(np.load(f"{name}.npz")))
+    command = "mine --positives pairs.tsv -k 4 --pool 20"
+    assert main(f"{command} --anchors a.npz --corpus c.npz -o npz.tsv".split()) == 0
+    assert main(f"{command} --anchors a.csv --corpus c.csv -o csv.tsv".split()) == 0
+    assert Path("csv.tsv").read_text() == Path("npz.tsv").read_text()
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "tsv", "jsonl"])
@@ -95,7 +138,7 @@ def test_judgements_and_short_anchors(
     report = json.loads(Path("triplets.report.json").read_text())
     assert report["short"] == {f"q{n}": 59 for n in range(8)}
     assert report["audit"]["false_negative_rate"] == pytest.approx(1 / 59 / 8)
-    assert "8 anchors have fewer than 70 negatives" in capsys.readouterr().out
+    assert "fewer than 70 negatives for 8 anchors" in capsys.readouterr().out
 
 
 def test_a_corpus_of_the_anchors_leaves_each_out(files: dict[str, Any]) -> None:

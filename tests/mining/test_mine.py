@@ -192,7 +192,7 @@ def test_too_few_are_reported() -> None:
     assert (mined.indices[1, 2:] == -1).all()
     assert np.isnan(mined.scores[1, 2:]).all()
     assert np.isnan(mined.similarity[1, 2:]).all()
-    assert "1 anchors have fewer than 5 negatives (numbers 1)" in mined.summary()[-1]
+    assert "fewer than 5 negatives for 1 anchor (numbers 1)" in mined.summary()[-1]
 
 
 def test_min_score_and_skip() -> None:

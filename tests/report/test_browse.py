@@ -75,8 +75,47 @@ def test_neighbors_of_a_name_and_of_a_file(
     assert f"Wrote {page}, and beside it page.csv" in capsys.readouterr().out
 
 
-def test_duplicates_are_found(run: Path) -> None:
+def test_a_file_of_the_data_is_not_its_own_neighbor(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(load(run).config.data)
+    monkeypatch.chdir(folder.parent)
+    page = tmp_path / "page.html"
+    for query in (folder / "red" / "3.png", Path(folder.name) / "red" / "3.png"):
+        assert main(["neighbors", str(run), "--query", str(query), "-k", "2", "-o", str(page)]) == 0
+        names = [row["name"] for row in rows_of(page.with_suffix(".csv"))]
+        assert names[0] == "red/copy.png"
+        assert "red/3.png" not in names
+        lines = capsys.readouterr().out.splitlines()
+        start = lines.index(f"{query}:")
+        assert re.fullmatch(r"  (1\.00000|0\.9999\d)  red/copy\.png \(red\)", lines[start + 1])
+        assert lines[start + 2].endswith(f"  {names[1]} (red)")
+
+
+def test_many_queries_are_not_all_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"red/{number}.png" for number in range(12)]
+    assert main(["neighbors", str(run), "--query", *names, "-k", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert [f"\n{name}:\n" in shown for name in names] == [True] * 10 + [False] * 2
+    assert "The others are in neighbors.csv." in shown
+
+
+def test_a_better_threshold_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def groups(threshold: str) -> tuple[int, str | None]:
+        assert main(["duplicates", str(run), "--threshold", threshold]) == 0
+        shown = capsys.readouterr().out
+        named = re.search(r"Try --threshold (\S+)\.\n", shown)
+        return int(shown.split(" group")[0]), named and named[1]
+
+    found, better = groups("-0.9")  # everything is alike
+    assert found == 1
+    assert better is not None
+    assert groups(better)[1] is None  # it stands
+
+
+def test_duplicates_are_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["duplicates", str(run), "--threshold", "0.999999"]) == 0
+    assert re.search(r"Group \d+, 2 alike: red/3\.png \(red\), red/copy", capsys.readouterr().out)
     groups: dict[str, set[str]] = {}
     for row in rows_of(run / "duplicates.csv"):
         groups.setdefault(row["group"], set()).add(row["name"])
@@ -92,7 +131,10 @@ def test_clusters_are_written(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert {row["cluster"] for row in found} == {"1", "2"}
     for cluster in ("1", "2"):  # the colors are easily told apart
         assert len({row["label"] for row in found if row["cluster"] == cluster}) == 1
-    assert "Normalized mutual information with the labels: 1.000." in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Normalized mutual information with the labels: 1.000." in shown
+    sizes = re.findall(r"^Cluster (\d), 13 images: (?:red|blue) 100%$", shown, re.M)
+    assert sizes == ["1", "2"]
 
 
 def test_embeddings_are_computed_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_1samp
+from scipy.stats import ttest_1samp, ttest_ind
 from small_runs import HOSTILE, digits, graphs
 
 import unremix
 from unremix.cli import main
+from unremix.data.fingerprint import drawn
+from unremix.options.config import TrainConfig
 from unremix.report import write_comparison, write_report
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, ticks
 from unremix.report.comparison import gap, grouped, sentence, stored_weights
@@ -25,7 +27,7 @@ from unremix.report.page import training_charts
 from unremix.report.pictures import make_atlas
 from unremix.report.projection import project
 from unremix.report.rendering import as_json, bundle
-from unremix.report.samples import chosen, take_sample
+from unremix.report.samples import take_sample
 from unremix.report.storage import Stored
 from unremix.report.words import headline
 from unremix.training.run import Run
@@ -214,8 +216,8 @@ def test_an_atlas_holds_every_picture() -> None:
 
 
 def test_a_sample_is_drawn_once_and_for_all() -> None:
-    first = chosen(1000, 10)
-    assert torch.equal(first, chosen(1000, 10))
+    first = drawn(1000, 10)
+    assert torch.equal(first, drawn(1000, 10))
     assert len(first.unique()) == 10
     assert torch.equal(first, first.sort().values)
 
@@ -266,10 +268,13 @@ def test_headlines() -> None:
 class Told:
     """What a comparison asks of a run."""
 
-    def __init__(self, recipe: str, seed: int, value: float) -> None:
-        self.config = type("Config", (), {"composed_name": recipe, "seed": seed})()
+    def __init__(self, recipe: str, seed: int, value: float, **options: Any) -> None:
+        self.config = TrainConfig(recipe=recipe, seed=seed, **options)
         self.path = Path(f"{recipe}-{seed}")
-        self.evaluation = {"results": {"trained": {"knn": {"value": value}}}}
+        self.evaluation = {
+            "data": self.config.data,
+            "results": {"trained": {"knn": {"value": value}, "sick.mse": {"value": value}}},
+        }
 
 
 def test_differences_are_paired_by_seed() -> None:
@@ -286,11 +291,36 @@ def test_differences_are_paired_by_seed() -> None:
     assert said == (
         f"hcl is ahead of simclr by 3.7 [{low:.1f}, {high:.1f}] points of kNN accuracy; 3 seeds."
     )
-    # Two runs with one recipe and seed differ in something else: each stands for itself.
+    worse = gap(hcl, simclr, "sick.mse")  # of which less is better
+    assert worse is not None
+    assert (worse.low, worse.high) == pytest.approx((-expected.high, -expected.low))
+    # Two runs with the same options and seed: each stands for itself.
     again: Any = [Told("hcl", 0, 0.8), Told("hcl", 0, 0.7)]
     assert len(grouped(again)) == 2
     with pytest.raises(ValueError, match="at least two runs"):
         write_comparison(["one"], "page.html")
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_one_group() -> None:
+    runs: Any = [Told("hcl", 0, 0.8, epochs=3), Told("hcl", 1, 0.7, epochs=9, threads=2)]
+    assert [group.name for group in grouped(runs)] == ["hcl epochs=3", "hcl epochs=9"]
+    seeds: Any = [Told("hcl", 0, 0.8, threads=1), Told("hcl", 1, 0.7, threads=2)]
+    assert [sorted(group.runs) for group in grouped(seeds)] == [[0, 1]]
+    elsewhere: Any = [Told("hcl", 0, 0.8), Told("simclr", 0, 0.7, data="photos")]
+    assert gap(*grouped(elsewhere), "knn") is None
+
+
+def test_groups_without_a_common_seed_are_compared_by_welch() -> None:
+    ours, theirs = [0.60, 0.91, 0.88], [0.80, 0.52, 0.51, 0.55]
+    runs: Any = [Told("hcl", s, v) for s, v in enumerate(ours)]
+    runs += [Told("simclr", 10 + s, v) for s, v in enumerate(theirs)]
+    hcl, simclr = grouped(runs)
+    found = gap(hcl, simclr, "knn")
+    assert found is not None
+    assert not found.paired
+    expected = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert "3 and 4 seeds, not paired" in sentence(hcl, simclr, found, {"value": 0.8}, "knn")
 
 
 def test_the_command_compares_any_runs(
@@ -302,21 +332,39 @@ def test_the_command_compares_any_runs(
         folders.append(str(tmp_path / "c" / "runs" / name))
     page = tmp_path / "page.html"
     assert main(["report", *folders, "-o", str(page)]) == 0
-    assert (
-        "one and other are equal" in page.read_text() or "between one and other" in page.read_text()
-    )
+    assert "No clear difference between other and one: +0.0" in page.read_text()
     # A comparison's folder names its runs and its reference.
     assert main(["report", str(tmp_path / "c")]) == 1
     assert "config.yaml" in capsys.readouterr().err
     (tmp_path / "c" / "comparison.yaml").write_text("recipes: [one, other]\nreference: other\n")
     assert main(["report", str(tmp_path / "c")]) == 0
-    assert "difference to other" in (tmp_path / "c" / "report.html").read_text()
+    assert "ahead of other" in (tmp_path / "c" / "report.html").read_text()
     shutil.rmtree(folders[0])
     assert main(["report", str(tmp_path / "c")]) == 1
     assert "at least two finished runs" in capsys.readouterr().err
     # One run, at another place.
     assert main(["report", folders[1], "-o", str(tmp_path / "alone.html")]) == 0
-    assert (tmp_path / "alone.html").exists()
+    assert (tmp_path / "alone.html").read_bytes() == (
+        Path(folders[1]) / "report.html"
+    ).read_bytes()  # which stays
+
+
+def test_another_comparison_is_not_overwritten(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        shutil.copytree(run.path, tmp_path / name)
+    assert main(["report", "a", "b"]) == 0
+    page = tmp_path / "comparison.html"
+    first = page.read_bytes()
+    assert main(["report", "a", "c"]) == 1
+    assert re.search(r"no page of other runs at comparison.html, .*-o", capsys.readouterr().err)
+    assert page.read_bytes() == first
+    assert main(["report", "b", str(tmp_path / "a")]) == 0  # the same runs, however they are named
+    assert main(["report", "a", "c", "-o", "other.html"]) == 0
+    assert main(["report", "a", "./a"]) == 1
+    assert "expected runs that differ, got 'a' twice" in capsys.readouterr().err
 
 
 def test_code_that_a_folder_names_does_not_run_for_a_page(run: Run, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +33,7 @@ def test_lines_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert ["kNN" in line for line in epochs] == [False, True, True]  # only where it was measured
     assert re.search(r"mix: uncertainty 0\.\d\d, similarity 0\.\d\d, repr", epochs[0])
     assert ["left" in line for line in epochs] == [True, True, False]
-    assert re.search(r"about \d+(\.\d+)? (ms|s|min) left", epochs[0])
+    assert re.search(r"about (a second|\d+ (s|min)) left", epochs[0])  # no more digits than known
     assert not [line for line in lines if line.startswith("step")]
 
 
@@ -72,6 +75,58 @@ def test_the_next_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_message_is_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     Progress(small(Path(), progress=True)).say("left out: [red]photo[/red].jpg")
     assert capsys.readouterr().out == "left out: [red]photo[/red].jpg\n"
+
+
+def first_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, steps: list[float],
+    total: int, device: str = "cpu", pixels: int = 224, **options: Any,
+) -> list[str]:  # fmt: skip
+    """What is said in the first steps of a run, which take so many seconds each."""
+    now = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(progress, "SILENCE", math.inf)
+    config = small(Path(), progress=True, log_every=None, **options)
+    training: Any = SimpleNamespace(
+        config=config, step=0, total=total, steps_per_epoch=total, seconds=0.0,
+        run=SimpleNamespace(shape=SimpleNamespace(image_size=pixels)),
+        fabric=SimpleNamespace(device=torch.device(device), is_global_zero=True),
+    )  # fmt: skip
+    shown = Progress(config)
+    for seconds in steps:
+        now += seconds
+        training.step += 1
+        shown.stepped(training, 1.0)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # The first step is slower and does not count: 996 more of 13.4 s.
+        ({}, "3 h 42 min more, evaluation not included; faster on a CPU: --backbone small "
+             "--image_size 32. --dry_run estimates the time of other options"),
+        ({"backbone": "small", "pixels": 32}, "3 h 42 min more, .*: fewer --epochs. --dry_run .*"),
+        ({"domain": "graph"}, "3 h 42 min more, .*: fewer --epochs. --dry_run .*"),
+        ({"device": "cuda"}, "3 h 42 min more, evaluation not included"),
+        ({"max_minutes": 10}, "10 min more, evaluation not included"),
+        ({"total": 24}, "4 min more, evaluation not included"),
+    ],
+)  # fmt: skip
+def test_a_long_run_says_how_long_and_what_is_faster(
+    options: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    steps = [60.0, 5.0, 13.4, 13.4, 13.4, 13.4]
+    (line,) = first_lines(monkeypatch, capsys, **({"steps": steps, "total": 1000} | options))
+    assert re.fullmatch(f"training takes about {expected}", line)
+
+
+def test_a_short_run_says_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert first_lines(monkeypatch, capsys, steps=[0.1] * 8, total=100) == []
+    assert first_lines(monkeypatch, capsys, steps=[9.0], total=1000) == []  # nothing is known yet
+    assert len(first_lines(monkeypatch, capsys, steps=[9.0, 30.0], total=1000)) == 1  # slow steps
 
 
 STAT = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 {} 0 0 {} 0 0 0 0 0 0\ncpu1 0 0 0 {} 0 0 0 0 0 0\nintr 5\n"

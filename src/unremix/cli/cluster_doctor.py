@@ -14,6 +14,7 @@ import torch
 
 from unremix.cli.doctor import show_packages, version_of
 from unremix.data.printing import one_line, printable
+from unremix.data.quantities import counted
 from unremix.data.remote import cache_folder
 
 PACKAGES = {
@@ -83,7 +84,7 @@ def _ray_nodes(ray: Any) -> Iterator[str]:
     marker.touch()
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        yield f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+        yield counted(len(nodes), "node")
         for node in nodes:
             has = node["Resources"]
             words = f"{node['NodeManagerHostname']}: {has.get('CPU', 0):g} CPUs, "

@@ -30,13 +30,16 @@ def show_results(card: dict[str, Any], where: str) -> None:
     from rich.table import Table
 
     from unremix.data.printing import printable
+    from unremix.data.quantities import counted
     from unremix.evaluation.card import card_table, spread_of
+    from unremix.evaluation.health import health_in_words
 
     console = Console(highlight=False, markup=False)
     if card["results"] is None:
-        figures = ", ".join(f"{name} {value:.2f}" for name, value in card["health"].items())
         note = card["note"]
-        console.print(f"{note[0].upper()}{note[1:]}. {figures}")
+        console.print(f"{note[0].upper()}{note[1:]}.")
+        for line in health_in_words(card["health"]):
+            console.print(f"  {line}")
     else:
         headings, rows = card_table(card)
         table = Table()
@@ -44,8 +47,8 @@ def show_results(card: dict[str, Any], where: str) -> None:
             table.add_column(heading, justify="right" if number else "left")
         for row in rows:
             table.add_row(*row)
-        title = f"{card['recipe']} on {card['data']}, {card['epoch']} "
-        title += f"epoch{'s' * (card['epoch'] != 1)}, seed {card['seed']}"
+        title = f"{card['recipe']} on {card['data']}, {counted(card['epoch'], 'epoch')}"
+        title += f", seed {card['seed']}"
         console.print(printable(title), soft_wrap=True)
         console.print(table)
         console.print(spread_of(card))
@@ -132,12 +135,13 @@ def embed(
         on: This machine (local), or Ray, where the same command continues what was stopped.
         trust: Allow code that the run's folder names to run.
     """
+    from unremix.data.quantities import counted
     from unremix.training.embedding import embed_to_file
     from unremix.training.run import Run
 
     if on == "ray":
-        from unremix.cli.progress import showing
         from unremix.cluster.embedding import embed_on_ray
+        from unremix.data.progress import showing
 
         place = str(Path(run) / "embeddings") if output is None else output
         with showing("embedding") as advance:
@@ -146,13 +150,13 @@ def embed(
             )
         earlier = f", {written.earlier} of them earlier" if written.earlier else ""
         say(
-            f"Wrote {written.rows} embeddings of size {written.width} to {place}, in "
-            f"{written.parts} parts{earlier}"
+            f"Wrote {counted(written.rows, 'embedding')} of size {written.width} to {place}, in "
+            f"{counted(written.parts, 'part')}{earlier}"
         )
         return
     path = Path(run) / "embeddings.npz" if output is None else _on_disk(output, "add --on ray")
     count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize, trust=trust)
-    say(f"Wrote {count} {'embedding' if count == 1 else 'embeddings'} of size {width} to {path}")
+    say(f"Wrote {counted(count, 'embedding')} of size {width} to {path}")
     config = Run(run).config
     if data is None and config.limit is not None:
         limited = f"The run was limited by --limit {config.limit}"
@@ -185,7 +189,8 @@ def export(
     Args:
         run: The run's folder.
         format: safetensors (our names), torchvision (a state dict for its ResNets) or onnx.
-        output: The file; by default in the run's folder.
+        output: A .safetensors, .pt, .pth or .onnx file, as the format asks; by default
+            encoder.safetensors, encoder.torchvision.pt or encoder.onnx in the run's folder.
         trust: Allow code that the run's folder names to run.
     """
     from unremix.training.export import export_encoder
@@ -221,8 +226,8 @@ def mine(
     """Mine hard negatives for anchors with known positives.
 
     Args:
-        anchors: Embeddings of the anchors: .npz, .npy, .parquet or a folder of parquet parts, as
-            'unremix embed' writes them; a path or a URL.
+        anchors: Embeddings of the anchors: .npz, .npy, .parquet, .csv or a folder of parquet parts,
+            as 'unremix embed' writes them; a path or a URL.
         positives: Lines of anchor and positive, by name or number, separated by tabs.
         corpus: Embeddings to find negatives in; by default those of the anchors.
         k: Negatives per anchor.
@@ -247,7 +252,7 @@ def mine(
     """
     import shutil
 
-    from unremix.cli.progress import showing
+    from unremix.data.progress import showing
     from unremix.mining.audit import audit_negatives
     from unremix.mining.files import Collection, check_output, read_pairs, write_triplets
     from unremix.mining.mine import COMPONENT_NAMES, mine_hard_negatives
@@ -302,24 +307,16 @@ def mine(
             each=each,
             **options,
         )
-    audit = None
-    if judged is not None:
+    audit, labeled = None, queries.labels is not None and rows.labels is not None
+    if judged is not None or labeled:
         audit = audit_negatives(
             mined.indices,
             queries.embeddings,
             rows.embeddings,
             known,
             relevant=judged,
-            anchor_rows=own,
-        )
-    elif queries.labels is not None and rows.labels is not None:
-        audit = audit_negatives(
-            mined.indices,
-            queries.embeddings,
-            rows.embeddings,
-            known,
-            anchor_labels=queries.labels,
-            corpus_labels=rows.labels,
+            anchor_labels=None if judged is not None else queries.labels,
+            corpus_labels=None if judged is not None else rows.labels,
             anchor_rows=own,
         )
     files = {"anchors": anchors, "corpus": corpus, "positives": positives, "k": k}
@@ -348,11 +345,12 @@ def neighbors(
         query: Picture files, sentences, a .txt file of sentences, or names of samples.
         k: Neighbors of each query.
         data: Where to look; by default the run's own data.
-        output: The page, by default neighbors.html in the run's folder; a .csv is written beside.
+        output: An .html page, by default neighbors.html in the run's folder; the table is written
+            beside it as .csv.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.cli.progress import showing
+    from unremix.data.progress import showing
     from unremix.report.browse import write_neighbors
 
     with showing("searching") as advance:
@@ -376,11 +374,12 @@ def duplicates(
         run: The run's folder.
         threshold: The cosine from which two samples are near-duplicates.
         data: Where to look; by default the run's own data.
-        output: The page, by default duplicates.html in the run's folder; a .csv is written beside.
+        output: An .html page, by default duplicates.html in the run's folder; the table is written
+            beside it as .csv.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.cli.progress import showing
+    from unremix.data.progress import showing
     from unremix.report.browse import write_duplicates
 
     with showing("searching") as advance:
@@ -404,7 +403,8 @@ def cluster(
         run: The run's folder.
         clusters: How many; by default the square root of half the number of samples.
         data: What to sort; by default the run's own data.
-        output: The page, by default clusters.html in the run's folder; a .csv is written beside.
+        output: An .html page, by default clusters.html in the run's folder; the table is written
+            beside it as .csv.
         seed: Of the start.
         trust: Allow code that the run's folder names to run.
     """
@@ -414,7 +414,7 @@ def cluster(
 
 
 def _say(written: Written) -> None:
-    for line in written.summary:
+    for line in (*written.summary, *written.listed):
         say(line)
     say(f"Wrote {written.page}, and beside it {written.table.name}")
 
@@ -423,7 +423,7 @@ def recipes(recipe: str | None = None) -> None:
     """List the recipes, or show one in full.
 
     Args:
-        recipe: Which; by default all.
+        recipe: The name of one to show in full; by default all are listed.
     """
     from rich.console import Console
     from rich.table import Table
@@ -492,15 +492,22 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
 
     Args:
         runs: A run's folder, a comparison's folder, or several run folders to compare.
-        output: The page; by default report.html in the folder, or comparison.html for several runs.
-        trust: Whether code may run that a run's folder names.
+        output: An .html page; by default report.html in the folder, for several runs
+            comparison.html here, unless that compares other runs.
+        trust: Allow code that a run's folder names to run.
     """
-    from unremix.report import write_comparison, write_comparison_of, write_report
+    from unremix.data.atomic_files import write_bytes
+    from unremix.report import (
+        comparison_page,
+        write_comparison,
+        write_comparison_of,
+        write_report,
+    )
     from unremix.training.run import Run
 
     folders = [Path(run) for run in runs]
     if len(folders) > 1:
-        page = write_comparison(folders, output or "comparison.html")
+        page = write_comparison(folders, output or comparison_page(folders))
     elif (folders[0] / "comparison.yaml").exists():
         written = write_comparison_of(folders[0])
         if written is None:
@@ -508,10 +515,12 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
                 f"expected at least two finished runs in {folders[0]}, got fewer; let "
                 "'unremix compare' finish first"
             )
-        page = written if output is None else written.replace(output)
+        page = written
     else:
         page = write_report(Run(folders[0], trust=trust))
-        page = page if output is None else page.replace(output)
+    if output is not None and len(folders) == 1:  # the folder keeps its own
+        write_bytes(Path(output), page.read_bytes())
+        page = Path(output)
     say(f"Wrote {page}")
 
 
@@ -533,7 +542,7 @@ def study(
         jobs: Runs at a time; by default one per GPU, or one per core.
         on: Where runs are executed: on this machine (local), on Ray, or on SLURM.
         dry_run: Only say what is to be run and what it costs.
-        trust: Let code run that the file names.
+        trust: Allow code that the file names to run.
     """
     from unremix.experiments.study_runs import run_study
 

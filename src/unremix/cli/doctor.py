@@ -14,6 +14,7 @@ import torch
 import unremix
 from unremix.core.engines import engine_report
 from unremix.data.printing import printable
+from unremix.data.quantities import counted
 
 # What each package is for, and the command that brings it.
 PACKAGES = {
@@ -52,7 +53,9 @@ def examine() -> None:
         device = f"cuda ({torch.cuda.device_count()} × {torch.cuda.get_device_name()})"
     elif torch.backends.mps.is_available():
         device = "mps"
-    print(f"torch {torch.__version__}, device {device}, {torch.get_num_threads()} threads")
+    print(
+        f"torch {torch.__version__}, device {device}, {counted(torch.get_num_threads(), 'thread')}"
+    )
     print(f"engine of the losses: {engine_report()}")
     root = os.environ.get("UNREMIX_DATA")
     if root is None:

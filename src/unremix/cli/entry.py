@@ -96,6 +96,11 @@ def _run(command: str, typed: list[str]) -> int:
 
         print(options_help(command, typed[1:], everything="--help_all" in typed))
         return 0
+    if {"-h", "--help"} & set(typed):
+        from unremix.cli.help import command_help
+
+        print(command_help(command))
+        return 0
     from unremix.cli.parser import Parser, make_parser
 
     Parser.typed = typed

@@ -1,4 +1,4 @@
-"""``unremix train --help``: the options for your kind of data, one line each."""
+"""The help of each command; of train and compare, the options for your kind of data."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from inspect import Parameter, signature
 from typing import Any
 
-from unremix.cli.parser import CONFIG, DRY_RUN
+from unremix.cli.commands import SUMMARIES
+from unremix.cli.parser import (
+    CONFIG,
+    DRY_RUN,
+    HIDDEN,
+    SHORT,
+    argument,
+    by_position,
+    function_of,
+    usage_of,
+)
 from unremix.experiments.plan import OWN, CompareConfig, domain_of
 from unremix.frameworks.parts import described, section_of, written
 from unremix.options.config import TrainConfig, default_of
@@ -16,6 +27,7 @@ from unremix.recipes import PARTS, sections
 
 WIDTH = 80
 NAMES = 20  # columns of the options' names
+ROOM = WIDTH - NAMES - 2
 NO_HELP = ("given", "held", "graph", "sentence")  # sections have lines of their own
 
 
@@ -28,7 +40,7 @@ def options_help(command: str, words: Sequence[str], *, everything: bool) -> str
         everything: Whether to show all options of all domains in full.
     """
     domain = _domain(words)
-    lines = [f"usage: unremix {command} [--OPTION VALUE ...]", ""]
+    lines = [f"usage: {usage_of(command)}", ""]
     lines += _option("config", CONFIG, "", everything)
     lines += _option("dry_run", DRY_RUN, "", everything)
     if command == "compare":
@@ -60,6 +72,24 @@ def options_help(command: str, words: Sequence[str], *, everything: bool) -> str
     return "\n".join(lines)
 
 
+def command_help(command: str) -> str:
+    """The help of a command other than train and compare: what it needs, then its options.
+
+    Args:
+        command: Its name.
+    """
+    function = function_of(command)
+    lines = [f"usage: {usage_of(command)}", "", SUMMARIES[command], ""]
+    texts = described(function)
+    for name, its in signature(function).parameters.items():
+        unset = its.default in (Parameter.empty, None) or its.default is False
+        usual = "" if unset else written(its.default)
+        label = f"{SHORT[name]}, --{name}" if name in SHORT else f"--{name}"
+        label = argument(command, its) if by_position(command, its) else label
+        lines += [] if name == HIDDEN else _lines(label, texts[name], usual)
+    return "\n".join(lines)
+
+
 def _domain(words: Sequence[str]) -> str:
     """The domain that was typed, or that of the recipe."""
     given: dict[str, str] = dict(re.findall(r"--(domain|recipes?)[= ](\S+)", " ".join(words)))
@@ -74,15 +104,18 @@ def _usual(its: Field[Any], domain: str) -> str:
 
 
 def _option(name: str, text: str, usual: str, everything: bool) -> list[str]:
-    """The lines of an option: its name, what it is, and its default in brackets."""
-    end = f" [{usual}]" if usual else ""
-    room = WIDTH - NAMES - 2
-    if everything:
-        texts = textwrap.wrap(text + end, room)
-    else:
-        short = re.split(r"(?<=\w)(?:\. |\.$|; |, by default|: (?=the embedded))", text)[0]
-        texts = [textwrap.shorten(short, room - len(end), placeholder=" ...") + end]
-    label = f"  --{name}"
+    """The lines of an option; where not everything is shown, one line and its name."""
+    if not everything:
+        text = re.split(r"(?<=\w)(?:\. |\.$|; |, by default|: (?=the embedded))", text)[0]
+        room = ROOM - (len(usual) + 3) * bool(usual)
+        text = textwrap.shorten(text, room, placeholder=" ...")
+    return _lines(f"--{name}", text, usual)
+
+
+def _lines(label: str, text: str, usual: str) -> list[str]:
+    """What is typed, what it is, and its default in brackets."""
+    texts = textwrap.wrap(text + (f" [{usual}]" if usual else ""), ROOM)
+    label = f"  {label}"
     lines = [" " * (NAMES + 2) + line for line in texts]
     if len(label) > NAMES:
         return [label, *lines]

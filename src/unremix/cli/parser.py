@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from inspect import signature
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from typing import Any, ClassVar, NoReturn
 
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
@@ -14,17 +14,18 @@ import unremix
 from unremix.cli.commands import COMMANDS, SUMMARIES, SWITCHES, reproduce
 from unremix.data.printing import complain
 from unremix.data.suggestions import did_you_mean
+from unremix.frameworks.parts import described
 from unremix.options.settings import find_config
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
-EMBEDDED = "The data, by default the run's own; several picture files; a .txt file of their paths."
-REPORTED = "A run, a comparison, or several runs to compare: their folders."
-NORMALIZE = "Scale each embedding to length 1."
-TRUST = "Allow code that the run's folder names to run."
-QUERY = "Picture files, sentences, a .txt file of sentences, or names of samples."
-COUNTS = {"mine": "Negatives per anchor.", "neighbors": "Neighbors of each query."}
-CLUSTER = "What Ray, SLURM, torchrun and object stores offer here."
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
+# Arguments of commands as a person types them: --data *.jpg, -o page.html.
+SEVERAL = {("embed", "data"), ("neighbors", "query"), ("report", "runs")}
+OPTIONAL = {("recipes", "recipe")}  # by position, or not at all
+NAMED = {("mine", "anchors"), ("mine", "positives"), ("neighbors", "query")}  # never by position
+SHORT = {"output": "-o", "k": "-k"}
+WITH_CONFIG = ("train", "compare")
+HIDDEN = "command"  # what was typed, which the entry adds
 
 
 class Parser(ArgumentParser):
@@ -38,10 +39,11 @@ class Parser(ArgumentParser):
         line = " ".join(self.typed)
         asked = [parser for name, parser in self.commands.items() if line.startswith(f"{name} ")]
         actions = [action for parser in (self, *asked) for action in parser._actions]
-        sys.exit(complain(_sentence(message, actions), 2))
+        command = self.typed[0] if self.typed else ""
+        sys.exit(complain(_sentence(message, actions, command), 2))
 
 
-def _sentence(message: str, actions: Sequence[Any]) -> str:
+def _sentence(message: str, actions: Sequence[Any], command: str) -> str:
     """What jsonargparse says, in one sentence."""
     types = {action.dest: getattr(action, "_typehint", action.type) for action in actions}
     named = re.search(r'Parser key "([\w.]+)"', message)
@@ -64,8 +66,9 @@ def _sentence(message: str, actions: Sequence[Any]) -> str:
         return f"expected options of this command, got {unknown[1]}{hint}"
     required = re.search(r"arguments are required: (.*)$", message)
     if required:
-        names = ", ".join(name.rpartition(".")[2] for name in required[1].split(", "))
-        return f"expected {names}, got nothing; see --help"
+        names = [name.rpartition(".")[2] for name in required[1].split(", ")]
+        shown = [f"--{name}" if (command, name) in NAMED else name.upper() for name in names]
+        return f"expected {' and '.join(shown)}, got nothing; usage: {usage_of(command)}"
     for option, quoted in re.findall(r"--([\w.]+)|[Oo]ption '([\w.]+)'", message):
         if (option or quoted) not in known:
             message += did_you_mean(option or quoted, known)
@@ -101,7 +104,7 @@ def make_parser(only: str | None = None) -> Parser:
 
 
 def _add_options(name: str, parser: Parser) -> None:
-    if name in ("train", "compare"):
+    if name in WITH_CONFIG:
         from unremix.options.config import TrainConfig
 
         parser.add_argument("--config", action=ConfigAction, help=CONFIG)
@@ -116,33 +119,62 @@ def _add_options(name: str, parser: Parser) -> None:
             skip |= {"progress", *OWN}
         parser.add_class_arguments(TrainConfig, skip=skip)
         return
-    function = reproduce if name == "reproduce" else COMMANDS[name]
-    if name == "recipes":
-        parser.add_argument("recipe", nargs="?", type=str | None, help="One to show in full.")
-        return
-    own: set[str | int] = {"output"}
-    if "output" in signature(function).parameters:
-        parser.add_argument("-o", "--output", type=str | None, help="The file to write.")
-    if name == "embed":  # as a person types them: --data *.jpg --normalize
-        own |= {"data", "normalize"}
-        parser.add_argument("--data", nargs="+", type=str, help=EMBEDDED)
-        parser.add_argument("--normalize", action="store_true", help=NORMALIZE)
-    if name == "doctor":
-        own.add("cluster")
-        parser.add_argument("--cluster", action="store_true", help=CLUSTER)
-    if name in ("study", "reproduce"):
-        own |= {"dry_run", "command"}
-        parser.add_argument("--dry_run", action="store_true", help="Only say what it costs.")
-    if "trust" in signature(function).parameters:
-        own.add("trust")
-        parser.add_argument("--trust", action="store_true", help=TRUST)
-    if name in ("mine", "neighbors"):
-        own.add("k")
-        parser.add_argument("-k", "--k", type=int, default=10, help=COUNTS[name])
-    if name == "neighbors":
-        own.add("query")
-        parser.add_argument("--query", nargs="+", type=str, required=True, help=QUERY)
-    if name == "report":
-        own.add("runs")
-        parser.add_argument("runs", nargs="+", type=str, help=REPORTED)
+    function = function_of(name)
+    texts, own = described(function), {HIDDEN}
+    for option, parameter in signature(function).parameters.items():
+        how: dict[str, Any]
+        if parameter.annotation == "bool":
+            how = {"action": "store_true"}
+        elif (name, option) in SEVERAL:
+            how = {"nargs": "+", "type": str}
+        elif (name, option) in OPTIONAL:
+            how = {"nargs": "?", "type": str | None}
+        elif option in SHORT:
+            kind = int if parameter.annotation == "int" else str | None
+            how = {"type": kind, "default": parameter.default}
+        else:
+            continue
+        own.add(option)
+        words = [option] if by_position(name, parameter) else [f"--{option}"]
+        if option in SHORT:
+            words.insert(0, SHORT[option])
+        if (name, option) in NAMED:
+            how["required"] = True
+        parser.add_argument(*words, **how, help=texts[option])
     parser.add_function_arguments(function, as_positional=name != "mine", skip=own)
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """What a command other than train and compare calls."""
+    return reproduce if name == "reproduce" else COMMANDS[name]
+
+
+def by_position(name: str, parameter: Parameter) -> bool:
+    """Whether an argument of a command is typed without its name."""
+    place = (name, parameter.name)
+    return place in OPTIONAL or (parameter.default is Parameter.empty and place not in NAMED)
+
+
+def argument(name: str, parameter: Parameter) -> str:
+    """What an argument is called where it is typed without its name, or what follows its name."""
+    several = (name, parameter.name) in SEVERAL
+    return parameter.name.removesuffix("s" * several).upper() + " ..." * several
+
+
+def usage_of(name: str) -> str:
+    """How a command is typed: what it needs, then that it has options.
+
+    Example:
+        >>> usage_of("neighbors")
+        'unremix neighbors RUN --query QUERY ... [--OPTION VALUE ...]'
+    """
+    parameters = [] if name in WITH_CONFIG else signature(function_of(name)).parameters.values()
+    words = ["unremix", name]
+    for one in parameters:
+        if (name, one.name) in OPTIONAL:
+            words.append(f"[{argument(name, one)}]")
+        elif one.default is Parameter.empty:
+            words.append(f"--{one.name} " * ((name, one.name) in NAMED) + argument(name, one))
+    if name in WITH_CONFIG or any(not by_position(name, one) for one in parameters):
+        words.append("[--OPTION VALUE ...]")
+    return " ".join(words)

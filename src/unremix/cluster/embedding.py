@@ -20,7 +20,7 @@ import torch
 from unremix.cluster.parts import Part, cut_data, encoder_of
 from unremix.cluster.ray_engine import connect, node_resources, ray_map
 from unremix.data.archives import Skipped
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_bytes
 from unremix.data.fingerprint import fingerprint
 from unremix.data.remote import file_system, is_url, persist
 from unremix.data.splits import name_some
@@ -110,7 +110,7 @@ class Parts:
             files, path = file_system(self.path)
             persist(self.path, lambda: files.pipe_file(f"{path}/{name}", data))
         else:
-            write_whole(Path(self.path) / name, lambda file: file.write_bytes(data))
+            write_bytes(Path(self.path) / name, data)
 
 
 @dataclass(frozen=True)

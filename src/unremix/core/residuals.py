@@ -98,7 +98,7 @@ def _of_candidates(
     for which in blocks(count, len(classes), options.tile, classes.device):
         columns = slice(some.start + which.start, some.start + which.stop)
         views, target = problem.candidates[columns], None
-        is_class = problem.pairs.negatives(candidates=columns).T
+        is_class = problem.pairs.negatives(candidates=columns).T.contiguous()  # else slow
         if options.gradient == "nt-xent":
             positive = problem.pairs.positive_mask(columns).T.to(classes.dtype)
             number = positive.sum(1, keepdim=True)

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,27 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         write(temporary)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write bytes, whole or not at all."""
+    write_whole(path, lambda file: file.write_bytes(data))
+
+
 def write_text(path: Path, text: str) -> None:
     r"""Write a text, whole, as UTF-8; bytes of a file's name that are no UTF-8 become ``\xff``."""
-    data = text.encode("utf-8", "backslashreplace")
-    write_whole(path, lambda file: file.write_bytes(data))
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any], *, compressed: bool = False) -> None:
+    """Write arrays as ``.npz``, whole, and nothing that a reader would have to unpickle."""
+    import numpy as np
+
+    save = np.savez_compressed if compressed else np.savez
+
+    def write(file: Path) -> None:
+        with file.open("wb") as stream:  # a stream, or NumPy would append a suffix
+            save(stream, allow_pickle=False, **arrays)
+
+    write_whole(path, write)
 
 
 def read_text(path: Path, most: int | None = None) -> str:

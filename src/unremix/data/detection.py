@@ -7,6 +7,7 @@ from pathlib import Path
 
 from unremix.data.graph.json_lines import is_json_lines
 from unremix.data.image.arrays import read_cifar, read_digits, read_npz, tar_pickles
+from unremix.data.image.decoding import HEIF_SUFFIXES, suffixes
 from unremix.data.image.folders import (
     read_files,
     read_folder,
@@ -61,6 +62,11 @@ def find_images(data: str | Path | Sequence[str | Path]) -> Found:
         return read_cifar(name, tar_pickles(path), path)
     if suffix == ".tar":
         return read_tars(name, [(path.name, path)])
+    if path.suffix.lower() in suffixes() | HEIF_SUFFIXES:
+        raise ValueError(
+            f"expected a folder of pictures, got the single picture {path}; put pictures into a "
+            "folder, and name the folder"
+        )
     domain = "graph" if is_json_lines(path) else "sentence" if ".txt" in path.suffixes else None
     if domain is not None:
         raise _of_domain(path, domain)

@@ -1,4 +1,4 @@
-"""A short text that identifies data."""
+"""A short text that identifies data, and some of their indices: spread, or drawn."""
 
 from __future__ import annotations
 
@@ -42,3 +42,19 @@ def spread(count: int, most: int) -> Tensor:
     if count <= most:
         return torch.arange(count)
     return torch.arange(most) * (count - 1) // (most - 1)
+
+
+def drawn(count: int, most: int | None) -> Tensor:
+    """At most this many indices, drawn with a fixed seed, in order, shape (k,), int64.
+
+    Args:
+        count: How many there are to draw from.
+        most: How many to draw; None for all.
+
+    Example:
+        >>> drawn(3, 10), len(drawn(1000, 10))
+        (tensor([0, 1, 2]), 10)
+    """
+    if most is None or count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].sort().values

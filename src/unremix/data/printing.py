@@ -1,10 +1,13 @@
-"""Text from outside, such as names of files, in a form that a terminal only shows."""
+"""Names of files in a form that a terminal only shows; tables in Markdown and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 # Control characters, those that turn the direction of writing, and halves of characters.
 KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -68,3 +71,20 @@ def markdown_table(
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
     )
+
+
+def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records as CSV; its columns are all keys, in the order they come up.
+
+    Example:
+        >>> print(to_csv([{"a": 1}, {"a": 2, "b": None}]), end="")
+        a,b
+        1,
+        2,
+    """
+    names = list(dict.fromkeys(name for record in records for name in record))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return stream.getvalue()

@@ -1,4 +1,4 @@
-"""Times and sizes in words."""
+"""Times, sizes and numbers in words."""
 
 from __future__ import annotations
 
@@ -23,6 +23,36 @@ def duration(seconds: float | None) -> str:
         if whole >= size:
             return f"{whole // size} {name} {whole % size // next_size} {next_name}"
     raise AssertionError(seconds)
+
+
+def roughly(seconds: float) -> str:
+    """A time that is only estimated, in words: no more digits than are known.
+
+    Example:
+        >>> roughly(0.48), roughly(8.41), roughly(754), roughly(13_340), roughly(400_000)
+        ('a second', '8 s', '13 min', '3 h 42 min', '4 d 15 h')
+    """
+    if seconds < 1.5:
+        return "a second"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    if seconds < 59.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return duration(seconds)
+
+
+def counted(count: int, what: str) -> str:
+    """A number and what it counts.
+
+    Args:
+        count: The number.
+        what: Its noun in the singular.
+
+    Example:
+        >>> counted(1, "thread"), counted(1200, "thread")
+        ('1 thread', '1,200 threads')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def amount(count: int | None) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from unremix.data.archives import Skipped
 from unremix.data.bounds import shorten
+from unremix.data.fingerprint import drawn
 from unremix.data.image.decoding import Source
 
 ACCEPTED = (
@@ -58,8 +59,7 @@ class Split:
         """At most ``limit`` images, drawn with a fixed seed, in their order here."""
         if limit is None or limit >= len(self.names):
             return self
-        order = torch.randperm(len(self.names), generator=torch.Generator().manual_seed(0))
-        return self.keep(sorted(order[:limit].tolist()))
+        return self.keep(drawn(len(self.names), limit).tolist())
 
     def part(self, share: float) -> list[Split]:
         """These images without a share of them, drawn with a fixed seed, and that share."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -53,3 +54,19 @@ def how_to_install(module: str) -> str:
     name = module.partition(".")[0]
     extra = EXTRAS.get(name, "train,report")
     return f'expected {name}, which is not installed; pip install "unremix[{extra}]"'
+
+
+def require_pyarrow() -> Any:
+    """The module pyarrow, with ``pyarrow.parquet``.
+
+    Raises:
+        ValueError: If it is not installed.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError(
+            "expected pyarrow for a .parquet file, but it is not installed; pip install pyarrow, "
+            "or use another kind of file"
+        ) from error
+    return pyarrow

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
+
+import unremix
 from unremix.data.atomic_files import read_text, write_text
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
+from unremix.data.fingerprint import fingerprint
 
 
-def kept(runs: Path, digest: _Hash, measure: Callable[[], Any]) -> Any:
+def kept(
+    runs: Path, options: Sequence[Any], tensors: Iterable[Tensor], measure: Callable[[], Any]
+) -> Any:
     """What was measured before, or is measured now.
 
     Args:
         runs: Folder of the runs.
-        digest: Of all that the measurement depends on.
+        options: All that the measurement depends on, as JSON has it; and
+        tensors: The tensors, of any shape.
         measure: Measures; what it returns can be written as JSON.
     """
-    path = runs / ".cache" / f"untrained-{digest.hexdigest()[:16]}.json"
+    digest = fingerprint([json.dumps([unremix.__version__, *options]), *tensors])
+    path = runs / ".cache" / f"untrained-{digest[:16]}.json"
     with suppress(OSError, ValueError):  # none yet, or a damaged one
         return json.loads(read_text(path))
     found = json.dumps(measure())

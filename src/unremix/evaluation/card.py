@@ -95,6 +95,11 @@ def in_percent(measure: Mapping[str, Any]) -> bool:
     return measure.get("percent") is not False
 
 
+def scale_of(measure: Mapping[str, Any]) -> tuple[int, int]:
+    """By what a measure is multiplied to be shown, and its digits after the point."""
+    return (100, 1) if in_percent(measure) else (1, 3)
+
+
 def shown(measure: Mapping[str, Any] | None) -> str:
     """A measure as a table shows it, without unit: its value, and its interval or spread.
 
@@ -108,7 +113,7 @@ def shown(measure: Mapping[str, Any] | None) -> str:
     """
     if measure is None:
         return "–"
-    factor, digits = (100, 1) if in_percent(measure) else (1, 3)
+    factor, digits = scale_of(measure)
 
     def number(value: float) -> str:
         return f"{factor * value:.{digits}f}"

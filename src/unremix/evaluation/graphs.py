@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-import unremix
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphStore
 from unremix.domains.base import Measuring
@@ -20,17 +17,14 @@ from unremix.domains.graph import GraphShape, graph_features
 from unremix.evaluation.cache import kept
 from unremix.evaluation.card import begin_card, label_of
 from unremix.evaluation.health import effective_rank
-from unremix.evaluation.knn import leave_one_out_knn
+from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework
 from unremix.options.config import TrainConfig
 from unremix.training.run import Run
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 # kNN on a handful of graphs per class is noise; a fifth of a class, at most 20, is not.
-NEIGHBORS = 20
+MOST_NEIGHBORS = 20
 
 
 def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
@@ -87,8 +81,7 @@ class GraphObserver:
             )
         labels = self.labels
         if labels is not None:
-            k = min(NEIGHBORS, max(1, len(labels) // (5 * len(labels.unique()))))
-            k = k if self.config.knn_k is None else self.config.knn_k
+            k = self.config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
             temperature = self.config.knn_temperature
             row["knn"] = leave_one_out_knn(features, labels, k=k, temperature=temperature).value
         return row
@@ -132,16 +125,6 @@ def _measure(
     return result
 
 
-def _digest(features: Tensor, labels: Tensor, config: TrainConfig, plan: FoldPlan) -> _Hash:
-    """Of all that :func:`_measure` depends on."""
-    graph = config.graph
-    asked = [unremix.__version__, plan.outer, plan.inner, graph.classifiers, graph.repeats]
-    digest = hashlib.sha256(json.dumps([*asked, config.seed, *features.shape]).encode())
-    for tensor in (features, labels, plan.kept):
-        digest.update(tensor.cpu().numpy().tobytes())
-    return digest
-
-
 def evaluate_run(
     run: Run, data: GraphData, *, own: bool = True, progress: Measuring | None = None
 ) -> dict[str, Any]:
@@ -156,7 +139,7 @@ def evaluate_run(
     Returns:
         The evaluation card.
     """
-    config = run.config
+    config, graph = run.config, run.config.graph
     labels = data.train.labels
     facts = {
         "train_graphs": len(data.train),
@@ -195,8 +178,9 @@ def evaluate_run(
         if kind == "trained":
             card["results"][kind] = measure()
         else:  # recipes share it
-            digest = _digest(features, labels, config, plan)
-            card["results"][kind] = kept(run.path.parent, digest, measure)
+            asked = (plan.outer, plan.inner, graph.classifiers, graph.repeats, config.seed)
+            tensors = (features, labels, plan.kept)
+            card["results"][kind] = kept(run.path.parent, asked, tensors, measure)
     first = card["results"]["trained"]
     card["protocol"] = {
         name: measured.pop("protocol") for name, measured in first.items() if name != "features"

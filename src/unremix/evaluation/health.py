@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,33 @@ class Health:
     alignment: float
     uniformity: float
     effective_negatives: float | None = None
+
+
+# What to call each figure, and what is good.
+MEANINGS = {
+    "spread": ("spread", "good near 1; near 0 all embeddings are the same"),
+    "effective_rank": ("effective rank", "dimensions in use; good is well above 2"),
+    "alignment": ("alignment", "how far two views of a sample are apart; good near 0, bad near 2"),
+    "uniformity": ("uniformity", "how evenly samples are spread; good towards -4, bad near 0"),
+    "effective_negatives": ("effective negatives", "that an anchor learns from; good is above 3"),
+}
+
+
+def health_in_words(figures: Mapping[str, float]) -> list[str]:
+    """What was measured without labels, a line each with what is good.
+
+    Args:
+        figures: By the names of :class:`Health`.
+
+    Example:
+        >>> health_in_words({"spread": 0.27})
+        ['spread 0.27 (good near 1; near 0 all embeddings are the same)']
+    """
+    lines = []
+    for name, value in figures.items():
+        title, good = MEANINGS[name]
+        lines.append(f"{title} {value:.2f} ({good})")
+    return lines
 
 
 @torch.no_grad()

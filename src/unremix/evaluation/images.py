@@ -16,12 +16,17 @@ from unremix.data.image.dataset import ImageData
 from unremix.domains.base import Measuring
 from unremix.domains.image import ImageShape, set_features
 from unremix.domains.sampling import permuted
-from unremix.encoders import ResNet, SmallCNN
-from unremix.encoders.resnet import DEPTHS
+from unremix.encoders.registry import chosen_name
 from unremix.evaluation.auditing import audit_columns, gradient_columns
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import Health, health, warnings_of
-from unremix.evaluation.knn import Accuracy, knn_predict, leave_one_out_shares, top_accuracy
+from unremix.evaluation.knn import (
+    Accuracy,
+    knn_predict,
+    leave_one_out_shares,
+    top_accuracy,
+    usual_neighbors,
+)
 from unremix.evaluation.linear import TOP, linear_probe
 from unremix.frameworks.base import Embedded, Framework, Projecting
 from unremix.options.config import TrainConfig
@@ -30,6 +35,7 @@ from unremix.views.image import augment
 from unremix.views.randomness import keys
 
 MOST_PIXELS = 2**30  # values of raw pixels that are measured: 4 GiB; of more images than that, none
+MOST_NEIGHBORS = 200
 WATCHED = 256  # training images on which the health of the embeddings is measured
 HELD_OUT = 0.2  # share of the labeled images that the probe is tested on where there is no split
 
@@ -39,7 +45,7 @@ def neighbors(data: ImageData, config: TrainConfig) -> int:
     if config.knn_k is not None:
         return config.knn_k
     assert data.train.labels is not None
-    return max(1, min(200, len(data.train) // (5 * len(data.train.labels.unique()))))
+    return usual_neighbors(data.train.labels, MOST_NEIGHBORS)
 
 
 def probe_batch(count: int) -> int:
@@ -191,22 +197,6 @@ def _measure(
     return result
 
 
-def backbone_of(encoder: nn.Module, asked: str) -> str:
-    """The name of an encoder; of one that is not ours, the name it was asked for by.
-
-    Example:
-        >>> backbone_of(ResNet(34, width=4), "auto")
-        'resnet34'
-    """
-    if isinstance(encoder, SmallCNN):
-        return "small"
-    if isinstance(encoder, ResNet):
-        stages = (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
-        built = (type(encoder.layer1[0]), tuple(len(stage) for stage in stages))
-        return next(f"resnet{depth}" for depth, known in DEPTHS.items() if known == built)
-    return asked
-
-
 def evaluate_run(
     run: Run, data: ImageData, *, own: bool = True, progress: Measuring | None = None
 ) -> dict[str, Any]:
@@ -228,7 +218,7 @@ def evaluate_run(
         "test_images": len(data.test) if data.test is not None else None,
         "classes": len(data.train.classes) if data.train.classes else None,
         "skipped_files": len(data.skipped),
-        "backbone": backbone_of(untrained, config.backbone),
+        "backbone": chosen_name(config.backbone, shape.image_size),
         "image_size": shape.image_size,
     }
     card = begin_card(

@@ -83,6 +83,20 @@ def wilson_interval(value: float, count: int) -> tuple[float, float]:
     return (0.0 if value == 0 else low), (1.0 if value == 1 else high)
 
 
+def usual_neighbors(labels: Tensor, most: int) -> int:
+    """k of a kNN measurement: a fifth of a class's samples on average, at least 1.
+
+    Args:
+        labels: Shape (n,).
+        most: The largest k.
+
+    Example:
+        >>> usual_neighbors(torch.arange(60) % 2, 20), usual_neighbors(torch.arange(4), 20)
+        (6, 1)
+    """
+    return max(1, min(most, len(labels) // (5 * len(labels.unique()))))
+
+
 @torch.no_grad()
 def _class_shares(
     bank: Tensor,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -12,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-import unremix
 from unremix.data.sentence.dataset import EncodedCorpus, Vocabulary
 from unremix.data.sentence.senteval_files import asked_folder
 from unremix.domains.base import Measuring
@@ -22,18 +19,19 @@ from unremix.evaluation import senteval
 from unremix.evaluation.cache import kept
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import effective_rank
-from unremix.evaluation.knn import leave_one_out_knn
+from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
 from unremix.frameworks.base import Framework
 from unremix.options.config import TrainConfig
 from unremix.training.run import Run
 
+MOST_NEIGHBORS = 20
 WATCHED = 2000  # sentences that are measured at an epoch's end
 
 
 def _topic_knn(features: Tensor, documents: Tensor, config: TrainConfig) -> dict[str, Any]:
     """Whether the nearest sentences are of the same topic, leaving one out."""
     _, labels = documents.unique(return_inverse=True)
-    k = config.knn_k or max(1, min(20, len(labels) // (5 * int(labels.max() + 1))))
+    k = config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
     found = leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
     return asdict(found)
 
@@ -122,14 +120,12 @@ def _measure_untrained(
     progress: Measuring | None,
 ) -> tuple[dict[str, Any], Any]:
     """As :func:`_measure`, but what was found is kept beside the runs: recipes share it."""
-    digest = hashlib.sha256(json.dumps(vocabulary.words).encode())
-    for tensor in encoder.state_dict().values():
-        digest.update(tensor.cpu().numpy().tobytes())
     text = data.name if data.topics is not None else None  # otherwise it is not looked at
-    measured = [text, folder, asdict(config.sentence), config.knn_k, config.knn_temperature]
-    digest.update(json.dumps([unremix.__version__, *measured]).encode())
+    neighbors = (config.knn_k, config.knn_temperature)
+    asked = (vocabulary.words, text, folder, asdict(config.sentence), *neighbors)
     measure = partial(_measure, encoder, data, vocabulary, config, folder, progress)
-    result, protocol = kept(Path(config.runs), digest, measure)
+    weights = encoder.state_dict().values()
+    result, protocol = kept(Path(config.runs), asked, weights, measure)
     return result, protocol
 
 

@@ -7,8 +7,7 @@ once, and the folds and penalties of a task are fitted together, by :func:`fit_l
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from unremix.evaluation.relatedness import (
     PATIENCE,
     fit_relatedness,
 )
+from unremix.training.threads import limited_threads
 
 __all__ = ["TASKS", "evaluate"]
 
@@ -118,6 +118,8 @@ def evaluate(
         )
     if strengths is not None and (not len(strengths) or min(strengths) <= 0):
         raise ValueError(f"expected positive strengths C, got {list(strengths)}")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"expected at least 1 job, got {jobs}")
     if norm is not None and not norm > 0:
         raise ValueError(f"expected a positive norm, got {norm}")
     folder = find_folder(root)
@@ -131,7 +133,7 @@ def evaluate(
     scale = embeddings.rescale(norm)
     encoded = time.perf_counter()
     measured: dict[str, Any] = {}
-    with _threads(jobs):
+    with limited_threads(jobs):
         for position, name in enumerate(names):
             say("tasks of SentEval", position, len(names))
             measured[name] = _measure(name, read[name], embeddings, seed, folds, strengths)
@@ -160,19 +162,6 @@ def _check_folds(name: str, train: Examples, folds: int) -> None:
             f"expected enough training examples of each class in {name} for {folds} folds, "
             f"got a class of {fewest}; use fewer folds"
         )
-
-
-@contextmanager
-def _threads(jobs: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"expected at least 1 job, got {jobs}")
-    try:
-        if jobs is not None:
-            torch.set_num_threads(jobs)
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Embeddings:
@@ -424,7 +413,7 @@ def choose_and_test(
 def _measure_sick(splits: Splits, embeddings: _Embeddings, seed: int) -> dict[str, Any]:
     parts = [(embeddings.features(splits[key]), splits[key].targets) for key in splits]
     (x, y), (dev_x, dev_y), (test_x, test_y) = parts
-    with _threads(1):  # its products are too small to divide
+    with limited_threads(1):  # its products are too small to divide
         predict, card = fit_relatedness(x, torch.from_numpy(y), dev_x, dev_y, seed=seed)
     predictions = predict(test_x)
     return {

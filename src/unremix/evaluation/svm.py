@@ -329,23 +329,11 @@ def _rbf(fitted: Floats, tested: Floats) -> tuple[Floats, Floats]:
 
     With γ = 1 / (F var(fitted)), or 1 where the variance is 0, as ``gamma="scale"``.
     """
+    from sklearn.metrics.pairwise import rbf_kernel  # type: ignore[import-untyped]
+
     variance = fitted.var()
     gamma = 1 / (fitted.shape[1] * variance) if variance else 1.0
-    squares = np.einsum("ij,ij->i", fitted, fitted)
-
-    def kernel(rows: Floats, row_squares: Floats) -> Floats:
-        values: Floats = rows @ fitted.T
-        values *= -2
-        values += squares
-        values += row_squares[:, None]
-        np.maximum(values, 0, out=values)  # rounding may leave a distance of -1e-16
-        values *= -gamma
-        np.exp(values, out=values)
-        return values
-
-    within = kernel(fitted, squares)
-    np.fill_diagonal(within, 1.0)
-    return within, kernel(tested, np.einsum("ij,ij->i", tested, tested))
+    return rbf_kernel(fitted, gamma=gamma), rbf_kernel(tested, fitted, gamma=gamma)
 
 
 def _classifier(kernel: Kernel, C: float) -> Any:

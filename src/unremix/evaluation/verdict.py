@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unremix.evaluation.card import FEATURES, label_of, measures_of
+from unremix.evaluation.card import FEATURES, in_percent, label_of, measures_of, scale_of
+from unremix.training.preparation import auto_batch
 
 CONFIDENCE = 0.95
-FEW_STEPS = 1000  # below, more epochs are likely to help
+FEW_STEPS = 800  # 200 epochs of 4 steps; below, more epochs are likely to help
 FEW_SAMPLES = 1000  # below, an encoder learns little from scratch
 FEW_MEASURED = 200  # below, only large differences can be seen
 STEPS_PER_EPOCH, SMALLEST_BATCH = 4, 16
@@ -102,23 +103,43 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
+def comparable(
+    trained: Mapping[str, Any], other: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[float, float, float]]]:
+    """How much better each measure is than that of other features, with a 95 % interval.
+
+    Args:
+        trained: A part of an evaluation card.
+        other: Another part, such as the untrained encoder's.
+
+    Yields:
+        The measure's path; the difference and both ends of its interval, positive where better.
+    """
+    ours, theirs = measures_of(trained), measures_of(other)
+    for path, measure in ours.items():
+        name = path.rpartition(".")[2]
+        found = difference(measure, theirs[path]) if path in theirs else None
+        if found is not None and name != "top5":
+            delta, low, high = found
+            yield path, (-delta, -high, -low) if name in SMALLER_IS_BETTER else found
+
+
+def with_article(kind: str) -> str:
+    """What to call features in a sentence: the untrained encoder, raw pixels."""
+    name = FEATURES.get(kind, kind)
+    return f"the {name}" if name.endswith("encoder") else name
+
+
 def _against(
     kind: str, trained: Mapping[str, Any], baseline: Mapping[str, Any]
 ) -> tuple[str | None, str | None]:
     """Whether the trained encoder is better, worse or neither, and a sentence about it."""
     ours, theirs = measures_of(trained), measures_of(baseline)
     sides: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
-    for path, measure in ours.items():
-        name = path.rpartition(".")[2]
-        found = difference(measure, theirs[path]) if path in theirs else None
-        if found is None or name == "top5":
-            continue
-        _, low, high = (-x for x in found) if name in SMALLER_IS_BETTER else found
-        low, high = min(low, high), max(low, high)
+    for path, (_, low, high) in comparable(trained, baseline):
         side = "better" if low > 0 else "worse" if high < 0 else "unclear"
-        sides[side].append(f"{label_of(path)} {_shown(measure)} against {_shown(theirs[path])}")
-    name = FEATURES.get(kind, kind)
-    name = f"the {name}" if name.endswith("encoder") else name
+        sides[side].append(f"{label_of(path)} {_shown(ours[path])} against {_shown(theirs[path])}")
+    name = with_article(kind)
     better, worse, unclear = (_some(sides[side]) for side in ("better", "worse", "unclear"))
     if sides["better"] and sides["worse"]:
         return "unclear", f"Mixed: better than {name} by {better}; worse by {worse}."
@@ -141,9 +162,8 @@ def _some(parts: Sequence[str], most: int = 3) -> str:
 
 
 def _shown(measure: Mapping[str, Any]) -> str:
-    if measure.get("percent") is False:
-        return f"{measure['value']:.3f}"
-    return f"{100 * measure['value']:.1f} %"
+    factor, digits = scale_of(measure)
+    return f"{factor * measure['value']:.{digits}f}{' %' * in_percent(measure)}"
 
 
 def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
@@ -155,7 +175,7 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
     unit, count, per_epoch = counted.removeprefix("train_"), card[counted], steps / epochs
     sentences = []
     if per_epoch < STEPS_PER_EPOCH and batch > SMALLEST_BATCH:
-        fitting = 2 ** int(math.log2(max(count // STEPS_PER_EPOCH, SMALLEST_BATCH)))
+        fitting = auto_batch(count)
         sentences.append(
             f"{count} {unit} are few for batches of {batch}: an epoch has {per_epoch:.3g} "
             f"step{'s' * (per_epoch != 1)}. Lower --batch_size to {fitting}."

@@ -20,6 +20,7 @@ import yaml
 from rich.console import Console
 
 from unremix.data.image.dataset import has_labels
+from unremix.data.printing import to_csv
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
 from unremix.experiments.display import monitored
@@ -163,17 +164,13 @@ def _markdown(
     title: str, grids: Sequence[tables.Grid], notes: Sequence[str], protocol: Mapping[str, str],
     command: str,
 ) -> str:  # fmt: skip
-    made = versions()
     parts = [f"# {title}", *(tables.to_markdown(grid).rstrip() for grid in grids), *notes]
     if protocol:
         parts.append(CAUTION)
         parts.append(
             "\n".join(f"- {label_of(kind)}: {_sentence(how)}" for kind, how in protocol.items())
         )
-    parts.append(
-        f"Made by\n\n```bash\n{command}\n```\n\nwith unremix {made['unremix']}, torch "
-        f"{made['torch']}, Python {made['python']}."
-    )
+    parts.append(tables.made_by(command))
     return "\n\n".join(parts) + "\n"
 
 
@@ -237,8 +234,8 @@ def _write_results(plan: Plan, engine: Engine, command: str, console: Console) -
         "runs": [asdict(outcome) for outcome in outcomes],
         "table": tables.row_records(rows),
     }
-    folder.write("results.csv", tables.to_csv(tables.run_records(outcomes)))
-    folder.write("table.csv", tables.to_csv(tables.row_records(rows)))
+    folder.write("results.csv", to_csv(tables.run_records(outcomes)))
+    folder.write("table.csv", to_csv(tables.row_records(rows)))
     folder.write("table.md", _markdown(title, grids, notes, protocol, command))
     folder.write("results.json", json.dumps(record, indent=2) + "\n")
     _curves(plan, results, outcomes, rows, measures, folder.path)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
-from unremix.data.quantities import duration
+from unremix.data.quantities import duration, roughly
 from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
 from unremix.experiments.plan import Job
@@ -196,7 +196,7 @@ class Display:
                 [left[job] for job in runner.waiting],
                 runner.share.jobs,
             )
-            parts.append(f"about {duration(seconds)} left")
+            parts.append(f"about {roughly(seconds)} left")
         return " · ".join(parts)
 
     def _draw(self) -> None:

@@ -12,8 +12,8 @@ import gc
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from unremix.data.image.dataset import ImageData, ImageSet
-from unremix.data.quantities import amount, duration
+from unremix.data.quantities import amount, counted, duration
 from unremix.domains import Domain, find_domain
 from unremix.experiments import tables
 from unremix.experiments.forecast import (
@@ -210,15 +210,6 @@ def _try(
     return Trial(size, chunk or size, _peak(watch.found["device"], before), watch)
 
 
-@contextmanager
-def _threads_kept() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def measure(
     config: TrainConfig, data: Any, shape: Any, *, seconds: float = SECONDS, before: int | None
 ) -> Measured:
@@ -232,16 +223,15 @@ def measure(
         before: Bytes in memory before there was any model.
     """
     whole, few = config.batch_size, min(FEW, config.batch_size)
-    with _threads_kept():
-        quick = _try(config, data, shape, few, 2, seconds / 4, before)
-        left = seconds - quick.watch.total
-        size = step_size(whole, min(quick.watch.seconds), few, left)
-        if size > few:
-            trial, other = _try(config, data, shape, size, TIMED, left, before), quick
-        else:
-            trial, other = quick, quick
-            if few < whole:
-                other = _try(config, data, shape, few // 2, 1, left, before)
+    quick = _try(config, data, shape, few, 2, seconds / 4, before)
+    left = seconds - quick.watch.total
+    size = step_size(whole, min(quick.watch.seconds), few, left)
+    if size > few:
+        trial, other = _try(config, data, shape, size, TIMED, left, before), quick
+    else:
+        trial, other = quick, quick
+        if few < whole:
+            other = _try(config, data, shape, few // 2, 1, left, before)
     memory = trial.peak
     if size < whole and memory is not None and other.peak is not None:
         in_full = min(whole, config.chunk or whole)
@@ -341,10 +331,10 @@ def _said(data_are_real: bool, config: TrainConfig, measured: Sequence[Measured]
     threads = config.threads or torch.get_num_threads()
     where = " and ".join(devices)
     if devices == ["cpu"]:
-        where += f", {threads} thread{'s' * (threads > 1)}"
+        where += f", {counted(threads, 'thread')}"
     timed = min((len(found.seconds) for found in measured), default=0)
     said = [
-        f"Measured on {where}, one process: the median of {timed} step{'s' * (timed > 1)}. "
+        f"Measured on {where}, one process: the median of {counted(timed, 'step')}. "
         "Evaluation comes on top; nothing was written."
     ]
     if not data_are_real:

@@ -11,11 +11,9 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -26,6 +24,7 @@ from unremix.data.atomic_files import try_lock, write_text
 from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
 from unremix.options.config import TrainConfig, config_to_yaml
+from unremix.training.stopping import handling
 
 TRAIN = ("-m", "unremix", "train")  # what Python is called with
 POLL = 0.1  # seconds between looks at the processes
@@ -130,28 +129,13 @@ def _code_words(config: TrainConfig) -> list[str]:
 
 
 class Stop:
-    """Counts how often somebody asked to stop: Ctrl-C, SIGTERM, a closed terminal."""
+    """Counts how often somebody asked to stop, instead of dying of it."""
 
     def __init__(self) -> None:
         self.asked = 0
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Count signals instead of dying of them; those that are ignored stay so."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        earlier = {}
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                earlier[number] = signal.signal(number, self._ask)
-        try:
-            yield
-        finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
-
-    def _ask(self, *_: object) -> None:
+    def __call__(self, *_: object) -> None:
+        """Handle a signal."""
         self.asked += 1
 
 
@@ -432,7 +416,7 @@ class Runner:
             KeyboardInterrupt: If somebody asked to stop; no process of ours is left behind.
         """
         stop = Stop()
-        with stop.listening():
+        with handling(stop):
             try:
                 while (self.waiting or self.working) and not stop.asked:
                     yield from self._collect()

@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
 from unremix.data.locate import candidates
+from unremix.data.printing import to_csv
 from unremix.data.quantities import duration
 from unremix.data.sentence.senteval_files import find_folder
 from unremix.data.suggestions import did_you_mean
@@ -242,7 +243,7 @@ def write(setting: Setting, command: str) -> Made:
         command: What asked for it.
     """
     experiment, folder = setting.experiment, setting.engine.path / setting.experiment.name
-    made, versioned = experiment.make(setting), versions()
+    made = experiment.make(setting)
     records = setting.engine.results.records
     jobs = setting.jobs
     missing = sum(job.name not in records for job in jobs)
@@ -254,17 +255,14 @@ def write(setting: Setting, command: str) -> Made:
         parts += [f"{title}:"] if title else []
         parts.append(tables.to_markdown(grid).rstrip())
     parts += [*notes, *(f"![{name}]({name}.svg)" for name in made.figures)]
-    parts.append(
-        f"Made by\n\n```bash\n{command}\n```\n\nwith unremix {versioned['unremix']}, torch "
-        f"{versioned['torch']}, Python {versioned['python']}."
-    )
+    parts.append(tables.made_by(command))
     whole = {
         "name": experiment.name,
         "place": experiment.place,
         "scale": setting.scale,
         "seeds": setting.seeds,
         "command": command,
-        "versions": versioned,
+        "versions": versions(),
         "data": {source.paper: source.data for source in setting.sources},
         "paper": {
             row.name: {
@@ -278,14 +276,11 @@ def write(setting: Setting, command: str) -> Made:
     }
     contents = {
         "table.md": "\n\n".join(parts) + "\n",
-        "table.csv": tables.to_csv(made.records),
+        "table.csv": to_csv(made.records),
         "results.json": json.dumps(whole, indent=1) + "\n",
     }
     for name, text in contents.items():
-        write_whole(
-            folder / name,
-            lambda file, text=text: file.write_text(text, encoding="utf-8"),  # type: ignore[misc]
-        )
+        write_text(folder / name, text)
     for name, figure in made.figures.items():
         write_figure(figure, folder / name)
     return made

@@ -22,10 +22,10 @@ from typing import Any
 import yaml
 
 from unremix.data.suggestions import did_you_mean
+from unremix.evaluation.statistics import summarize
 from unremix.experiments import plan
 from unremix.experiments.plan import Job, train_config
 from unremix.experiments.results import Results
-from unremix.experiments.statistics import summarize
 from unremix.options.config import code_of, untrusted
 
 Arm = Mapping[str, Any]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
+from unremix.data.printing import markdown_table
 from unremix.experiments import tables
 from unremix.experiments.results import Results
 from unremix.experiments.study import (
@@ -20,7 +22,7 @@ from unremix.experiments.study import (
     seeds_of,
 )
 from unremix.experiments.tables import Measure, Outcome, TableRow
-from unremix.report.curves import write_figure
+from unremix.report.curves import Panel, Row, learning_curves, write_figure
 from unremix.report.intervals import Interval, interval_chart
 
 
@@ -69,6 +71,122 @@ def _half_width(rows: Sequence[TableRow], measure: Measure) -> str | None:
         and difference.low is not None and difference.high is not None
     ]  # fmt: skip
     return None if not widths else measure.number(max(widths))
+
+
+AUDITED = {
+    "audit_auc_uncertainty": "AUC of u",
+    "audit_auc_similarity": "AUC of s",
+    "audit_auc_representativeness": "AUC of r",
+    "audit_auc_weights": "AUC of the weights",
+    "audit_false_negative_rate": "false among the heaviest, %",
+    "audit_matched_false_negative_rate": "among equally similar ones, %",
+    "audit_distinct_class_share": "distinct classes, %",
+    "audit_effective_negatives": "effective negatives",
+}
+"""Columns of metrics.csv that say what the weights pick, and their headings."""
+OF_HEAVIEST = tuple(AUDITED)[4:7]  # say nothing of equal weights, of which none is the heaviest
+AUDIT_PANELS = (
+    *(
+        Panel(column, AUDITED[column], levels={"chance": 0.5}, at_least=(0.45, 0.65))
+        for column in tuple(AUDITED)[:3]
+    ),
+    Panel("audit_false_negative_rate", "heaviest: false", percent=True, at_least=(0, 0.2)),
+)
+MOST_CURVES = 6  # settings in one figure
+
+
+def _metrics(
+    study: Study, stage: Stage, arms: Sequence[Arm], results: Results
+) -> dict[str, list[list[Row]]]:
+    """Rows of metrics.csv of the finished runs, by arm and seed."""
+    found: dict[str, list[list[Row]]] = {}
+    for arm in arms:
+        for seed in seeds_of(stage):
+            record = results.records.get(make_job(study, stage, arm, seed).name)
+            if record is not None:
+                found.setdefault(label_of(arm), []).append(
+                    [_said(row) for row in record["metrics"]]
+                )
+    return found
+
+
+def _said(row: Row) -> Row:
+    """A row of metrics.csv without what means nothing."""
+    unsaid = OF_HEAVIEST if row.get("audit_spread_weights") == 0 else ()
+    return {column: value for column, value in row.items() if column not in unsaid}
+
+
+def _audited(value: float, heading: str) -> str:
+    if heading.endswith("%"):
+        return f"{100 * value:.1f}"
+    return f"{value:.3f}" if "AUC" in heading else f"{value:.0f}"
+
+
+def audit_table(runs: Mapping[str, Sequence[Sequence[Row]]]) -> str:
+    """What the weights of each setting pick in its last audit, the mean over seeds, as Markdown.
+
+    Args:
+        runs: For each setting, for each of its seeds, the rows of metrics.csv.
+
+    Returns:
+        The table; empty where no run was audited.
+
+    Example:
+        >>> print(audit_table({"a": [[{"epoch": 1.0, "audit_auc_similarity": 0.5}]]}))
+        | setting | AUC of s |
+        | --- | --: |
+        | a | 0.500 |
+    """
+    last = {  # the latest value of each column
+        name: [
+            {column: value for row in rows for column, value in row.items() if column in AUDITED}
+            for rows in seeds
+        ]
+        for name, seeds in runs.items()
+    }
+    columns = [
+        column
+        for column in AUDITED
+        if any(column in values for seeds in last.values() for values in seeds)
+    ]
+    if not columns:
+        return ""
+    lines = []
+    for name, seeds in last.items():
+        cells = []
+        for column in columns:
+            values = [one[column] for one in seeds if column in one]
+            cells.append(_audited(fmean(values), AUDITED[column]) if values else "–")
+        lines.append([name, *cells])
+    headings = ["setting", *(AUDITED[column] for column in columns)]
+    return markdown_table(headings, lines, "--:")
+
+
+def _audit_parts(
+    study: Study, name: str, arms: Sequence[Arm], results: Results, folder: Path
+) -> list[str]:
+    """What the weights of a stage's settings pick: a table of all, and curves of the best."""
+    stage = study.stages[name]
+    table = audit_table(_metrics(study, stage, arms, results))
+    if not table:
+        return []
+    parts = [
+        "What the weights pick, in the last audit, mean over seeds. AUC: how well a score tells "
+        "negatives of the anchor's own class from others; 0.5 is chance. Labels serve to look, "
+        "never to train.",
+        table,
+    ]
+    shown: Sequence[Arm] = arms
+    if len(arms) > MOST_CURVES:
+        keep = 1 if stage.within is not None else MOST_CURVES
+        shown = best_arms(
+            study, stage, arms, seeds_of(stage), results, within=stage.within, keep=keep
+        )[:MOST_CURVES]
+    figure = learning_curves(_metrics(study, stage, shown, results), AUDIT_PANELS)
+    if figure is None:
+        return parts
+    write_figure(figure, folder / f"{name}-scores")
+    return [*parts, f"![What the scores know over the epochs]({name}-scores.svg)"]
 
 
 def stage_parts(study: Study, name: str, results: Results, folder: Path) -> list[str]:
@@ -120,7 +238,11 @@ def stage_parts(study: Study, name: str, results: Results, folder: Path) -> list
         percent=measure.percent,
     )
     write_figure(figure, folder / name)
-    return [*parts, f"![{measure.label} of every run, and differences]({name}.svg)"]
+    return [
+        *parts,
+        f"![{measure.label} of every run, and differences]({name}.svg)",
+        *_audit_parts(study, name, arms, results, folder),
+    ]
 
 
 def write_report(study: Study, results: Results, folder: Path) -> None:
@@ -140,4 +262,4 @@ def write_report(study: Study, results: Results, folder: Path) -> None:
     for name in study.stages:
         parts += stage_parts(study, name, results, folder)
     text = "\n\n".join(part.rstrip() for part in parts) + "\n"
-    write_whole(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
+    write_text(folder / "report.md", text)

@@ -6,9 +6,7 @@ form ``{"value": …}``, named by its path in the card.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +17,8 @@ from rich.table import Table
 from unremix.data.printing import markdown_table
 from unremix.data.quantities import duration
 from unremix.evaluation.card import FEATURES, label_of
-from unremix.experiments.statistics import Difference, Summary, paired_difference, summarize
+from unremix.evaluation.statistics import Difference, Summary, paired_difference, summarize
+from unremix.training.record import versions
 
 TRAINED = "trained"  # the features a run is about; all others on a card are baselines
 ASIDE = ("top5",)  # measures that the files list and the table leaves out
@@ -310,6 +309,15 @@ def to_markdown(grid: Grid) -> str:
     return markdown_table(grid.headings, grid.lines, "--:") + "\n"
 
 
+def made_by(command: str) -> str:
+    """Markdown that says by which command and versions something was made."""
+    made = versions()
+    return (
+        f"Made by\n\n```bash\n{command}\n```\n\nwith unremix {made['unremix']}, torch "
+        f"{made['torch']}, Python {made['python']}."
+    )
+
+
 def to_rich(grid: Grid, *, title: str | None = None) -> Table:
     """A grid for the terminal."""
     table = Table(title=title)
@@ -329,23 +337,6 @@ def show(console: Console, shown: Iterable[Table], lines: Iterable[str]) -> None
         console.print(table)
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records as CSV; its columns are all keys, in the order they come up.
-
-    Example:
-        >>> print(to_csv([{"a": 1}, {"a": 2, "b": None}]), end="")
-        a,b
-        1,
-        2,
-    """
-    names = list(dict.fromkeys(name for record in records for name in record))
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return stream.getvalue()
 
 
 def run_records(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:

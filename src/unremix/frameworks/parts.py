@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, make_dataclass
-from inspect import get_annotations
+from inspect import cleandoc, get_annotations
 from typing import Any, get_type_hints
 
 
@@ -38,8 +38,11 @@ def summary_of(part: Any) -> str:
     return said
 
 
-def described(kind: type) -> dict[str, str]:
-    """The text of each argument in a docstring, those of the classes it derives from included.
+def described(documented: Any) -> dict[str, str]:
+    """The text of each argument in a docstring; of a class, those of its bases included.
+
+    Args:
+        documented: A class or a function.
 
     Example:
         >>> from unremix.frameworks.moco import MoCoOptions
@@ -47,10 +50,11 @@ def described(kind: type) -> dict[str, str]:
         'Old keys kept as negatives.'
     """
     texts: dict[str, str] = {}
-    for each in kind.__mro__:
-        listed = re.search(r"^    Args:\n(.*?)(?=^    \S|\Z)", each.__doc__ or "", re.M | re.S)
+    for each in getattr(documented, "__mro__", (documented,)):
+        # Since Python 3.13 docstrings come without their indentation.
+        listed = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", cleandoc(each.__doc__ or ""), re.M | re.S)
         found = re.findall(
-            r"^        (\w+): (.*?)(?=^        \w|\Z)", listed[1] if listed else "", re.M | re.S
+            r"^    (\w+): (.*?)(?=^    \w|\Z)", listed[1] if listed else "", re.M | re.S
         )
         texts = {name: " ".join(text.split()) for name, text in found} | texts
     return texts

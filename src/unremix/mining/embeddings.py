@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from unremix.core.scores import SMALLEST_NORM
 from unremix.data.atomic_files import write_whole
 from unremix.data.remote import fetch_or_refuse, is_url, list_files, remote_file
+from unremix.data.suggestions import require_pyarrow
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -26,7 +29,8 @@ Flags = NDArray[np.bool_]
 
 AT_ONCE = 2**24  # numbers of an array that are read at a time: 64 MB in float32
 FETCHED_AT_ONCE = 8  # files behind a URL
-ENDINGS = (".npy", ".npz", ".parquet")
+ENDINGS = (".npy", ".npz", ".parquet", ".csv")
+NUMBERED = "embedding_"  # columns of a .csv file, from embedding_0 on
 PLAN = "_unremix.json"  # beside parquet parts; readers of parquet pass over names that begin so
 KEY = "embeddings"
 
@@ -35,9 +39,9 @@ def open_embeddings(source: Any, name: str = "the embeddings") -> NDArray[Any]:
     """Embeddings as an array (n, D), without reading a file whole where that can be avoided.
 
     Args:
-        source: An array or tensor (n, D), or a path or URL: ``.npy``, ``.npz``, ``.parquet`` or a
-            folder of parquet parts with ``embeddings``, as ``unremix embed`` writes them. ``.npy``
-            and ``.npz`` that is not compressed are mapped into memory.
+        source: An array or tensor (n, D), or a path or URL: ``.npy``, or ``.npz``, ``.parquet``,
+            ``.csv`` or a folder of parquet parts, as ``unremix embed`` writes them. ``.npy`` and
+            ``.npz`` that is not compressed are mapped into memory.
         name: What they are called in errors.
 
     Raises:
@@ -92,9 +96,9 @@ def read_columns(
         raise FileNotFoundError(f"expected embeddings at {str(path)!r}, found no file")
     if path.suffix == ".npy":
         return {KEY: np.load(path, mmap_mode="r", allow_pickle=False)}
-    if path.suffix == ".npz":
-        return _npz_arrays(path, wanted)
-    return _parquet_columns(str(path), [path], wanted)
+    if path.suffix == ".parquet":
+        return _parquet_columns(str(path), [path], wanted)
+    return (_npz_arrays if path.suffix == ".npz" else _csv_columns)(path, wanted)
 
 
 def _remote_parts(url: str, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
@@ -188,14 +192,7 @@ def _parquet_columns(
     source: str, paths: Sequence[Path], wanted: list[str] | None
 ) -> dict[str, NDArray[Any]]:
     """The columns of some parquet files in turn, which are called ``source`` in messages."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError(
-            "expected pyarrow for a .parquet file, but it is not installed; "
-            "pip install pyarrow, or use .npz"
-        ) from error
+    pyarrow = require_pyarrow()
     table = pyarrow.concat_tables([pyarrow.parquet.read_table(path) for path in paths])
     _check_present(source, wanted, table.column_names)
     found: dict[str, NDArray[Any]] = {}
@@ -209,6 +206,35 @@ def _parquet_columns(
         else:
             found[name] = column.to_numpy(zero_copy_only=False)
     return found
+
+
+def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
+    """The columns of a table; those of the embedding's dimensions become one array."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        reader = csv.reader(stream)
+        headings = next(reader, [])
+        places = [n for n, heading in enumerate(headings) if heading.startswith(NUMBERED)]
+        others = {heading: n for n, heading in enumerate(headings) if n not in set(places)}
+        _check_present(path, wanted, [*others, *([KEY] if places else [])])
+        rows: list[Floats] = []
+        texts: dict[str, list[str]] = {heading: [] for heading in others}
+        for cells in reader:
+            try:
+                rows.append(np.array([float(cells[n]) for n in places], dtype=np.float32))
+                for heading, n in others.items():
+                    texts[heading].append(cells[n])
+            except (ValueError, IndexError):
+                raise ValueError(
+                    f"expected {len(headings)} cells with {len(places)} numbers among them in line "
+                    f"{reader.line_num} of {path}, got {len(cells)} cells; write the file again"
+                ) from None
+    found: dict[str, NDArray[Any]] = {name: np.array(cells) for name, cells in texts.items()}
+    if "labels" in found:
+        with suppress(ValueError):  # other files than ours may have classes by name
+            found["labels"] = found["labels"].astype(np.int64)
+    if places:
+        found[KEY] = np.array(rows, dtype=np.float32).reshape(-1, len(places))
+    return found if wanted is None else {name: found[name] for name in wanted}
 
 
 def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:

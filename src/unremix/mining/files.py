@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text, write_whole
+from unremix.data.suggestions import require_pyarrow
 from unremix.mining.audit import NegativesAudit
 from unremix.mining.embeddings import KEY, Integers, open_embeddings, read_columns, unit_rows
 from unremix.mining.mine import COMPONENT_NAMES, Mined
@@ -188,13 +189,7 @@ def check_output(path: Path) -> None:
             "change its ending"
         )
     if path.suffix == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError as error:
-            raise ValueError(
-                "expected pyarrow for a .parquet file, but it is not installed; "
-                "pip install pyarrow, or write .csv"
-            ) from error
+        require_pyarrow()
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
@@ -205,9 +200,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str
     """
     check_output(path)
     if path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
+        pyarrow = require_pyarrow()
         table = pyarrow.table({name: [row[name] for row in rows] for name in columns})
         write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))
         return
@@ -263,6 +256,5 @@ def write_triplets(
         "audit": None if audit is None else asdict(audit),
     }
     beside = path.with_name(f"{path.stem}.report.json")
-    text = json.dumps(report, indent=1, ensure_ascii=False)
-    write_whole(beside, lambda file: file.write_text(text, encoding="utf-8"))
+    write_text(beside, json.dumps(report, indent=1, ensure_ascii=False))
     return beside

@@ -13,6 +13,8 @@ from unremix.mining.index import Advance, Index
 
 NEIGHBORS = 20  # of each row that are looked at for duplicates
 AT_ONCE = 1024
+NEAR_DUPLICATE = 0.1  # of the usual distance to the nearest neighbor
+SMALLEST_DISTANCE = 1e-6  # what rounding leaves between two copies
 FULL_KMEANS = 20_000  # rows; more are clustered in mini-batches
 
 
@@ -71,6 +73,23 @@ def find_duplicates(
     groups = np.split(order, np.flatnonzero(np.diff(component[order])) + 1)
     groups = [group for group in groups if len(group) > 1]
     return Duplicates(sorted(groups, key=lambda group: (-len(group), group[0])), nearest)
+
+
+def fitting_threshold(similarity: Floats) -> float | None:
+    """A threshold that fits the encoder: a tenth of the usual distance to the nearest row.
+
+    Args:
+        similarity: The cosine of each row and the row most similar to it, shape (n,).
+
+    Returns:
+        A cosine with two digits of its distance from 1; None where most rows have a copy.
+
+    Example:
+        >>> fitting_threshold(np.float32([0.9, 0.958, 0.97]))
+        0.9958
+    """
+    distance = NEAR_DUPLICATE * (1 - float(np.median(similarity)))
+    return None if distance < SMALLEST_DISTANCE else round(1 - float(f"{distance:.2g}"), 7)
 
 
 @dataclass(frozen=True)

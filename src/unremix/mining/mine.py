@@ -14,7 +14,8 @@ from torch import Tensor
 
 from unremix.core.checks import choose, number
 from unremix.core.scores import COMPONENTS
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_arrays
+from unremix.data.quantities import counted
 from unremix.mining.embeddings import (
     Floats,
     Integers,
@@ -89,7 +90,8 @@ class Mined:
     def summary(self) -> list[str]:
         """What was found and what was left out, a sentence each."""
         anchors, k = self.indices.shape
-        lines = [f"{int(self.found.sum()):,} negatives for {anchors:,} anchors"]
+        found = int(self.found.sum())
+        lines = [f"{counted(found, 'negative')} for {counted(anchors, 'anchor')}"]
         for reason, counts in self.left_out.items():
             if counts.any():
                 lines.append(f"left out: {int(counts.sum()):,} × {REASONS[reason]}")
@@ -97,8 +99,8 @@ class Mined:
             few = ", ".join(map(str, self.short[:5].tolist()))
             more = ", …" if len(self.short) > 5 else ""
             lines.append(
-                f"{len(self.short):,} anchors have fewer than {k} negatives (numbers {few}{more}); "
-                "a smaller margin leaves more"
+                f"fewer than {k} negatives for {counted(len(self.short), 'anchor')} (numbers "
+                f"{few}{more}); a smaller margin leaves more"
             )
         return lines
 
@@ -392,11 +394,7 @@ class _Kept:
             return dict(arrays)
 
     def write(self, first: int, arrays: Block) -> None:
-        def save(file: Path) -> None:
-            with file.open("wb") as stream:
-                np.savez(stream, allow_pickle=False, **arrays)
-
-        write_whole(self.folder / f"{first}.npz", save)
+        write_arrays(self.folder / f"{first}.npz", arrays)
 
 
 @dataclass(frozen=True)

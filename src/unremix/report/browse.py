@@ -11,6 +11,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from unremix.data.atomic_files import read_text, write_whole
+from unremix.data.atomic_files import read_text, write_arrays, write_text
 from unremix.data.image.dataset import ImageData
 from unremix.data.image.items import read_items
 from unremix.data.locate import candidates
+from unremix.data.quantities import counted
 from unremix.mining.embeddings import Floats, Integers, unit_rows
 from unremix.mining.files import write_rows
-from unremix.mining.groups import find_clusters, find_duplicates
+from unremix.mining.groups import find_clusters, find_duplicates, fitting_threshold
 from unremix.mining.index import Advance, Allowed, Kind, make_index
 from unremix.report.rendering import render
 from unremix.training.run import Run, reading
@@ -34,6 +36,8 @@ from unremix.training.run import Run, reading
 TILE = 96  # pixels of the side of a picture on a page, at most
 SHOWN_GROUPS = 200
 SHOWN_MEMBERS = 12
+COLUMNS = ("name", "label", "similarity")  # of every table, after what tells its rows apart
+LISTED = 10  # queries or groups that a terminal shows
 
 
 @dataclass(frozen=True)
@@ -80,11 +84,13 @@ class Written:
         page: The page.
         table: The table beside it.
         summary: A sentence each.
+        listed: The first results, a line each.
     """
 
     page: Path
     table: Path
     summary: list[str]
+    listed: list[str]
 
 
 class RunData:
@@ -100,7 +106,8 @@ class RunData:
         self.run = Run(folder, trust=trust)
         domain = self.run.domain
         self.data = domain.load_for(self.run, data)
-        kept = self.run.path / "embeddings" / f"{self._digest(data)}.npz"
+        self.source = self.run.config.data if data is None else data
+        kept = self.run.path / "embeddings" / f"{self._digest()}.npz"
         if not kept.exists():
             found = domain.features(self.run, self.data)
             arrays = {"embeddings": found.embeddings.numpy(), "names": np.array(found.names)}
@@ -108,12 +115,7 @@ class RunData:
                 arrays["labels"] = found.labels.numpy()
             if found.classes is not None:
                 arrays["classes"] = np.array(list(found.classes))
-
-            def write(file: Path) -> None:
-                with file.open("wb") as stream:
-                    np.savez(stream, allow_pickle=False, **arrays)
-
-            write_whole(kept, write)
+            write_arrays(kept, arrays)
         with reading(kept, "remove it"), np.load(kept, allow_pickle=False) as arrays:
             self.units: Floats = unit_rows(arrays["embeddings"])
             self.names: list[str] = arrays["names"].tolist()
@@ -124,18 +126,33 @@ class RunData:
         if labels is not None:
             self.labels = [str(one) if classes is None else classes[one] for one in labels]
 
-    def _digest(self, data: str | None) -> str:
+    def _digest(self) -> str:
         """Of the encoder and of the data: of their files' names, sizes and times."""
-        source = self.run.config.data if data is None else data
         size = self.run.domain.size(self.data)
-        digest = hashlib.sha256(repr((source, self.run.config.limit, size)).encode())
+        digest = hashlib.sha256(repr((self.source, self.run.config.limit, size)).encode())
         files = [self.run.checkpoint]
-        for where in candidates(source):
+        for where in candidates(self.source):
             files += sorted(path for path in (where, *where.rglob("*")) if path.is_file())
         for path in files:
             stat = os.stat(path)
             digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         return digest.hexdigest()[:16]
+
+    def row_of(self, query: str) -> int:
+        """The row of a sample by its name, or by its path below the data's folder; -1 for none."""
+        names = [query]
+        if isinstance(self.data, ImageData):  # other queries are no paths
+            path = Path(query).resolve()
+            for folder in candidates(self.source):
+                if path.is_file() and path.is_relative_to(folder.resolve()):
+                    parts = path.relative_to(folder.resolve()).parts
+                    # Folders that wrap all the others are no part of a name.
+                    names += ["/".join(parts[start:]) for start in range(len(parts))]
+        return next((self._row_of[name] for name in names if name in self._row_of), -1)
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        return {name: row for row, name in reversed(list(enumerate(self.names)))}
 
     def pictures(self, rows: Sequence[int]) -> dict[int, str]:
         """The pictures of some rows as data URIs; nothing where the data are no pictures."""
@@ -231,28 +248,36 @@ def write_neighbors(
              "similarity": item.similarity}
             for rank, item in enumerate(items, 1)
         ]  # fmt: skip
-    columns = ["query", "rank", "name", "label", "similarity"]
     summary = [f"The {k} nearest of {len(found.names):,} {found.run.domain.unit} to each query."]
-    return _write(page, found, "Neighbors", summary, groups, table, columns)
+    blocks = [
+        [f"{one.title}:", *(f"  {item.similarity:.5f}  {_named(item)}" for item in one.items)]
+        for one in groups
+    ]
+    return _write(
+        page, found, "Neighbors", summary, groups, table, ["query", "rank", *COLUMNS], blocks
+    )
+
+
+def _named(item: Item) -> str:
+    return item.name if item.label is None else f"{item.name} ({item.label})"
 
 
 def _read_queries(
     found: RunData, queries: Sequence[str]
 ) -> tuple[list[str], Floats, Integers, list[Item]]:
     """Titles, unit vectors (B, D), rows (B,) (-1: not in the data) and what a page shows."""
-    row_of = {name: row for row, name in reversed(list(enumerate(found.names)))}
     domain = found.run.config.domain
     titles: list[str] = []
     for query in queries:
-        if query not in row_of and domain == "sentence" and query.endswith(".txt"):
+        if found.row_of(query) < 0 and domain == "sentence" and query.endswith(".txt"):
             if not Path(query).is_file():
                 raise FileNotFoundError(f"expected sentences at {query!r}, found no file")
             titles += [line.strip() for line in read_text(Path(query)).splitlines()]
         else:
             titles.append(query)
     titles = [title for title in titles if title]
-    rows = np.array([row_of.get(title, -1) for title in titles], dtype=np.int64)
-    others = [title for title in titles if title not in row_of]
+    rows = np.array([found.row_of(title) for title in titles], dtype=np.int64)
+    others = [title for title, row in zip(titles, rows, strict=True) if row < 0]
     if others and domain == "graph":
         raise ValueError(
             f"expected the name of a graph in the data, got {others[0]!r}; the table that "
@@ -307,31 +332,26 @@ def write_duplicates(
     found = RunData(run, data, trust=trust)
     made = make_index(found.units, index, found.run.path / "embeddings")
     result = find_duplicates(made, found.units, threshold, advance)
-    groups, table = [], []
-    for number, group in enumerate(result.groups):
-        members = group.tolist()
-        if number < SHOWN_GROUPS:
-            items = found.items(members[:SHOWN_MEMBERS], lambda row: float(result.similarity[row]))
-            more = len(members) - len(items)
-            groups.append(Group(f"Group {number + 1}, {len(members)} alike", items, more))
-        table += [
-            {"group": number + 1, "name": found.names[row],
-             "label": found.labels[row] if found.labels else "",
-             "similarity": float(result.similarity[row])}
-            for row in members
-        ]  # fmt: skip
+    groups, table = _grouped(
+        found, "group", result.groups, result.similarity, lambda rows: f"{len(rows)} alike"
+    )
     inside = sum(map(len, result.groups))
     median = float(np.median(result.similarity))
     summary = [
-        f"{len(result.groups):,} groups with {inside:,} of {len(found.names):,} "
+        f"{counted(len(result.groups), 'group')} with {inside:,} of {len(found.names):,} "
         f"{found.run.domain.unit}, from a cosine of {threshold:g}.",
         f"The cosine to the nearest other one is {median:.3f} in the median: a threshold should be "
         "well above it.",
     ]
+    fitting = fitting_threshold(result.similarity)
+    if fitting is not None and (fitting > threshold or (not result.groups and fitting < threshold)):
+        summary[-1] += f" Try --threshold {fitting:.7g}."
     if len(result.groups) > SHOWN_GROUPS:
         summary.append(f"The page shows the {SHOWN_GROUPS} largest; the table has all.")
-    columns = ["group", "name", "label", "similarity"]
-    return _write(page, found, "Near-duplicates", summary, groups, table, columns)
+    blocks = [[f"{one.title}: {', '.join(map(_named, one.items))}"] for one in groups]
+    return _write(
+        page, found, "Near-duplicates", summary, groups, table, ["group", *COLUMNS], blocks
+    )
 
 
 def write_clusters(
@@ -356,35 +376,60 @@ def write_clusters(
     page = _page(run, output, "clusters")
     found = RunData(run, data, trust=trust)
     result = find_clusters(found.units, clusters, seed)
-    groups, table = [], []
-    for number, members in enumerate(result.members):
-        rows = members.tolist()
-        if number < SHOWN_GROUPS:
-            title = f"Cluster {number + 1}, {len(rows)} {found.run.domain.unit}"
-            if found.labels is not None:
-                names, counts = np.unique([found.labels[row] for row in rows], return_counts=True)
-                top = np.argsort(-counts, kind="stable")[:3]
-                title += f": {', '.join(f'{names[i]} {counts[i] / len(rows):.0%}' for i in top)}"
-            shown = rows[:SHOWN_MEMBERS]
-            items = found.items(shown, lambda row: float(result.similarity[row]))
-            groups.append(Group(title, items, len(rows) - len(shown)))
-        table += [
-            {"cluster": number + 1, "name": found.names[row],
-             "label": found.labels[row] if found.labels else "",
-             "similarity": float(result.similarity[row])}
-            for row in rows
-        ]  # fmt: skip
+
+    def title(rows: Sequence[int]) -> str:
+        said = f"{len(rows)} {found.run.domain.unit}"
+        if found.labels is not None:
+            names, counts = np.unique([found.labels[row] for row in rows], return_counts=True)
+            top = np.argsort(-counts, kind="stable")[:3]
+            said += f": {', '.join(f'{names[i]} {counts[i] / len(rows):.0%}' for i in top)}"
+        return said
+
+    groups, table = _grouped(found, "cluster", result.members, result.similarity, title)
     summary = [
-        f"{len(found.names):,} {found.run.domain.unit} in {len(result.members):,} clusters by "
-        "k-means of their directions, the most central first."
+        f"{len(found.names):,} {found.run.domain.unit} in "
+        f"{counted(len(result.members), 'cluster')} by k-means of their directions, the most "
+        "central first."
     ]
     if found.labels is not None:
         from sklearn.metrics import normalized_mutual_info_score  # type: ignore[import-untyped]
 
         shared = normalized_mutual_info_score(found.labels, result.cluster)
         summary.append(f"Normalized mutual information with the labels: {shared:.3f}.")
-    columns = ["cluster", "name", "label", "similarity"]
-    return _write(page, found, "Clusters", summary, groups, table, columns)
+    blocks = [[group.title] for group in groups]
+    return _write(page, found, "Clusters", summary, groups, table, ["cluster", *COLUMNS], blocks)
+
+
+def _grouped(
+    found: RunData,
+    what: str,
+    members: Sequence[Integers],
+    similarity: Floats,
+    title: Callable[[Sequence[int]], str],
+) -> tuple[list[Group], list[dict[str, Any]]]:
+    """Groups of rows for a page, and all of them for a table.
+
+    Args:
+        found: The data.
+        what: What a group is called.
+        members: The rows of each group.
+        similarity: Of each row, to what it is grouped by, shape (n,).
+        title: What to say of some rows.
+    """
+    groups, table = [], []
+    for number, group in enumerate(members, start=1):
+        rows = group.tolist()
+        if number <= SHOWN_GROUPS:
+            items = found.items(rows[:SHOWN_MEMBERS], lambda row: float(similarity[row]))
+            heading = f"{what.capitalize()} {number}, {title(rows)}"
+            groups.append(Group(heading, items, len(rows) - len(items)))
+        table += [
+            {what: number, "name": found.names[row],
+             "label": found.labels[row] if found.labels else "",
+             "similarity": float(similarity[row])}
+            for row in rows
+        ]  # fmt: skip
+    return groups, table
 
 
 def _page(run: str | Path, output: str | Path | None, name: str) -> Path:
@@ -405,6 +450,7 @@ def _write(
     groups: list[Group],
     table: list[dict[str, Any]],
     columns: list[str],
+    blocks: Sequence[Sequence[str]],
 ) -> Written:
     beside = page.with_suffix(".csv")
     write_rows(beside, table, columns)
@@ -419,5 +465,8 @@ def _write(
         groups=groups,
         table=beside.name,
     )
-    write_whole(page, lambda file: file.write_text(text, encoding="utf-8"))
-    return Written(page, beside, summary)
+    write_text(page, text)
+    listed = [line for block in blocks[:LISTED] for line in block]
+    if len(blocks) > LISTED:
+        listed.append(f"The others are in {beside.name}.")
+    return Written(page, beside, summary, listed)

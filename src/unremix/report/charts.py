@@ -138,8 +138,7 @@ def draw(chart: Chart) -> Markup | None:
             f'y2="{at}"/><text class="tick" x="{where}" y="{at - 4}" '
             f'text-anchor="{anchor}">{escape(name)}</text>'
         )
-    for number, line in enumerate(lines):
-        look = line.look or f"series-{number % SERIES}" + " again" * (number >= SERIES)
+    for line, (_, look) in zip(lines, looks(chart), strict=True):
         if line.band is not None:
             there = [f"{x(e)} {y(b[1])}" for (e, _), b in zip(line.points, line.band, strict=True)]
             back = [f"{x(e)} {y(b[0])}" for (e, _), b in zip(line.points, line.band, strict=True)]

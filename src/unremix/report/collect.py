@@ -18,8 +18,11 @@ from unremix.audit import audit
 from unremix.core.importance import Importance
 from unremix.core.scores import PAPER_COMPONENTS, normalize
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
-from unremix.evaluation.knn import leave_one_out_shares
+from unremix.data.fingerprint import spread
+from unremix.data.quantities import counted
+from unremix.evaluation.knn import leave_one_out_shares, usual_neighbors
 from unremix.losses import HCLLoss, TwoViewLoss, UnReMixLoss
+from unremix.mining.groups import NEAR_DUPLICATE, find_clusters
 from unremix.report.drawings import packed
 from unremix.report.pictures import Atlas, make_atlas
 from unremix.report.projection import project
@@ -31,7 +34,6 @@ NEIGHBORS = 8
 QUERIES = 10
 PAIRS = 12
 OUTLIERS = 16
-NEAR_DUPLICATE = 0.1  # of the usual distance to the nearest neighbor
 SHARED = 0.5  # of the nearest neighbors in common: probably the same kind of thing
 CLUSTERS = 8
 SMALL_TILE, LARGE_TILE = 32, 96
@@ -169,7 +171,7 @@ def _classes(sample: Sample, units: Tensor) -> dict[str, Any] | None:
     if labels is None or len(labels.unique()) < 2:
         return None
     used, numbers = labels.unique(return_inverse=True)
-    k = max(1, min(MOST_NEIGHBORS_VOTING, len(labels) // (5 * len(used))))
+    k = usual_neighbors(labels, MOST_NEIGHBORS_VOTING)
     predicted = leave_one_out_shares(units, numbers, k=k, temperature=0.1).argmax(1)
     matrix = torch.zeros(len(used), len(used), dtype=torch.long)
     matrix.index_put_((numbers, predicted), torch.ones(len(labels), dtype=torch.long), True)
@@ -177,29 +179,19 @@ def _classes(sample: Sample, units: Tensor) -> dict[str, Any] | None:
 
 
 def _clusters(units: Tensor) -> list[int]:
-    from sklearn.cluster import MiniBatchKMeans  # type: ignore[import-untyped]
-
     count = max(1, min(CLUSTERS, len(units) // 8))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fewer different items than clusters: then some are empty
-        found = MiniBatchKMeans(count, random_state=0, n_init=3).fit_predict(units.numpy())
-    order = np.argsort(-np.bincount(found, minlength=count), kind="stable")
-    rank = np.empty(count, int)
-    rank[order] = np.arange(count)
-    return [int(number) for number in rank[found]]
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Numbers spread evenly over a range."""
-    return sorted({int(number) for number in np.linspace(0, count - 1, min(most, count))})
+        found: list[int] = find_clusters(units.numpy(), count).cluster.tolist()
+    return found
 
 
 def _queries(sample: Sample) -> list[int]:
     """Items whose neighbors are shown: one of each class, as far as they go, else anywhere."""
     if sample.labels is None:
-        return _spread(len(sample.names), QUERIES)
+        return spread(len(sample.names), QUERIES).tolist()
     first = [int((sample.labels == label).nonzero()[0]) for label in sample.labels.unique()]
-    return [first[index] for index in _spread(len(first), QUERIES)]
+    return [first[index] for index in spread(len(first), QUERIES).tolist()]
 
 
 def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
@@ -224,8 +216,7 @@ def device_of(run: Run) -> str:
     """What the run was trained on, as far as its options say, on this machine."""
     if run.config.accelerator != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    threads = run.config.threads or torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' * (threads != 1)}"
+    return f"CPU, {counted(run.config.threads or torch.get_num_threads(), 'thread')}"
 
 
 def collect(run: Run, data: Any) -> Stored:

@@ -30,12 +30,14 @@ class Panel:
         title: What to call it.
         percent: Whether its values are shares.
         levels: Values to draw as level lines, by name: what there is without training.
+        at_least: What the axis shows at least, so that noise does not fill it.
     """
 
     column: str
     title: str
     percent: bool = False
     levels: Mapping[str, float] = field(default_factory=dict)
+    at_least: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,10 @@ def mean_curve(runs: Sequence[Sequence[Row]], column: str) -> Curve | None:
         >>> curve.epochs, curve.mean.round(3).tolist(), curve.deviation.round(3).tolist()
         ([1.0], [0.6], [0.141])
     """
-    series = [{row["epoch"]: row[column] for row in rows if column in row} for rows in runs]
+    series = [
+        {row["epoch"]: row[column] for row in rows if math.isfinite(row.get(column, math.nan))}
+        for rows in runs
+    ]
     series = [points for points in series if points]
     if not series:
         return None
@@ -108,6 +113,9 @@ def _draw(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[Sequence[Row]]])
             label=name, zorder=1,
         )  # fmt: skip
     axes.set(title=panel.title, xlabel="epoch", ylabel="%" if panel.percent else "")
+    if panel.at_least is not None:
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, scale * panel.at_least[0]), max(high, scale * panel.at_least[1]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     axes.grid(alpha=0.3)
 

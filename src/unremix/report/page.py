@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.data.atomic_files import write_text
-from unremix.data.quantities import duration
+from unremix.data.quantities import counted, duration
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.options.config import OF_DOMAIN, config_to_yaml
 from unremix.report.charts import Chart, Line, draw, looks
@@ -265,7 +265,7 @@ def _facts(
         data += f", {len(about['classes'])} classes" if about["classes"] else ", no labels"
     tau = "" if about is None else f", τ {about['weighting']['temperature']:.3g}"
     epochs = config.epochs if card is None else card["epoch"]
-    trained = f"{epochs} epoch{'s' * (epochs != 1)}"
+    trained = counted(epochs, "epoch")
     facts = [
         ("Data", data),
         ("Encoder", encoder),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Products, Views
+from unremix.data.fingerprint import drawn
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphBatch
 from unremix.data.image.dataset import ImageData
@@ -90,18 +91,6 @@ class Sample:
     read_as: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
-def chosen(total: int, most: int) -> Tensor:
-    """At most this many of a number of items, drawn with a fixed seed, in order.
-
-    Example:
-        >>> chosen(3, 10)
-        tensor([0, 1, 2])
-    """
-    if total <= most:
-        return torch.arange(total)
-    return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most].sort().values
-
-
 def take_sample(run: Run, data: Any, state: dict[str, Any] | None = None) -> Sample:
     """The sample of a run's data.
 
@@ -143,7 +132,7 @@ def _projecting(model: Framework) -> Projecting:
 def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | None) -> Sample:
     settings, parts = run.shape.settings, [data.train, *([data.test] if data.test else [])]
     sizes = [len(part) for part in parts]
-    items = chosen(sum(sizes), MOST_ITEMS)
+    items = drawn(sum(sizes), MOST_ITEMS)
 
     def images(numbers: Sequence[int]) -> Tensor:
         """Pictures of items, in their order."""
@@ -211,7 +200,7 @@ def _part(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
 
 def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | None) -> Sample:
     graphs = data.train
-    items = chosen(len(graphs), MOST_ITEMS)
+    items = drawn(len(graphs), MOST_ITEMS)
     features = graph_features(run.encoder(), graphs.store)[items]
     batch = torch.randperm(len(items), generator=torch.Generator().manual_seed(1))[:BATCH]
     fetched = _part(graphs.store.batch(items[batch]), model.dtype)
@@ -299,7 +288,7 @@ def _sentences(
     if not isinstance(model, QuickThought):
         raise ValueError(f"expected a model of Quick-Thought, got {type(model).__name__}")
     within = min(len(data), FIRST_SENTENCES)
-    passages = chosen(-(-within // PASSAGE), MOST_ITEMS // PASSAGE).tolist()
+    passages = drawn(-(-within // PASSAGE), MOST_ITEMS // PASSAGE).tolist()
     spans = [(PASSAGE * p, min(PASSAGE, within - PASSAGE * p)) for p in passages]
     encoder, vocabulary = reader(run)
     encoder.eval()

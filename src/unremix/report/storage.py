@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_arrays
 
 NAME = "report.npz"
 VERSION = 1
@@ -34,17 +34,8 @@ class Stored:
     def write(self, folder: Path) -> Path:
         """Write the file into a run folder."""
         text = json.dumps({"version": VERSION, **self.about}).encode()
-
-        def write(file: Path) -> None:
-            with file.open("wb") as stream:
-                np.savez_compressed(
-                    stream,
-                    allow_pickle=False,
-                    about=np.frombuffer(text, np.uint8),
-                    **self.arrays,
-                )
-
-        write_whole(folder / NAME, write)
+        arrays = {"about": np.frombuffer(text, np.uint8), **self.arrays}
+        write_arrays(folder / NAME, arrays, compressed=True)
         return folder / NAME
 
     @classmethod

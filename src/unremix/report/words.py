@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unremix.evaluation.card import FEATURES, label_of, measures_of
+from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
 from unremix.evaluation.health import COLLAPSED_SPREAD
-from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
+from unremix.evaluation.verdict import comparable, with_article
 
 FEW_DIMENSIONS = 2.0  # in use: below, the embeddings lie on a line
 
@@ -59,20 +59,12 @@ def _against(
     kind: str, trained: Mapping[str, Any], other: Mapping[str, Any]
 ) -> tuple[str, str] | None:
     """The first measure that shows a difference; if none does, the first measure."""
-    ours, theirs = measures_of(trained), measures_of(other)
-    common = [path for path in ours if path in theirs and path.rpartition(".")[2] != "top5"]
-    name = FEATURES.get(kind, kind)
-    name = f"the {name}" if name.endswith("encoder") else name
+    ours, name = measures_of(trained), with_article(kind)
     unclear: list[tuple[str, str]] = []
-    for path in sorted(common, key=lambda path: path != "knn"):
-        found = difference(ours[path], theirs[path])
-        if found is None:
-            continue
-        delta, low, high = found
-        if path.rpartition(".")[2] in SMALLER_IS_BETTER:
-            delta, low, high = -delta, -high, -low
-        share = ours[path].get("percent") is not False
-        factor, digits = (100, 1) if share else (1, 3)
+    for path, (delta, low, high) in sorted(
+        comparable(trained, other), key=lambda found: found[0] != "knn"
+    ):
+        share, (factor, digits) = in_percent(ours[path]), scale_of(ours[path])
         size = f"{factor * abs(delta):.{digits}f} ± {factor * (high - low) / 2:.{digits}f}"
         what = f"points of {label_of(path)} accuracy" if share else label_of(path)
         if low <= 0 <= high:

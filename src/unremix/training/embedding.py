@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_arrays, write_whole
 from unremix.data.image.decoding import HEIF_SUFFIXES, suffixes
+from unremix.data.suggestions import require_pyarrow
 from unremix.domains.base import Features
 from unremix.training.run import Layer, Run
 
@@ -53,7 +54,7 @@ def embed_to_file(
     domain = run.domain
     source: Any = source_of(run, data)  # a list for images only
     arrays = arrays_of(domain.features(run, domain.load_for(run, source)), normalize=normalize)
-    writers = {".npz": _write_npz, ".parquet": _write_parquet, ".csv": _write_csv}
+    writers = {".npz": write_arrays, ".parquet": _write_parquet, ".csv": _write_csv}
     writers[path.suffix](path, arrays)
     count, width = arrays["embeddings"].shape
     return count, width
@@ -111,14 +112,6 @@ def _listed(file: Path) -> list[str]:
     ]
 
 
-def _write_npz(path: Path, arrays: dict[str, Any]) -> None:
-    def write(file: Path) -> None:
-        with file.open("wb") as stream:  # a stream, or NumPy would append a suffix
-            np.savez(stream, allow_pickle=False, **arrays)
-
-    write_whole(path, write)
-
-
 def _write_csv(path: Path, arrays: dict[str, Any]) -> None:
     embeddings = arrays["embeddings"]
     others = [name for name in arrays if name != "embeddings"]
@@ -136,9 +129,7 @@ def _write_csv(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _write_parquet(path: Path, arrays: dict[str, Any]) -> None:
-    table = parquet_table(arrays)
-    import pyarrow.parquet
-
+    table, pyarrow = parquet_table(arrays), require_pyarrow()
     write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))
 
 
@@ -148,13 +139,7 @@ def parquet_table(arrays: dict[str, Any]) -> Any:
     Raises:
         ValueError: If pyarrow is not installed.
     """
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ValueError(
-            "expected pyarrow for a .parquet file, but it is not installed; "
-            "pip install pyarrow, or write .npz or .csv"
-        ) from error
+    pyarrow = require_pyarrow()
     embeddings = arrays["embeddings"]
     values = pyarrow.array(embeddings.reshape(-1))
     columns = {

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from unremix import __version__
-from unremix.data.atomic_files import read_text, write_text, write_whole
+from unremix.data.atomic_files import read_text, write_bytes, write_text, write_whole
 from unremix.domains.sentence import SentenceShape, reader
 from unremix.encoders import ResNet, SmallCNN, resnet, to_torchvision
 from unremix.training.checkpoints import digest_of
@@ -132,7 +132,7 @@ def write_weights(run: Run, encoder: nn.Module, path: Path) -> None:
     weights = {name: tensor.contiguous().cpu() for name, tensor in encoder.state_dict().items()}
     texts = to_texts(describe(run, encoder)) | {"sha256": digest_of(weights)}
     data = save(weights, metadata=texts)  # its save_file has a temporary file of its own
-    write_whole(path, lambda file: file.write_bytes(data))
+    write_bytes(path, data)
 
 
 def export_encoder(

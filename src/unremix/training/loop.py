@@ -8,7 +8,6 @@ that was stopped at any moment continues from its last checkpoint as if nothing 
 from __future__ import annotations
 
 import atexit
-import csv
 import logging
 import math
 import os
@@ -36,7 +35,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unremix
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
+from unremix.data.printing import to_csv
 from unremix.domains.base import Observer, Streams
 from unremix.domains.sampling import scramble
 from unremix.frameworks.base import Framework, Projecting
@@ -336,15 +336,7 @@ class Training:
 
     def write_metrics(self) -> None:
         """Write metrics.csv anew."""
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-
-        def write(path: Path) -> None:
-            with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, names)
-                writer.writeheader()
-                writer.writerows(self.rows)
-
-        write_whole(self.run.path / "metrics.csv", write)
+        write_text(self.run.path / "metrics.csv", to_csv(self.rows))
 
     def save(self) -> None:
         """Write the checkpoint; the previous one stands until this one is whole."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,9 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 
 from unremix.data.printing import printable
-from unremix.data.quantities import duration
+from unremix.data.quantities import counted, roughly
 from unremix.domains import find_domain
+from unremix.encoders.registry import chosen_name
 from unremix.options.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -26,7 +28,27 @@ if TYPE_CHECKING:
 
     from unremix.training.loop import Training
 
+EARLY = 4  # steps after which the rest is forecast; the first is slower than the others
+PATIENCE = 20.0  # seconds after which fewer steps have to do
+WORTH_SAYING = 60.0  # seconds; of less, the lines of the epochs say enough
+SLOW = 3600.0  # seconds on a CPU from which faster settings are named
+SMALL_IMAGE = 32  # pixels
 SILENCE = 30.0  # seconds without a line in a log file, at most (but for a single slow step)
+
+
+def faster_options(config: TrainConfig, shape: Any) -> str:
+    """Options that make a run on a CPU take less time, as they are typed.
+
+    Args:
+        config: The run's options.
+        shape: What its data decide about the model.
+    """
+    options = []
+    if config.domain == "image":
+        small = chosen_name(config.backbone, shape.image_size) == "small"
+        options += [] if small else ["--backbone small"]
+        options += [f"--image_size {SMALL_IMAGE}"] if shape.image_size > SMALL_IMAGE else []
+    return " ".join(options) or "fewer --epochs"
 
 
 class Progress:
@@ -56,6 +78,7 @@ class Progress:
         )
         self.tasks: dict[str, Any] = {}
         self.speed: float | None = None
+        self.took: list[float] | None = []  # the first steps, until the rest is forecast
         self.last = self.said = time.perf_counter()
 
     def __enter__(self) -> Progress:
@@ -92,7 +115,30 @@ class Progress:
         steps = training.total - training.step
         if self.speed is None or not steps:
             return []
-        return [f"about {duration(steps * self.batch_size / self.speed)} left"]
+        return [f"about {roughly(steps * self.batch_size / self.speed)} left"]
+
+    def _forecast(self, training: Training, seconds: float) -> None:
+        """Once, after the first steps: how long the rest takes, and what is faster."""
+        if self.took is None:
+            return
+        self.took.append(seconds)
+        timed = self.took[1:]
+        if len(timed) < EARLY - 1 and sum(timed) < PATIENCE:
+            return
+        self.took = None
+        config = training.config
+        left = (training.total - training.step) * median(timed)
+        if config.max_minutes is not None:
+            left = min(left, 60 * config.max_minutes - training.seconds)
+        if left < WORTH_SAYING:
+            return
+        said = f"training takes about {roughly(left)} more, evaluation not included"
+        if left >= SLOW and training.fabric.device.type == "cpu":
+            said += (
+                f"; faster on a CPU: {faster_options(config, training.run.shape)}. "
+                "--dry_run estimates the time of other options"
+            )
+        self.say(said)
 
     def opened(self, training: Training) -> None:
         """Before the first step: data, encoder and machine."""
@@ -104,8 +150,7 @@ class Progress:
         parts += [f"{len(test):,} more to test on"] if test is not None else ["no test split"]
         self.say(f"{config.composed_name} on {training.domain.name(data)}: {', '.join(parts)}")
         count = sum(parameter.numel() for parameter in training.model.encoder.parameters())
-        threads = torch.get_num_threads()
-        where = [str(training.fabric.device), f"{threads} thread{'s' * (threads > 1)}"]
+        where = [str(training.fabric.device), counted(torch.get_num_threads(), "thread")]
         if training.fabric.world_size > 1:
             where.append(f"{training.fabric.world_size} processes")
         encoder = training.domain.describe(config, run.shape)
@@ -116,11 +161,12 @@ class Progress:
     def stepped(self, training: Training, loss: float) -> None:
         """After every step."""
         now = time.perf_counter()
-        speed = self.batch_size / max(now - self.last, 1e-9)
+        seconds, self.last = max(now - self.last, 1e-9), now
+        speed = self.batch_size / seconds
         self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
-        self.last = now
         if not training.fabric.is_global_zero:
             return
+        self._forecast(training, seconds)
         numbers = f"loss {loss:.3f} · {self.speed:,.0f} {self.unit}/s"
         within = training.step % training.steps_per_epoch
         if not self.console.is_terminal and self.every and within and within % self.every == 0:

@@ -437,7 +437,7 @@ def test_the_size_is_found_even_if_the_sample_is_bad(tmp_path: Path) -> None:
 def test_nothing_usable(tmp_path: Path, content: dict[str, bytes]) -> None:
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError, match=r"at least one usable image .* accepted are the word"):
+    with pytest.raises(ValueError, match=r"one usable image .*; put pictures into the folder"):
         load_images(tmp_path)
 
 
@@ -455,7 +455,15 @@ def test_missing_path(monkeypatch: pytest.MonkeyPatch) -> None:
         load_images("no/such/data")
 
 
-@pytest.mark.parametrize("name", ["a.jpg", "a.csv", "a"])
+@pytest.mark.parametrize("name", ["a.jpg", "A.PNG", "a.heic"])
+def test_a_picture_alone_is_no_data_set(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    message = rf"a folder of pictures, got the single picture .*{name}; put pictures into a folder"
+    with pytest.raises(ValueError, match=message):
+        load_images(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a"])
 def test_unknown_format(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(ValueError, match=f"expected one of: .*got the file .*{name}"):

@@ -170,15 +170,13 @@ def test_a_file_that_fails_later_is_black_and_named_once(tmp_path: Path) -> None
     assert data.train.images.failed == {1: "truncated"}
 
 
-def test_progress_bar(split_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar(
+    split_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unremix.data.progress.SILENCE", 0.0)  # a log file shows lines, no bar
     load_images(split_folder, progress=True)
     assert "decoding train images" in capsys.readouterr().err
     load_images(split_folder, progress=True, cache_bytes=0)
     assert "checking test images" in capsys.readouterr().err
     load_images(split_folder)
     assert capsys.readouterr() == ("", "")
-
-
-def test_processors_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert stores._processors() == os.cpu_count()

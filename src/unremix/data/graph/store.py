@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from unremix.data.fingerprint import drawn
+
 if TYPE_CHECKING:
     from torch_geometric.data import Data  # type: ignore[import-untyped]
 
@@ -201,8 +203,7 @@ class GraphSet:
         """At most ``limit`` graphs, drawn with a fixed seed, in their order here."""
         if limit is None or limit >= len(self):
             return self
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
-        kept = order[:limit].sort().values
+        kept = drawn(len(self), limit)
         return GraphSet(
             self.store.choose(kept),
             [self.names[index] for index in kept.tolist()],

@@ -26,6 +26,7 @@ from unremix.data.image.stores import (
     stored_bytes,
 )
 from unremix.data.image.streamed import StreamedImages, stream_images, stream_split
+from unremix.data.locate import candidates
 from unremix.data.remote import kept
 from unremix.data.splits import ACCEPTED, Found, name_some
 
@@ -164,9 +165,11 @@ def load_images(
     if not len(sets[0]) and not isinstance(data, str | Path):
         raise ValueError(f"expected at least one usable image, got none ({message})")
     if not len(sets[0]):
+        folder = any(place.is_dir() for place in candidates(data))
         raise ValueError(
             f"expected at least one usable image for training in {data}, got none "
-            f"({message if skipped else 'it is empty'}); accepted are {ACCEPTED}"
+            f"({message if skipped else 'it is empty'}); "
+            + ("put pictures into the folder" if folder else f"accepted are {ACCEPTED}")
         )
     if skipped:
         warnings.warn(message, stacklevel=2)

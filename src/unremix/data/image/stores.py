@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -15,9 +15,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from unremix.data.archives import (
-    Skipped,
-)
+from unremix.data.archives import Skipped
 from unremix.data.image.decoding import ArraySource, Shape, Source, decode_into, reason_for
 from unremix.data.splits import Split, name_some
 
@@ -218,42 +216,27 @@ def _in_parallel(
 
     Pillow decodes and resizes without holding the interpreter's lock.
     """
-    workers = min(_processors(), torch.get_num_threads())
+    from joblib import cpu_count  # type: ignore[import-untyped]
+
+    workers = min(cpu_count(), torch.get_num_threads())
     # A few chunks per thread balance the load; few calls per chunk would cost more than they do.
     step = max(1, min(CHUNK, count // (4 * workers)))
     chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]
     results: list[Result] = []
     pool = ThreadPoolExecutor(workers)
+    advancing: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda _: None)
+    if title is not None and count:
+        from unremix.data.progress import showing
+
+        advancing = showing(title)
     try:
-        with _progress_bar(title, count) as advance:
+        with advancing as advance:
             for part in pool.map(lambda chunk: [function(index) for index in chunk], chunks):
                 results += part
-                advance(len(part))
+                advance(len(results) / count)
     finally:
         pool.shutdown(cancel_futures=True)
     return results
-
-
-@contextmanager
-def _progress_bar(title: str | None, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal with the time that remains; nothing without a title."""
-    if title is None:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda steps: bar.advance(task, steps)
-
-
-def _processors() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def free_memory() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import write_text
 
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<pad>", "<unk>")  # never tokens themselves: the tokeniser sets "<" apart
@@ -186,7 +186,7 @@ class Vocabulary:
         text = "".join(
             f"{word}\t{count}\n" for word, count in zip(self.words, self.counts, strict=True)
         )
-        write_whole(Path(path), lambda file: file.write_text(text, encoding="utf-8", newline="\n"))
+        write_text(Path(path), text)
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:

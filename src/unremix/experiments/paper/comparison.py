@@ -17,9 +17,9 @@ from unremix.report.bars import Bars, bar_chart
 
 HOW = (
     "In percent: mean ± standard deviation over seeds. The paper's figures stand below ours where "
-    "it has them; they come from its own data and scale. Differences pair equal seeds, which share "
-    "initial weights and the order of the data: mean [95 % interval by Student's t], each for "
-    "itself."
+    "it has them; they come from its own data and scale, and are subtracted only where the test "
+    "data are the same. Differences pair equal seeds, which share initial weights and the order "
+    "of the data: mean [95 % interval by Student's t], each for itself."
 )
 
 
@@ -85,6 +85,11 @@ def paper_figures(setting: Setting, row: Row) -> dict[str, tuple[float, float | 
     }
 
 
+def _comparable(setting: Setting, column: str) -> bool:
+    """Whether the paper's figures can be subtracted from those of a column."""
+    return any(one.comparable and column.endswith(f" on {one.paper}") for one in setting.sources)
+
+
 def _printed(mean: float | None, spread: float | None) -> str:
     """A figure with the digits that the paper has."""
     return "–" if mean is None else f"{mean}" + ("" if spread is None else f" ± {spread:.2f}")
@@ -93,7 +98,9 @@ def _printed(mean: float | None, spread: float | None) -> str:
 def _with_paper(
     grid: Grid, setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]
 ) -> Grid:
-    """The table with two lines below each row that the paper has: its figure, and the difference.
+    """The table with lines below each row that the paper has: its figure, and the difference.
+
+    There is no difference where the data are not the paper's.
 
     Args:
         grid: The table of our values, a line per row.
@@ -114,10 +121,12 @@ def _with_paper(
                 cell = row.cells.get(column.path)
                 differences.append(
                     "–"
-                    if mean is None or cell is None
+                    if mean is None or cell is None or not _comparable(setting, column.path)
                     else column.number(cell.summary.mean - mean / 100, sign=True)
                 )
-            lines += [["· paper", "", *figures], ["· ours − paper", "", *differences]]
+            lines.append(["· paper", "", *figures])
+            if set(differences) != {"–"}:
+                lines.append(["· ours − paper", "", *differences])
     return Grid(["", *grid.headings[1:]], lines, grid.baselines)
 
 
@@ -128,12 +137,9 @@ def ranks(values: Mapping[str, float]) -> dict[str, float]:
         >>> ranks({"a": 0.7, "b": 0.9, "c": 0.7})
         {'a': 2.5, 'b': 1.0, 'c': 2.5}
     """
-    return {
-        name: 1
-        + sum(other > value for other in values.values())
-        + (sum(other == value for other in values.values()) - 1) / 2
-        for name, value in values.items()
-    }
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
+    return dict(zip(values, rankdata([-value for value in values.values()]).tolist(), strict=True))
 
 
 def average_ranks(
@@ -201,6 +207,9 @@ def _records(
                 continue
             percent, _ = published.get(row.name, {}).get(column.path, (None, None))
             paper = None if percent is None else percent / 100
+            minus = None
+            if paper is not None and _comparable(setting, column.path):
+                minus = cell.summary.mean - paper
             difference = cell.difference
             records.append(
                 {
@@ -210,7 +219,7 @@ def _records(
                     "mean": cell.summary.mean,
                     "deviation": cell.summary.deviation,
                     "paper": paper,
-                    "ours_minus_paper": None if paper is None else cell.summary.mean - paper,
+                    "ours_minus_paper": minus,
                     "difference": None if difference is None else difference.mean,
                     "low": None if difference is None else difference.low,
                     "high": None if difference is None else difference.high,

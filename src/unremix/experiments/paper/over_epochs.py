@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from unremix.core.scores import PAPER_COMPONENTS
+from unremix.evaluation.statistics import summarize
 from unremix.experiments.paper.comparison import make_comparison
 from unremix.experiments.paper.records import Made, Setting
 from unremix.experiments.paper.scales import Source
-from unremix.experiments.statistics import summarize
 from unremix.experiments.tables import TRAINED, Grid
 from unremix.report.curves import Panel, learning_curves, mean_curve
 from unremix.report.style import DASHES, GRAYS, GREEN, ORANGE, PAGE, VERMILION, looks_of

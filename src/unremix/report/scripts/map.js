@@ -4,6 +4,7 @@ import { floats, make, percent, wholes } from "./data.js";
 import { shapeOf, shapePath } from "./items.js";
 
 const RADIUS = 3.4;
+const MANY = 2000; // more items than this get smaller points, so that the map does not fill up
 const REACH = 14; // pixels from the pointer
 const LEGEND = 28; // classes that are listed
 
@@ -77,14 +78,16 @@ export class EmbeddingMap {
     const style = getComputedStyle(this.root);
     const ratio = window.devicePixelRatio || 1;
     this.ratio = ratio;
-    const size = Math.ceil(ratio * (2 * RADIUS + 4));
+    const items = this.positions.length / 2;
+    const radius = RADIUS * Math.min(1, (MANY / items) ** 0.25);
+    const size = Math.ceil(ratio * (2 * radius + 4));
     // The pixels of a point: where each lies, its color and its opacity.
     const sprite = (number, faint) => {
       const canvas = document.createElement("canvas");
       canvas.width = canvas.height = size;
       const context = canvas.getContext("2d");
       context.fillStyle = style.getPropertyValue(`--class-${number % 7}`).trim();
-      context.fill(new Path2D(shapePath(shapeOf(number), size / 2, size / 2, ratio * RADIUS)));
+      context.fill(new Path2D(shapePath(shapeOf(number), size / 2, size / 2, ratio * radius)));
       const { data } = context.getImageData(0, 0, size, size);
       const pixels = [];
       for (let at = 0; at < data.length; at += 4) {

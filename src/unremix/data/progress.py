@@ -16,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from unremix.data.quantities import roughly
+
 SILENCE = 30.0  # seconds without a line in a log file, at most
 
 
@@ -51,7 +53,7 @@ def showing(what: str, console: Console | None = None) -> Iterator[Callable[[flo
         now = time.perf_counter()
         if not console.is_terminal and now - said >= SILENCE and done > 0:
             left = (now - started) * (1 - done) / done
-            console.print(f"{what} {done:.0%}, {left:.0f} s left", highlight=False)
+            console.print(f"{what} {done:.0%}, about {roughly(left)} left", highlight=False)
             said = now
 
     with bars:
