@@ -12,12 +12,12 @@ export function matchedRates({ similarity, negatives, suspects }) {
   const order = ranked(similarity, negatives);
   const before = [0];
   order.forEach((j) => before.push(before.at(-1) + (suspects[j] ? 1 : 0)));
-  const rates = new Float64Array(negatives.length);
+  const rates = new Float64Array(negatives.length).fill(NaN);
   order.forEach((j, rank) => {
-    const own = suspects[j] ? 1 : 0;
     const half = Math.min(WINDOW, rank, order.length - 1 - rank);
+    const own = suspects[j] ? 1 : 0;
     const within = before[rank + half + 1] - before[rank - half];
-    rates[j] = half > 0 ? (within - own) / (2 * half) : own;
+    rates[j] = half < 1 ? own : (within - own) / (2 * half);
   });
   return rates;
 }
@@ -54,7 +54,7 @@ function distinctClasses(order, weights, labels, k) {
 }
 
 // rows: one per anchor, {weights, negatives, suspects, labels, expected}
-//   top, matched: the rates among the k heaviest, and among negatives of equal similarity
+//   top: the rate among the k heaviest; matched: that among negatives of equal similarity
 export function audit(rows, k) {
   const hits = new Float64Array(DECILES);
   const expected = new Float64Array(DECILES);
@@ -94,11 +94,11 @@ export function audit(rows, k) {
     if (labels) found.distinct.push(distinctClasses(order, weights, labels, looked) / looked);
     found.effective.push(squares <= 0 ? 0 : total ** 2 / squares);
   }
-  const shares = (values) => Array.from(values, (value, d) => (counts[d] > 0 ? value / counts[d] : NaN));
+  const shares = (values, among) => Array.from(values, (value, d) => (among[d] > 0 ? value / among[d] : NaN));
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   return {
-    deciles: shares(hits),
-    matchedDeciles: shares(expected),
+    deciles: shares(hits, counts),
+    matchedDeciles: shares(expected, counts),
     ...Object.fromEntries(Object.entries(found).map(([name, values]) => [name, mean(values)])),
   };
 }
