@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from unremix.core.scores import SMALLEST_NORM
 from unremix.data.atomic_files import write_whole
-from unremix.data.suggestions import require_pyarrow
+from unremix.data.suggestions import needed_for
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -153,7 +153,8 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
 
 
 def _parquet_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
-    pyarrow = require_pyarrow()
+    with needed_for("a .parquet file", "use another kind of file"):
+        import pyarrow.parquet
     table = pyarrow.parquet.read_table(path)
     _check_present(path, wanted, table.column_names)
     found: dict[str, NDArray[Any]] = {}
