@@ -4,13 +4,15 @@
 
 How to read the table. 20,000 pictures of 32 pixels lie in 20 WebDataset shards. "disk" reads and
 decodes them by their paths; "S3" does so by their URLs, from a server of moto on this machine, with
-an empty cache each time. "local" is what ``unremix embed`` does after its start, on all threads;
-"Ray" is ``--on ray`` with as many actors of one thread each, without its start-up: its time is that
-of listing the shards, and of the parts after the first one, scaled to all. With --cpu-time,
-processor time counts instead: of this process for the data, of it and all its descendants for
-embedding; that says what the machinery costs, on a machine that others use, too. The server is
-a process of its own and does not count. All numbers go to benchmarks/results/cluster.json. --quick
-takes 2,000 pictures.
+an empty cache each time. "disk, streamed" and "S3, streamed" read the batches of an epoch as
+``unremix train --stream 4`` does, four shards at a time; the shards were looked through before, and
+the cache is empty and has room for ten of them. "local" is what ``unremix embed`` does after its
+start, on all threads; "Ray" is ``--on ray`` with as many actors of one thread each, without its
+start-up: its time is that of listing the shards, and of the parts after the first one, scaled to
+all. With --cpu-time, processor time counts instead: of this process for the data, of it and all its
+descendants for embedding; that says what the machinery costs, on a machine that others use, too.
+The server is a process of its own and does not count. All numbers go to
+benchmarks/results/cluster.json. --quick takes 2,000 pictures.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ from timing import Race, Ratio, Seconds
 import unremix
 from unremix.cluster.embedding import embed_on_ray
 from unremix.cluster.ray_engine import connect
-from unremix.data.image.dataset import find_splits, load_images
+from unremix.data.image.dataset import StreamedImages, find_splits, load_images
 from unremix.data.remote import file_system
+from unremix.domains.sampling import streamed
 from unremix.training.embedding import embed_to_file
 
 SHARDS, SIZE = 20, 32
+BATCH, LANES = 256, 4
 LEAST_S3, LEAST_RAY = 0.8, 0.85
 PORT = 5555
 PATTERN = f"pictures-{{00..{SHARDS - 1}}}.tar"
@@ -98,6 +102,35 @@ def race_data(options: Options, folder: Path, caches: Path) -> Race:
         load_images(f"s3://data/{PATTERN}")
 
     return options.race({"disk": lambda: load_images(str(folder / PATTERN)), "S3": from_s3})
+
+
+def race_streams(options: Options, folder: Path, caches: Path) -> Race:
+    """Read the batches of an epoch, shard by shard, each time with an empty cache."""
+    numbers = count()
+    os.environ["UNREMIX_INDEX"] = str(caches / "index")
+    shard = max(path.stat().st_size for path in folder.iterdir())
+
+    def epoch(data: str) -> None:
+        images = load_images(data, stream=True).train.images
+        assert isinstance(images, StreamedImages)
+        ahead = len(images) // SHARDS * LANES // BATCH
+        steps = len(images) // BATCH
+        for step in range(steps):
+            for number in (step, min(step + ahead, steps - 1)):
+                images.expect(streamed(images.counts, BATCH, LANES, 0, number))
+            images.batch(streamed(images.counts, BATCH, LANES, 0, step))
+
+    def from_s3() -> None:
+        os.environ["UNREMIX_CACHE"] = str(caches / f"streamed-{next(numbers)}")
+        epoch(f"s3://data/{PATTERN}")
+
+    epoch(f"s3://data/{PATTERN}")  # the shards are looked through
+    os.environ["UNREMIX_CACHE_BYTES"] = str(10 * shard)
+    race = options.race(
+        {"disk, streamed": lambda: epoch(str(folder / PATTERN)), "S3, streamed": from_s3}
+    )
+    del os.environ["UNREMIX_CACHE_BYTES"]
+    return race
 
 
 class Family:
@@ -165,6 +198,7 @@ def main() -> int:
         server = start_server(folder)
         try:
             data = race_data(options, folder, Path(place) / "caches")
+            streams = race_streams(options, folder, Path(place) / "caches")
         finally:
             server.kill()
             server.wait()
@@ -180,16 +214,21 @@ def main() -> int:
 
     title = f"{pictures:,} pictures of {SIZE} px, {torch.get_num_threads()} threads"
     ratios: dict[str, Ratio] = {}
-    for race, reference in ((data, "disk"), (embedding, "local")):
+    races = ((data, "disk"), (streams, "disk, streamed"), (embedding, "local"))
+    for race, reference in races:
         ratios |= show_race(
             race, title, reference=reference, column="pictures/s", amount=per_second, faster=True
         )
     targets = {
         f"S3 at least {LEAST_S3} times the disk": ratios["S3"].medians >= LEAST_S3,
+        f"S3, streamed, at least {LEAST_S3} times the disk": (
+            ratios["S3, streamed"].medians >= LEAST_S3
+        ),
         f"Ray at least {LEAST_RAY} times one process": ratios["Ray"].medians >= LEAST_RAY,
     }
-    both = Race({**data.seconds, **embedding.seconds}, data.disturbed + embedding.disturbed)
-    return conclude("cluster", options, both, ratios, targets, settings={"pictures": pictures})
+    seconds = {name: taken for race, _ in races for name, taken in race.seconds.items()}
+    whole = Race(seconds, sum(race.disturbed for race, _ in races))
+    return conclude("cluster", options, whole, ratios, targets, settings={"pictures": pictures})
 
 
 if __name__ == "__main__":

@@ -25,8 +25,10 @@ from torch import nn
 
 from unremix.core.contrast import contrast
 from unremix.core.objectives import JensenShannon
+from unremix.core.options import Options
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
+from unremix.core.problem import Comparison
+from unremix.core.views import Views
 from unremix.data.graph.dataset import GraphData
 from unremix.domains.graph import GraphDomain
 from unremix.frameworks.infograph import Discriminator
@@ -131,13 +133,8 @@ class Epoch:
 def check_the_loop() -> None:
     """Both compute the same loss, or their times could not be compared."""
     nodes, graphs, owner = torch.randn(9, 4), torch.randn(3, 4), torch.arange(9) % 3
-    ours = contrast(
-        Views(nodes),
-        Views(graphs),
-        Pairs.membership(owner, 3),
-        Options(objective=JensenShannon(), products="dot"),
-        temperature=1.0,
-    )
+    compared = Comparison(Views(nodes), Views(graphs), Pairs.membership(owner, 3))
+    ours = contrast(compared, Options(objective=JensenShannon(), logits="dot"), temperature=1.0)
     torch.testing.assert_close(looped_jsd(nodes, graphs, owner), ours)
 
 

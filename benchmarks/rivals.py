@@ -94,7 +94,7 @@ def make_batch(size: int, *, width: int, input_width: int, seed: int) -> Batch:
 def bare_products(batch: Batch) -> Callable[[], None]:
     """The matrix products of UnReMix, forward and backward, and nothing else: the limit.
 
-    With a product of (2N, D) by (D, 2N) as one unit: similarities twice, posterior residual, delta
+    With a product of (2N, D) by (D, 2N) as one unit: similarities twice, output gradient, delta
     product, h product (H/D units) and the two products of the gradient; 10 at H = 4 D. Each is one
     large product into memory allocated beforehand.
     """
@@ -106,7 +106,7 @@ def bare_products(batch: Batch) -> Callable[[], None]:
 
     def run() -> None:
         torch.mm(units, units.T, out=square)  # similarities
-        torch.mm(square, units, out=narrow)  # posterior residual
+        torch.mm(square, units, out=narrow)  # output gradient
         torch.mm(units, units.T, out=square)  # similarities again
         torch.mm(delta, delta.T, out=square_of_inputs)  # delta product
         torch.mm(inputs, inputs.T, out=square_of_inputs)  # h product

@@ -16,6 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from unremix.training.memory import keep_freed_memory
+
+keep_freed_memory()  # as `unremix train` does; UNREMIX_KEEP_MEMORY=0 measures without
+
 Seconds = dict[str, list[float]]
 Clock = Literal["wall", "cpu"]
 TURN = 0.1  # seconds that a turn takes at least

@@ -18,7 +18,7 @@ from torch import Tensor
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.engines import VARIABLE
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
+from unremix.core.views import Views
 
 DTYPES = (torch.float32, torch.float64, torch.float64, torch.float16, torch.bfloat16)
 PRECISION = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
@@ -130,7 +130,7 @@ def random_call(seed: int) -> Call:
         negatives = torch.tensor([[draw.random() < 0.7 for _ in range(rows)] for _ in range(rows)])
         pairs = Pairs.from_masks(positives, negatives & ~positives)
         extra = {
-            "products": draw.choice(["cosine", "dot"]),
+            "logits": draw.choice(["cosine", "dot"]),
             "objective": draw.choice(["info-nce", "jsd"]),
             "positives_in_denominator": draw.random() < 0.3,
         }
@@ -195,7 +195,7 @@ def check_call(seed: int, engines: tuple[str, ...] = ("eager", "native")) -> str
 def _compare(call: Call, first: Outcome, other: Outcome, name: str) -> None:
     dtype = torch.float64 if call.tensors[0].dtype == torch.float64 else torch.float32
     sizes = [each.double().abs().amax(1, keepdim=True) for each in call.tensors[:2]]
-    dot = call.extra.get("products") == "dot"
+    dot = call.extra.get("logits") == "dot"
     largest = 1.0  # of the products that logits are made of
     if dot:
         largest = float(sizes[0].max() * sizes[1].max()) * call.tensors[0].shape[1]

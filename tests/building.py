@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Own
 from unremix.core.scores import COMPONENTS
+from unremix.core.views import Own
 from unremix.core.weights import Weighting
 from unremix.frameworks.base import Batch
 from unremix.frameworks.moco import MoCo, MoCoOptions

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,19 @@ settings.load_profile("unremix")
 def count_few_processes() -> None:
     """Leave coverage to this process and those of processes.py: it makes others start late."""
     processes.counting = os.environ.pop(processes.COUNTING, None)
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Signals as in a terminal, also where the tests were started with ``nohup`` or ``&``.
+
+    These have SIGINT ignored, in this process and in all that it starts.
+    """
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    earlier = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module", params=["native", "eager"])

@@ -403,8 +403,8 @@ def matched_rate(
 
     similarity, weights, negatives: (N, M); labels: (M,), of anchors and candidates alike.
     Candidates j and j' show the same sample if they are equal modulo `samples`. Of each heavy
-    negative the matches are the negatives at most `window` ranks of similarity away, of other
-    samples.
+    negative the matches are as many negatives just above as just below it in similarity, at most
+    `window`, of other samples; one without matches is its own.
     """
     rates = []
     for i in range(negatives.shape[0]):
@@ -413,10 +413,11 @@ def matched_rate(
         own = []
         for j in sorted(columns, key=lambda j: -float(weights[i, j]))[:k]:
             place = by_similarity.index(j)
-            near = by_similarity[max(0, place - window) : place + window + 1]
+            reach = min(window, place, len(columns) - 1 - place)
+            near = by_similarity[place - reach : place + reach + 1]
             found = [bool(labels[m] == labels[i]) for m in near if m % samples != j % samples]
-            if found:
-                own.append(sum(found) / len(found))
+            found = found or [bool(labels[j] == labels[i])]
+            own.append(sum(found) / len(found))
         if own:
             rates.append(sum(own) / len(own))
     return sum(rates) / len(rates) if rates else math.nan

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import unremix
+from unremix.report.storage import Stored
 from unremix.training.run import Run
 
 HOSTILE = [
@@ -84,3 +85,19 @@ def sentences(folder: Path) -> Run:
         name="sentences", batch_size=32,
         sentence={"units": 8, "words": 8, "senteval": "none", "format": "lines"}, **COMMON,
     )  # fmt: skip
+
+
+def with_classes(stored: Stored, count: int, folder: Path) -> Path:
+    """Gives a run folder a page's data with ten thousand items of so many classes."""
+    about, arrays, items = dict(stored.about), dict(stored.arrays), 10_000
+    known, rng = len(about["names"]), np.random.default_rng(0)
+    about["names"] = [f"item {number}" for number in range(items)]
+    about["labels"] = [number % count for number in range(items)]
+    about["classes"] = [f"a class with the number {number}" for number in range(count)]
+    arrays["predicted"] = rng.integers(0, count, items).astype(np.int32)
+    arrays["positions"] = rng.random((items, 2), np.float32)
+    arrays["neighbors"] = rng.integers(0, known, (items, 8)).astype(np.uint32)
+    arrays["cosines"] = rng.random((items, 8), np.float32)
+    arrays["embeddings"] = np.zeros((items, 2), np.float16)
+    Stored(about, arrays).write(folder)
+    return folder

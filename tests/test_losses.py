@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
+from unremix.core.views import Views
 
 LOSSES = [InfoNCELoss, HCLLoss, UnReMixLoss]
 

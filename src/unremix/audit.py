@@ -21,9 +21,9 @@ class Audit:
         false_negative_rate: Share of an anchor's k most weighted negatives that have its label,
             mean over anchors.
         matched_false_negative_rate: The same share among negatives that are as similar to the
-            anchor: what a choice by similarity alone would give. A weighting that avoids false
-            negatives has a lower rate than this; one that merely prefers easy negatives has the
-            same.
+            anchor: what a choice by similarity alone would give; see :func:`matched_rates`. A
+            weighting that avoids false negatives has a lower rate than this; one that merely
+            prefers easy negatives has the same.
         base_rate: The same share among all its negatives: what random choice would give.
         decile_false_negative_rate: Share of same-label negatives in each tenth by weight, from the
             least to the most weighted, over all anchors; NaN for a tenth that holds none.
@@ -100,10 +100,11 @@ def matched_rates(
     """Share of same-label negatives among those as similar to the anchor as the chosen ones.
 
     Rank an anchor's negatives by similarity, equal ones in the order of the batch. The matches of a
-    chosen negative are the negatives at most ``window`` ranks from it, without itself and without
-    the other view of its sample, whose label is the same. The rate of a chosen negative is the
-    share of its matches that have the anchor's label; that of an anchor is the mean over the chosen
-    that have matches.
+    chosen negative are as many negatives just above it as just below it: ``window`` on each side,
+    or as many as both sides have. More on one side than on the other would be more or less similar
+    than the chosen one on average. Left out are the negative itself and the other view of its
+    sample, whose label is the same. The rate of a chosen negative is the share of its matches that
+    have the anchor's label. One without matches, such as the most similar of all, is its own match.
 
     Args:
         similarity: s, shape (A, C).
@@ -115,7 +116,7 @@ def matched_rates(
         window: How far matches are, in ranks.
 
     Returns:
-        The rate of each anchor, shape (A,); NaN where nothing has a match.
+        The mean over the chosen of each anchor, shape (A,); NaN where none is a negative.
     """
     import torch
 
@@ -129,19 +130,19 @@ def matched_rates(
     )
     before = torch.nn.functional.pad(same.gather(1, order).long().cumsum(1), (1, 0))  # (A, C + 1)
     here = rank.gather(1, chosen)
-    first = (here - window).clamp(min=0)
-    last = torch.minimum(here + window, negatives.sum(1, keepdim=True) - 1)
-    false = before.gather(1, last.clamp(min=0) + 1) - before.gather(1, first)
-    count = last - first + 1
-    false, count = false - same.gather(1, chosen).long(), count - 1
+    below = negatives.sum(1, keepdim=True) - 1 - here
+    reach = torch.minimum(here, below).clamp(0, window)  # ranks on either side
+    own = same.gather(1, chosen).long()
+    false = before.gather(1, here + reach + 1) - before.gather(1, here - reach) - own
+    count = 2 * reach
     other = twin[chosen]
-    near = (rank.gather(1, other) - here).abs() <= window
+    near = (rank.gather(1, other) - here).abs() <= reach
     counted = near & (other != chosen) & negatives.gather(1, other)
     false = false - (same.gather(1, other) & counted).long()
     count = count - counted.long()
-    usable = negatives.gather(1, chosen) & (count > 0)
-    rates = torch.where(usable, false / count.clamp(min=1), 0.0).double()
-    return rates.sum(1) / usable.sum(1)
+    rates = torch.where(count > 0, false / count.clamp(min=1), own).double()
+    usable = negatives.gather(1, chosen)
+    return torch.where(usable, rates, 0.0).sum(1) / usable.sum(1)
 
 
 def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:

@@ -6,28 +6,31 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
-from unremix.core.contrast import contrast, full_precision
-from unremix.core.gather import Share, gather_views, share_of, withdraw
-from unremix.core.importance import Importance, examine
-from unremix.core.last_layer import Found, LastLayer, Projection, find_both, watch
-from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
-from unremix.core.pairs import Pairs
-from unremix.core.problem import EngineName, Options, Own, Products, Tile, V, Views
-from unremix.core.scores import (
-    PAPER_COMPONENTS,
-    Component,
-    Gradient,
-    Score,
-    at_least_float32,
-    sketch,
+from unremix.core.contrast import contrast
+from unremix.core.gather import (
+    Part,
+    find_part,
+    gather_rows,
+    gather_views,
+    is_distributed,
+    withdraw,
 )
-from unremix.core.two_views import Arranged, Layout, arrange, check_call, named
+from unremix.core.importance import Importance, examine
+from unremix.core.last_layer import Found, LastLayer, Projection, find_both, sketch, watch
+from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
+from unremix.core.options import EngineName, Logits, Options, Tile
+from unremix.core.pairs import Pairs
+from unremix.core.precision import at_least_float32, full_precision
+from unremix.core.problem import Comparison
+from unremix.core.scores import PAPER_COMPONENTS, Component, Gradient, Score
+from unremix.core.two_views import Layout, arrange, check_call, named
+from unremix.core.views import Own, Views
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of
 from unremix.signals.false_negatives import FalseNegatives, Filtering, Rule
 
@@ -36,6 +39,7 @@ MixName = Literal["learned", "free", "fixed", "adversarial"]
 Mix = MixName | Sequence[float]
 ScalingName = Literal["minmax", "zscore-exp", "none"]
 Gather = bool | Literal["equal"]
+V = TypeVar("V", Views, Own)
 
 LARGEST_LOGIT_SCALE = 100.0  # 1/τ of a learned temperature, as in CLIP
 
@@ -62,22 +66,12 @@ PRESETS: dict[str, Preset] = {
 class TwoViewLoss(Filtering):
     """What the losses share: two views become anchors, candidates and pairs for the core.
 
-    Args:
-        options: How the core computes the loss.
-        temperature: τ.
-        layout: ``both``: all 2N views are anchors and candidates; ``one-way``: first views against
-            second views; ``symmetric``: one-way in both directions, averaged.
-        gather: Whether the negatives come from all processes; ``equal`` where all are known to hold
-            the same number of samples, which saves an exchange.
-        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        false_negatives: What is done about negatives that are probably false.
-        fidelity: The preset, which may refuse that.
+    ``options`` says how the core computes the loss; the others are options of :class:`UnReMixLoss`.
     """
 
     def __init__(
         self,
         options: Options,
-        *,
         temperature: float,
         layout: Layout,
         gather: Gather,
@@ -92,9 +86,11 @@ class TwoViewLoss(Filtering):
             )
         if isinstance(false_negatives, str):
             false_negatives = FalseNegatives(false_negatives)
-        super().__init__(false_negatives, gather)
-        weighting = replace(options.weighting, filter=false_negatives)
-        self.options = replace(options, weighting=weighting)
+        super().__init__(false_negatives)
+        self.gather = gather if isinstance(gather, bool) else choose("gather", gather, ("equal",))
+        self.options = replace(
+            options, weighting=replace(options.weighting, filter=false_negatives)
+        )
         self.temperature = number("temperature", temperature, above=0)
         self.layout: Layout = choose("layout", layout, get_args(Layout))
         self.last_layer: LastLayer | Projection | None = None
@@ -115,6 +111,11 @@ class TwoViewLoss(Filtering):
         """τ⁺ of the debiasing."""
         objective = self.options.objective
         return objective.class_prior if isinstance(objective, InfoNCE) else 0.0
+
+    @property
+    def gathers(self) -> bool:
+        """Whether there are other processes to take negatives from."""
+        return bool(self.gather) and is_distributed()
 
     @property
     def takes_ids(self) -> bool:
@@ -202,32 +203,20 @@ class TwoViewLoss(Filtering):
         ids: Tensor | None = None,
         own: Own | None = None,
     ) -> Tensor:
-        """The loss of mixed views, each aimed at several second views, by their shares.
+        """The loss of mixed views z0, each aimed at several second views z1, by their shares.
 
-        One way: N anchors z0 against candidates z1. The views an anchor is aimed at stand in the
+        One way: N anchors z0 against candidates z1. ``keys``, shape (N, P), says which second views
+        each anchor is aimed at, and ``shares``, shape (N, P), the share π of each in its loss; the
+        other arguments are those of :meth:`forward`. The views an anchor is aimed at stand in the
         denominator of one another, so that with uniform weights this is the cross-entropy against
         the shares. With ``decoupled`` none of them does.
-
-        Args:
-            z0: Embeddings of the mixed views, shape (N, D).
-            z1: Embeddings of the second views, shape (N, D).
-            h0: Inputs of the last layer for the mixed views, shape (N, H).
-            h1: Likewise for the second views.
-            keys: Which second views each anchor is aimed at, shape (N, P).
-            shares: The share of each in its loss, shape (N, P).
-            ids: Which sample each second view shows, shape (N,); see :meth:`forward`.
-            own: Further negatives of each anchor alone.
-
-        Returns:
-            The loss, as :meth:`forward`.
         """
         with full_precision(z0.device):
             self.check_evidence("mixed views")
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
             options = self._options(positives_in_denominator=True)
-            loss = self._contrast(
-                self._arrange(first, second, aims=(keys, shares)), own, options=options
-            )
+            compared = self._arrange(first, second, aims=(keys, shares))
+            loss = self._contrast(compared, own, options=options)
             return self._finite(loss, **named(first, second))
 
     def against(
@@ -238,7 +227,7 @@ class TwoViewLoss(Filtering):
         *,
         own: Own | None = None,
         positives_in_denominator: bool = False,
-        products: Products = "cosine",
+        logits: Logits = "cosine",
         objective: ObjectiveName = "info-nce",
         temperature: Tensor | float | None = None,
     ) -> Tensor:
@@ -250,7 +239,7 @@ class TwoViewLoss(Filtering):
             pairs: Positives and negatives.
             own: Further negatives of each anchor alone.
             positives_in_denominator: Whether an anchor's other positives stand in the denominator.
-            products: ``cosine`` or ``dot``: what the logits are made of.
+            logits: ``cosine``: f·f/τ; ``dot``: z·z/τ.
             objective: InfoNCE, or the Jensen-Shannon estimate, which has neither a class prior nor
                 a denominator to leave positives out of.
             temperature: τ of this call in place of the loss's own; gradient flows to a tensor.
@@ -259,16 +248,16 @@ class TwoViewLoss(Filtering):
             The loss, as :meth:`forward`.
         """
         with full_precision(anchors.embeddings.device):
-            share, everyone = (self._share(anchors) if self.gathers else None), None
+            part, everyone = self._part(anchors), None
             shared = candidates is anchors
             anchors = self.describe_views(self._ready(anchors))
             candidates = anchors if shared else self.describe_views(self._ready(candidates))
-            if share is not None and not shared and self.weighting.needs_residuals:
+            if part is not None and not shared and self.weighting.needs_gradients:
                 known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
-                everyone = gather_views(known, share)
-            arranged = Arranged(anchors, candidates, pairs, share, everyone)
-            options = self._options(positives_in_denominator, products, objective)
-            loss = self._contrast(arranged, own, temperature, options)
+                everyone = gather_views(known, part)
+            compared = Comparison(anchors, candidates, pairs, part=part, everyone=everyone)
+            options = self._options(positives_in_denominator, logits, objective)
+            loss = self._contrast(compared, own, temperature, options)
             if checks_on(self.options.check, loss):
                 # All of it: what no anchor meets shows in the gradient and not in the loss.
                 check_finite(
@@ -280,6 +269,13 @@ class TwoViewLoss(Filtering):
                     own_inputs=None if own is None else own.inputs,
                 )
             return self._finite(loss)
+
+    def remember(self, ids: Tensor, *features: Tensor) -> None:
+        """As :meth:`Filtering.remember`; with ``gather``, of the batches of all processes."""
+        if self.gathers and self.bank is not None:
+            part = find_part(*features[0].shape, equal=self.gather == "equal")
+            ids, features = gather_rows(ids, part), tuple(gather_rows(x, part) for x in features)
+        super().remember(ids, *features)
 
     @torch.no_grad()
     def importance(
@@ -293,7 +289,7 @@ class TwoViewLoss(Filtering):
     ) -> Importance:
         """All scores and weights of a batch, for analysis; this process's batch only.
 
-        Takes what :meth:`forward` takes; memory grows with N².
+        The arguments are those of :meth:`forward`; memory grows with N².
         """
         with full_precision(z0.device):
             if self.layout == "symmetric":
@@ -312,7 +308,7 @@ class TwoViewLoss(Filtering):
         with full_precision(anchors.embeddings.device):
             first = self.describe_views(self._ready(anchors))
             second = self.describe_views(self._ready(candidates))
-            return self._examine(Arranged(first, second, pairs))
+            return self._examine(Comparison(first, second, pairs))
 
     def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
         """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
@@ -335,7 +331,7 @@ class TwoViewLoss(Filtering):
     def _options(
         self,
         positives_in_denominator: bool = False,
-        products: Products = "cosine",
+        logits: Logits = "cosine",
         objective: ObjectiveName = "info-nce",
     ) -> Options:
         """This loss's options for one call."""
@@ -343,13 +339,13 @@ class TwoViewLoss(Filtering):
         assert isinstance(usual, InfoNCE)
         if choose("objective", objective, get_args(ObjectiveName)) == "info-nce":
             made = replace(usual, positives_in_denominator=positives_in_denominator)
-            return replace(self.options, products=products, objective=made)
+            return replace(self.options, logits=logits, objective=made)
         if usual.decoupled:
             raise ValueError(
                 "expected decoupled=False with the objective jsd, which has no denominator, got "
                 "True; leave it out"
             )
-        return replace(self.options, products=products, objective=JensenShannon())
+        return replace(self.options, logits=logits, objective=JensenShannon())
 
     def _ready(self, views: V) -> V:
         """In working precision, the inputs of the last layer projected where asked."""
@@ -361,40 +357,35 @@ class TwoViewLoss(Filtering):
 
     def _contrast(
         self,
-        arranged: Arranged,
+        compared: Comparison,
         own: Own | None,
         temperature: Tensor | float | None = None,
         options: Options | None = None,
     ) -> Tensor:
-        arranged = self._limited(arranged, update=self.training)
+        compared = self._limited(compared, update=self.training)
+        if own is not None:
+            compared = replace(compared, own=self._ready(own))
         return contrast(
-            arranged.anchors,
-            arranged.candidates,
-            arranged.pairs,
+            compared,
             self.options if options is None else options,
             temperature=self.current_temperature() if temperature is None else temperature,
             mix=self.lambdas(),
-            own=None if own is None else self._ready(own),
-            share=arranged.share,
-            everyone=arranged.everyone,
         )
 
-    def _examine(self, arranged: Arranged) -> Importance:
-        arranged = self._limited(arranged, update=False)
-        given = (arranged.anchors, arranged.candidates, arranged.pairs)
-        return examine(*given, self.options, self.current_temperature(), self.lambdas())
+    def _examine(self, compared: Comparison) -> Importance:
+        compared = self._limited(compared, update=False)
+        return examine(compared, self.options, self.current_temperature(), self.lambdas())
 
-    def _limited(self, arranged: Arranged, *, update: bool) -> Arranged:
-        """The batch with a threshold of each anchor, where the rule asks for one."""
+    def _limited(self, compared: Comparison, *, update: bool) -> Comparison:
+        """The same with a threshold of each anchor, where the rule asks for one."""
         if self.thresholds is None:
-            return arranged
-        anchors, candidates = arranged.anchors, arranged.candidates
-        limits = self.find_thresholds(
-            anchors, candidates, arranged.pairs, tile=self.options.tile, update=update
+            return compared
+        limits = self.find_thresholds(compared, tile=self.options.tile, update=update)
+        limited = replace(compared.anchors, thresholds=limits)
+        shared = compared.candidates is compared.anchors
+        return replace(
+            compared, anchors=limited, candidates=limited if shared else compared.candidates
         )
-        limited = replace(anchors, thresholds=limits)
-        candidates = limited if candidates is anchors else candidates
-        return replace(arranged, anchors=limited, candidates=candidates)
 
     def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
         """The loss; if it is not finite, an error that says why."""
@@ -406,18 +397,19 @@ class TwoViewLoss(Filtering):
             )
         return loss
 
-    def _share(self, views: Views) -> Share:
-        """How many samples each process holds."""
+    def _part(self, views: Views) -> Part | None:
+        """This process's part of the joint batch, where the loss gathers."""
+        if not self.gathers:
+            return None
         size, width = views.embeddings.shape
         inputs = 0 if views.inputs is None else views.inputs.shape[1]
         dtype, equal = views.embeddings.dtype, self.gather == "equal"
-        return share_of(size, width, inputs, dtype=dtype, equal=equal)
+        return find_part(size, width, inputs, dtype=dtype, equal=equal)
 
     def _arrange(
         self, first: Views, second: Views, aims: tuple[Tensor, Tensor] | None = None
-    ) -> Arranged:
-        share = self._share(first) if self.gathers else None
-        return arrange(first, second, self.layout, share, aims)
+    ) -> Comparison:
+        return arrange(first, second, self.layout, self._part(first), aims)
 
     def _prepare_together(
         self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
@@ -425,7 +417,7 @@ class TwoViewLoss(Filtering):
         """As :meth:`_prepare`; if it fails here, the other processes are told."""
         try:
             first, second = self._prepare(z0, z1, h0, h1, ids)
-            unused = first.inputs is not None and not self.weighting.needs_residuals
+            unused = first.inputs is not None and not self.weighting.needs_gradients
             # The loss would not show it, or show it in all processes without telling whose it is.
             if (unused or self.gathers) and checks_on(self.options.check, z0):
                 check_finite(**named(first, second))
@@ -447,7 +439,7 @@ class TwoViewLoss(Filtering):
         """Two views with everything that the scores need."""
         check_call(z0, z1, h0, h1, ids)
         ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
-        needs = self.weighting.needs_residuals if needs_inputs is None else needs_inputs
+        needs = self.weighting.needs_gradients if needs_inputs is None else needs_inputs
         outputs: tuple[Tensor | None, Tensor | None] = (None, None)
         if h0 is None and self.last_layer is not None and needs:
             first, second = self.find_inputs(z0, z1)
@@ -466,7 +458,7 @@ class TwoViewLoss(Filtering):
 
 
 class InfoNCELoss(TwoViewLoss):
-    """Plain InfoNCE (NT-Xent): every negative counts alike.
+    """Plain InfoNCE (NT-Xent): all negatives have weight 1.
 
     L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j e^{s_ij/τ}) )
 
@@ -501,13 +493,9 @@ class InfoNCELoss(TwoViewLoss):
         check: bool | None = None,
     ) -> None:
         objective = InfoNCE(class_prior, decoupled=decoupled)
+        options = Options(objective=objective, tile=tile, engine=engine, check=check)
         super().__init__(
-            Options(objective=objective, tile=tile, engine=engine, check=check),
-            temperature=temperature,
-            layout=layout,
-            gather=gather,
-            learnable_temperature=learnable_temperature,
-            false_negatives=false_negatives,
+            options, temperature, layout, gather, learnable_temperature, false_negatives
         )
 
 
@@ -560,14 +548,10 @@ class HCLLoss(TwoViewLoss):
             over_temperature=preset.hcl_exponent == "logit",
         )
         objective = InfoNCE(class_prior, decoupled=decoupled)
+        options = Options(weighting, objective, tile=tile, engine=engine, check=check)
+        layout = "both" if layout is None else layout
         super().__init__(
-            Options(weighting, objective, tile=tile, engine=engine, check=check),
-            temperature=temperature,
-            layout="both" if layout is None else layout,
-            gather=gather,
-            learnable_temperature=learnable_temperature,
-            false_negatives=false_negatives,
-            fidelity=fidelity,
+            options, temperature, layout, gather, learnable_temperature, false_negatives, fidelity
         )
 
 
@@ -577,16 +561,18 @@ class UnReMixLoss(TwoViewLoss):
     L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j w_ij e^{s_ij/τ}) ),
     w_ij = λ_u U_ij + λ_s S_ij + λ_r R_ij
 
-    Options that are None take the value of the ``fidelity`` preset (docs/fidelity.md).
+    Options that are None take the value of the ``fidelity`` preset (docs/fidelity.md). The mix is a
+    parameter: move the loss to the device of the embeddings, with ``.to(device)``.
 
     Args:
         temperature: τ.
         last_layer: The linear layer that makes the embeddings; it is watched for its input h, and
             not registered as a submodule. Where BatchNorm or an activation follows it, pass the
-            head, or its part from the linear layer on: h is that layer's input, and the uncertainty
-            takes δ at that layer's output. For two encoders, pass a pair; inputs of different
-            widths have no inner product, and enter as |h_i| |h_j|. Without ``last_layer``, and
-            without h0 and h1 in the call, the uncertainty ignores the layer's input.
+            head, or its part from the linear layer on: the pseudo-posterior and δ are then computed
+            from the directions of W h + b, which is not the chain rule through BatchNorm. For two
+            encoders, pass a pair; inputs of different widths have no inner product, and enter as
+            |h_i| |h_j|. Without ``last_layer``, and without h0 and h1 in the call, the uncertainty
+            ignores the layer's input.
         projection: In place of ``last_layer``, the parameter P, shape (H, D), of embeddings
             z = h P; or a pair, for two encoders.
         components: Any of ``uncertainty``, ``similarity``, ``representativeness``, or functions
@@ -598,18 +584,19 @@ class UnReMixLoss(TwoViewLoss):
         hardness: Sharpness of ``zscore-exp``, 1 by default; only with that scaling.
         posterior_temperature: t of the pseudo-posterior.
         gradient: What the uncertainty differentiates: ``pseudo-label`` or ``nt-xent``.
-        layout: ``both``, ``one-way`` or ``symmetric``.
+        layout: ``both``: all 2N views are anchors and candidates; ``one-way``: first views against
+            second views; ``symmetric``: one-way in both directions, averaged.
         class_prior: τ⁺ of HCL's debiasing.
         decoupled: Whether the positive is left out of the denominator.
         bias: Whether the layer behind h0 and h1 has a bias; for a watched layer this is known.
         learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        sketch: Project h to this many dimensions; see :func:`unremix.core.scores.sketch`.
+        sketch: Project h to this many dimensions; see :func:`unremix.core.last_layer.sketch`.
         similarity_gradient: Whether gradient flows to the embeddings through the similarity.
         false_negatives: What is done about negatives that are probably false: a rule (``ring``,
             ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
             what evidence. None: nothing.
-        gather: Whether the negatives come from all processes; ``equal`` where all hold the same
-            number of samples.
+        gather: Whether the negatives come from all processes; ``equal`` where all are known to hold
+            the same number of samples, which saves an exchange.
         tile: Anchors per block: ``auto``, a number, or None for all at once.
         engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
         check: Whether to check for NaN and for anchors without weight, which waits for the device;
@@ -664,23 +651,19 @@ class UnReMixLoss(TwoViewLoss):
         preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
         watched = watch(last_layer, projection)
         prior = preset.class_prior if class_prior is None else class_prior
+        layout = preset.layout if layout is None else layout
+        options = Options(
+            _mixed_weighting(components, scaling, mass, hardness, similarity_gradient, preset),
+            InfoNCE(prior, decoupled=decoupled),
+            posterior_temperature=posterior_temperature,
+            gradient=gradient,
+            bias=all(each.bias for each in watched) if watched else bias,
+            tile=tile,
+            engine=engine,
+            check=check,
+        )
         super().__init__(
-            Options(
-                _mixed_weighting(components, scaling, mass, hardness, similarity_gradient, preset),
-                InfoNCE(prior, decoupled=decoupled),
-                posterior_temperature=posterior_temperature,
-                gradient=gradient,
-                bias=all(each.bias for each in watched) if watched else bias,
-                tile=tile,
-                engine=engine,
-                check=check,
-            ),
-            temperature=temperature,
-            layout=preset.layout if layout is None else layout,
-            gather=gather,
-            learnable_temperature=learnable_temperature,
-            false_negatives=false_negatives,
-            fidelity=fidelity,
+            options, temperature, layout, gather, learnable_temperature, false_negatives, fidelity
         )
         if sketch is not None and (type(sketch) is not int or sketch < 1):
             raise ValueError(
@@ -690,33 +673,32 @@ class UnReMixLoss(TwoViewLoss):
         self.sketch = sketch
         self.last_layer = watched[0] if watched else None
         self.second_last_layer = watched[1] if len(watched) > 1 else None
-        scores = {
-            name_of(each): each.score if isinstance(each, Component) else each
-            for each in components
-        }
-        modules = {name: score for name, score in scores.items() if isinstance(score, nn.Module)}
+        self.component_names = tuple(name_of(each) for each in components)
+        scores = [each.score if isinstance(each, Component) else each for each in components]
+        pairs = zip(self.component_names, scores, strict=True)
+        modules = {name: score for name, score in pairs if isinstance(score, nn.Module)}
         if modules:  # scores with parameters or buffers of their own
             self.score_modules = nn.ModuleDict(modules)
-        self.component_names = tuple(name_of(component) for component in components)
         self._set_mix(mix, len(self.component_names))
 
     def _set_mix(self, mix: Mix, count: int) -> None:
+        """Make the parameters that λ is learned by, or keep λ as it is given."""
         self.mix_parameters: nn.Parameter | None = None
-        self.mix_shares: Tensor
+        self.given_lambdas: Tensor
         equal = torch.full((count,), 1 / max(count, 1))
         if not isinstance(mix, str):
             self.mix_kind = "given"
-            shares = [number("each number of mix", share, least=0) for share in mix]
-            if len(shares) != count or (count and sum(shares) == 0):
+            given = [number("each number of mix", each, least=0) for each in mix]
+            if len(given) != count or (count and sum(given) == 0):
                 raise ValueError(
                     f"expected mix to be one of {', '.join(get_args(MixName))} or {count} numbers, "
                     f"not all 0, one per component, got {tuple(mix)!r}; change it"
                 )
-            self.register_buffer("mix_shares", torch.tensor(shares), persistent=False)
+            self.register_buffer("given_lambdas", torch.tensor(given), persistent=False)
             return
         self.mix_kind = choose("mix", mix, get_args(MixName))
         if mix == "fixed":
-            self.register_buffer("mix_shares", equal, persistent=False)
+            self.register_buffer("given_lambdas", equal, persistent=False)
         elif mix == "free":
             if self.weighting.mass == "none":
                 warnings.warn(
@@ -732,7 +714,7 @@ class UnReMixLoss(TwoViewLoss):
     def lambdas(self) -> Tensor:
         """λ, one number per component, shape (K,), with gradient where it is learned."""
         if self.mix_parameters is None:
-            return self.mix_shares
+            return self.given_lambdas
         if self.mix_kind == "free":
             return nn.functional.softplus(self.mix_parameters)
         learned = self.mix_parameters.softmax(0)
@@ -742,13 +724,13 @@ class UnReMixLoss(TwoViewLoss):
 
     @property
     def mix(self) -> dict[str, float]:
-        """The share λ of each component."""
+        """λ of each component."""
         return dict(zip(self.component_names, self.lambdas().tolist(), strict=True))
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
-        shares = ", ".join(f"{name}={share:.3f}" for name, share in self.mix.items())
-        return f"temperature={self.temperature:g}, layout={self.layout!r}, mix=({shares})"
+        mix = ", ".join(f"{name}={lambda_k:.3f}" for name, lambda_k in self.mix.items())
+        return f"temperature={self.temperature:g}, layout={self.layout!r}, mix=({mix})"
 
 
 def _mixed_weighting(
@@ -768,7 +750,8 @@ def _mixed_weighting(
     names = [name_of(component) for component in components]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"expected each component once, got {', '.join(names)}; leave out the repeats"
+            f"expected each component once, got {', '.join(names)}; leave out the repeats, or give "
+            "each function a name of its own"
         )
     scaling = choose(
         "scaling", preset.scaling if scaling is None else scaling, get_args(ScalingName)

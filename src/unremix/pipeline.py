@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                     card = evaluate_run(run, data, progress=progress.measured)
                 card["verdict"] = verdict(card)
                 progress.say("writing the report")
-                write_report(run, card, data)
+                _try_report(run, card, data, say)
                 # Last: a run that has it is finished.
                 write_text(run.path / "evaluation.json", json.dumps(card, indent=2))
     except KeyboardInterrupt as stopped:
@@ -88,6 +89,17 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
     finally:
         prepared.unlock()
     return SharedRun.of(run)
+
+
+def _try_report(run: Run, card: dict[str, Any], data: Any, say: Callable[[str], None]) -> None:
+    """Write the page; what was measured is kept even if there can be none."""
+    try:
+        write_report(run, card, data)
+    except Exception as error:
+        say(
+            f"report.html was not written ({type(error).__name__}: {error}); 'unremix report "
+            f"{run.path}' tries again"
+        )
 
 
 def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False) -> dict[str, Any]:
@@ -113,6 +125,11 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
         name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
         card["verdict"] = verdict(card)
         if data is None:
-            write_report(run, card, found)
+
+            def say(message: str) -> None:
+                progress.say(message)
+                run.warn(message)
+
+            _try_report(run, card, found, say)
         write_text(run.path / name, json.dumps(card, indent=2))
     return card

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_runs
+import yaml
 from pictures import save
 from s3_server import S3
 
@@ -147,6 +149,27 @@ def test_from_s3_to_s3(run: Run, server: S3, tmp_path: Path) -> None:
         assert main([*words, "-o", "s3://data/features"]) == 0
     files.get("data/features", str(tmp_path / "features"), recursive=True)
     assert_same(columns(tmp_path / "features"), columns(tmp_path / "local.npz"))
+    # Mined from where they are: parts behind a URL, a file behind one, and a file here.
+    files.put_file(str(tmp_path / "local.npz"), "data/features.npz")
+    (tmp_path / "pairs.tsv").write_text("s-0.tar/0.png\ts-0.tar/1.png\n")
+    mine = ["mine", "--positives", str(tmp_path / "pairs.tsv"), "-k", "2", "--anchors"]
+    assert main([*mine, str(tmp_path / "features"), "-o", str(tmp_path / "here.csv")]) == 0
+    for source, on in (("features", "ray"), ("features", "local"), ("features.npz", "local")):
+        out = tmp_path / f"{source}-{on}.csv"
+        assert main([*mine, f"s3://data/{source}", "-o", str(out), "--on", on]) == 0
+        assert out.read_text() == (tmp_path / "here.csv").read_text()
+
+
+@pytest.mark.parametrize("kind", ["graphs", "sentences"])
+def test_graphs_and_sentences(kind: str, tmp_path: Path) -> None:
+    trained = getattr(small_runs, kind)(tmp_path)
+    words = ["embed", str(trained.path)]
+    assert main([*words, "-o", str(tmp_path / "local.npz")]) == 0
+    written = embed_on_ray(str(trained.path), None, str(tmp_path / "ray"), rows=15)
+    assert written.parts > 2
+    assert_same(columns(tmp_path / "ray"), columns(tmp_path / "local.npz"))
+    with pytest.raises(ValueError, match="other options; choose another --output"):
+        embed_on_ray(str(trained.path), None, str(tmp_path / "ray"), normalize=True, rows=15)
 
 
 def make_slow(folder: str) -> Callable[[], Callable[[int], tuple[int, int]]]:
@@ -255,6 +278,7 @@ def results(folder: Path) -> list[Any]:
     return [record["runs"], record["table"]]
 
 
+@pytest.mark.usefixtures("heard")
 def test_a_comparison_that_is_stopped_and_loses_a_worker_equals_the_local_one(
     tmp_path: Path,
 ) -> None:
@@ -294,6 +318,66 @@ def test_a_comparison_that_is_stopped_and_loses_a_worker_equals_the_local_one(
     log = (out / "logs" / "hcl-0.txt").read_text()
     assert log.count("$ ") == 3  # begun, continued, continued by another worker
     assert log.count("--resume") >= 1
+
+
+STUDY = {
+    "train": {
+        "limit": 128, "batch_size": 32, "epochs": 16, "probe_epochs": 1, "head_hidden": [16],
+        "head_output": 8, "accelerator": "cpu", "threads": 1, "checkpoint_every": 1,
+    },
+    "stages": {"pick": {"factors": {"recipe": ["simclr", "hcl"]}, "seeds": 1}},
+}  # fmt: skip
+
+
+def records(folder: Path) -> dict[str, Any]:
+    """What is noted of each run, but for what it cost."""
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    found = {record["name"]: record for record in map(json.loads, lines)}
+    for record in found.values():
+        del record["cpu_seconds"]
+    return found
+
+
+def test_a_study_that_loses_a_worker_equals_the_local_one(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    words = ["study", str(tmp_path / "study.yaml"), "--jobs", "2", "--output"]
+    assert main([*words, str(tmp_path / "local")]) == 0
+    out, done = tmp_path / "ray", threading.Event()
+    killed: list[str] = []
+
+    def kill() -> None:
+        """The first worker whose run has a checkpoint."""
+        while not killed and not done.is_set():
+            for checkpoint in out.glob("runs/*/checkpoints/last.ckpt"):
+                run = checkpoint.parents[1].name
+                for process, title in workers():
+                    if title.startswith(f"ray::{run}") and not killed:
+                        killed.append(run)
+                        os.kill(process, signal.SIGKILL)
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    code = main([*words, str(out), "--on", "ray"])
+    done.set()
+    killer.join()
+    assert code == 0
+    assert killed
+    assert "--resume" in (out / "logs" / f"{killed[0]}.txt").read_text()
+    assert records(out) == records(tmp_path / "local")
+    assert (out / "pick.png").exists()
+
+
+@pytest.mark.usefixtures("warm_runs")
+def test_a_table_of_the_paper_equals_the_local_one(tmp_path: Path) -> None:
+    words = ["reproduce", "mix", "--scale", "smoke", "--jobs", "2", "--output"]
+    assert main([*words, str(tmp_path / "local")]) == 0
+    assert main([*words, str(tmp_path / "ray"), "--on", "ray"]) == 0
+    assert records(tmp_path / "ray") == records(tmp_path / "local")
+    for name in ("table.md", "table.csv"):
+        tables = [(tmp_path / where / "mix" / name).read_text() for where in ("ray", "local")]
+        ours, theirs = (table.partition("```")[0] for table in tables)  # then follows the command
+        assert ours == theirs
 
 
 def test_the_doctor_sees_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:

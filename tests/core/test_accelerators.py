@@ -7,6 +7,7 @@ synchronization.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch.func import functional_call
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Own, Views
+from unremix.core.views import Own, Views
 from unremix.losses import TwoViewLoss
 
 META = torch.device("meta")
@@ -110,7 +111,7 @@ def test_graphs_and_sentences(objective: Any) -> None:
         (meta(6, 5), Pairs.windows(groups, texts=groups)),
     ):
         loss_fn.against(
-            Views(z), Views(candidates), pairs, products="dot", objective=objective
+            Views(z), Views(candidates), pairs, logits="dot", objective=objective
         ).backward()
     assert z.grad is not None
 
@@ -121,6 +122,23 @@ def test_mixed_views() -> None:
     z0, z1 = meta(4, 5), meta(4, 5)
     loss_fn.towards(z0, z1, keys=keys, shares=meta(4, 2, grad=False)).backward()
     assert z0.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "what"),
+    [
+        (UnReMixLoss(engine="eager"), "mix"),
+        (UnReMixLoss(engine="eager", mix="fixed"), "mix"),
+        (InfoNCELoss(engine="eager", learnable_temperature=True), "temperature"),
+    ],
+)
+def test_a_loss_on_another_device_says_so(loss_fn: TwoViewLoss, what: str) -> None:
+    z0, z1 = meta(6, 5), meta(6, 5)
+    with pytest.warns(UserWarning, match=rf"on meta, got its {what} on cpu.*loss_fn\.to\(device\)"):
+        assert loss_fn(z0, z1).device == META
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_fn.to(META)(z0, z1)
 
 
 def test_checks_can_be_turned_on_and_off() -> None:

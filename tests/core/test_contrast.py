@@ -19,10 +19,12 @@ from torch import Tensor
 from unremix.core.contrast import contrast
 from unremix.core.engines import native
 from unremix.core.objectives import InfoNCE, JensenShannon
+from unremix.core.options import Options
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
+from unremix.core.problem import Comparison
 from unremix.core.scores import COMPONENTS, Block
 from unremix.core.specification import unremix
+from unremix.core.views import Views
 from unremix.core.weights import Weighting, hard_negatives
 
 NAMES = tuple(COMPONENTS)
@@ -44,7 +46,8 @@ def info_nce(
 ) -> Tensor:
     objective = InfoNCE(class_prior, positives_in_denominator, decoupled)
     asked = Options(weighting, objective, **options)
-    return contrast(anchors, candidates, pairs, asked, temperature=temperature, mix=mix)
+    compared = Comparison(anchors, candidates, pairs)
+    return contrast(compared, asked, temperature=temperature, mix=mix)
 
 
 def jsd(
@@ -53,13 +56,14 @@ def jsd(
     pairs: Pairs,
     *,
     weighting: Weighting = UNIFORM,
-    products: Any = "dot",
+    logits: Any = "dot",
     temperature: Any = 1.0,
     mix: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    asked = Options(weighting, JensenShannon(), products, **options)
-    return contrast(anchors, candidates, pairs, asked, temperature=temperature, mix=mix)
+    asked = Options(weighting, JensenShannon(), logits, **options)
+    compared = Comparison(anchors, candidates, pairs)
+    return contrast(compared, asked, temperature=temperature, mix=mix)
 
 
 def engines(weighting: Weighting) -> list[str]:
@@ -130,7 +134,7 @@ def test_info_nce_equals_the_loops(
         actual = info_nce(
             Views(za, ha), Views(zc, hc), pairs, temperature=temperature, weighting=weighting,
             mix=mix, class_prior=class_prior, positives_in_denominator=positives_in_denominator,
-            products=products, tile=tile, engine=engine,
+            logits=products, tile=tile, engine=engine,
         )  # fmt: skip
         assert_close(actual, expected)
         gradients = torch.autograd.grad(actual, (za, zc, mix))
@@ -185,7 +189,7 @@ def test_quick_thought_cross_entropy() -> None:
     target = pairs.positive_mask() / pairs.positive_mask().sum(1, keepdim=True)
     expected = -(target * logits.log_softmax(1).masked_fill(torch.eye(6).bool(), 0)).sum(1).mean()
     actual = info_nce(
-        Views(f), Views(g), pairs, temperature=1.0, products="dot", positives_in_denominator=True
+        Views(f), Views(g), pairs, temperature=1.0, logits="dot", positives_in_denominator=True
     )
     assert_close(actual, expected)
 
@@ -241,8 +245,8 @@ def test_what_cannot_be_is_refused() -> None:
         info_nce(views, views, Pairs.from_masks(nothing, one))
     with pytest.raises(ValueError, match="at least one negative"):
         info_nce(views, views, Pairs.from_masks(one, nothing))
-    with pytest.raises(ValueError, match="class_prior=0 with products='dot'"):
-        info_nce(views, views, Pairs.one_way(2), class_prior=0.1, products="dot")
+    with pytest.raises(ValueError, match="class_prior=0 with logits='dot'"):
+        info_nce(views, views, Pairs.one_way(2), class_prior=0.1, logits="dot")
 
 
 def test_zero_weights_without_mass_are_counted() -> None:
@@ -411,12 +415,12 @@ def test_vectors_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"products": "cos"}, "products to be one of cosine, dot, .* did you mean 'cosine'"),
+        ({"logits": "cos"}, "logits to be one of cosine, dot, .* did you mean 'cosine'"),
         ({"gradient": "simclr"}, "gradient to be one of"),
         ({"temperature": 0}, "temperature to be a number above 0, finite, got 0"),
         ({"temperature": -1.0}, "temperature to be a number above 0"),
         ({"posterior_temperature": math.nan}, "posterior_temperature to be a number above 0"),
-        ({"mix": torch.ones(2)}, "one share per component, shape .0,., got .2,.; pass as many"),
+        ({"mix": torch.ones(2)}, "one λ per component, shape .0,., got .2,.; pass as many"),
         ({"tile": 0}, "tile to be 'auto'"),
     ],
 )
@@ -429,7 +433,7 @@ def test_options_that_make_no_sense(estimate: Any, options: dict[str, Any], mess
 @pytest.mark.parametrize("estimate", [info_nce, jsd])
 def test_views_that_are_none(estimate: Any) -> None:
     pairs = Pairs.membership(torch.arange(4) % 3, 3)
-    with pytest.raises(ValueError, match=r"expected unremix.core.problem.Views, got Tensor"):
+    with pytest.raises(ValueError, match=r"expected unremix.core.views.Views, got Tensor"):
         estimate(draw(4, 3), draw(3, 3), pairs)
     with pytest.raises(ValueError, match=r"one dtype, got torch.float64 and torch.float32"):
         estimate(Views(draw(4, 3)), Views(draw(3, 3).float()), pairs)

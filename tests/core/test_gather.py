@@ -20,13 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from unremix import InfoNCELoss, UnReMixLoss
 from unremix.core import gather
 from unremix.core.gather import (
-    Share,
+    Part,
     _cpu_group,
+    find_part,
     gather_rows,
     is_distributed,
     mean_count,
     mean_gradient,
-    share_of,
     withdraw,
 )
 from unremix.losses import Gather, TwoViewLoss
@@ -173,18 +173,18 @@ def rows_and_gradients(sizes: Sizes, shape: tuple[int, ...]) -> Report:
     draw = partial(torch.randn, dtype=torch.float64, generator=generator)
     rows, value = draw(sizes[rank], *shape).requires_grad_(), draw(3).requires_grad_()
     factor = draw(sum(sizes), *shape)
-    share = share_of(sizes[rank], 7, 9)
-    gathered, same = gather_rows(rows, share), mean_gradient(value)
+    part = find_part(sizes[rank], 7, 9)
+    gathered, same = gather_rows(rows, part), mean_gradient(value)
     ((factor * gathered).sum() + (factor.sum() * same).sum()).backward()
     return {
-        "share": share,
+        "part": part,
         "rows": rows.detach(),
         "gathered": gathered.detach(),
         "factor": factor,
         "gradient": rows.grad,
         "unchanged": torch.equal(same, value),
         "mean gradient": value.grad,
-        "mean count": mean_count(torch.tensor(float(rank)), share),
+        "mean count": mean_count(torch.tensor(float(rank)), part),
     }
 
 
@@ -206,7 +206,7 @@ def averaged_by_wrapper(world: int) -> Report:
 
 
 def share(size: int = 2, width: int = 3, input_width: int = 0) -> None:
-    share_of(size, width, input_width)
+    find_part(size, width, input_width)
 
 
 def withdraw_from_others(second: bool) -> None:
@@ -363,8 +363,8 @@ def test_mean_gradient(by_hand: list[Report]) -> None:
 def test_share(by_hand: list[Report]) -> None:
     for sizes in SIZES[len(by_hand)]:
         for rank, report in enumerate(by_hand):
-            found = report["rows", sizes, ()]["share"]
-            assert found == Share(sizes, rank)
+            found = report["rows", sizes, ()]["part"]
+            assert found == Part(sizes, rank)
             assert (found.offset, found.total) == (sum(sizes[:rank]), sum(sizes))
             assert found.processes == len(by_hand)
             counted = report["rows", sizes, ()]["mean count"]  # each process counted its rank
@@ -392,7 +392,7 @@ def test_sizes_travel_over_a_cpu_group_beside_one_of_an_accelerator(
         monkeypatch.setattr(dist, "get_backend", get_backend)
         monkeypatch.setattr(dist, "new_group", make)
         for _ in range(2):  # one group serves all calls
-            assert share_of(5, 3, 2) == Share((5,), 0)
+            assert find_part(5, 3, 2) == Part((5,), 0)
             assert [_cpu_group()] == made
         assert backend_of(made[0]) == "gloo"
 

@@ -12,7 +12,7 @@ import unremix
 from unremix import InfoNCELoss, UnReMixLoss
 from unremix.core.engines import native
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Own, Views
+from unremix.core.views import Own, Views
 from unremix.core.weights import scale
 
 needed = pytest.mark.skipif(
@@ -86,7 +86,7 @@ def test_dot_products_that_overflow_are_refused(objective: Any, engine: Any) -> 
     z0, z1 = draw(2, 6, 4) * 1e20
     with pytest.raises(ValueError, match="expected a finite loss"):
         InfoNCELoss(engine=engine).against(
-            Views(z0), Views(z1), Pairs.from_masks(MASK, ~MASK), products="dot", objective=objective
+            Views(z0), Views(z1), Pairs.from_masks(MASK, ~MASK), logits="dot", objective=objective
         )
 
 

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from unremix.core.contrast import make_problem
 from unremix.core.engines import find_engine
+from unremix.core.last_layer import sketch
+from unremix.core.options import Options
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
-from unremix.core.scores import (
-    COMPONENTS,
-    normalize,
-    residuals,
-    sketch,
-)
+from unremix.core.precision import normalize
+from unremix.core.problem import Comparison
+from unremix.core.scores import COMPONENTS, output_gradients
+from unremix.core.views import Views
 from unremix.core.weights import Weighting
 
 
@@ -36,11 +35,12 @@ def all_scores(
     """Every score of every anchor, block by block, 0 where there is no negative."""
     asked = Options(Weighting(tuple(COMPONENTS)), tile=tile, **options)
     engine = find_engine(asked, anchors.embeddings)
-    problem, vectors = make_problem(anchors, candidates, pairs, asked, temperature, None, engine)
+    compared = Comparison(anchors, candidates, pairs)
+    problem, vectors = make_problem(compared, asked, temperature, engine)
     parts: dict[str, list[Tensor]] = {name: [] for name in COMPONENTS}
     for which in problem.blocks():
         part, sides = problem[which], (vectors[0][which], vectors[1])
-        block = part.block(part.products(*sides), *sides)
+        block = part.block(part.unscaled_logits(*sides), *sides)
         for name, component in COMPONENTS.items():
             parts[name].append(torch.where(block.negatives, component.score(block), 0.0))
     return {name: torch.cat(part).detach() for name, part in parts.items()}
@@ -130,12 +130,12 @@ def test_one_negative_has_representativeness_zero() -> None:
     assert torch.equal(scores["representativeness"], torch.zeros(2, 2).double())
 
 
-def test_views_without_class_or_direction_have_no_residual() -> None:
+def test_views_without_class_or_direction_have_no_output_gradient() -> None:
     z = torch.randn(3, 4).double()
     z[2] = 0
     units, lengths = normalize(z)
     classes = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 0]]).bool()
-    delta = residuals(units, lengths, units, classes, temperature=1.0)
+    delta = output_gradients(units, lengths, units, classes, temperature=1.0)
     assert delta[0].norm() > 0
     assert torch.equal(delta[1:], torch.zeros(2, 4).double())
 

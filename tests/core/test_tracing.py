@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.core import rows
+from unremix.core import problem
 
 LOSSES: dict[str, Callable[[], Any]] = {
     "InfoNCE": InfoNCELoss,
@@ -53,7 +53,7 @@ def test_one_graph_equals_eager(name: str) -> None:
 
 def test_several_blocks_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are recomputed in the backward pass, so that memory stays that of a block."""
-    monkeypatch.setattr(rows, "BLOCK_TRACED", 64 * 12)
+    monkeypatch.setattr(problem, "BLOCK_TRACED", 64 * 12)
     check(lambda: UnReMixLoss(tile=5), "aot_eager")
 
 

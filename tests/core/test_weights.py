@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 import unremix
 from unremix.core.contrast import make_problem
 from unremix.core.engines import compiled, eager
+from unremix.core.options import Options
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
+from unremix.core.problem import Comparison
 from unremix.core.scores import COMPONENTS, Block, Component
+from unremix.core.views import Views
 from unremix.core.weights import Weighting, hard_negatives, name_of, raw_scores, weigh
 
 NAMES = tuple(COMPONENTS)
@@ -65,8 +67,9 @@ def test_weights_equal_the_loops(batch: Batch, layout: str, scaling: str, mass: 
 def weights_of(z: torch.Tensor, weighting: Weighting, mix: list[float]) -> torch.Tensor:
     views, options = Views(z), Options(weighting)
     pairs = Pairs.both_views(z.shape[0] // 2)
-    problem, vectors = make_problem(views, views, pairs, options, 0.5, None, eager.ENGINE)
-    block = problem.block(problem.products(*vectors), *vectors)
+    compared = Comparison(views, views, pairs)
+    problem, vectors = make_problem(compared, options, 0.5, eager.ENGINE)
+    block = problem.block(problem.unscaled_logits(*vectors), *vectors)
     shares = torch.tensor(mix).to(z)
     return weigh(raw_scores(block, weighting), block.negatives, block.count, shares, weighting, 0.2)
 

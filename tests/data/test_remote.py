@@ -141,7 +141,7 @@ def test_without_room_bytes_are_read_where_they_are(
     monkeypatch.setenv("UNREMIX_CACHE_BYTES", "100")
     assert_same(load_images(f"{memory}/shards"), load_images(str(local / "shards")))
     assert_same(load_images(f"{memory}/animals"), load_images(str(local / "animals")))
-    assert not [path for path in cache.rglob("*") if path.is_file() and ".locks" not in path.parts]
+    assert not list(cache.glob("*/*/*"))
     fsspec.filesystem("memory").pipe_file("/data/b.npz", bytes(200))
     with pytest.raises(OSError, match="room in the cache"):
         load_images(f"{memory}/b.npz")

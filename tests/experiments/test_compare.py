@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ TINY = TrainConfig(
     limit=128, batch_size=32, epochs=1, probe_epochs=1, head_hidden=(16,), head_output=8,
     accelerator="cpu", threads=1,
 )  # fmt: skip
-pytestmark = pytest.mark.xdist_group("compare")
+pytestmark = [pytest.mark.xdist_group("compare"), pytest.mark.usefixtures("heard")]
 
 values = st.floats(-100, 100)
 
@@ -592,14 +592,6 @@ def is_free(path: Path) -> bool:
     if lock is not None:
         os.close(lock)
     return lock is not None
-
-
-@pytest.fixture(autouse=True)
-def _interrupts_are_heeded() -> Iterator[None]:
-    """A process that was started in the background ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -183,6 +183,7 @@ def test_slurm_by_submitit_gives_the_results_of_local_runs(
 
 @pytest.mark.skipif("UNREMIX_TORTURE" not in os.environ, reason="a fault test: make torture")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.usefixtures("heard")  # submitit stops its jobs by SIGINT
 def test_what_slurm_takes_away_or_a_person_stops_is_continued(
     tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

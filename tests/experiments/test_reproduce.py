@@ -263,10 +263,10 @@ def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.usefixtures("heard")
 def test_stopped_and_started_again_gives_the_same_table(
     tmp_path: Path, fake: Callable[..., None]
 ) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
 
     def run(folder: Path, console: Console = QUIET) -> int:
@@ -285,7 +285,6 @@ def test_stopped_and_started_again_gives_the_same_table(
     with pytest.raises(KeyboardInterrupt):
         run(broken, Console(file=printed, width=200))
     watcher.join()
-    signal.signal(signal.SIGINT, before)
     assert "stopped with 2 of 5 runs done; resume with: unremix reproduce" in printed.getvalue()
     assert "Unfinished: 3 of 5 runs to come" in (broken / "table2" / "table.md").read_text()
     fake()

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from unremix.core.contrast import make_problem
 from unremix.core.engines import eager
+from unremix.core.options import Options
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Own, Views
+from unremix.core.problem import Comparison
+from unremix.core.views import Own, Views
 
 
 @st.composite
@@ -112,16 +114,15 @@ def assert_own(
 ) -> None:
     """Own candidates take the last columns; all of them are negatives, none is a positive."""
     further = Own(torch.ones(len(positives), own, 2))
-    problem, vectors = make_problem(
-        anchors, candidates, pairs, Options(), 0.5, further, eager.ENGINE
-    )
+    compared = Comparison(anchors, candidates, pairs, own=further)
+    problem, vectors = make_problem(compared, Options(), 0.5, eager.ENGINE)
     widened = reference.with_own(negatives, own, True)
     targets = pairs.targets(dtype=torch.float64)
     for tile in (len(positives), 1, 2):
         for start in range(0, len(positives), tile):
             which = slice(start, start + tile)
             part, sides = problem[which], (vectors[0][which], vectors[1])
-            rows = part.block(part.products(*sides), *sides)
+            rows = part.block(part.unscaled_logits(*sides), *sides)
             assert torch.equal(rows.negatives, widened[which])
             assert torch.equal(rows.count, widened[which].sum(1, keepdim=True))
             found = torch.zeros(rows.negatives.shape, dtype=torch.float64)

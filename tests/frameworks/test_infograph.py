@@ -30,9 +30,11 @@ from unremix.cli import main
 from unremix.core.contrast import contrast, make_problem
 from unremix.core.engines import eager
 from unremix.core.objectives import JensenShannon
+from unremix.core.options import Options
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
+from unremix.core.problem import Comparison
 from unremix.core.scores import Block
+from unremix.core.views import Views
 from unremix.core.weights import raw_scores, weigh
 from unremix.data.graph.store import GraphBatch
 from unremix.domains.graph import GraphDomain
@@ -219,9 +221,9 @@ def test_the_two_signs_favor_hard_and_easy_negatives() -> None:
 
 def test_hcl_without_hardness_and_prior_is_the_uniform_estimate() -> None:
     za, zc, groups = draw(6, 3), draw(4, 3, seed=1), torch.tensor([0, 1, 1, 2, 3, 3])
-    options = Options(objective=JensenShannon(), products="dot")
+    options = Options(objective=JensenShannon(), logits="dot")
     pairs = Pairs.membership(groups, 4)
-    expected = contrast(Views(za), Views(zc), pairs, options, temperature=1.0)
+    expected = contrast(Comparison(Views(za), Views(zc), pairs), options, temperature=1.0)
     assert_close(hard_jsd(za @ zc.T, groups, hardness=0.0, class_prior=0.0), expected)
 
 
@@ -289,11 +291,11 @@ def test_weights_average_one_and_spare_the_own_graph(options: dict[str, Any]) ->
     graphs = make_graphs()
     model = make_model(loss_fn)
     za, ha, zc, hc = (part.detach() for part in embed(model, graphs))
-    anchors, candidates = Views(za, ha), Views(zc, hc)
     pairs = Pairs.membership(graphs.graph, graphs.num_graphs)
-    options, weighting = replace(loss_fn.options, products="dot"), loss_fn.weighting
-    problem, vectors = make_problem(anchors, candidates, pairs, options, 1.0, None, eager.ENGINE)
-    rows = problem.block(problem.products(*vectors), *vectors)
+    compared = Comparison(Views(za, ha), Views(zc, hc), pairs)
+    options, weighting = replace(loss_fn.options, logits="dot"), loss_fn.weighting
+    problem, vectors = make_problem(compared, options, 1.0, eager.ENGINE)
+    rows = problem.block(problem.unscaled_logits(*vectors), *vectors)
     scores = raw_scores(rows, weighting)
     weights = weigh(scores, rows.negatives, rows.count, loss_fn.lambdas(), weighting)
     own = torch.nn.functional.one_hot(graphs.graph, graphs.num_graphs).bool()

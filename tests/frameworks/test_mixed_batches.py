@@ -24,7 +24,7 @@ from building import (
 from torch import Tensor
 
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
+from unremix.core.views import Views
 from unremix.frameworks.base import Batch
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.simclr import SimCLR

@@ -25,7 +25,7 @@ from building import (
 from torch import Tensor
 
 from unremix import InfoNCELoss, UnReMixLoss
-from unremix.core.problem import Own
+from unremix.core.views import Own
 from unremix.frameworks.base import Batch
 from unremix.frameworks.contrastive import NEGATIVES
 from unremix.frameworks.moco import MoCo

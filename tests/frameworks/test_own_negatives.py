@@ -20,9 +20,11 @@ from torch import Tensor
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.contrast import contrast
 from unremix.core.objectives import InfoNCE
+from unremix.core.options import Options
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Own, Views
+from unremix.core.problem import Comparison
 from unremix.core.scores import Block
+from unremix.core.views import Own, Views
 from unremix.core.weights import Weighting, hard_negatives
 from unremix.losses import TwoViewLoss
 
@@ -119,8 +121,8 @@ def assert_own_loss(
             bias=bias, tile=tile,
         )  # fmt: skip
         actual = contrast(
-            anchors, candidates, pairs, options, temperature=0.4,
-            own=Own(zo, ho, logit_factor=factor), mix=mix if ours.components else None,
+            Comparison(anchors, candidates, pairs, own=Own(zo, ho, logit_factor=factor)),
+            options, temperature=0.4, mix=mix if ours.components else None,
         )  # fmt: skip
         assert_close(actual, expected)
         gradients = torch.autograd.grad(actual, [*leaves, zo], allow_unused=True)
@@ -174,20 +176,16 @@ def test_own_negatives_equal_shared_ones_that_exclude_all_others(
     negatives = ~positives & (draw(n, m, seed=seed + 3) > -0.5)
     options = Options(WEIGHTINGS[weighting][0], InfoNCE(class_prior), tile=tile)
     mine = contrast(
-        Views(za), Views(zc), Pairs.from_masks(positives, negatives), options, own=Own(zo),
-        temperature=0.3,
+        Comparison(Views(za), Views(zc), Pairs.from_masks(positives, negatives), own=Own(zo)),
+        options, temperature=0.3,
     )  # fmt: skip
     of_anchor = torch.arange(n)[:, None] == torch.arange(n * own) // own  # (N, N S)
-    ordinary = contrast(
-        Views(za),
-        Views(torch.cat([zc, zo.flatten(0, 1)])),
-        Pairs.from_masks(
-            torch.cat([positives, torch.zeros_like(of_anchor)], dim=1),
-            torch.cat([negatives, of_anchor], dim=1),
-        ),
-        options,
-        temperature=0.3,
+    pairs = Pairs.from_masks(
+        torch.cat([positives, torch.zeros_like(of_anchor)], dim=1),
+        torch.cat([negatives, of_anchor], dim=1),
     )
+    everything = Views(torch.cat([zc, zo.flatten(0, 1)]))
+    ordinary = contrast(Comparison(Views(za), everything, pairs), options, temperature=0.3)
     assert_close(mine, ordinary)
     assert_close(*(torch.autograd.grad(loss, za)[0] for loss in (mine, ordinary)), 1e-9)
 
@@ -204,8 +202,11 @@ def test_a_loud_own_negative_without_weight_hides_nothing() -> None:
 
     losses = [
         contrast(
-            Views(z[:1].to(dtype)), Views(z[1:].to(dtype)), pairs, Options(Weighting((dislike,))),
-            temperature=0.05, own=Own(z[:1, None].to(dtype), logit_factor=8.0),
+            Comparison(
+                Views(z[:1].to(dtype)), Views(z[1:].to(dtype)), pairs,
+                own=Own(z[:1, None].to(dtype), logit_factor=8.0),
+            ),
+            Options(Weighting((dislike,))), temperature=0.05,
         ).double()
         for dtype in (torch.float32, torch.float64)
     ]  # fmt: skip
@@ -223,14 +224,14 @@ def test_inputs_of_some_views_only_are_refused() -> None:
     z, h = draw(4, 3), draw(4, 2)
     with pytest.raises(ValueError, match="for anchors and candidates or for neither"):
         contrast(
-            Views(z, h), Views(z, h), Pairs.one_way(4), Options(Weighting(NAMES)),
-            own=Own(z[:, None]),
-        )  # fmt: skip
+            Comparison(Views(z, h), Views(z, h), Pairs.one_way(4), own=Own(z[:, None])),
+            Options(Weighting(NAMES)),
+        )
     with pytest.raises(ValueError, match=r"gradient='nt-xent', got own candidates, which have no"):
         contrast(
-            Views(z), Views(z), Pairs.one_way(4), Options(Weighting(NAMES), gradient="nt-xent"),
-            own=Own(z[:, None]),
-        )  # fmt: skip
+            Comparison(Views(z), Views(z), Pairs.one_way(4), own=Own(z[:, None])),
+            Options(Weighting(NAMES), gradient="nt-xent"),
+        )
 
 
 @pytest.mark.parametrize("layout", ["both", "one-way"])

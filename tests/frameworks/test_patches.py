@@ -22,7 +22,7 @@ from building import (
 )
 from torch import Tensor
 
-from unremix.core.problem import Own
+from unremix.core.views import Own
 from unremix.frameworks.base import Batch
 from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAMS
 from unremix.frameworks.moco import MoCo

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core import gather as gather_module
-from unremix.core.problem import Own
+from unremix.core.views import Own
 from unremix.data.graph.store import GraphBatch
 from unremix.data.sentence.corpus import SentenceBatch
 from unremix.encoders.graph import GraphEncoder

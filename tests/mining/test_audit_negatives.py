@@ -42,7 +42,8 @@ def by_hand(given: dict[str, Any], window: int) -> list[tuple[float, float, floa
         rates = []
         for row in chosen:
             at = rows.index(row)
-            near = rows[max(0, at - window) : at] + rows[at + 1 : at + 1 + window]
+            reach = min(window, at, len(rows) - 1 - at)
+            near = rows[at - reach : at] + rows[at + 1 : at + 1 + reach] or [row]
             rates.append(np.mean([given["corpus_labels"][other] == label for other in near]))
         false = np.mean([given["corpus_labels"][row] == label for row in chosen])
         base = np.mean([given["corpus_labels"][row] == label for row in rows])

@@ -34,7 +34,7 @@ def problem(seed: int = 0) -> tuple[Array, Array, list[list[int]]]:
     return anchors, corpus, [[n] if n % 3 else [n, n + 40] for n in range(12)]
 
 
-def residual(view: Array, classes: Array, temperature: float) -> Tensor:
+def output_gradient(view: Array, classes: Array, temperature: float) -> Tensor:
     """δ by autograd: cross-entropy over the classes against the most probable one."""
     z = torch.tensor(view, dtype=torch.float64, requires_grad=True)
     logits = torch.tensor(classes, dtype=torch.float64) @ (z / z.norm()) / temperature
@@ -64,11 +64,11 @@ def mine_by_hand(
     order = np.argsort(-(rows @ f), kind="stable")
     pool = [j for j in order if j not in positives and f @ rows[j] <= bound][:pool_size]
     pool = [j for j in pool if max(rows[j] @ rows[p] for p in positives) < 0.95]
-    own = residual(f, rows[pool], temperature)
+    own = output_gradient(f, rows[pool], temperature)
     u, s, r = np.empty(len(pool)), np.empty(len(pool)), np.empty(len(pool))
     for place, j in enumerate(pool):
         others = [other for other in pool if other != j]
-        u[place] = float(own @ residual(rows[j], rows[others], temperature))
+        u[place] = float(own @ output_gradient(rows[j], rows[others], temperature))
         s[place] = f @ rows[j]
         r[place] = np.mean([1 - rows[j] @ rows[other] for other in others])
     fixed = mix[0] * scaled(u) + mix[1] * scaled(s)

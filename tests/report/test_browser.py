@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import HOSTILE, digits, graphs, sentences, unlabeled
+from small_runs import HOSTILE, digits, graphs, sentences, unlabeled, with_classes
 
 import unremix
 from unremix.core.weights import weigh
@@ -175,7 +175,7 @@ def test_the_controls_rank_as_the_library_does(
                     shown[name], expected[anchor][negatives], rtol=1e-5, atol=1e-5,
                     err_msg=f"{name} {mix} {scaling} {hardness} {mass}",
                 )  # fmt: skip
-            best = expected_top(weights["weight_unremix"][anchor], negatives, sample.batch)
+            best = sorted(weights["weight_unremix"][anchor][negatives].tolist(), reverse=True)[:6]
             found = page.eval_on_selector_all(
                 "[data-weighting='unremix'] li",
                 "all => all.map((one) => Number(one.dataset.weight))",
@@ -192,12 +192,6 @@ def in_double(
     count = found.negatives.sum(1, keepdim=True)
     shares = torch.tensor(mix, dtype=torch.float64)
     return weigh(scores, found.negatives, count, shares, loss.weighting, options["temperature"])
-
-
-def expected_top(
-    weights: torch.Tensor, negatives: torch.Tensor, batch: torch.Tensor
-) -> list[float]:
-    return sorted(weights[negatives].tolist(), reverse=True)[:6]
 
 
 def test_sentences_are_ranked_by_the_weights_of_their_loss(
@@ -227,13 +221,16 @@ def test_the_audit_is_the_librarys(runs: dict[str, Run], opened: Opened) -> None
     assert sample.labels is not None
     own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
     expected = unremix.audit(own, sample.labels[sample.batch], k=10)
-    found = page.evaluate("unremix.explorer.audits.find((one) => one.name === 'unremix').found")
+    found = page.evaluate(AUDIT, "unremix")
     assert found["top"] == pytest.approx(expected.false_negative_rate, abs=2e-3)
     assert found["base"] == pytest.approx(expected.base_rate, abs=1e-6)
     assert found["distinct"] == pytest.approx(expected.distinct_class_share, abs=2e-3)
     assert found["effective"] == pytest.approx(expected.effective_negatives, rel=1e-5)
     assert found["deciles"] == pytest.approx(expected.decile_false_negative_rate, abs=2e-3)
     assert found["matched"] == pytest.approx(expected.matched_false_negative_rate, abs=2e-3)
+
+
+AUDIT = "(name) => unremix.explorer.audits.find((one) => one.name === name).found"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -252,13 +249,19 @@ def test_every_kind_has_an_explorer(kind: str, runs: dict[str, Run], opened: Ope
     page.keyboard.press("Enter")
     assert page.evaluate("unremix.explorer.anchor") == 3
     page.get_by_role("button", name="Random").click()
-    page.get_by_role("button", name="Worst").click()
-    worst = page.evaluate(
+    order = page.evaluate(
         """() => { const { explorer } = unremix, weights = explorer.weightsOf("unremix");
         const shares = explorer.rows.map((_, i) => explorer.falseShare(i, weights[i]));
-        return shares[explorer.anchor] === Math.max(...shares); }"""
+        return shares.map((_, i) => i).sort((a, b) => shares[b] - shares[a] || a - b); }"""
     )
-    assert worst
+    # The worst, then the next; never the one that is shown already.
+    page.evaluate(f"unremix.explorer.choose({order[-1]})")
+    for expected in order[:2]:
+        page.get_by_role("button", name="Worst").click()
+        assert page.evaluate("unremix.explorer.anchor") == expected
+    page.evaluate(f"unremix.explorer.choose({order[0]}); unremix.explorer.worst = -1")
+    page.get_by_role("button", name="Worst").click()
+    assert page.evaluate("unremix.explorer.anchor") == order[1]
     page.get_by_role("searchbox").fill("surely no such name")
     assert page.locator("#explorer .pick:visible").count() == 0
     page.get_by_role("searchbox").fill("")
@@ -379,27 +382,20 @@ def test_the_scheme_can_be_changed(runs: dict[str, Run], opened: Opened) -> None
     assert page.evaluate(paper) == light
 
 
+@pytest.mark.parametrize("classes", [10, 5000])
 def test_ten_thousand_points_stay_responsive(
-    runs: dict[str, Run], opened: Opened, tmp_path: Path
+    classes: int, runs: dict[str, Run], opened: Opened, tmp_path: Path
 ) -> None:
     run = runs["digits"]
     copied = tmp_path / "many"
     shutil.copytree(run.path, copied)
     stored = Stored.read(copied)
     assert stored is not None
-    count, rng = 10_000, np.random.default_rng(0)
-    about, arrays = dict(stored.about), dict(stored.arrays)
-    known = len(about["names"])
-    about["names"] = [f"item {number}" for number in range(count)]
-    about["labels"] = [about["labels"][number % known] for number in range(count)]
-    arrays["positions"] = rng.random((count, 2), np.float32)
-    arrays["neighbors"] = rng.integers(0, known, (count, 8)).astype(np.uint32)
-    arrays["cosines"] = rng.random((count, 8), np.float32)
-    arrays["embeddings"] = np.zeros((count, 2), np.float16)
-    Stored(about, arrays).write(copied)
-    path = write_report(copied)
+    path = write_report(with_classes(stored, classes, copied))
     assert path.stat().st_size < LARGEST
     page = opened(path)
+    assert page.evaluate("unremix.map.sprites.length") == min(28, classes)
+    assert page.evaluate("document.documentElement.scrollHeight") < 14_000
     # Time that the page's thread computes, which no other process on the machine adds to.
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -455,3 +451,242 @@ def test_a_comparison(runs: dict[str, Run], opened: Opened, axe: str, tmp_path: 
     similarity[~stored.arrays["negatives"][5]] = -np.inf
     best = np.argsort(-similarity, kind="stable")[:12]
     assert found == stored.arrays["batch"][best].tolist()
+
+
+@pytest.fixture
+def changed(runs: dict[str, Run], opened: Opened, tmp_path: Path) -> Callable[..., Any]:
+    """Opens the page of the digits with other data, as a function changes them."""
+
+    def open_changed(change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Any:
+        copied = tmp_path / "changed"
+        shutil.copytree(runs["digits"].path, copied)
+        stored = Stored.read(copied)
+        assert stored is not None
+        about, arrays = dict(stored.about), {k: v.copy() for k, v in stored.arrays.items()}
+        change(about, arrays)
+        Stored(about, arrays).write(copied)
+        return opened(write_report(copied))
+
+    return open_changed
+
+
+def test_equal_weights_have_no_order(runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["digits"].path / "report.html")
+    stored = Stored.read(runs["digits"].path)
+    assert stored is not None
+    for name in ("uncertainty", "similarity", "representativeness"):
+        set_control(page, name, 0.0)
+    page.evaluate("unremix.explorer.examine()")
+    labels = np.array(stored.about["labels"])[stored.arrays["batch"]]
+    rng = np.random.default_rng(0)
+    distinct = []
+    for i in range(len(labels)):
+        others = np.delete(labels, i)
+        draws = [len(set(rng.choice(others, 10, replace=False))) for _ in range(60)]
+        distinct.append(np.mean(draws) / 10)
+    for name in ("uniform", "unremix"):
+        found = page.evaluate(AUDIT, name)
+        assert found["top"] == pytest.approx(found["base"], abs=1e-9)
+        base = np.mean([(np.delete(labels, i) == labels[i]).mean() for i in range(len(labels))])
+        assert found["deciles"] == pytest.approx([base] * 10, abs=1e-9)
+        assert found["distinct"] == pytest.approx(np.mean(distinct), abs=0.01)
+    assert "any 6 of" in page.locator("[data-weighting='unremix'] header").inner_text()
+    assert "no more and no fewer" in page.locator("[data-part='audit-says']").inner_text()
+
+
+def test_every_weighting_has_its_negatives_of_equal_similarity(
+    runs: dict[str, Run], opened: Opened
+) -> None:
+    page = opened(runs["digits"].path / "report.html")
+    drawn = "document.querySelector('#explorer .line.matched').getAttribute('d')"
+    before = page.evaluate(drawn)
+    page.locator("#audit-table").get_by_role("button", name="Uncertainty").click()
+    assert page.evaluate(drawn) != before
+    assert "to those of Uncertainty" in page.locator(".audit .legend").inner_text()
+    for one in page.evaluate("unremix.explorer.audits"):
+        assert len(one["found"]["matchedDeciles"]) == 10
+
+
+def test_bars_and_sliders_tell_what_the_weights_use(changed: Callable[..., Any]) -> None:
+    def change(about: dict[str, Any], arrays: dict[str, Any]) -> None:
+        arrays["scores"][0] *= 1e-6
+        about["weighting"] = about["weighting"] | {"mix": [2.0, 1.0, 1.0], "scaling": "zscore-exp"}
+
+    page = changed(change)
+    assert page.locator("#control-uncertainty").input_value() == "2"
+    assert page.locator("#control-uncertainty + output").inner_text() == "2.00"
+    widths = page.eval_on_selector_all(
+        "[data-weighting='uncertainty'] .bar.uncertainty i",
+        "all => all.map((one) => parseFloat(one.style.width))",
+    )
+    assert max(widths) == 100
+    assert min(widths) < 99
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_scores_that_are_not_finite_are_told(changed: Callable[..., Any]) -> None:
+    def change(_: dict[str, Any], arrays: dict[str, Any]) -> None:
+        arrays["scores"][2, 0, 1:] = np.nan
+
+    page = changed(change)
+    page.evaluate("unremix.explorer.choose(0)")
+    column = page.locator("[data-weighting='unremix']")
+    assert "not finite" in column.inner_text()
+    assert "1.00" not in column.locator("ol").inner_text()
+    assert np.isnan(shown_weights(page)["weight_unremix"]).all()
+    assert np.isfinite(shown_weights(page)["weight_similarity"]).all()
+
+
+def test_one_negative(changed: Callable[..., Any]) -> None:
+    def change(_: dict[str, Any], arrays: dict[str, Any]) -> None:
+        arrays["negatives"][:] = np.roll(np.eye(len(arrays["batch"]), dtype=bool), 1, axis=1)
+
+    page = changed(change)
+    assert "NaN" not in page.locator("#explorer").inner_text()
+    assert "10 negatives" not in page.locator("[data-part='audit-says']").inner_text()
+
+
+def test_the_badge_follows_the_controls(runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["digits"].path / "report.html")
+    badge = page.locator("[data-weighting='unremix'] .badge")
+    assert badge.inner_text() == "this run"
+    set_control(page, "hardness", 3.0)  # this run has none
+    assert badge.inner_text() == "this run"
+    set_control(page, "similarity", 0.9)
+    assert badge.inner_text() == "changed"
+    page.get_by_role("button", name="As in this run").click()
+    page.wait_for_timeout(200)
+    assert badge.inner_text() == "this run"
+
+
+def test_anchors_by_keyboard_and_search(runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["digits"].path / "report.html")
+    page.get_by_role("searchbox").focus()
+    presses = 0
+    while page.evaluate("document.activeElement.id") != "control-uncertainty":
+        page.keyboard.press("Tab")
+        presses += 1
+        assert presses < 8
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.ariaPressed") == "true"
+    anchor = "unremix.explorer.anchor"
+    page.keyboard.press("Home")
+    assert page.evaluate(anchor) == 0
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(anchor) == 1
+    page.keyboard.press("End")
+    assert page.evaluate(anchor) == page.evaluate("unremix.explorer.size") - 1
+    inside = """() => { const grid = document.querySelector('.anchors').getBoundingClientRect();
+        const one = document.querySelector('.pick[aria-pressed=true]').getBoundingClientRect();
+        return one.top >= grid.top && one.bottom <= grid.bottom; }"""
+    assert page.evaluate(inside)
+    # The name of a class finds the class alone; chance stays within what is found.
+    stored = Stored.read(runs["digits"].path)
+    assert stored is not None
+    labels = np.array(stored.about["labels"])[stored.arrays["batch"]]
+    page.get_by_role("searchbox").fill("3")
+    assert page.locator(".pick:visible").count() == (labels == 3).sum()
+    for _ in range(6):
+        page.get_by_role("button", name="Random").click()
+        assert labels[page.evaluate(anchor)] == 3
+        assert page.evaluate(inside)
+
+
+def test_copying_twice_and_numbers_as_numbers(runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["digits"].path / "report.html")
+    page.evaluate(
+        "Object.defineProperty(navigator, 'clipboard', { value: { "
+        "writeText: async (text) => { window.copied = text; } } })"
+    )
+    tables = {}
+    for name in ("audit-table", "class-table", "confusion"):
+        button = page.locator(f"[data-copy-table='{name}']")
+        button.click()
+        button.click()
+        tables[name] = list(csv.reader(io.StringIO(page.evaluate("window.copied"))))
+    assert page.locator("#said").inner_text() == "Copied"
+    page.wait_for_timeout(1600)
+    assert page.locator("[data-copy-table='audit-table']").inner_text() == "Copy as CSV"
+    for row in [*tables["audit-table"][1:], *tables["class-table"][1:], *tables["confusion"][1:]]:
+        assert all(np.isfinite(float(cell)) for cell in row[1:])
+    assert len(tables["class-table"][0]) == 3
+    assert "Representativeness" in [row[0] for row in tables["audit-table"]]
+    chart = page.locator("#training figure", has_text="Loss").get_by_role("button")
+    chart.click()
+    assert page.evaluate("window.copied").startswith("epoch,Loss\n1,")
+    page.locator("#evaluation").get_by_role("button", name="Copy as CSV").click()
+    header, first, *_ = csv.reader(io.StringIO(page.evaluate("window.copied")))
+    assert header[:4] == ["features", "measure", "value", "low"]
+    assert 0 <= float(first[2]) <= 1
+
+
+def test_the_map_by_pointer(runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["digits"].path / "report.html")
+    canvas = page.locator("#map .surface canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    x, y = page.evaluate("unremix.map.place(20)")
+    at = (box["x"] + x, box["y"] + y)
+    # A hand that trembles still clicks.
+    page.mouse.move(*at)
+    page.mouse.down()
+    page.mouse.move(at[0] + 1, at[1] + 1)
+    page.mouse.up()
+    chosen = page.evaluate("unremix.map.chosen")
+    assert chosen is not None
+    assert page.evaluate("unremix.map.offset") == [0, 0]
+    # The wheel scrolls the page; with Ctrl it zooms, around the pointer.
+    before = page.evaluate("scrollY")
+    page.mouse.wheel(0, 100)
+    page.wait_for_timeout(300)
+    assert page.evaluate("scrollY") == before + 100
+    assert page.evaluate("unremix.map.zoom") == 1
+    canvas.scroll_into_view_if_needed()
+    page.wait_for_timeout(200)
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -300)
+    page.keyboard.up("Control")
+    page.wait_for_timeout(200)
+    assert page.evaluate("unremix.map.zoom") > 1.5
+    assert page.evaluate("unremix.map.place(20)") == pytest.approx([x, y], abs=1)
+    # Dragging moves it and chooses nothing.
+    page.mouse.down()
+    page.mouse.move(box["x"] + x + 40, box["y"] + y + 30, steps=4)
+    page.mouse.up()
+    assert page.evaluate("unremix.map.chosen") == chosen
+    assert page.evaluate("unremix.map.place(20)") == pytest.approx([x + 40, y + 30], abs=1)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_print(scheme: str, runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["digits"].path / "report.html", scheme=scheme)
+    if scheme == "light":
+        page.get_by_role("button", name="Dark").click()
+    page.emulate_media(media="print", color_scheme=scheme)
+    color = "(one) => getComputedStyle(document.querySelector(one))"
+    assert page.evaluate(f"({color})('.panel').backgroundColor") == "rgb(255, 255, 255)"
+    ink = page.evaluate(f"({color})('.column .figure b').color")
+    assert max(int(part) for part in ink[4:-1].split(",")) < 90
+    assert page.locator("#map .key").first.is_visible()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#option-table").is_visible()
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details[open]").count() == 0
+
+
+def test_only_anchors_are_circled(runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["infograph-unremix"].path / "report.html")
+    assert page.locator("#explorer .anchor .marked").count() == 1
+    assert page.locator(".negative .marked, #neighbors .marked").count() == 0
+
+
+def test_letters_in_charts_can_be_read(runs: dict[str, Run], opened: Opened) -> None:
+    for width in (1280, 400):
+        page = opened(runs["digits"].path / "report.html", width=width)
+        sizes = page.eval_on_selector_all(
+            "svg.chart",
+            "all => all.map((one) => 12 * one.clientWidth / one.viewBox.baseVal.width)",
+        )
+        assert min(sizes) > 10

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
+import shlex
 import shutil
+import sys
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_1samp
-from small_runs import HOSTILE, digits, graphs
+from scipy.stats import binomtest, ttest_1samp, ttest_ind
+from small_runs import COMMON, HOSTILE, digits, graphs, sentences, with_classes
 
 import unremix
 from unremix.cli import main
 from unremix.data.fingerprint import drawn
+from unremix.options.config import TrainConfig
 from unremix.report import write_comparison, write_report
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, ticks
 from unremix.report.comparison import gap, grouped, sentence, stored_weights
 from unremix.report.drawings import MOST_NODES, draw_graph, layout
-from unremix.report.page import training_charts
+from unremix.report.page import chart_csv, class_table, training_charts
 from unremix.report.pictures import make_atlas
 from unremix.report.projection import project
 from unremix.report.rendering import as_json, bundle
 from unremix.report.samples import take_sample
 from unremix.report.storage import Stored
-from unremix.report.words import headline
+from unremix.report.words import commands, headline, in_python
 from unremix.training.run import Run
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -62,9 +69,14 @@ def test_the_data_of_a_page(run: Run, stored: Stored) -> None:
     labels = np.array(about["labels"])[arrays["batch"]]
     assert np.array_equal(arrays["suspects"] == 1, labels[:, None] == labels[None, :])
     assert not arrays["negatives"].diagonal().any()
-    matrix = np.array(about["confusion"]["matrix"])
+    table = class_table(stored)
+    assert table is not None
+    matrix = np.array(table["matrix"])
     assert matrix.sum() == count
     assert np.array_equal(matrix.sum(1), np.bincount(about["labels"]))
+    right = (arrays["predicted"] == np.array(about["labels"])).mean()
+    assert matrix.trace() / count == pytest.approx(right)
+    assert sum(size * share for _, size, share in table["rows"]) == pytest.approx(matrix.trace())
     assert about["parameters"] == sum(p.numel() for p in run.encoder().parameters())
 
 
@@ -81,6 +93,7 @@ def test_stored_scores_are_the_librarys(run: Run, stored: Stored) -> None:
     similarity = torch.nn.functional.normalize(z0) @ torch.nn.functional.normalize(z1).T
     right = (similarity.argmax(1) == torch.arange(len(z0))).float().mean()
     assert stored.about["found_own"] == pytest.approx(float(right))
+    assert stored.about["found_by_chance"] == pytest.approx(1 / len(z0))
 
 
 @pytest.mark.parametrize("recipe", ["hcl", "simclr", "swav"])
@@ -183,14 +196,16 @@ def test_graphs_are_drawn(tmp_path: Path) -> None:
     assert found.about["node_types"] == sorted(HOSTILE[:3])
 
 
-def test_projection_keeps_groups_together() -> None:
+def test_projection_keeps_groups_together(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((4, 16)).astype(np.float32)
     group = np.arange(1700) % 4  # more than there are landmarks
     points = centers[group] + 0.1 * rng.standard_normal((1700, 16)).astype(np.float32)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
+    # PyPI has a package of UMAP's name that is another.
+    monkeypatch.setitem(sys.modules, "umap", ModuleType("umap"))
     positions, how = project(points)
-    assert "t-SNE" in how or how == "UMAP"
+    assert "t-SNE" in how
     assert positions.min() >= 0
     assert positions.max() <= 1
 
@@ -234,6 +249,20 @@ def test_charts() -> None:
     plot = draw_intervals([Interval("a & b", 0.1, 0.05, 0.2)], factor=100, unit="u", title="t")
     assert "a &amp; b" in plot
     assert "clear" in plot
+    rows = [{"epoch": 1.0, "knn": 0.9}, {"epoch": 2.0, "knn": 1.0}]
+    bare = training_charts(rows, None)["knn"]
+    assert bare.good == "Good: it rises."  # there are no lines to rise above
+    card = {
+        "results": {kind: {"knn": {"value": 1.0, "count": 20}} for kind in ("trained", "pixels")}
+    }
+    chart = training_charts(rows, card)["knn"]
+    assert "above the lines" in chart.good
+    ends = binomtest(20, 20).proportion_ci(method="wilson")
+    assert chart.lines[0].band is not None
+    assert chart.lines[0].band[1] == pytest.approx((ends.low, ends.high))
+    (header, *values) = csv.reader(io.StringIO(chart_csv(chart)))
+    assert header == ["epoch", "kNN", "kNN low", "kNN high"]
+    assert [row[:2] for row in values] == [["1", "0.9"], ["2", "1.0"]]
     rows = [{"epoch": 1.0, "loss": float("nan")}, {"epoch": 2.0, "loss": 1.0}]
     assert len(training_charts(rows, None)["loss"].lines[0].points) == 1
 
@@ -255,22 +284,32 @@ def test_headlines() -> None:
         "kind": "image",
         "unit": "images",
         "found_own": 0.93,
+        "found_by_chance": 1 / 256,
         "about_batch": "",
         "batch_size": 256,
     }
     said, tone = headline({"results": None}, {"spread": 0.9, "effective_rank": 20.0}, about)
-    assert said == "No sign of collapse; 93% of images find their own second view among 256"
+    assert said == (
+        "No sign of collapse; 93 % of images find their own second view among 256 (0.39 % would by "
+        "chance)"
+    )
     assert tone == "open"
     assert headline(None, {"spread": 0.01}, about)[1] == "bad"
+    correlation = {"trained": {"sick": {"pearson": good}}, "untrained": {"sick": {"pearson": bad}}}
+    said, _ = headline({"results": correlation}, {}, None)
+    assert said.endswith("points of sick pearson")  # a correlation is no accuracy
 
 
 class Told:
     """What a comparison asks of a run."""
 
-    def __init__(self, recipe: str, seed: int, value: float) -> None:
-        self.config = type("Config", (), {"composed_name": recipe, "seed": seed})()
+    def __init__(self, recipe: str, seed: int, value: float, **options: Any) -> None:
+        self.config = TrainConfig(recipe=recipe, seed=seed, **options)
         self.path = Path(f"{recipe}-{seed}")
-        self.evaluation = {"results": {"trained": {"knn": {"value": value}}}}
+        self.evaluation = {
+            "data": self.config.data,
+            "results": {"trained": {"knn": {"value": value}, "sick.mse": {"value": value}}},
+        }
 
 
 def test_differences_are_paired_by_seed() -> None:
@@ -287,11 +326,36 @@ def test_differences_are_paired_by_seed() -> None:
     assert said == (
         f"hcl is ahead of simclr by 3.7 [{low:.1f}, {high:.1f}] points of kNN accuracy; 3 seeds."
     )
-    # Two runs with one recipe and seed differ in something else: each stands for itself.
+    worse = gap(hcl, simclr, "sick.mse")  # of which less is better
+    assert worse is not None
+    assert (worse.low, worse.high) == pytest.approx((-expected.high, -expected.low))
+    # Two runs with the same options and seed: each stands for itself.
     again: Any = [Told("hcl", 0, 0.8), Told("hcl", 0, 0.7)]
     assert len(grouped(again)) == 2
     with pytest.raises(ValueError, match="at least two runs"):
         write_comparison(["one"], "page.html")
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_one_group() -> None:
+    runs: Any = [Told("hcl", 0, 0.8, epochs=3), Told("hcl", 1, 0.7, epochs=9, threads=2)]
+    assert [group.name for group in grouped(runs)] == ["hcl epochs=3", "hcl epochs=9"]
+    seeds: Any = [Told("hcl", 0, 0.8, threads=1), Told("hcl", 1, 0.7, threads=2)]
+    assert [sorted(group.runs) for group in grouped(seeds)] == [[0, 1]]
+    elsewhere: Any = [Told("hcl", 0, 0.8), Told("simclr", 0, 0.7, data="photos")]
+    assert gap(*grouped(elsewhere), "knn") is None
+
+
+def test_groups_without_a_common_seed_are_compared_by_welch() -> None:
+    ours, theirs = [0.60, 0.91, 0.88], [0.80, 0.52, 0.51, 0.55]
+    runs: Any = [Told("hcl", s, v) for s, v in enumerate(ours)]
+    runs += [Told("simclr", 10 + s, v) for s, v in enumerate(theirs)]
+    hcl, simclr = grouped(runs)
+    found = gap(hcl, simclr, "knn")
+    assert found is not None
+    assert not found.paired
+    expected = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert "3 and 4 seeds, not paired" in sentence(hcl, simclr, found, {"value": 0.8}, "knn")
 
 
 def test_the_command_compares_any_runs(
@@ -303,15 +367,13 @@ def test_the_command_compares_any_runs(
         folders.append(str(tmp_path / "c" / "runs" / name))
     page = tmp_path / "page.html"
     assert main(["report", *folders, "-o", str(page)]) == 0
-    assert (
-        "one and other are equal" in page.read_text() or "between one and other" in page.read_text()
-    )
+    assert "No clear difference between other and one: +0.0" in page.read_text()
     # A comparison's folder names its runs and its reference.
     assert main(["report", str(tmp_path / "c")]) == 1
     assert "config.yaml" in capsys.readouterr().err
     (tmp_path / "c" / "comparison.yaml").write_text("recipes: [one, other]\nreference: other\n")
     assert main(["report", str(tmp_path / "c")]) == 0
-    assert "difference to other" in (tmp_path / "c" / "report.html").read_text()
+    assert "ahead of other" in (tmp_path / "c" / "report.html").read_text()
     shutil.rmtree(folders[0])
     assert main(["report", str(tmp_path / "c")]) == 1
     assert "at least two finished runs" in capsys.readouterr().err
@@ -353,3 +415,105 @@ def test_code_that_a_folder_names_does_not_run_for_a_page(run: Run, tmp_path: Pa
     assert not (tmp_path / "ran").exists()
     assert 'id="explorer"' not in page
     assert "Items are not shown" in page
+
+
+def test_what_was_measured_is_kept_without_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ImportError("cannot import name 'UMAP'")
+
+    monkeypatch.setattr("unremix.report.collect.project", broken)
+    run = digits(tmp_path)
+    assert (run.path / "evaluation.json").exists()
+    page = (run.path / "report.html").read_text()
+    assert "Items are not shown" in page
+    assert "ImportError: cannot import name" in page
+    # No page at all: the card is written, and a warning.
+    card = (run.path / "evaluation.json").read_text()
+    (run.path / "evaluation.json").unlink()
+    monkeypatch.setattr("unremix.pipeline.write_report", broken)
+    unremix.evaluate(run.path)
+    assert (run.path / "evaluation.json").read_text() == card
+    assert any("report.html was not written (ImportError" in line for line in run.warnings)
+    again = digits(tmp_path, name="again")
+    assert (again.path / "evaluation.json").exists()
+    assert any("report.html was not written" in line for line in again.warnings)
+
+
+def test_thousands_of_classes(run: Run, stored: Stored, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    shutil.copytree(run.path, folder)
+    page = write_report(with_classes(stored, 5000, folder))
+    assert page.stat().st_size < 3 * 2**20
+    text = page.read_text()
+    assert "the 4,976 others" in text
+    assert text.count("a class with the number 4999") <= 4
+    rows = re.search(r'<table id="class-table">.*?</table>', text, re.DOTALL)
+    assert rows is not None
+    assert rows[0].count("<tr>") == 25
+
+
+def test_names_of_classes_are_cut_and_never_empty(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    np.savez(
+        tmp_path / "names.npz",
+        images=rng.integers(0, 256, (24, 8, 8), dtype=np.uint8),
+        labels=np.array([" ", "x" * 5000, "plain"])[np.arange(24) % 3],
+    )
+    run = unremix.train(
+        data=str(tmp_path / "names.npz"), runs=str(folder), name="names", batch_size=8,
+        head_hidden=(16,), head_output=8, probe_epochs=0, **COMMON,
+    )  # fmt: skip
+    found = Stored.read(run.path)
+    assert found is not None
+    assert set(found.about["classes"]) == {"(no name)", "x" * 299 + "…", "plain"}
+
+
+def test_a_single_class_tells_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (24, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "one.npz", images=images, labels=np.zeros(24, int))
+    run = unremix.train(
+        data=str(tmp_path / "one.npz"), runs=str(tmp_path), name="one", batch_size=8,
+        head_hidden=(16,), head_output=8, probe_epochs=0, **COMMON,
+    )  # fmt: skip
+    found = Stored.read(run.path)
+    assert found is not None
+    assert found.about["labels"] is None
+    assert not (found.arrays["suspects"] == 1).any()
+    assert "24 images, no labels" in (run.path / "report.html").read_text()
+
+
+def test_sentences_beside_each_other_are_so_in_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sentences(tmp_path)
+    data = run.domain.load_for(run, None)
+    names = data.names()
+    whole = take_sample(run, data)
+    assert whole.drawn == ""
+    monkeypatch.setattr("unremix.report.samples.MOST_ITEMS", 32)
+    monkeypatch.setattr("unremix.report.samples.FIRST_SENTENCES", 80)
+    some = take_sample(run, data)
+    assert some.drawn == "in passages of up to 16, drawn at random from the first 80 of 90"
+    for sample in (whole, some):
+        assert sample.passages is not None
+        follow = {(a[:100], b[:100]) for a, b in pairwise(names)}
+        shown = [name[:100] for name in sample.names]
+        together = 0
+        for k in range(len(shown) - 1):
+            if sample.passages[k] == sample.passages[k + 1]:
+                together += 1
+                assert (shown[k], shown[k + 1]) in follow
+        assert together >= 24
+
+
+def test_commands_fit_the_kind_of_data(run: Run) -> None:
+    for domain in ("image", "graph", "sentence"):
+        export = dict(commands("runs/a", "data", 3, domain))["Export the encoder"]
+        assert ("onnx" in export) == (domain == "image")
+        compile(in_python("it's", domain), "page", "exec")
+    page = (run.path / "report.html").read_text()
+    assert f"unremix export {shlex.quote(str(run.path))} --format onnx" in page

@@ -22,7 +22,7 @@ import unremix
 from unremix import FalseNegatives
 from unremix.core.engines import compiled, native
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Own, Views
+from unremix.core.views import Own, Views
 from unremix.losses import TwoViewLoss
 from unremix.signals import memory as memories
 from unremix.signals import rules

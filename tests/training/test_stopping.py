@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,7 @@ from unremix.training.preparation import prepare
 from unremix.training.run import Run
 from unremix.training.stopping import Stop, handling
 
-pytestmark = pytest.mark.xdist_group("training")
-
-
-@pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """Signals as in a terminal, also where the tests were started with ``nohup``."""
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
-    earlier = {number: signal.signal(number, handler) for number, handler in usual.items()}
-    yield
-    for number, handler in earlier.items():
-        signal.signal(number, handler)
+pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("heard")]
 
 
 @pytest.fixture(scope="module")

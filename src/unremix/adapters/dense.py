@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unremix.core.contrast import full_precision, make_problem
+from unremix.core.contrast import make_problem
 from unremix.core.engines import eager
 from unremix.core.objectives import InfoNCE
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views, mix_or_equal
+from unremix.core.precision import full_precision
+from unremix.core.problem import Comparison
+from unremix.core.views import Views
+from unremix.core.weights import mix_or_equal
 from unremix.core.weights import weights_of as weights_of_block
 from unremix.losses import UnReMixLoss
 
@@ -28,14 +31,13 @@ def weights_of(
     """
     options, temperature = loss.options, loss.current_temperature()
     with full_precision(anchors.embeddings.device):
-        problem, vectors = make_problem(
-            anchors, candidates, pairs, options, temperature, None, eager.ENGINE
-        )
-        products = problem.products(*vectors)
-        block = problem.block(products, *vectors)
-        mix = mix_or_equal(loss.lambdas(), options, products)
+        compared = Comparison(anchors, candidates, pairs)
+        problem, vectors = make_problem(compared, options, temperature, eager.ENGINE)
+        unscaled = problem.unscaled_logits(*vectors)
+        block = problem.block(unscaled, *vectors)
+        mix = mix_or_equal(loss.lambdas(), options.weighting, unscaled)
         weights = weights_of_block(block, mix, options.weighting, temperature)
-        return weights, products / temperature
+        return weights, unscaled / temperature
 
 
 def weighted_negatives(

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from unremix.adapters import missing
 from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
+from unremix.core.views import Views
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

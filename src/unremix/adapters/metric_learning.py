@@ -15,8 +15,9 @@ from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss
 from unremix.core.checks import number
 from unremix.core.objectives import softplus
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
-from unremix.core.scores import PAPER_COMPONENTS, Component, Score, at_least_float32
+from unremix.core.precision import at_least_float32
+from unremix.core.scores import PAPER_COMPONENTS, Component, Score
+from unremix.core.views import Views
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -128,7 +129,7 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
 
     def _views(self, embeddings: Tensor) -> Views:
         layer = self.weighted.last_layer
-        if layer is None or not self.weighted.weighting.needs_residuals:
+        if layer is None or not self.weighted.weighting.needs_gradients:
             return Views(embeddings)
         (found,) = layer.find(embeddings)
         return Views(embeddings, found.inputs, outputs=found.outputs)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from unremix.adapters import missing
 from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss, with_inputs
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
-from unremix.core.scores import at_least_float32
+from unremix.core.precision import at_least_float32
+from unremix.core.views import Views
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,7 +94,7 @@ class UnReMixClipLoss(Weighted, nn.Module):
             loss: Tensor = self.weighted(images, texts, temperature=temperature)
             return loss
         own = [Views(images), Views(texts)]
-        if self.weighted.last_layer is not None and self.weighted.weighting.needs_residuals:
+        if self.weighted.last_layer is not None and self.weighted.weighting.needs_gradients:
             own = [
                 with_inputs(images_or_texts, found)
                 for images_or_texts, found in zip(

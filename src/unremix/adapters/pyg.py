@@ -11,7 +11,7 @@ from unremix.adapters import missing
 from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss
 from unremix.core.checks import choose, number
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
+from unremix.core.views import Views
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

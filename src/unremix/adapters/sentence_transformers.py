@@ -17,8 +17,8 @@ from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_ne
 from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss, with_inputs
 from unremix.core.checks import choose, number
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
-from unremix.core.scores import at_least_float32
+from unremix.core.precision import at_least_float32
+from unremix.core.views import Views
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -202,7 +202,7 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         layer, weighting = self.weighted.last_layer, self.weighted.weighting
         embeddings = [at_least_float32(each) for each in embeddings]
         views = [Views(each) for each in embeddings]
-        if layer is not None and weighting.needs_residuals:
+        if layer is not None and weighting.needs_gradients:
             found = [layer.find(each)[0] for each in embeddings]
             views = [with_inputs(z, each) for z, each in zip(embeddings, found, strict=True)]
         if not self.gather_across_devices:

@@ -132,8 +132,7 @@ def embed(
             --on ray a folder of parquet parts, which may be a URL, by default embeddings there.
         layer: The encoder's output (backbone), or the projection head's behind it (head).
         normalize: Scale each embedding to length 1.
-        on: This machine (local), or Ray: images only, and the same command continues what was
-            stopped.
+        on: This machine (local), or Ray, where the same command continues what was stopped.
         trust: Allow code that the run's folder names to run.
     """
     from unremix.data.quantities import counted
@@ -155,13 +154,28 @@ def embed(
             f"{counted(written.parts, 'part')}{earlier}"
         )
         return
-    path = Path(run) / "embeddings.npz" if output is None else Path(output)
+    path = Path(run) / "embeddings.npz" if output is None else _on_disk(output, "add --on ray")
     count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize, trust=trust)
     say(f"Wrote {counted(count, 'embedding')} of size {width} to {path}")
     config = Run(run).config
     if data is None and config.limit is not None:
         limited = f"The run was limited by --limit {config.limit}"
         say(f"{limited}; --data {quote(config.data)} embeds everything")
+
+
+def _on_disk(output: str, remedy: str) -> Path:
+    """The path of a file that is to be written here.
+
+    Raises:
+        ValueError: If it is a URL.
+    """
+    from unremix.data.remote import is_url
+
+    if is_url(output):
+        raise ValueError(
+            f"expected a file on this machine, got {output!r}; {remedy}, or copy it afterwards"
+        )
+    return Path(output)
 
 
 def export(
@@ -213,7 +227,7 @@ def mine(
 
     Args:
         anchors: Embeddings of the anchors: .npz, .npy, .parquet, .csv or a folder of parquet parts,
-            as 'unremix embed' writes them.
+            as 'unremix embed' writes them; a path or a URL.
         positives: Lines of anchor and positive, by name or number, separated by tabs.
         corpus: Embeddings to find negatives in; by default those of the anchors.
         k: Negatives per anchor.
@@ -243,7 +257,7 @@ def mine(
     from unremix.mining.files import Collection, check_output, read_pairs, write_triplets
     from unremix.mining.mine import COMPONENT_NAMES, mine_hard_negatives
 
-    path = Path("triplets.csv" if output is None else output)
+    path = _on_disk("triplets.csv" if output is None else output, "name a file")
     check_output(path)
     each = None
     if on == "ray":

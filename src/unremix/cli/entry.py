@@ -18,6 +18,7 @@ import unremix
 from unremix.cli import commands
 from unremix.data.printing import complain, one_line
 from unremix.data.suggestions import did_you_mean, how_to_install
+from unremix.training.memory import keep_freed_memory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return _answer(list(arguments))
     gc.disable()  # a process of its own: imports make many objects and no garbage
+    if sys.argv[1:2] == ["train"]:
+        keep_freed_memory()
     status = _answer(sys.argv[1:])
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from unremix.cluster.parts import Part, cut_data, encoder_of
 from unremix.cluster.ray_engine import connect, node_resources, ray_map
 from unremix.data.archives import Skipped
 from unremix.data.atomic_files import write_bytes
 from unremix.data.fingerprint import fingerprint
-from unremix.data.image.dataset import find_splits
-from unremix.data.image.decoding import Shape, quiet_pillow
-from unremix.data.image.stores import store_images
 from unremix.data.remote import file_system, is_url, persist
-from unremix.data.splits import Split, name_some
-from unremix.domains.base import Features
-from unremix.domains.image import set_features
+from unremix.data.splits import name_some
 from unremix.mining.embeddings import PLAN
 from unremix.training.checkpoints import digest_of
 from unremix.training.embedding import arrays_of, parquet_table, source_of
@@ -119,7 +115,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes an actor's function: a run's encoder, loaded once, that embeds parts of images.
+    """Makes an actor's function: a run's encoder, loaded once, that embeds parts of the data.
 
     Args:
         run: The run's folder.
@@ -139,26 +135,21 @@ class Maker:
     threads: int
     gpu: bool
 
-    def __call__(self) -> Callable[[tuple[int, Split]], Summary]:
+    def __call__(self) -> Callable[[tuple[int, Part]], Summary]:
         """Load the encoder, and give a function that writes a part."""
         torch.set_num_threads(self.threads)
         run = Run(self.run, layer=self.layer, trust=self.trust)
-        encoder, shape = run.encoder(), run.shape
+        encoder, shape = encoder_of(run), run.shape
         if self.gpu:
             encoder = encoder.cuda()
         parts = Parts(self.output)
 
-        def write(part: tuple[int, Split]) -> Summary:
-            number, split = part
-            with quiet_pillow():
-                budget = len(split.names) * shape.channels * shape.image_size**2
-                images, skipped = store_images(
-                    split, Shape(shape.channels, shape.image_size), budget, None
-                )
-            embeddings = set_features(encoder, images, shape.settings)
-            found = Features(embeddings, images.names, images.labels, images.classes)
+        def write(numbered: tuple[int, Part]) -> Summary:
+            number, part = numbered
+            found, skipped = part.embed(encoder, shape)
             table = parquet_table(arrays_of(found, normalize=self.normalize))
-            summary = Summary(len(images), embeddings.shape[1], skipped)
+            count, width = found.embeddings.shape
+            summary = Summary(count, width, skipped)
             about = {SUMMARY: json.dumps(summary._asdict()).encode()}
             parts.write(Parts.name(number), _parquet_bytes(table.replace_schema_metadata(about)))
             return summary
@@ -188,24 +179,23 @@ def embed_on_ray(
     rows: int = ROWS,
     advance: Advance | None = None,
 ) -> Written:
-    """Write the embeddings of images on Ray, as the local command does, row for row.
+    """Write the embeddings of data on Ray, as the local command does, row for row.
 
     Args:
         run_folder: The run, on storage that all nodes share.
-        data: The images; None for the run's own. See
+        data: The data; None for the run's own. See
             :func:`unremix.training.embedding.embed_to_file`.
         output: A folder of parts, new or of the same call before.
         layer: See :class:`unremix.training.run.Run`.
         normalize: Whether to scale each embedding to length 1.
         trust: Whether code may run that the run's folder names.
         threads: CPUs of an actor.
-        rows: Images of a part.
+        rows: Samples of a part.
         advance: Called with the share of the work that is done.
 
     Raises:
         ImportError: If Ray is not installed.
-        ValueError: For data the run cannot read, a run of something else than images, or an output
-            of another call.
+        ValueError: For data the run cannot read, or an output of another call.
     """
     if Path(output).suffix in (".npz", ".csv"):
         raise ValueError(
@@ -213,56 +203,34 @@ def embed_on_ray(
             "ending, or leave out --on ray"
         )
     run = Run(run_folder, layer=layer, trust=trust)
-    if run.config.domain != "image":
-        raise ValueError(
-            f"expected a run of images with --on ray, got one of {run.domain.unit}; leave out "
-            "--on ray"
-        )
     connect()  # what is missing is said before the data are read
-    encoder, config = run.encoder(), run.config
-    source: Any = source_of(run, data)
-    found = find_splits(
-        config.data if source is None else source,
-        limit=config.limit if source is None else None,
-        validation=config.validation if source is None else None,
-    )
-    tasks = list(_parts_of(found.splits, rows))
-    names = (name for _, split in tasks for name in split.names)
-    made_of = [digest_of(encoder.state_dict()), layer, str(normalize), str(rows)]
-    plan = {"parts": len(tasks), "made_of": fingerprint(chain(made_of, names))}
+    run.trained = run.encoder()  # likewise
+    cut = cut_data(run, source_of(run, data), rows)
+    tasks = list(enumerate(cut.parts))
+    made_of = [digest_of(run.trained.state_dict()), layer, str(normalize), str(rows)]
+    plan = {"parts": len(tasks), "made_of": fingerprint(chain(made_of, cut.identity))}
     parts = Parts(output)
     present = _present(parts, plan)
     summaries = [_summary(parts.read(name)) for name in sorted(present)]
     missing = [task for task in tasks if Parts.name(task[0]) not in present]
-    gpu = config.accelerator != "cpu" and _gpus() > 0
+    gpu = run.config.accelerator != "cpu" and _gpus() > 0
     place = output if is_url(output) else str(Path(output).resolve())
     maker = Maker(str(run.path.resolve()), layer, normalize, trust, place, threads, gpu)
     for _, summary in ray_map(maker, missing, threads=threads, gpus=float(gpu)):
         summaries.append(summary)
         if advance is not None:
             advance(len(summaries) / len(tasks))
-    skipped = [*found.skipped, *(Skipped(*one) for summary in summaries for one in summary.skipped)]
+    skipped = [*cut.skipped, *(Skipped(*one) for summary in summaries for one in summary.skipped)]
     total = sum(summary.rows for summary in summaries)
     if not total:
-        raise ValueError(f"expected at least one usable image, got none ({name_some(skipped)})")
+        unit = run.domain.unit
+        raise ValueError(f"expected usable {unit}, got none ({name_some(skipped)}); add some")
     if skipped:
         warnings.warn(
             f"skipped {len(skipped)} of {total + len(skipped)} files: {name_some(skipped)}",
             stacklevel=2,
         )
     return Written(total, summaries[0].width, len(tasks), len(present))
-
-
-def _parts_of(splits: Sequence[Split], rows: int) -> Iterator[tuple[int, Split]]:
-    """Parts of at most so many images, numbered, those for training first."""
-    known = all(split.labels is not None for split in splits)
-    number = 0
-    for split in splits:
-        for first in range(0, len(split.names), rows):
-            part = split.keep(range(first, min(first + rows, len(split.names))))
-            labels = part.labels if known else None
-            yield number, replace(part, labels=labels, classes=splits[0].classes)
-            number += 1
 
 
 def _present(parts: Parts, plan: dict[str, Any]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from math import inf
@@ -54,6 +55,23 @@ def checks_on(check: bool | None, like: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     return like.device.type == "cpu" if check is None else check
+
+
+def to_device_of(like: Tensor, value: Tensor, name: str) -> Tensor:
+    """A tensor of the loss on the device of the embeddings; warns where it has to be copied there.
+
+    Args:
+        like: The embeddings.
+        value: The tensor.
+        name: What it is, for the message.
+    """
+    if value.device != like.device and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"expected the loss on {like.device}, got its {name} on {value.device}, from where it "
+            "is copied in every step; call loss_fn.to(device)",
+            stacklevel=5,
+        )
+    return value.to(like.device)
 
 
 def check_indices(name: str, indices: Tensor, count: int) -> None:

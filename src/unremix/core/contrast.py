@@ -1,4 +1,4 @@
-"""The whole loss in one function: residuals, then block by block scores → weights → objective.
+"""The whole loss in one function: δ, then block by block scores → weights → objective.
 
 All statistics are per anchor, so a block of whole rows gives its part of the loss and of all
 gradients in one go. An engine does that for a block: nothing of size (N, M) is kept, and the
@@ -8,7 +8,6 @@ backward pass only multiplies by the incoming scalar.
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,44 +15,35 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unremix.core.checks import checks_on, number
+from unremix.core.checks import checks_on, number, to_device_of
 from unremix.core.engines import Engine, find_engine
-from unremix.core.gather import Share, mean_count, mean_gradient
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Own, Views, check_pairs, check_shapes, mix_or_equal
-from unremix.core.residuals import derive_residuals
-from unremix.core.rows import Problem, rows_loss
-from unremix.core.scores import Vectors, normalize
+from unremix.core.gather import mean_count, mean_gradient
+from unremix.core.options import Options
+from unremix.core.output_gradients import derive_output_gradients
+from unremix.core.precision import full_precision, normalize
+from unremix.core.problem import Comparison, Problem, check_pairs, check_shapes
+from unremix.core.rows import rows_loss
+from unremix.core.views import Vectors, Views
+from unremix.core.weights import mix_or_equal
 
 
 def contrast(
-    anchors: Views,
-    candidates: Views,
-    pairs: Pairs,
+    comparison: Comparison,
     options: Options,
     *,
     temperature: Tensor | float = 0.5,
     mix: Tensor | None = None,
-    own: Own | None = None,
-    share: Share | None = None,
-    everyone: Views | None = None,
 ) -> Tensor:
     """The mean over anchors of a contrastive loss with weighted negatives.
 
     L = 1/N Σ_i -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_{j in Neg(i)} w_ij e^{s_ij/τ}) ) for InfoNCE.
 
     Args:
-        anchors: N views.
-        candidates: M views; the same object as ``anchors`` where every view is both.
-        pairs: Positives and negatives.
+        comparison: Anchors, candidates, and which are positives and negatives.
         options: Weighting, objective, and how to compute them.
         temperature: τ; gradient flows to it if it is a tensor.
         mix: λ, one number per component, none negative, shape (K,); gradient flows to it. Equal by
             default.
-        own: Further negatives of each anchor alone.
-        share: This process's part, where several share a loss: their mean is the loss of all.
-        everyone: The anchors of all processes, where all of them hold the same candidates; the
-            candidates themselves where every view is both.
 
     Returns:
         The loss, a scalar.
@@ -67,38 +57,40 @@ def contrast(
         With ``positives_in_denominator`` and uniform weights, Quick-Thought's cross-entropy.
 
     Example:
+        >>> from unremix.core.pairs import Pairs
         >>> views = Views(torch.eye(4))
-        >>> contrast(views, views, Pairs.both_views(2), Options(), temperature=1.0)  # log 3
+        >>> comparison = Comparison(views, views, Pairs.both_views(2))
+        >>> contrast(comparison, Options(), temperature=1.0)  # log 3
         tensor(1.0986)
 
     Reference:
         UnReMix, Eq. 1 and Algorithm 1.
     """
-    if not isinstance(temperature, Tensor):
+    check_shapes(comparison, options)
+    like, pairs, part = comparison.anchors.embeddings, comparison.pairs, comparison.part
+    if isinstance(temperature, Tensor):
+        temperature = to_device_of(like, temperature, "temperature")
+    else:
         temperature = number("temperature", temperature, above=0)
-    check_shapes(anchors, candidates, own, pairs, options)
-    check = checks_on(options.check, anchors.embeddings)
+    check = checks_on(options.check, like)
     if check:
-        check_pairs(pairs, own)
-    with full_precision(anchors.embeddings.device):
-        like = anchors.embeddings
-        shares = mix_or_equal(mix, options, like)
-        if share is not None:
-            shares = mean_gradient(shares)
+        check_pairs(comparison)
+    with full_precision(like.device):
+        lambdas = mix_or_equal(mix, options.weighting, like)
+        if part is not None:
+            lambdas = mean_gradient(lambdas)
             if isinstance(temperature, Tensor):
                 temperature = mean_gradient(temperature)
-        engine = find_engine(options, like, own is not None, temperature)
-        problem, vectors = make_problem(
-            anchors, candidates, pairs, options, temperature, own, engine, share, everyone
-        )
+        engine = find_engine(options, like, comparison.own is not None, temperature)
+        problem, vectors = make_problem(comparison, options, temperature, engine)
         if torch.compiler.is_compiling():
-            total, weightless = _traced(problem, *vectors, shares, temperature)
+            total, weightless = _traced(problem, *vectors, lambdas, temperature)
         else:
             total, weightless = _Blockwise.apply(  # type: ignore[no-untyped-call]
-                problem, engine, *vectors, shares, temperature
+                problem, engine, *vectors, lambdas, temperature
             )
         with_positive = (pairs.shares > 0).any(1).sum(dtype=total.dtype)  # anchors with a loss
-        total = total / mean_count(with_positive, share)
+        total = total / mean_count(with_positive, part)
     if check and options.weighting.mass == "none" and int(weightless):
         warnings.warn(
             f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights: their "
@@ -109,42 +101,37 @@ def contrast(
 
 
 def make_problem(
-    anchors: Views,
-    candidates: Views,
-    pairs: Pairs,
-    options: Options,
-    temperature: Tensor | float,
-    own: Own | None,
-    engine: Engine,
-    share: Share | None = None,
-    everyone: Views | None = None,
+    comparison: Comparison, options: Options, temperature: Tensor | float, engine: Engine
 ) -> tuple[Problem, tuple[Tensor, Tensor]]:
     """The problem, and what its logits are made of, with gradient: f or z of both sides.
 
-    δ is derived where a component needs it. The arguments are those of :func:`contrast`.
+    ``engine`` derives δ where a component needs it.
     """
-    units, anchor_vectors = describe(anchors)
+    anchors, candidates, everyone = comparison.anchors, comparison.candidates, comparison.everyone
     shared = candidates is anchors  # every view is both
-    other_units, candidate_vectors = (units, anchor_vectors) if shared else describe(candidates)
-    own_vectors = None if own is None else describe(own)[1]
-    factor = 1.0 if own is None else own.logit_factor
-    problem = Problem(pairs, options, anchor_vectors, candidate_vectors, own_vectors, factor)
-    if options.weighting.needs_residuals:
-        at_layer = at_last_layer(anchors, anchor_vectors)
-        others = at_layer if shared else at_last_layer(candidates, candidate_vectors)
+    units, of_anchors = describe(anchors)
+    other_units, of_candidates = (units, of_anchors) if shared else describe(candidates)
+    problem = Problem(comparison.pairs, options, of_anchors, of_candidates)
+    if (own := comparison.own) is not None:
+        inputs = None if own.inputs is None else own.inputs.detach()
+        of_own = Vectors(*normalize(own.embeddings.detach()), inputs)
+        problem = replace(problem, own=of_own, own_factor=own.logit_factor)
+    if options.weighting.needs_gradients:
+        at_layer = at_last_layer(anchors, of_anchors)
+        others = at_layer if shared else at_last_layer(candidates, of_candidates)
         every = None if everyone is None else others
         if everyone is not None and everyone is not candidates:
             every = at_last_layer(everyone, describe(everyone)[1])
         derived = replace(problem, anchors=at_layer, candidates=others)
-        deltas = derive_residuals(derived, temperature, engine, share, every)
-        made = replace(anchor_vectors, residuals=deltas[0])
+        deltas = derive_output_gradients(derived, temperature, engine, comparison.part, every)
+        of_anchors = replace(of_anchors, output_gradients=deltas[0])
+        of_candidates = replace(of_candidates, output_gradients=deltas[1])
         problem = replace(
-            problem,
-            anchors=made,
-            candidates=made if shared else replace(candidate_vectors, residuals=deltas[1]),
-            own=None if own_vectors is None else replace(own_vectors, residuals=deltas[2]),
+            problem, anchors=of_anchors, candidates=of_anchors if shared else of_candidates
         )
-    if options.products == "dot":
+        if problem.own is not None:
+            problem = replace(problem, own=replace(problem.own, output_gradients=deltas[2]))
+    if options.logits == "dot":
         return problem, (anchors.embeddings, candidates.embeddings)
     return problem, (units, other_units)
 
@@ -152,11 +139,10 @@ def make_problem(
 def describe(views: Views) -> tuple[Tensor, Vectors]:
     """Unit vectors with gradient, and all that is known of the views as constants."""
     units, lengths = normalize(views.embeddings)
-    inputs = None if views.inputs is None else views.inputs.detach()
     return units, Vectors(
         units.detach(),
         lengths.detach(),
-        inputs,
+        None if views.inputs is None else views.inputs.detach(),
         views.ids,
         descriptors=views.descriptors,
         thresholds=views.thresholds,
@@ -191,14 +177,13 @@ class _Blockwise(torch.autograd.Function):
         ]
         for which in problem.blocks():
             leaves = (anchors[which], *others)
-            loss, none, gradients = engine.evaluate(leaves, wanted, problem[which])
+            loss, without_weight, gradients = engine.evaluate(leaves, wanted, problem[which])
             total += loss
-            weightless += none
-            for place, gradient in enumerate(gradients):
-                gathered = whole[place]
-                if gathered is not None and gradient is not None:
-                    part = gathered[which] if place == 0 else gathered
-                    part += gradient
+            weightless += without_weight
+            for place, (sums, gradient) in enumerate(zip(whole, gradients, strict=True)):
+                if sums is not None and gradient is not None:
+                    some = sums[which] if place == 0 else sums  # the anchors' own rows, or all
+                    some += gradient
         ctx.problem, ctx.wanted = problem, wanted
         ctx.temperature = tensors[3]
         ctx.save_for_backward(
@@ -242,10 +227,3 @@ def _traced(problem: Problem, *tensors: Any) -> tuple[Tensor, Tensor]:
         *(checkpoint(block, which, *tensors, use_reentrant=False) for which in slices), strict=True
     )
     return torch.stack(losses).sum(), torch.stack(weightless).sum()
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Compute in the precision of the tensors passed, whatever autocast says."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device_type=device.type, enabled=False)

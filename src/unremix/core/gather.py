@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unremix.core.problem import V, map_views
+from unremix.core.views import Views, map_tensors
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Share:
+class Part:
     """This process's part of the joint batch.
 
     Args:
@@ -54,15 +54,15 @@ class Share:
         """Which of all samples this process holds."""
         return slice(self.offset, self.offset + self.sizes[self.rank])
 
-    def of_work(self, count: int) -> Share:
+    def of_work(self, count: int) -> Part:
         """The same processes with ``count`` things divided evenly among them.
 
         Example:
-            >>> Share((4, 2), rank=1).of_work(5)
-            Share(sizes=(3, 2), rank=1)
+            >>> Part((4, 2), rank=1).of_work(5)
+            Part(sizes=(3, 2), rank=1)
         """
-        parts = torch.empty(count).tensor_split(self.processes)
-        return Share(tuple(len(part) for part in parts), self.rank)
+        pieces = torch.empty(count).tensor_split(self.processes)
+        return Part(tuple(len(piece) for piece in pieces), self.rank)
 
 
 def is_distributed() -> bool:
@@ -70,14 +70,14 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def share_of(
+def find_part(
     size: int,
     width: int,
     input_width: int = 0,
     *,
     dtype: torch.dtype = torch.float32,
     equal: bool = False,
-) -> Share:
+) -> Part:
     """Tell every process how many samples each holds, without waiting for an accelerator.
 
     Args:
@@ -88,10 +88,10 @@ def share_of(
         equal: Whether all are known to hold as many: then nothing is exchanged, or checked.
 
     Raises:
-        ValueError: In all processes alike, if one holds no sample or the widths or dtypes differ.
+        ValueError: In every process, if one holds no sample or the widths or dtypes differ.
     """
     if equal:
-        return Share((size,) * dist.get_world_size(), dist.get_rank())
+        return Part((size,) * dist.get_world_size(), dist.get_rank())
     kind = DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)
     sizes, widths, input_widths, kinds = _exchange([size, width, input_width, kind])
     if min(sizes) == 0:
@@ -111,21 +111,21 @@ def share_of(
             f"expected embeddings of one dtype in every process, got {found}; use the same "
             "precision in all"
         )
-    return Share(tuple(sizes), dist.get_rank())
+    return Part(tuple(sizes), dist.get_rank())
 
 
 @torch.no_grad()
-def mean_count(count: Tensor, share: Share | None) -> Tensor:
+def mean_count(count: Tensor, part: Part | None) -> Tensor:
     """A count, a scalar: here, or the mean over processes; at least 1 in all."""
-    if share is None or share.processes == 1:
+    if part is None or part.processes == 1:
         return count.clamp(min=1)
     total = count.clone()
     dist.all_reduce(total)
-    return total.clamp(min=1) / share.processes
+    return total.clamp(min=1) / part.processes
 
 
 def withdraw() -> None:
-    """Tell the processes that wait in :func:`share_of` that this one has nothing to share.
+    """Tell the processes that wait in :func:`find_part` that this one has nothing to share.
 
     Call it before raising an error of this process alone: the others raise one too, where they
     would wait forever.
@@ -160,69 +160,69 @@ def _exchange(numbers: list[int]) -> list[list[int]]:
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, share: Share) -> Tensor:
-        ctx.share = share
-        largest = max(share.sizes)
+    def forward(ctx: Any, rows: Tensor, part: Part) -> Tensor:
+        ctx.part = part
+        largest = max(part.sizes)
         padded = rows.new_zeros(largest, *rows.shape[1:])
         padded[: rows.shape[0]] = rows
-        everyone = [torch.empty_like(padded) for _ in share.sizes]
+        everyone = [torch.empty_like(padded) for _ in part.sizes]
         dist.all_gather(everyone, padded)
-        return torch.cat([one[:size] for one, size in zip(everyone, share.sizes, strict=True)])
+        return torch.cat([one[:size] for one, size in zip(everyone, part.sizes, strict=True)])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
-        share: Share = ctx.share
+        part: Part = ctx.part
         incoming = incoming.contiguous().clone()
         dist.all_reduce(incoming)
-        return incoming[share.held], None
+        return incoming[part.held], None
 
 
-def gather_rows(rows: Tensor, share: Share) -> Tensor:
+def gather_rows(rows: Tensor, part: Part) -> Tensor:
     """The rows of all processes, in the order of their ranks.
 
     Gradient flows: a row's gradient is the sum of what all processes derived for it.
 
     Args:
-        rows: Shape (n, ...), n as in ``share``.
-        share: From :func:`share_of`.
+        rows: Shape (n, ...), n as in ``part``.
+        part: From :func:`find_part`.
 
     Returns:
         Shape (total, ...).
     """
-    gathered: Tensor = _GatherRows.apply(rows, share)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _GatherRows.apply(rows, part)  # type: ignore[no-untyped-call]
     return gathered
 
 
-def gather_views(views: V, share: Share) -> V:
+def gather_views(views: Views, part: Part) -> Views:
     """The views of all processes; gradient flows to the embeddings."""
-    return map_views(lambda rows: gather_rows(rows, share), views)
+    return map_tensors(lambda rows: gather_rows(rows, part), views)
 
 
 @torch.no_grad()
-def exchange_rows(rows: Tensor, sources: Tensor, share: Share) -> Tensor:
+def exchange_rows(rows: Tensor, sources: Tensor, part: Part) -> Tensor:
     """This process's part of the joint batch in another order; each row travels once.
 
     Row i of the joint result is row ``sources[i]`` of the joint batch. No gradient flows.
 
     Args:
-        rows: Shape (n, ...), n as in ``share``.
+        rows: Shape (n, ...), n as in ``part``.
         sources: The order, int64, shape (total,), on the CPU, the same in all processes.
-        share: From :func:`share_of`.
+        part: From :func:`find_part`.
 
     Returns:
         Shape (n, ...).
     """
-    owner = torch.arange(share.processes).repeat_interleave(torch.tensor(share.sizes))  # (total,)
-    wanted = sources.split(share.sizes)
-    sent = [each[owner[each] == share.rank] - share.offset for each in wanted]
-    senders = owner[wanted[share.rank]]  # (n,)
+    owner = torch.arange(part.processes).repeat_interleave(torch.tensor(part.sizes))  # (total,)
+    wanted = sources.split(part.sizes)
+    sent = [each[owner[each] == part.rank] - part.offset for each in wanted]
+    senders = owner[wanted[part.rank]]  # (n,)
     order = senders.argsort(stable=True)  # received first from the first process
     received = rows.new_empty(rows.shape)
     dist.all_to_all_single(
         received,
         rows[torch.cat(sent).to(rows.device)].contiguous(),
-        senders.bincount(minlength=share.processes).tolist(),
+        senders.bincount(minlength=part.processes).tolist(),
         [len(each) for each in sent],
     )
     return received[order.argsort().to(rows.device)]

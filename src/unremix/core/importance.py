@@ -10,10 +10,10 @@ from torch import Tensor
 from unremix.core.checks import checks_on
 from unremix.core.contrast import make_problem
 from unremix.core.engines import eager
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views, mix_or_equal
+from unremix.core.options import Options
+from unremix.core.problem import Comparison
 from unremix.core.scores import PAPER_COMPONENTS
-from unremix.core.weights import name_of, raw_scores, weights_of
+from unremix.core.weights import mix_or_equal, name_of, raw_scores, weigh
 
 
 @dataclass(frozen=True)
@@ -57,41 +57,41 @@ class Importance:
 
 @torch.no_grad()
 def examine(
-    anchors: Views,
-    candidates: Views,
-    pairs: Pairs,
-    options: Options,
-    temperature: Tensor | float,
-    mix: Tensor | None,
+    comparison: Comparison, options: Options, temperature: Tensor | float, mix: Tensor | None
 ) -> Importance:
     """Scores and weights; the arguments are those of :func:`unremix.core.contrast.contrast`.
 
     Raises:
         ValueError: If weights overflow.
     """
-    weighting = options.weighting
+    weighting, filtering = options.weighting, options.weighting.filter
     wanted = {name_of(each): each for each in (*PAPER_COMPONENTS, *weighting.components)}
     everything = replace(weighting, components=tuple(wanted.values()))
     problem, vectors = make_problem(
-        anchors, candidates, pairs, replace(options, weighting=everything), temperature, None,
-        eager.ENGINE,
-    )  # fmt: skip
-    block = problem.block(problem.products(*vectors), *vectors)
+        comparison, replace(options, weighting=everything), temperature, eager.ENGINE
+    )
+    block = problem.block(problem.unscaled_logits(*vectors), *vectors)
     scores = dict(zip(wanted, raw_scores(block, everything), strict=True))
-    weights = weights_of(
-        block, mix_or_equal(mix, options, block.similarity), weighting, temperature
+    keep = None if filtering is None else filtering(block)
+    weights = weigh(
+        [scores[name_of(each)] for each in weighting.components],
+        block.negatives,
+        block.count,
+        mix_or_equal(mix, weighting, block.similarity),
+        weighting,
+        temperature,
+        keep,
     )
     if checks_on(options.check, weights) and not bool(weights.isfinite().all()):
         raise ValueError(
             "expected finite weights, got NaN or infinity from finite input: numbers overflow; "
             "scale embeddings and inputs down"
         )
-    settings = weighting.filter
     return Importance(
         {name: torch.where(block.negatives, each, 0.0) for name, each in scores.items()},
         weights=weights,
         negatives=block.negatives,
-        positives=pairs.positive_mask(),
-        evidence=None if settings is None else settings.alike(block),
-        keep=None if settings is None else settings(block),
+        positives=comparison.pairs.positive_mask(),
+        evidence=None if filtering is None else filtering.evidence_of(block),
+        keep=keep,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torc
 # Recorded inputs that are kept between two calls of the loss, in bytes; beyond it, two calls.
 LARGEST_RECORDINGS = 2**30
 # Nodes of autograd's graph that multiply by a weight: where they keep h, and which parent is W.
-PRODUCTS = {
+MULTIPLICATIONS = {
     "AddmmBackward0": ("_saved_mat1", 2),
     "MmBackward0": ("_saved_self", 1),
     "LinearBackward0": ("_saved_input", 1),
@@ -28,8 +30,6 @@ ROW_BY_ROW = {
     *("CudnnBatchNorm", "MiopenBatchNorm", "NativeBatchNorm", "NativeLayerNorm", "NativeDropout"),
     *("Mul", "Relu", "Sigmoid", "Silu", "Softplus", "Sub", "Tanh", "ToCopy"),
 }
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Recorder:
     along; there it records nothing.
     """
 
-    def __init__(self, *, active: bool = True) -> None:
+    def __init__(self, active: bool = True) -> None:
         self.active = active
         self.used = False
         self.size = 0
@@ -93,8 +93,13 @@ class Recorder:
                 earlier.previous, self.used, self.size = None, False, size
         self.latest = Recording(h, output.dtype, None, earlier)
 
+    def record_end(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """Record what the modules after the layer made of it; a hook of the last of them."""
+        if self.active and isinstance(output, Tensor):
+            self.latest.end = output.detach()
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inactive, ()
+        return Recorder, (False,)
 
     @property
     def recordings(self) -> list[Recording]:
@@ -104,25 +109,6 @@ class Recorder:
             found.append(each)
             each = each.previous  # type: ignore[assignment]
         return found
-
-
-class EndRecorder:
-    """A forward hook that adds to a recording what the modules after the layer made of it."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Record the output of a forward call."""
-        if self.recorder.active and isinstance(output, Tensor):
-            self.recorder.latest.end = output.detach()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EndRecorder, (_inactive(),)
-
-
-def _inactive() -> Recorder:
-    return Recorder(active=False)
 
 
 class Watch:
@@ -139,16 +125,16 @@ class Watch:
         self.recorder = Recorder()
         self._attach(layer, self.recorder)
         if end is not None:
-            self._attach(end, EndRecorder(self.recorder))
+            self._attach(end, self.recorder.record_end)
 
     def modules(self) -> tuple[nn.Linear | None, nn.Module | None]:
         """The layer and the end, as far as they exist."""
         return self.layer(), None if self.end is None else self.end()
 
-    def _attach(self, module: nn.Module, hook: Recorder | EndRecorder) -> None:
+    def _attach(self, module: nn.Module, hook: Callable[..., None]) -> None:
         # What a copied module brought along would grow with every copy of a copy.
         for key, other in list(module._forward_hooks.items()):
-            owner = other.recorder if isinstance(other, EndRecorder) else other
+            owner = getattr(other, "__self__", other)
             if isinstance(owner, Recorder) and not owner.active:
                 del module._forward_hooks[key]
         weakref.finalize(self, module.register_forward_hook(hook).remove)
@@ -211,22 +197,21 @@ class LastLayer:
         Raises:
             ValueError: If h is not found.
         """
-        layer, recorder = self._look()
-        recorder.used = True
+        self.watches = [watch for watch in self.watches if watch.layer() is not None][:1]
+        layer = self.watches[0].layer() if self.watches else None
+        if layer is None:
+            raise ValueError(
+                "expected last_layer to exist, got a loss whose layer was deleted or not pickled "
+                "with it; make a new loss with last_layer=..., or pass h0 and h1"
+            )
+        self.watches[0].recorder.used = True
         return tuple(
-            self._find(f"z{number}", each, layer, recorder.recordings, check)
-            for number, each in enumerate(embeddings)
+            self._find(f"z{number}", each, layer, check) for number, each in enumerate(embeddings)
         )
 
-    def _find(
-        self,
-        name: str,
-        given: Tensor,
-        layer: nn.Linear,
-        recordings: list[Recording],
-        check: bool,
-    ) -> Found:
-        if (found := self._traced(given, layer)) is not None:
+    def _find(self, name: str, given: Tensor, layer: nn.Linear, check: bool) -> Found:
+        recordings = self.watches[0].recorder.recordings
+        if (found := traced(given, layer.weight, layer.weight, layer.bias)) is not None:
             return found
         fits = list(_fits(layer, recordings, given))
         if fits:
@@ -236,7 +221,8 @@ class LastLayer:
             best = fits[int(misfits.argmin())]
             if bool(misfits.min() <= 1):
                 inputs = best.inputs.to(given.dtype)
-                exact = best.end is best.made and bool(_error(given, best.made) <= 1)
+                nothing_follows = self.watches[0].end is None
+                exact = nothing_follows and bool(_error(given, best.made) <= 1)
                 return Found(inputs, None if exact else best.made.to(given.dtype))
         if not recordings:
             raise ValueError(
@@ -244,33 +230,14 @@ class LastLayer:
                 "called, or by a model that was compiled before the loss was made; make the loss "
                 "before the first call and pass what last_layer made, or h0 and h1"
             )
-        shapes = " and ".join(
-            str(tuple(each.h.shape)) for each in recordings[:4] if each.h is not None
-        )
+        known = [each.h for each in recordings[:4] if each.h is not None]
+        shapes = " and ".join(str(tuple(h.shape)) for h in known)
         raise ValueError(
             "expected embeddings that last_layer made in its last calls, got "
             f"{name} {tuple(given.shape)}, which it does not make of the recorded inputs {shapes}; "
             "pass its outputs from this step; if BatchNorm or an activation follows the linear "
             "layer, pass both as last_layer, such as head[-2:]; or pass h0 and h1"
         )
-
-    @staticmethod
-    def _traced(given: Tensor, layer: nn.Linear) -> Found | None:
-        def make(h: Tensor) -> Tensor:
-            return linear(h.to(layer.weight), layer.weight, layer.bias)
-
-        return traced(given, layer.weight, make)
-
-    def _look(self) -> tuple[nn.Linear, Recorder]:
-        """The layer and its recorder."""
-        self.watches = [watch for watch in self.watches if watch.layer() is not None][:1]
-        layer = self.watches[0].layer() if self.watches else None
-        if layer is None:
-            raise ValueError(
-                "expected last_layer to exist, got a loss whose layer was deleted or not pickled "
-                "with it; make a new loss with last_layer=..., or pass h0 and h1"
-            )
-        return layer, self.watches[0].recorder
 
 
 class Projection:
@@ -312,7 +279,7 @@ class Projection:
         """h for each of the given embeddings, as :meth:`LastLayer.find`."""
         found = []
         for number, given in enumerate(embeddings):
-            known = (_projected(given, parameter) for parameter in self.parameters)
+            known = (traced(given, each, each.T) for each in self.parameters)
             one = next((each for each in known if each is not None), None)
             if one is None:
                 raise ValueError(
@@ -324,10 +291,6 @@ class Projection:
         return tuple(found)
 
 
-def _projected(given: Tensor, parameter: Tensor) -> Found | None:
-    return traced(given, parameter, lambda h: h.to(parameter) @ parameter)
-
-
 def watch(
     last_layer: nn.Module | tuple[nn.Module, nn.Module] | None,
     projection: Tensor | tuple[Tensor, Tensor] | None,
@@ -337,22 +300,18 @@ def watch(
         raise ValueError(
             "expected last_layer or projection, got both; pass the one that makes the embeddings"
         )
-    if last_layer is not None:
-        return [LastLayer(each) for each in _one_or_two("last_layer", last_layer)]
-    if projection is not None:
-        return [Projection(each) for each in _one_or_two("projection", projection)]
-    return []
-
-
-def _one_or_two(name: str, given: T | tuple[T, T]) -> tuple[T, ...]:
-    """What was given as one, or as a pair."""
-    if not isinstance(given, tuple):
-        return (given,)
-    if len(given) != 2:
+    if last_layer is None and projection is None:
+        return []
+    given: Any = projection if last_layer is None else last_layer
+    if isinstance(given, tuple) and len(given) != 2:
+        name = "projection" if last_layer is None else "last_layer"
         raise ValueError(
             f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
         )
-    return given
+    each_given = given if isinstance(given, tuple) else (given,)
+    if last_layer is None:
+        return [Projection(each) for each in each_given]
+    return [LastLayer(each) for each in each_given]
 
 
 def find_both(
@@ -396,13 +355,14 @@ def _split(module: nn.Module) -> tuple[nn.Linear, nn.Module | None]:
     return layers[-1], None if end is layers[-1] else end
 
 
-def traced(given: Tensor, leaf: Tensor, make: Callable[[Tensor], Tensor]) -> Found | None:
+def traced(given: Tensor, leaf: Tensor, weight: Tensor, bias: Tensor | None = None) -> Found | None:
     """What autograd's graph knows of z = W h + b, possibly followed by operations row by row.
 
     Args:
         given: z, shape (N, D).
         leaf: W or its transpose, as the model holds it.
-        make: W h + b of h, both (N, ...).
+        weight: W, shape (D, H).
+        bias: b, shape (D,).
 
     Returns:
         h and, where z may be something else, W h + b; None if the graph does not tell.
@@ -425,8 +385,8 @@ def traced(given: Tensor, leaf: Tensor, make: Callable[[Tensor], Tensor]) -> Fou
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name() in PRODUCTS:
-            attribute, place = PRODUCTS[node.name()]
+        if node.name() in MULTIPLICATIONS:
+            attribute, place = MULTIPLICATIONS[node.name()]
             if not _leads_to(node.next_functions[place][0], leaf):
                 continue
             try:
@@ -438,8 +398,8 @@ def traced(given: Tensor, leaf: Tensor, make: Callable[[Tensor], Tensor]) -> Fou
             h = h[start : start + size].detach()
             if h.shape[0] != size:
                 return None
-            same = node is top
-            return Found(h.to(given.dtype), None if same else make(h).to(given.dtype))
+            made = None if node is top else linear(h.to(weight), weight, bias).to(given.dtype)
+            return Found(h.to(given.dtype), made)
         if node.name().rstrip("0123456789").removesuffix("Backward") in ROW_BY_ROW:
             waiting += [parent for parent, _ in node.next_functions]
     return None
@@ -447,29 +407,18 @@ def traced(given: Tensor, leaf: Tensor, make: Callable[[Tensor], Tensor]) -> Fou
 
 def _leads_to(node: Any, leaf: Tensor) -> bool:
     """Whether a node of the graph is a leaf, up to its precision and its transpose."""
-    while node is not None and node.name() in (
-        "TBackward0",
-        "ToCopyBackward0",
-        "TransposeBackward0",
-    ):
+    same = ("TBackward0", "ToCopyBackward0", "TransposeBackward0")
+    while node is not None and node.name() in same:
         node = node.next_functions[0][0]
     return node is not None and getattr(node, "variable", None) is leaf
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Recorded rows that may be those of given embeddings.
+class Fit(NamedTuple):
+    """Recorded rows that may be those of given embeddings."""
 
-    Args:
-        inputs: h, shape (N, H).
-        made: W h + b, shape (N, D).
-        end: What the modules after the layer made of it, shape (N, D); ``made`` where there are
-            none.
-    """
-
-    inputs: Tensor
-    made: Tensor
-    end: Tensor
+    inputs: Tensor  # h, shape (N, H)
+    made: Tensor  # W h + b, shape (N, D)
+    end: Tensor  # what the modules after the layer made of it, shape (N, D)
 
 
 def _fits(layer: nn.Linear, recordings: list[Recording], given: Tensor) -> Iterator[Fit]:
@@ -494,36 +443,21 @@ def _fits(layer: nn.Linear, recordings: list[Recording], given: Tensor) -> Itera
             yield from _cut(call, size)
     # Calls with parts of a batch: all of one view, then of the other; in turns; both in each call.
     halves = [_cut(call, -(-call.inputs.shape[0] // 2)) for call in calls]
-    for sequence in (
-        calls,
-        calls[::2],
-        calls[1::2],
-        [both[0] for both in halves],
-        [both[1] for both in halves if len(both) > 1],
-    ):
+    first, second = ([half[k] for half in halves if k < len(half)] for k in (0, 1))
+    for sequence in (calls, calls[::2], calls[1::2], first, second):
         gathered: list[Fit] = []
         for call in sequence:
             gathered.insert(0, call)
             rows = sum(each.inputs.shape[0] for each in gathered)
             if rows == size and len(gathered) > 1:
-                yield _join(gathered)
+                yield Fit(*(torch.cat(each) for each in zip(*gathered, strict=True)))
             if rows >= size:
                 gathered = []
 
 
 def _cut(call: Fit, size: int) -> list[Fit]:
     """Parts of a call, of so many rows each."""
-    ends = call.end.split(size)
-    mades = ends if call.end is call.made else call.made.split(size)
-    return [Fit(*part) for part in zip(call.inputs.split(size), mades, ends, strict=True)]
-
-
-def _join(calls: list[Fit]) -> Fit:
-    """The rows of several calls, one after the other."""
-    made = torch.cat([call.made for call in calls])
-    plain = all(call.end is call.made for call in calls)
-    end = made if plain else torch.cat([call.end for call in calls])
-    return Fit(torch.cat([call.inputs for call in calls]), made, end)
+    return [Fit(*part) for part in zip(*(each.split(size) for each in call), strict=True)]
 
 
 def _best(fits: list[Fit], misfits: Tensor, given: Tensor) -> Found:
@@ -547,3 +481,45 @@ def _error(given: Tensor, made: Tensor) -> Tensor:
     scale = made.abs().max().clamp(min=torch.finfo(made.dtype).tiny)
     error: Tensor = (made - given.to(made)).abs().max() / scale
     return error.float() / TOLERANCE[made.dtype]
+
+
+def sketch(inputs: Tensor, size: int, *, seed: int = 0) -> Tensor:
+    """Project h to ``size`` dimensions so that inner products are kept on average.
+
+    h' = sqrt(H/size) Qᵀ h with Q a random orthonormal (H, size): E[h'_i · h'_j] = h_i · h_j over
+    draws of Q. At ``size`` ≥ H nothing is projected.
+
+    Args:
+        inputs: h, shape (..., H).
+        size: Dimensions kept.
+        seed: Draws Q; the same seed gives the same Q.
+
+    Returns:
+        Shape (..., min(size, H)).
+    """
+    width = inputs.shape[-1]
+    if size >= width:
+        return inputs
+    return inputs @ _projection(width, size, seed, inputs.dtype, inputs.device)
+
+
+def _projection(*settings: Any) -> Tensor:
+    """Q as :func:`_draw_projection` makes it; ``torch.compile`` takes it for a constant."""
+    return _draw_projection(*settings)
+
+
+# What torch.compiler.assume_constant_result does, which would import Dynamo, for seconds.
+_projection._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _draw_projection(
+    width: int, size: int, seed: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    gaussian = torch.randn(width, size, generator=generator, dtype=torch.float64)
+    basis, triangle = torch.linalg.qr(gaussian)
+    # Signs make the factorization unique, so that Q is uniformly distributed.
+    scaled: Tensor = basis * triangle.diagonal().sign() * math.sqrt(width / size)
+    return scaled.to(device, dtype)

@@ -31,6 +31,9 @@ class InfoNCE:
         positives_in_denominator: Whether an anchor's other positives stand in the denominator too.
         decoupled: Whether positives are left out of the denominator: L_i = log Σ_j w_ij e^{l_ij} -
             Σ_p π_p l_p (Yeh et al. 2022).
+
+    Reference:
+        UnReMix, Eq. 1.
     """
 
     class_prior: float = 0.0

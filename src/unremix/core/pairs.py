@@ -323,7 +323,7 @@ class Pairs:
 
     @staticmethod
     def from_masks(positives: Tensor, negatives: Tensor) -> Pairs:
-        """General masks, both boolean of shape (N, M); every positive of an anchor counts alike.
+        """General masks, both boolean of shape (N, M); an anchor's positives have equal shares.
 
         Raises:
             ValueError: If the masks are not boolean, differ in shape, or overlap.

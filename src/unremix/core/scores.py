@@ -10,89 +10,17 @@ Letters: N anchors, B of them in a block, M candidates, D dimensions of z, H dim
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from unremix.core.precision import noise
+from unremix.core.views import Vectors
+
 Gradient = Literal["pseudo-label", "nt-xent"]
-
-SMALLEST_NORM = 1e-12  # an embedding at most this long has no direction: its unit vector is 0
-
-
-def noise(dtype: torch.dtype) -> float:
-    """The largest value that, beside values of order one, counts as rounding."""
-    return 64 * torch.finfo(dtype).eps
-
-
-def at_least_float32(values: Tensor) -> Tensor:
-    """The same values, in float32 where they are in half precision."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def normalize(embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors f = z/|z| and lengths |z|; both are 0 for a zero vector.
-
-    Args:
-        embeddings: z, shape (..., D); gradient flows to it.
-
-    Returns:
-        f, shape (..., D), and |z|, shape (...).
-
-    Example:
-        >>> normalize(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-        (tensor([[0.6000, 0.8000],
-                [0.0000, 0.0000]]), tensor([5., 0.]))
-    """
-    if embeddings.shape[-1] == 0:
-        return embeddings, embeddings.sum(-1)
-    # Squares of very long or short vectors leave the range of numbers: bring them to size 1 first.
-    largest = embeddings.detach().abs().amax(-1, keepdim=True)
-    nothing = largest <= SMALLEST_NORM
-    size = torch.where(nothing, 1.0, largest)
-    shrunk = embeddings / size
-    length = torch.linalg.vector_norm(torch.where(nothing, 1.0, shrunk), dim=-1, keepdim=True)
-    units = torch.where(nothing, 0.0, shrunk / length)
-    return units, torch.where(nothing, 0.0, length * size)[..., 0]
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """What is known of some views, as constants: no gradient flows to any of it.
-
-    Args:
-        units: f = z/|z|, shape (..., D).
-        lengths: |z|, shape (...).
-        inputs: h, the input of the last layer, shape (..., H), where it is known.
-        ids: Which sample each view shows, shape (...), where it is known.
-        residuals: δ, shape (..., D), where a component needs it; see :func:`residuals`.
-        descriptors: As in :class:`unremix.core.problem.Views`, shape (..., K).
-        thresholds: Likewise, shape (...).
-    """
-
-    units: Tensor
-    lengths: Tensor
-    inputs: Tensor | None = None
-    ids: Tensor | None = None
-    residuals: Tensor | None = None
-    descriptors: Tensor | None = None
-    thresholds: Tensor | None = None
-
-    def __getitem__(self, rows: slice) -> Vectors:
-        """Some of the views."""
-        return Vectors(
-            self.units[rows],
-            self.lengths[rows],
-            None if self.inputs is None else self.inputs[rows],
-            None if self.ids is None else self.ids[rows],
-            None if self.residuals is None else self.residuals[rows],
-            None if self.descriptors is None else self.descriptors[rows],
-            None if self.thresholds is None else self.thresholds[rows],
-        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +51,7 @@ class Block:
     similarity: Tensor
     bias: bool = True
 
-    def products(self, name: Literal["residuals", "inputs"]) -> Tensor:
+    def inner_products(self, name: Literal["output_gradients", "inputs"]) -> Tensor:
         """Inner products x_i · x_j of δ or of h of anchors and candidates, shape (B, M)."""
         anchors, candidates = getattr(self.anchors, name), getattr(self.candidates, name)
         return inner_products(anchors, candidates, getattr(self.own, name, None))
@@ -151,90 +79,7 @@ def similarity(block: Block) -> Tensor:
     return block.similarity
 
 
-def uncertainty(block: Block) -> Tensor:
-    """u_ij = <g_i, g_j> = (δ_i · δ_j)(h_i · h_j + 1), shape (B, M).
-
-    g is the gradient at the last layer's weight and bias of a view's cross-entropy against its
-    pseudo-label. The 1 belongs to the bias. Without a known layer, u_ij = δ_i · δ_j.
-
-    It measures influence: how far a step on the candidate's pseudo-label changes the anchor's loss,
-    to first order. It does not tell true negatives from false ones (docs/signals.md has figures).
-
-    Reference:
-        UnReMix, below Eq. 3.
-    """
-    at_output = block.products("residuals")
-    if block.anchors.inputs is None:
-        return at_output
-    at_input = block.products("inputs")
-    if not block.bias:
-        return at_output * at_input
-    # x (y + 1) = x + x y, in one operation.
-    return torch.addcmul(at_output, at_output, at_input)
-
-
-def representativeness(block: Block) -> Tensor:
-    """r_ij = mean over j' in Neg(i), j' ≠ j, of (1 - f_j · f_j'), shape (B, M); 0 for one negative.
-
-    Without a loop: Σ_{j' ≠ j} f_j · f_j' = f_j · T_i - f_j · f_j with T_i = Σ_{j' in Neg(i)} f_j'.
-
-    Reference:
-        UnReMix, Eq. 4.
-    """
-    units, count = block.candidates.units, block.count
-    own = None if block.own is None else block.own.units
-    if block.non_negatives is None:
-        total = block.negatives[:, : len(units)].to(units.dtype) @ units  # T_i, shape (B, D)
-    else:  # the sum of all, less the few that are not negatives
-        total = units.sum(0) - units[block.non_negatives].sum(1)
-    if own is not None:
-        total = total + own.sum(1)
-    several = (count > 1).to(units.dtype)
-    share = several / (count - 1).clamp(min=1)  # 1 / (n - 1)
-    # 1 - (f_j · T_i - f_j · f_j) / (n - 1) is one inner product, of the following two. The 1 comes
-    # last: small terms that are added to it lose digits.
-    anchors = torch.cat([-share * total, share, several], dim=1)
-    return inner_products(anchors, _extend(units), None if own is None else _extend(own))
-
-
-def _extend(units: Tensor) -> Tensor:
-    """f itself, f · f and 1: (..., D) to (..., D + 2)."""
-    squares = (units * units).sum(-1, keepdim=True)
-    return torch.cat([units, squares, torch.ones_like(squares)], dim=-1)
-
-
-Score = Callable[[Block], Tensor]
-
-
-@dataclass(frozen=True)
-class Component:
-    """A score and what it takes to use it.
-
-    Args:
-        score: The function.
-        magnitude: Size of the terms that the score sums up: a row that varies by less than their
-            rounding counts as constant. None: the size of the row's own largest value.
-        needs_residuals: Whether it uses δ and h.
-        needs_ids: Whether it uses the samples' ids.
-    """
-
-    score: Score
-    magnitude: float | None = None
-    needs_residuals: bool = False
-    needs_ids: bool = False
-
-
-PAPER_COMPONENTS = ("uncertainty", "similarity", "representativeness")
-"""The scores that UnReMix mixes; further ones are used where a loss names them."""
-
-COMPONENTS: dict[str, Component] = {
-    "uncertainty": Component(uncertainty, needs_residuals=True),
-    "similarity": Component(similarity, magnitude=1.0),
-    "representativeness": Component(representativeness, magnitude=1.0),
-}
-
-
-def residuals(
+def output_gradients(
     units: Tensor,
     lengths: Tensor,
     classes: Tensor,
@@ -284,47 +129,89 @@ def residuals(
     tangent = d - (d * units).sum(1, keepdim=True) * units
     size = torch.linalg.vector_norm(tangent, dim=1, keepdim=True)
     scale = temperature * lengths[:, None]
-    something = (size > noise(units.dtype)) & (scale > 0)
+    something = (size > noise(units)) & (scale > 0)
     return torch.where(something, tangent / scale, 0.0)
 
 
-def sketch(inputs: Tensor, size: int, *, seed: int = 0) -> Tensor:
-    """Project h to ``size`` dimensions so that inner products are kept on average.
+def uncertainty(block: Block) -> Tensor:
+    """u_ij = <g_i, g_j> = (δ_i · δ_j)(h_i · h_j + 1), shape (B, M).
 
-    h' = sqrt(H/size) Qᵀ h with Q a random orthonormal (H, size): E[h'_i · h'_j] = h_i · h_j over
-    draws of Q. At ``size`` ≥ H nothing is projected.
+    g is the gradient at the last layer's weight and bias of a view's cross-entropy against its
+    pseudo-label. The 1 belongs to the bias. Without a known layer, u_ij = δ_i · δ_j.
+
+    It measures influence: how far a step on the candidate's pseudo-label changes the anchor's loss,
+    to first order. It does not tell true negatives from false ones (docs/signals.md has figures).
+
+    Reference:
+        UnReMix, below Eq. 3.
+    """
+    at_output = block.inner_products("output_gradients")
+    if block.anchors.inputs is None:
+        return at_output
+    at_input = block.inner_products("inputs")
+    if not block.bias:
+        return at_output * at_input
+    # x (y + 1) = x + x y, in one operation.
+    return torch.addcmul(at_output, at_output, at_input)
+
+
+def representativeness(block: Block) -> Tensor:
+    """r_ij = mean over j' in Neg(i), j' ≠ j, of (1 - f_j · f_j'), shape (B, M); 0 for one negative.
+
+    Without a loop: Σ_{j' ≠ j} f_j · f_j' = f_j · T_i - f_j · f_j with T_i = Σ_{j' in Neg(i)} f_j'.
+
+    Reference:
+        UnReMix, Eq. 4.
+    """
+    units, count = block.candidates.units, block.count
+    own = None if block.own is None else block.own.units
+    if block.non_negatives is None:
+        total = block.negatives[:, : len(units)].to(units.dtype) @ units  # T_i, shape (B, D)
+    else:  # the sum of all, less the few that are not negatives
+        total = units.sum(0) - units[block.non_negatives].sum(1)
+    if own is not None:
+        total = total + own.sum(1)
+    one = (count > 1).to(units.dtype)  # 0 where r is to be 0
+    inverse = one / (count - 1).clamp(min=1)  # 1 / (n - 1)
+    # r_ij = 1 - (f_j · T_i - f_j · f_j) / (n - 1) is one inner product of (D + 2) numbers,
+    # (-T_i / (n - 1), 1 / (n - 1), 1) · (f_j, f_j · f_j, 1). The 1 comes last: small terms that are
+    # added to it lose digits.
+    anchors = torch.cat([-inverse * total, inverse, one], dim=1)
+    return inner_products(anchors, _extend(units), None if own is None else _extend(own))
+
+
+def _extend(units: Tensor) -> Tensor:
+    """f itself, f · f and 1: (..., D) to (..., D + 2)."""
+    squares = (units * units).sum(-1, keepdim=True)
+    return torch.cat([units, squares, torch.ones_like(squares)], dim=-1)
+
+
+Score = Callable[[Block], Tensor]
+
+
+@dataclass(frozen=True)
+class Component:
+    """A score and what it takes to use it.
 
     Args:
-        inputs: h, shape (..., H).
-        size: Dimensions kept.
-        seed: Draws Q; the same seed gives the same Q.
-
-    Returns:
-        Shape (..., min(size, H)).
+        score: The function.
+        magnitude: Size of the terms that the score sums up: a row that varies by less than their
+            rounding counts as constant. None: the size of the row's own largest value.
+        needs_gradients: Whether it uses δ and h.
+        needs_ids: Whether it uses the samples' ids.
     """
-    width = inputs.shape[-1]
-    if size >= width:
-        return inputs
-    return inputs @ _projection(width, size, seed, inputs.dtype, inputs.device)
+
+    score: Score
+    magnitude: float | None = None
+    needs_gradients: bool = False
+    needs_ids: bool = False
 
 
-def _projection(*settings: Any) -> Tensor:
-    """Q as :func:`_draw_projection` makes it; ``torch.compile`` takes it for a constant."""
-    return _draw_projection(*settings)
+PAPER_COMPONENTS = ("uncertainty", "similarity", "representativeness")
+"""The scores that UnReMix mixes; further ones are used where a loss names them."""
 
-
-# What torch.compiler.assume_constant_result does, which would import Dynamo, for seconds.
-_projection._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@lru_cache(maxsize=8)
-@torch.inference_mode(False)
-def _draw_projection(
-    width: int, size: int, seed: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    gaussian = torch.randn(width, size, generator=generator, dtype=torch.float64)
-    basis, triangle = torch.linalg.qr(gaussian)
-    # Signs make the factorization unique, so that Q is uniformly distributed.
-    scaled: Tensor = basis * triangle.diagonal().sign() * math.sqrt(width / size)
-    return scaled.to(device, dtype)
+COMPONENTS: dict[str, Component] = {
+    "uncertainty": Component(uncertainty, needs_gradients=True),
+    "similarity": Component(similarity, magnitude=1.0),
+    "representativeness": Component(representativeness, magnitude=1.0),
+}

@@ -28,7 +28,8 @@ def unremix(
     L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_{j in Neg(i)} w_ij e^{s_ij/τ}) )
 
     Args:
-        z0: Embeddings of the first views, shape (N, D), N ≥ 3.
+        z0: Embeddings of the first views, shape (N, D); N ≥ 3, all different and none 0. A
+            specification has no special cases: with N = 2, r is constant and its scaling 0/0.
         z1: Embeddings of the second views, shape (N, D).
         h0: Inputs of the last layer, z = W h + b, for the first views, shape (N, H).
         h1: Likewise for the second views.

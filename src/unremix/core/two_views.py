@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from unremix.core.checks import check_two_views
-from unremix.core.gather import Share, gather_views
+from unremix.core.gather import Part, gather_views
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views, stack
+from unremix.core.problem import Comparison
+from unremix.core.views import Views, stack
 
 Layout = Literal["both", "one-way", "symmetric"]
-
-
-@dataclass(frozen=True)
-class Arranged:
-    """A batch as the core takes it; the fields are arguments of ``contrast``."""
-
-    anchors: Views
-    candidates: Views
-    pairs: Pairs
-    share: Share | None = None
-    everyone: Views | None = None
 
 
 def arrange(
     first: Views,
     second: Views,
     layout: Layout,
-    share: Share | None = None,
+    part: Part | None = None,
     aims: tuple[Tensor, Tensor] | None = None,
-) -> Arranged:
+) -> Comparison:
     """Anchors, candidates and pairs of a layout.
 
     Args:
@@ -40,26 +29,28 @@ def arrange(
         second: Their second views.
         layout: ``both``: all 2N views are anchors and candidates; else first views against second
             views.
-        share: This process's part, where the candidates are those of all processes.
+        part: This process's part, where the candidates are those of all processes.
         aims: Keys and shares, both (N, P): each first view is aimed at these second views.
     """
     n, device = first.embeddings.shape[0], first.embeddings.device
-    offset, total = (0, n) if share is None else (share.offset, share.total)
+    offset, total = (0, n) if part is None else (part.offset, part.total)
     all_first, all_second = first, second
-    if share is not None:
-        all_first, all_second = gather_views(first, share), gather_views(second, share)
+    if part is not None:
+        all_first, all_second = gather_views(first, part), gather_views(second, part)
     ids = all_first.ids
     if aims is None and layout == "both":
         pairs = Pairs.both_views(n, offset=offset, total=total, ids=ids, device=device)
         candidates = stack(all_first, all_second)
-        if share is None:
-            return Arranged(candidates, candidates, pairs)
-        return Arranged(stack(first, second), candidates, pairs, share, candidates)
+        if part is None:
+            return Comparison(candidates, candidates, pairs)
+        anchors = stack(first, second)
+        return Comparison(anchors, candidates, pairs, part=part, everyone=candidates)
     if aims is None:
         pairs = Pairs.one_way(n, offset=offset, total=total, ids=ids, device=device)
     else:
         pairs = Pairs.towards(*aims, offset=offset, total=total, ids=ids)
-    return Arranged(first, all_second, pairs, share, None if share is None else all_first)
+    everyone = None if part is None else all_first
+    return Comparison(first, all_second, pairs, part=part, everyone=everyone)
 
 
 def check_call(

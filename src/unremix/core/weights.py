@@ -15,8 +15,9 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from unremix.core.checks import choose
-from unremix.core.scores import COMPONENTS, Block, Component, Score, noise
+from unremix.core.checks import choose, to_device_of
+from unremix.core.precision import noise
+from unremix.core.scores import COMPONENTS, Block, Component, Score
 
 Scaling = Literal["minmax", "zscore", "none"]
 Mass = Literal["mean", "none"]
@@ -25,8 +26,8 @@ Mass = Literal["mean", "none"]
 class Filter(Protocol):
     """What makes negatives count less that are probably false; see :mod:`unremix.signals`."""
 
-    def alike(self, block: Block) -> Tensor:
-        """How alike anchors and candidates are, shape (B, M)."""
+    def evidence_of(self, block: Block) -> Tensor:
+        """How similar anchors and candidates are by its evidence, shape (B, M)."""
 
     def __call__(self, block: Block) -> Tensor:
         """A factor in [0, 1] on each weight, shape (B, M)."""
@@ -71,9 +72,9 @@ class Weighting:
         return tuple(resolve(component) for component in self.components)
 
     @property
-    def needs_residuals(self) -> bool:
+    def needs_gradients(self) -> bool:
         """Whether any component needs δ and h."""
-        return any(component.needs_residuals for component in self.resolved)
+        return any(component.needs_gradients for component in self.resolved)
 
     @property
     def needs_ids(self) -> bool:
@@ -92,7 +93,7 @@ def resolve(component: str | Score | Component) -> Component:
             f"expected components to be names or functions, got {type(component).__name__}; "
             "pass a function score(block) -> (B, M)"
         )
-    return Component(component, needs_residuals=True, needs_ids=True)
+    return Component(component, needs_gradients=True, needs_ids=True)
 
 
 def name_of(component: str | Score | Component) -> str:
@@ -114,6 +115,19 @@ def hard_negatives(
         similarity_gradient=similarity_gradient,
         over_temperature=over_temperature,
     )
+
+
+def mix_or_equal(mix: Tensor | None, weighting: Weighting, like: Tensor) -> Tensor:
+    """λ, shape (K,), in the dtype and on the device of ``like``; equal by default."""
+    count = len(weighting.components)
+    if mix is None:
+        return like.new_full((count,), 1 / max(count, 1))
+    if mix.shape != (count,):
+        raise ValueError(
+            f"expected one λ per component, shape ({count},), got {tuple(mix.shape)}; "
+            "pass as many as there are components"
+        )
+    return to_device_of(like, mix, "mix").to(like.dtype)
 
 
 def raw_scores(block: Block, weighting: Weighting) -> list[Tensor]:
@@ -138,7 +152,7 @@ def raw_scores(block: Block, weighting: Weighting) -> list[Tensor]:
 def weights_of(
     block: Block, mix: Tensor, weighting: Weighting, temperature: float | Tensor
 ) -> Tensor:
-    """w of a block, shape (B, M); the arguments are those of :func:`weigh`."""
+    """w of a block, shape (B, M): its scores, its filter, then :func:`weigh`."""
     scores = raw_scores(block, weighting)
     keep = None if weighting.filter is None else weighting.filter(block)
     return weigh(scores, block.negatives, block.count, mix, weighting, temperature, keep)
@@ -170,7 +184,7 @@ def scale(
     high = torch.where(negatives, score, -torch.inf).amax(1, keepdim=True)
     peak = torch.maximum(high.abs(), low.abs())
     size = peak.clamp(min=magnitude or 0.0)
-    constant = ((high - low <= noise(score.dtype) * size) & size.isfinite()) | (count == 0)
+    constant = ((high - low <= noise(score) * size) & size.isfinite()) | (count == 0)
     if scaling == "minmax":
         span = torch.where(constant, 1.0, high - low)
         return torch.where(constant, 1.0, (score - low) / span)
@@ -192,7 +206,7 @@ def weigh(
     temperature: float | Tensor = 1.0,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """Weights of the negatives of B anchors: w_ij = Σ_k λ_k C^k_ij, then scaled to their mass.
+    """Weights of the negatives of B anchors: w_ij = link(Σ_k λ_k C^k_ij), then of the wanted mass.
 
     Args:
         scores: Raw scores, one per component, each (B, M).
@@ -207,12 +221,13 @@ def weigh(
     Returns:
         w, shape (B, M); 0 where there is no negative. Under mass ``mean``, a row whose weights are
         all 0 becomes uniform over what is kept, or over all its negatives if nothing is.
-
-    Reference:
-        UnReMix, Eq. 5.
     """
     support = negatives if keep is None else negatives & (keep > 0)
-    weights = mix_scores(scores, negatives, support, count, mix, weighting, temperature)
+    if scores:
+        mixed = mix_scores(scores, negatives, count, mix, weighting)
+        weights = _link(mixed, support, weighting, temperature)
+    else:
+        weights = support.to(mix.dtype)
     if keep is not None:
         weights = weights * keep
     if weighting.mass == "none" or (not scores and keep is None):
@@ -229,17 +244,12 @@ def weigh(
 
 
 def mix_scores(
-    scores: Sequence[Tensor],
-    negatives: Tensor,
-    support: Tensor,
-    count: Tensor,
-    mix: Tensor,
-    weighting: Weighting,
-    temperature: float | Tensor,
+    scores: Sequence[Tensor], negatives: Tensor, count: Tensor, mix: Tensor, weighting: Weighting
 ) -> Tensor:
-    """Weights of any mass, 0 outside ``support`` (B, M); else the arguments of :func:`weigh`."""
-    if not scores:
-        return support.to(mix.dtype)
+    """Σ_k λ_k C^k_ij, with C^k the k-th score after scaling, shape (B, M): UnReMix, Eq. 5.
+
+    The arguments are those of :func:`weigh`. Arbitrary where there is no negative.
+    """
     # Scores of non-negatives are arbitrary: 0 times infinity would put NaN into the mix's gradient.
     scores = [torch.where(negatives, score, 0.0) for score in scores]
     if weighting.scaling == "none" and weighting.sharpness is None and weighting.mass == "mean":
@@ -252,7 +262,14 @@ def mix_scores(
         for score, component in zip(scores, weighting.resolved, strict=True)
     ]
     terms = (lambda_k * score for lambda_k, score in zip(mix, scaled, strict=True))
-    mixed = reduce(torch.add, terms)  # Σ_k λ_k C^k
+    mixed: Tensor = reduce(torch.add, terms)  # Σ_k λ_k C^k
+    return mixed
+
+
+def _link(
+    mixed: Tensor, support: Tensor, weighting: Weighting, temperature: float | Tensor
+) -> Tensor:
+    """Weights of any mass: max(mix, 0), or e^{sharpness × mix}; 0 outside ``support`` (B, M)."""
     if weighting.sharpness is None:
         return torch.where(support, mixed, 0.0).clamp(min=0)
     exponent = weighting.sharpness * mixed

@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from unremix.data.bounds import allowance, shorten
-from unremix.data.remote import RemoteFile, fetch, read_range
+from unremix.data.remote import RemoteFile, fetch, kept, read_range
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp")
 MAX_FILE_BYTES = 2**30
@@ -76,31 +76,39 @@ class Span(NamedTuple):
 class RemoteSpan(NamedTuple):
     """A whole file behind a URL, or a member of a tar there.
 
-    Read from the cache, where the file is fetched first if there is room for it; see
-    :mod:`unremix.data.remote`.
-
     Args:
         file: The file.
         offset: Where its bytes begin.
         size: How many there are.
+        whole: Whether reading it fetches the file into the cache first, if there is room for it;
+            see :mod:`unremix.data.remote`. A file that the cache has is always read there.
     """
 
     file: RemoteFile
     offset: int
     size: int
+    whole: bool = True
 
     def read(self, limit: int = MAX_FILE_BYTES, most: int = MAX_FILE_BYTES) -> bytes:
         """The bytes, or the first ``limit`` of them.
 
         Raises:
             Unusable: If the file is empty or longer than ``most``.
-            OSError: If it cannot be read in several attempts.
+            OSError: If it cannot be read in several attempts; a ConnectionError if it is a member
+                of a tar that is gone.
         """
         _check_size(self.size, most)
-        kept = fetch(self.file)
-        if kept is not None:
-            return Span(str(kept), self.offset, self.size).read(limit, most)
-        return read_range(self.file, self.offset, min(self.size, limit))
+        try:
+            path = fetch(self.file) if self.whole else kept(self.file)
+            if path is not None:
+                with suppress(FileNotFoundError):  # a stream may just have removed it
+                    return Span(str(path), self.offset, self.size).read(limit, most)
+            return read_range(self.file, self.offset, min(self.size, limit))
+        except FileNotFoundError as error:
+            if not self.offset:
+                raise
+            # A shard is gone, with all its members: that is not to be taken for a bad image.
+            raise ConnectionError(str(error)) from error
 
 
 AnySpan = Span | RemoteSpan

@@ -187,6 +187,41 @@ def _same_file(descriptor: int, path: Path) -> bool:
         return False
 
 
+def hold(path: Path) -> int | None:
+    """Keep a file from :func:`remove_unheld` in any process.
+
+    Returns:
+        The descriptor that holds it, until it is closed; None if there is no such file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if _same_file(descriptor, path):
+        return descriptor
+    os.close(descriptor)  # it was removed before we had it
+    return None
+
+
+def remove_unheld(path: Path) -> bool:
+    """Remove a file unless a process holds it; whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def sweep(folder: Path) -> None:
     """Remove what writers left in a folder that were killed; hold the folder's lock."""
     for entry in os.scandir(folder) if folder.is_dir() else ():

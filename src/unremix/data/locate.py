@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from unremix.data.remote import fetch, is_url, remote_file
+from unremix.data.remote import fetch_or_refuse, is_url, remote_file
 
 
 def candidates(
@@ -46,13 +46,7 @@ def locate(
         OSError: If a URL cannot be read, or there is no room to keep the file.
     """
     if is_url(data):
-        kept = fetch(remote_file(str(data)))
-        if kept is None:
-            raise OSError(
-                f"expected room in the cache for {data}, found too little; free some, or name "
-                "another folder by UNREMIX_CACHE"
-            )
-        return kept
+        return fetch_or_refuse(remote_file(str(data)))
     places = candidates(data, folders=folders, suffixes=suffixes)
     for place in places:
         if place.exists():

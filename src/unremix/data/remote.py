@@ -4,8 +4,10 @@ Every request is tried several times. What still fails is an error that names th
 reason; what arrives shorter than it should be is not kept.
 
 The cache is the folder that ``UNREMIX_CACHE`` names, ``~/.cache/unremix/data`` by default. A file
-is kept while the cache has room: ``UNREMIX_CACHE_BYTES``, or half of what is free on its disk.
-Other files are read where they are, again each time.
+is kept while the cache has room: ``UNREMIX_CACHE_BYTES``, or as long as it takes at most half of
+what is free on its disk, and leaves 10 GiB, or a tenth of a small disk.
+Other files are read where they are, again each time. Only streams make room: they remove the files
+that were used least recently (:func:`fetch_and_hold`).
 """
 
 from __future__ import annotations
@@ -13,21 +15,31 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from glob import escape, glob
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from unremix.data.atomic_files import disk_error, replacing, sweep, try_lock
+from unremix.data.atomic_files import (
+    disk_error,
+    hold,
+    remove_unheld,
+    replacing,
+    sweep,
+    try_lock,
+)
 from unremix.data.bounds import shorten
 from unremix.data.suggestions import needed_for
 
 ATTEMPTS = 5
 PAUSE = 1.0  # seconds before the second attempt, twice as long before each further one
 PATIENCE = 60.0  # seconds without a byte
+LEFT_FREE = 10 * 2**30  # bytes of the disk; a tenth of a small one
 POLL = 0.05  # seconds between looks at a file that another process is fetching
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 PACKAGES = {"s3": '"unremix[s3]"', "s3a": '"unremix[s3]"', "gs": "gcsfs", "gcs": "gcsfs",
@@ -172,30 +184,87 @@ def _kept_at(file: RemoteFile, _: str | None) -> Path:
     return cache_folder() / digest[:2] / digest / file.name
 
 
-def fetch(file: RemoteFile) -> Path | None:
+def kept(file: RemoteFile) -> Path | None:
+    """Where the cache has a file; None if it has not."""
+    path = _kept_at(file, os.environ.get("UNREMIX_CACHE"))
+    return path if os.path.exists(path) else None
+
+
+def fetch(file: RemoteFile, *, make_room: bool = False) -> Path | None:
     """A file in the cache, fetched if it is not there; None if the cache has no room for it.
 
     Processes of one machine that want the same file wait for the first of them.
 
+    Args:
+        file: The file.
+        make_room: Whether to remove others for it, those used least recently first.
+
     Raises:
         OSError: If it cannot be read; see :func:`persist`.
     """
+    if (present := kept(file)) is not None:
+        return present
     path = _kept_at(file, os.environ.get("UNREMIX_CACHE"))
-    if os.path.exists(path):
-        return path
-    lock = cache_folder() / ".locks" / path.parent.name[:2]
-    while (held := try_lock(lock)) is None:
-        time.sleep(POLL)
-    try:
+    with locked(path.parent.name[:2]):
         if path.exists():
             return path
-        if not _has_room(max(file.size, 0)):
+        with _reserved(max(file.size, 0), make_room=make_room) as there_is_room:
+            if not there_is_room:
+                return None
+            sweep(path.parent)
+            download(file, path)
+    return path
+
+
+def fetch_or_refuse(file: RemoteFile) -> Path:
+    """A file in the cache, fetched if it is not there.
+
+    Raises:
+        OSError: If it cannot be read, see :func:`persist`, or the cache has no room for it.
+    """
+    path = fetch(file)
+    if path is None:
+        raise OSError(
+            f"expected room in the cache for {file.url}, found too little; free some, or name "
+            "another folder by UNREMIX_CACHE"
+        )
+    return path
+
+
+def fetch_and_hold(file: RemoteFile) -> int | None:
+    """Fetch a file, in place of others if need be, and hold it in the cache.
+
+    Returns:
+        A descriptor: no process removes the file until it is closed. None if the cache has no room
+        beside the files that are held.
+
+    Raises:
+        OSError: If it cannot be read; see :func:`persist`.
+    """
+    for _ in range(ATTEMPTS):
+        path = fetch(file, make_room=True)
+        if path is None:
             return None
-        sweep(path.parent)
-        download(file, path)
+        descriptor = hold(path)
+        if descriptor is not None:  # else another process removed it before we had it
+            os.utime(path)
+            return descriptor
+    return None
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Be the only one on this machine that does something with the cache; wait for the others.
+
+    Args:
+        name: Of what is done.
+    """
+    while (held := try_lock(cache_folder() / ".locks" / name)) is None:
+        time.sleep(POLL)
+    try:
+        yield
     finally:
         os.close(held)
-    return path
 
 
 def download(file: RemoteFile, path: Path) -> None:
@@ -233,14 +302,55 @@ def read_range(file: RemoteFile, start: int, size: int) -> bytes:
     return persist(file.url, some)
 
 
-def _has_room(size: int) -> bool:
-    folder = cache_folder()
+@contextmanager
+def _reserved(size: int, *, make_room: bool) -> Iterator[bool]:
+    """Keep room in the cache for what is about to be fetched; whether there is any.
+
+    Args:
+        size: Its bytes.
+        make_room: Whether to remove files that nobody holds, those used least recently first.
+    """
+    folder = cache_folder() / ".reserved"
     folder.mkdir(parents=True, exist_ok=True)
+    with locked("room"):
+        sweep(folder)
+        if make_room and not _has_room(size):
+            for path, _ in sorted(_files(), key=lambda found: found[1].st_mtime_ns):
+                if remove_unheld(path) and _has_room(size):
+                    break
+        there_is_room = _has_room(size)
+        # A file of that size, of which nothing is on the disk; swept if this process is killed.
+        place = folder / f".unremix-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+        if there_is_room:
+            with place.open("wb") as reserved:
+                reserved.truncate(size)
+    try:
+        yield there_is_room
+    finally:
+        place.unlink(missing_ok=True)
+
+
+def _has_room(size: int) -> bool:
+    """Whether there is room beside the files of the cache and those that are being fetched."""
+    waiting = _with_status((cache_folder() / ".reserved").iterdir())
+    reserved = sum(status.st_size for _, status in waiting)
     most = os.environ.get("UNREMIX_CACHE_BYTES")
-    if most is None:
-        return size <= shutil.disk_usage(folder).free // 2
-    used = 0
-    for path in folder.glob("*/*/*"):
-        with suppress(FileNotFoundError):  # another process may just have put it in its place
-            used += path.stat().st_size
-    return used + size <= int(most)
+    if most is not None:
+        return sum(status.st_size for _, status in _files()) + reserved + size <= int(most)
+    disk = shutil.disk_usage(cache_folder())
+    free = disk.free - reserved
+    return size <= free // 2 and free - size >= min(disk.total // 10, LEFT_FREE)
+
+
+def _files() -> list[tuple[Path, os.stat_result]]:
+    """The files of the cache, without those that are being fetched."""
+    # Names that begin with a dot are left out. Pathlib's fails if a folder disappears meanwhile.
+    return _with_status(map(Path, glob(f"{escape(str(cache_folder()))}/*/*/*")))
+
+
+def _with_status(paths: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
+    found = []
+    for path in paths:
+        with suppress(FileNotFoundError):  # another process may just have removed it
+            found.append((path, path.stat()))
+    return found

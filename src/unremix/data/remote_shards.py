@@ -1,17 +1,39 @@
-"""WebDataset shards behind URLs."""
+"""WebDataset shards behind URLs.
+
+What a shard holds is noted, a few bytes for each sample, so that it is looked through once, even if
+the cache has no room for the shard itself. The notes are in the cache, or in the folder that
+``UNREMIX_INDEX`` names, a path or a URL. Machines that share that folder share the work, too.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import socket
 import tempfile
+import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from unremix.data.archives import RemoteSpan, Sample, Skipped, read_shards
-from unremix.data.remote import RemoteFile, cache_folder, download, fetch, is_url, remote_file
+from unremix.data.atomic_files import hold, write_text
+from unremix.data.remote import (
+    RemoteFile,
+    cache_folder,
+    download,
+    fetch,
+    file_system,
+    is_url,
+    locked,
+    persist,
+    remote_file,
+)
 
 AT_ONCE = 8  # shards that are fetched at a time
+NOTES = 1  # version of what is noted about a shard
 
 
 def read_remote_shards(
@@ -25,16 +47,23 @@ def read_remote_shards(
     Raises:
         OSError: If some cannot be read in several attempts; all of them are named.
     """
+    listed = list(shards)
+    # Every process begins elsewhere, and finds what the others have noted meanwhile.
+    first = zlib.crc32(f"{socket.gethostname()} {os.getpid()}".encode()) % max(1, len(listed))
+    order = [*range(first, len(listed)), *range(first)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = pool.map(lambda number: _attempt(*listed[number]), order)
+        found = dict(zip(order, results, strict=True))
     samples: list[Sample] = []
     skipped: list[Skipped] = []
     problems: list[OSError] = []
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for found in pool.map(lambda shard: _attempt(*shard), shards):
-            if isinstance(found, OSError):
-                problems.append(found)
-                continue
-            samples += found[0]
-            skipped += found[1]
+    for number in range(len(listed)):
+        one = found[number]
+        if isinstance(one, OSError):
+            problems.append(one)
+        else:
+            samples += one[0]
+            skipped += one[1]
     if len(problems) > 1:
         reasons = "; ".join(map(str, problems[:5]))
         raise type(problems[0])(f"{len(problems)} shards cannot be read: {reasons}")
@@ -52,17 +81,72 @@ def _attempt(name: str, place: str | RemoteFile) -> tuple[list[Sample], list[Ski
 
 def _read(name: str, file: RemoteFile) -> tuple[list[Sample], list[Skipped]]:
     """The samples of one shard, whose bytes may stay where they are."""
+    identity = "\0".join(map(str, (NOTES, name, *file)))
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    with locked(f"index-{digest[:2]}"):
+        noted = _read_note(digest)
+        if noted is None:
+            samples, skipped = _look_through(name, file)
+            noted = {
+                "samples": [
+                    (one.name, one.label, one.image.offset, one.image.size) for one in samples
+                ],
+                "skipped": skipped,
+            }
+            if file.tag or not skipped:  # else nobody would notice that it is whole now
+                _write_note(digest, noted)
+    found = [
+        Sample(sample, RemoteSpan(file, offset, size), label)
+        for sample, label, offset, size in noted["samples"]
+    ]
+    return found, [Skipped(*one) for one in noted["skipped"]]
+
+
+def _look_through(name: str, file: RemoteFile) -> tuple[list[Sample], list[Skipped]]:
+    """The samples of one shard, which is kept if the cache has room for it."""
     kept = fetch(file)
-    if kept is not None:
-        samples, skipped = read_shards([(name, kept)])
-    else:  # looked through once, and not kept
-        with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-            download(file, Path(folder) / file.name)
-            samples, skipped = read_shards([(name, Path(folder) / file.name)])
-    return [
-        sample._replace(image=RemoteSpan(file, sample.image.offset, sample.image.size))
-        for sample in samples
-    ], skipped
+    held = None if kept is None else hold(kept)
+    if kept is not None and held is not None:
+        try:
+            return read_shards([(name, kept)])
+        finally:
+            os.close(held)
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+        download(file, Path(folder) / file.name)
+        return read_shards([(name, Path(folder) / file.name)])
+
+
+def _note(digest: str) -> str:
+    """The path or URL of what is noted about a shard."""
+    return f"{os.environ.get('UNREMIX_INDEX') or cache_folder() / '.index'}/{digest}.json"
+
+
+def _read_note(digest: str) -> dict[str, Any] | None:
+    """What is noted about a shard; None if nothing is."""
+    place = _note(digest)
+    if is_url(place):
+        files, path = file_system(place)
+
+        def read() -> bytes | None:
+            try:
+                return files.cat_file(path)  # type: ignore[no-any-return]
+            except FileNotFoundError:
+                return None
+
+        data = persist(place, read)
+    else:
+        data = Path(place).read_bytes() if Path(place).exists() else None
+    noted: dict[str, Any] | None = None if data is None else json.loads(data)
+    return noted
+
+
+def _write_note(digest: str, noted: dict[str, Any]) -> None:
+    place, text = _note(digest), json.dumps(noted)
+    if is_url(place):
+        files, path = file_system(place)
+        persist(place, lambda: files.pipe_file(path, text.encode()))
+    else:
+        write_text(Path(place), text)
 
 
 def read_any_shard(shard: str) -> tuple[list[Sample], list[Skipped]]:

@@ -1,6 +1,7 @@
 """Samples of WebDataset shards one after the other, for training loops of your own.
 
-``unremix train`` does not need this: it reads any sample of any shard by its place.
+``unremix train --stream`` does not use this: it shuffles within shards, too, and reads the samples
+of a step wherever they are. See :mod:`unremix.data.image.streamed`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -152,6 +152,19 @@ class Models(Protocol):
 
     def features(self, run: Trained, data: Any) -> Features:
         """Embed whole data."""
+        ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """How samples are fetched long before a step uses them; for domains that can."""
+
+    def ahead(self, data: Any, config: TrainConfig) -> int:
+        """How many steps before; 0 where the data are at hand."""
+        ...
+
+    def expect(self, data: Any, indices: Tensor) -> None:
+        """Begin to fetch samples, without waiting for them."""
         ...
 
 

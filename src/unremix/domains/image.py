@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unremix.data.fingerprint import fingerprint, spread
-from unremix.data.image.dataset import ImageData, ImageSet, load_images
+from unremix.data.image.dataset import ImageData, ImageSet, StreamedImages, load_images
 from unremix.data.image.items import read_items
 from unremix.domains.base import Features, Trained, make_batch
-from unremix.domains.sampling import permuted
+from unremix.domains.sampling import permuted, streamed
 from unremix.encoders import make_encoder, projection_head
 from unremix.encoders.registry import chosen_name
 from unremix.frameworks.base import Batch, Framework
@@ -92,7 +92,10 @@ def set_features(
     """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
     parts = []
     # Without images, split gives one empty part, so that the width is known.
-    for indices in torch.arange(len(images)).split(batch):
+    places = torch.arange(len(images)).split(batch)
+    for number, indices in enumerate(places):
+        if isinstance(images.images, StreamedImages):
+            images.images.expect(torch.cat(places[number : number + 2]))
         part = images.images.batch(indices)
         if encoder is None:
             parts.append(plain(part, settings).flatten(1))
@@ -122,6 +125,7 @@ class ImageDomain:
             image_size=config.image_size,
             limit=config.limit,
             validation=config.validation,
+            stream=config.stream is not None,
             progress=config.progress,
         )
 
@@ -134,6 +138,7 @@ class ImageDomain:
             channels=shape.channels,
             limit=config.limit if data is None else None,
             validation=config.validation if data is None else None,
+            stream=data is None and config.stream is not None,
             progress=config.progress,
         )
 
@@ -184,12 +189,19 @@ class ImageDomain:
         return data.name
 
     def fingerprint(self, data: ImageData) -> str:
-        """Of all names and labels, and of all images or, where these are many, of some."""
+        """Of all names and labels, and of all images or, where these are many, of some.
+
+        Images in shards behind a URL are not read: the shards' tags stand for them.
+        """
         images, labels = data.train.images, data.train.labels
         most = max(FINGERPRINTED, FINGERPRINTED_BYTES // (images.channels * images.size**2))
-        parts = spread(len(images), most).split(512)
+        tags: tuple[str, ...] = ()
+        if isinstance(images, StreamedImages):
+            tags = images.tags
+            most = 0 if tags else FINGERPRINTED
+        parts = spread(len(images), most).split(512) if most else ()
         pixels = (images.batch(indices) for indices in parts)
-        return fingerprint(chain([str(len(images)), labels], data.train.names, pixels))
+        return fingerprint(chain([str(len(images)), labels], data.train.names, tags, pixels))
 
     def size(self, data: ImageData) -> int:
         """How many images there are to train on."""
@@ -201,7 +213,23 @@ class ImageDomain:
 
     def indices(self, data: ImageData, config: TrainConfig, step: int) -> Tensor:
         """Which images a step uses, shape (batch_size,)."""
-        return permuted(len(data.train), config.batch_size, config.seed, step)
+        images = data.train.images
+        if config.stream is not None and isinstance(images, StreamedImages):
+            return streamed(images.counts, config.batch_size, config.stream, config.seed, step)
+        return permuted(len(images), config.batch_size, config.seed, step)
+
+    def ahead(self, data: ImageData, config: TrainConfig) -> int:
+        """Steps in which a stream uses up a shard: so long before its use the next is fetched."""
+        images = data.train.images
+        if config.stream is None or not isinstance(images, StreamedImages):
+            return 0
+        lane = config.batch_size / min(config.stream, config.batch_size)  # its samples in a step
+        return max(1, round(len(images) / len(images.shards) / lane))
+
+    def expect(self, data: ImageData, indices: Tensor) -> None:
+        """Begin to fetch the shards of images that a later step uses, by indices (N,)."""
+        assert isinstance(data.train.images, StreamedImages)
+        data.train.images.expect(indices)
 
     def fetch(self, data: ImageData, indices: Tensor) -> Tensor:
         """The images, uint8, shape (N, C, S, S)."""

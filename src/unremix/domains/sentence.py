@@ -122,18 +122,27 @@ def reader(run: Trained, *, trained: bool = True) -> tuple[nn.Module, Vocabulary
     return (encoder, vocabulary) if expand is None else expand_encoder(encoder, vocabulary, expand)
 
 
-@torch.no_grad()
 def corpus_features(
     encoder: nn.Module, corpus: EncodedCorpus, count: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Embeddings (n, F) of the first sentences, all by default, and their documents (n,)."""
+    total = len(corpus) if count is None else min(count, len(corpus))
+    starts = range(0, total, ENCODED_AT_ONCE)
+    return sentence_features(
+        encoder, (corpus.batch(start, min(ENCODED_AT_ONCE, total - start)) for start in starts)
+    )
+
+
+@torch.no_grad()
+def sentence_features(
+    encoder: nn.Module, batches: Iterable[SentenceBatch]
+) -> tuple[Tensor, Tensor]:
+    """Embeddings (n, F) of the sentences of some batches in eval mode, and their documents (n,)."""
     device = next(encoder.parameters()).device
     was_training = encoder.training
     encoder.eval()
-    total = len(corpus) if count is None else min(count, len(corpus))
     parts, documents = [], []
-    for start in range(0, total, ENCODED_AT_ONCE):
-        batch = corpus.batch(start, min(ENCODED_AT_ONCE, total - start))
+    for batch in batches:
         parts.append(encoder(batch.tokens.to(device), batch.lengths.to(device)).float().cpu())
         documents.append(batch.documents)
     encoder.train(was_training)

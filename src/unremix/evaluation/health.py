@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unremix.core.scores import noise, normalize
+from unremix.core.precision import noise, normalize
 from unremix.evaluation.checks import checked_features
 
 TILE_ENTRIES = 2**24  # distances held at a time: 64 MB in float32
@@ -105,7 +105,7 @@ def effective_rank(features: Tensor) -> float:
     values = torch.linalg.eigvalsh(centered @ centered.T if wide else centered.T @ centered)
     values = values.clamp_(min=0)
     total = float(values.sum())
-    if total <= noise(values.dtype) ** 2 * float(features.square().sum()):
+    if total <= noise(values) ** 2 * float(features.square().sum()):
         return 0.0
     shares = values / total
     return math.exp(float(torch.special.entr(shares).sum()))

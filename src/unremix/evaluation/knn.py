@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unremix.core.scores import normalize
+from unremix.core.precision import normalize
 from unremix.evaluation.checks import (
     check_same_size,
     checked_features,

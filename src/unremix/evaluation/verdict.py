@@ -186,7 +186,8 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
         magnitude = 10 ** max(0, len(str(wanted)) - 2)
         wanted = math.ceil(wanted / magnitude) * magnitude
         sentences.append(
-            f"The encoder was trained for only {steps} steps. Raise --epochs to {wanted}."
+            f"The encoder was trained for only {steps} step{'s' * (steps != 1)}. Raise --epochs to "
+            f"{wanted}."
         )
     if unit == "images" and count < FEW_SAMPLES and helped != "better":
         sentences.append(

@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from unremix.core.gather import Share, exchange_rows, gather_rows, share_of
+from unremix.core.gather import Part, exchange_rows, find_part, gather_rows
 from unremix.core.importance import Importance
-from unremix.core.problem import Own
+from unremix.core.views import Own
 from unremix.frameworks.base import Batch, Embedded, Projecting
 from unremix.frameworks.queue import Queue
 from unremix.losses import TwoViewLoss
@@ -22,13 +22,13 @@ from unremix.views.mixing import Joint, Mixed, Mixing
 MIXING, NEGATIVES, NEGATIVES_OF_MIXED, STREAMS = range(4)
 
 
-def shown_samples(samples: Tensor, mixed: Mixed | None, share: Share | None = None) -> Tensor:
+def shown_samples(samples: Tensor, mixed: Mixed | None, part: Part | None = None) -> Tensor:
     """Which samples each image shows: its own and, where it is mixed, its partner's.
 
     Args:
         samples: The samples of a batch, shape (N,).
         mixed: The batch mixed; None as it is.
-        share: This process's part of the joint batch, where there are several.
+        part: This process's part of the joint batch, where there are several.
 
     Returns:
         Shape (N, P); a sample may repeat in a row.
@@ -44,8 +44,8 @@ def shown_samples(samples: Tensor, mixed: Mixed | None, share: Share | None = No
     if mixed is None:
         return own
     everyone, first = samples, 0
-    if share is not None:
-        everyone, first = gather_rows(samples, share), share.offset
+    if part is not None:
+        everyone, first = gather_rows(samples, part), part.offset
     shown = [(everyone[aim.keys + first], aim) for aim in mixed.targets if aim.weight]
     return torch.cat([torch.where(aim.shares > 0, each, own) for each, aim in shown], dim=1)
 
@@ -112,7 +112,7 @@ class Contrastive(Projecting):
         if (
             negatives is not None
             and loss.options.gradient == "nt-xent"
-            and loss.weighting.needs_residuals
+            and loss.weighting.needs_gradients
         ):
             raise ValueError(
                 "expected gradient='pseudo-label' with further negatives, which have no positive, "
@@ -167,17 +167,17 @@ class Contrastive(Projecting):
         if self.mixing is None:
             return None
         stream = STREAMS * view + MIXING
-        keys, batch_key, share = batch.keys + stream, batch.batch_key + stream, self._share(batch)
-        if share is None:
+        keys, batch_key, part = batch.keys + stream, batch.batch_key + stream, self._part(batch)
+        if part is None:
             return self.mixing(images, keys, batch_key)
-        exchange = partial(exchange_rows, images, share=share)
-        return self.mixing(images, keys, batch_key, Joint(share.offset, share.total, exchange))
+        exchange = partial(exchange_rows, images, part=part)
+        return self.mixing(images, keys, batch_key, Joint(part.offset, part.total, exchange))
 
-    def _share(self, batch: Batch) -> Share | None:
+    def _part(self, batch: Batch) -> Part | None:
         """This process's part of the joint batch, where the loss gathers."""
         if not self.loss.gathers:
             return None
-        return share_of(len(batch.samples), 1, equal=self.loss.gather == "equal")
+        return find_part(len(batch.samples), 1, equal=self.loss.gather == "equal")
 
     def anchor_images(self, batch: Batch, view: int) -> Iterator[Tensor]:
         """What of a view is embedded with gradient: itself, mixed, or both."""
@@ -196,8 +196,8 @@ class Contrastive(Projecting):
             return None
         images = batch.views[view] if mixed is None else mixed.images
         stream = STREAMS * view + (NEGATIVES if mixed is None else NEGATIVES_OF_MIXED)
-        share = None if mixed is None else self._share(batch)
-        shown = shown_samples(batch.samples, mixed, share)
+        part = None if mixed is None else self._part(batch)
+        shown = shown_samples(batch.samples, mixed, part)
         return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from unremix.core.checks import choose, number
-from unremix.core.contrast import full_precision
-from unremix.core.gather import Share, gather_rows, gather_views, share_of
+from unremix.core.gather import Part, find_part, gather_rows, gather_views
 from unremix.core.objectives import ObjectiveName
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views
-from unremix.core.scores import at_least_float32
+from unremix.core.precision import at_least_float32, full_precision
+from unremix.core.views import Views
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
 from unremix.losses import PRESETS, Fidelity, HCLLoss, TwoViewLoss
@@ -119,7 +118,7 @@ class InfoGraph(Framework):
                 f"of its own, got {loss.false_negatives.rule!r}; use --infograph.objective "
                 "info-nce, or another weighting"
             )
-        if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:
+        if loss.options.gradient == "nt-xent" and loss.weighting.needs_gradients:
             raise ValueError(
                 "expected gradient='pseudo-label' on InfoGraph, got 'nt-xent': a graph has "
                 "as many positives as nodes, not one"
@@ -130,15 +129,15 @@ class InfoGraph(Framework):
         (graphs,) = batch.views
         node_inputs, graph_inputs = self.encoder.nodes_and_graphs(graphs)
         anchors, candidates = self.nodes(node_inputs), self.graphs(graph_inputs)
-        needs_inputs = self.loss.weighting.needs_residuals
+        needs_inputs = self.loss.weighting.needs_gradients
         samples, groups = batch.samples, graphs.graph
         nodes = Views(anchors, node_inputs if needs_inputs else None, samples[groups])
         known = Views(candidates, graph_inputs if needs_inputs else None, samples)
         if self.loss.gathers:  # the graphs of all processes
-            share = share_of(
+            part = find_part(
                 *candidates.shape, dtype=candidates.dtype, equal=self.loss.gather == "equal"
             )
-            known, groups = gather_views(known, share), groups + share.offset
+            known, groups = gather_views(known, part), groups + part.offset
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
             with full_precision(anchors.device):
                 logits = at_least_float32(anchors) @ at_least_float32(known.embeddings).T
@@ -146,7 +145,7 @@ class InfoGraph(Framework):
             of_nodes = None
             if self.loss.gathers:
                 equal = self.loss.gather == "equal"
-                of_nodes = share_of(*anchors.shape, dtype=anchors.dtype, equal=equal)
+                of_nodes = find_part(*anchors.shape, dtype=anchors.dtype, equal=equal)
             return hard_jsd(
                 logits,
                 groups,
@@ -154,13 +153,13 @@ class InfoGraph(Framework):
                 class_prior=self.loss.class_prior,
                 similarity_gradient=self.loss.weighting.similarity_gradient,
                 fidelity=self.loss.fidelity,
-                share=of_nodes,
+                part=of_nodes,
             )
         return self.loss.against(
             nodes,
             known,
             Pairs.membership(groups, len(known.embeddings)),
-            products="dot",
+            logits="dot",
             objective=self.objective,
         )
 
@@ -173,7 +172,7 @@ def hard_jsd(
     class_prior: float = 0.1,
     similarity_gradient: bool = True,
     fidelity: Fidelity = "sound",
-    share: Share | None = None,
+    part: Part | None = None,
 ) -> Tensor:
     """Jensen-Shannon estimate, negated, with HCL's hard negatives and debiasing.
 
@@ -193,7 +192,7 @@ def hard_jsd(
         fidelity: ``code`` as HCL's public code, up to a constant: the exponent is negative, so that
             easy negatives count most; the positive stands among the negatives with x = 0; the
             correction is added to the loss in place of being taken away.
-        share: This process's part of the members, where several share a loss: their mean is the
+        part: This process's part of the members, where several share a loss: their mean is the
             loss of all.
 
     Returns:
@@ -224,8 +223,8 @@ def hard_jsd(
     positive = logits.gather(1, groups[:, None])[:, 0]  # (N,)
     negatives = logits.masked_fill(own, 0.0)
     largest = negatives.abs().amax()
-    if share is not None:
-        largest = gather_rows(largest[None], share.of_work(share.processes)).amax()
+    if part is not None:
+        largest = gather_rows(largest[None], part.of_work(part.processes)).amax()
     largest = largest.clamp(min=torch.finfo(logits.dtype).tiny)
     sign = -1.0 if fidelity == "code" else 1.0
     exponent = sign * 2 * hardness * negatives / largest
@@ -241,4 +240,4 @@ def hard_jsd(
     else:
         rest = ((mean - class_prior * softplus(positive)) / (1 - class_prior)).clamp(min=0)
     loss = rest - math.log(2) - (math.log(2) - softplus(-positive))  # (N,)
-    return loss.sum() / (len(loss) if share is None else share.total / share.processes)
+    return loss.sum() / (len(loss) if part is None else part.total / part.processes)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from unremix.core.gather import gather_views, is_distributed, share_of
+from unremix.core.gather import find_part, gather_views, is_distributed
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Own, Views, stack
+from unremix.core.views import Own, Views, stack
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive, Negatives
 from unremix.frameworks.queue import Queue
@@ -98,7 +98,7 @@ class MoCo(Contrastive):
         super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
         options = options or MoCoOptions()
         loss.check_evidence("a queue of keys", ids=True)
-        needs_inputs = loss.weighting.needs_residuals
+        needs_inputs = loss.weighting.needs_gradients
         if needs_inputs and loss.options.gradient == "nt-xent":
             raise ValueError(
                 "expected gradient='pseudo-label' with a queue, whose old keys have no positive, "
@@ -181,8 +181,8 @@ class MoCo(Contrastive):
         count, width = keys.embeddings.shape
         input_width = 0 if keys.inputs is None else keys.inputs.shape[1]
         dtype, equal = keys.embeddings.dtype, self.loss.gather == "equal"
-        share = share_of(count, width, input_width, dtype=dtype, equal=equal)
-        return gather_views(keys, share), share.offset
+        part = find_part(count, width, input_width, dtype=dtype, equal=equal)
+        return gather_views(keys, part), part.offset
 
     def _loss(
         self,

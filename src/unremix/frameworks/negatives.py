@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unremix.core.problem import Own, Views
-from unremix.core.scores import normalize
+from unremix.core.precision import normalize
+from unremix.core.views import Own, Views
 from unremix.frameworks.base import Embedded
 from unremix.frameworks.contrastive import Contrastive
 from unremix.views.mixing import patch_negatives
@@ -165,6 +165,6 @@ class Patches:
         largest = max(smallest, size // 3) if self.largest is None else self.largest
         patches = patch_negatives(images, keys, smallest=smallest, largest=largest)
         z, h = framework.embed_keys(patches, keys)
-        needs_inputs = framework.loss.weighting.needs_residuals
+        needs_inputs = framework.loss.weighting.needs_gradients
         inputs = h[:, None] if needs_inputs else None
         return Own(z[:, None], inputs, logit_factor=self.factor)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.core.problem import Views
+from unremix.core.views import Views
 
 
 class Queue(nn.Module):

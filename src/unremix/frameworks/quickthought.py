@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import checks_on, choose
-from unremix.core.gather import gather_rows, gather_views, is_distributed, share_of
+from unremix.core.gather import find_part, gather_rows, gather_views, is_distributed
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Own, Views
+from unremix.core.views import Own, Views
 from unremix.data.sentence.corpus import SentenceBatch
 from unremix.frameworks.base import Batch, Framework
 from unremix.losses import PRESETS, Fidelity, TwoViewLoss
@@ -122,7 +122,7 @@ class QuickThought(Framework):
                 f"{loss.class_prior}; leave it out"
             )
         loss.check_evidence("sentences")
-        if loss.options.gradient == "nt-xent" and loss.weighting.needs_residuals:
+        if loss.options.gradient == "nt-xent" and loss.weighting.needs_gradients:
             raise ValueError(
                 "expected gradient='pseudo-label' on Quick-Thought, got 'nt-xent': a sentence "
                 "without neighbors has no positive"
@@ -144,9 +144,9 @@ class QuickThought(Framework):
         anchors = Views(f, f_inputs, batch.samples)
         candidates = Views(g, g_inputs, batch.samples)
         if self.gather and is_distributed():
-            share = share_of(*f.shape, dtype=f.dtype, equal=self.gather == "equal")
-            documents, texts = (gather_rows(rows, share) for rows in (documents, texts))
-            anchors, candidates = (gather_views(views, share) for views in (anchors, candidates))
+            part = find_part(*f.shape, dtype=f.dtype, equal=self.gather == "equal")
+            documents, texts = (gather_rows(rows, part) for rows in (documents, texts))
+            anchors, candidates = (gather_views(views, part) for views in (anchors, candidates))
         pairs = Pairs.windows(
             documents, reach=self.reach, texts=texts if self.mask_repeats else None
         )
@@ -158,7 +158,7 @@ class QuickThought(Framework):
             candidates,
             pairs,
             own=self._kept_self(anchors) if self.fidelity == "code" else None,
-            products="dot",
+            logits="dot",
             positives_in_denominator=True,
         )
 

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Views, stack
+from unremix.core.views import Views, stack
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive, Negatives
 from unremix.losses import TwoViewLoss

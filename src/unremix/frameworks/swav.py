@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unremix.core.checks import number
-from unremix.core.gather import Share, gather_rows, is_distributed, share_of, withdraw
-from unremix.core.scores import at_least_float32, normalize
+from unremix.core.gather import Part, find_part, gather_rows, is_distributed, withdraw
+from unremix.core.precision import at_least_float32, normalize
 from unremix.frameworks.base import Batch, Embedded, Projecting
 
 FULL_VIEWS = 2  # the views that codes are computed of; further ones are small crops
@@ -63,7 +63,7 @@ def _log_column_sums(logs: Tensor) -> Tensor:
     """The log of the sums of exp(logs) over the rows of all processes: (N, K) to (K,)."""
     sums = logs.logsumexp(dim=0)
     if is_distributed():
-        one_row_each = Share((1,) * dist.get_world_size(), dist.get_rank())
+        one_row_each = Part((1,) * dist.get_world_size(), dist.get_rank())
         sums = gather_rows(sums[None], one_row_each).logsumexp(dim=0)
     return sums
 
@@ -245,15 +245,15 @@ class SwAV(Projecting):
         except ValueError:
             withdraw()
             raise
-        n, share = len(views[0]), None
+        n, part = len(views[0]), None
         if is_distributed():
-            share = share_of(n, views[0].shape[1], dtype=views[0].dtype)
+            part = find_part(n, views[0].shape[1], dtype=views[0].dtype)
         with torch.autocast(device_type=weight.device.type, enabled=False):
             features = [normalize(at_least_float32(z))[0] for z in views]  # each (N, D)
             frozen = batch.epoch < self.frozen_epochs
             directions = (weight.detach() if frozen else weight).to(features[0].dtype)
             scores = [feature @ directions.T for feature in features]  # each (N, K)
-            earlier = self._earlier(batch.epoch, share).to(directions.dtype)  # (n, 2, D)
+            earlier = self._earlier(batch.epoch, part).to(directions.dtype)  # (n, 2, D)
             codes = [
                 self._codes(score, earlier[:, t] @ directions.detach().T)
                 for t, score in enumerate(scores[:FULL_VIEWS])
@@ -261,13 +261,13 @@ class SwAV(Projecting):
             loss = swapped_prediction(scores, codes, temperature=self.temperature)
             if frozen:
                 loss = loss + 0.0 * weight.sum()  # DistributedDataParallel waits for a gradient
-            if share is not None:
-                loss = loss * (share.processes * n / share.total)
+            if part is not None:
+                loss = loss * (part.processes * n / part.total)
         if self.training:
             self._held = weight.detach().clone() if frozen else None
             if self.queue_length:
                 fresh = torch.stack([f.detach() for f in features[:FULL_VIEWS]], dim=1)
-                self._fresh = fresh if share is None else gather_rows(fresh, share)
+                self._fresh = fresh if part is None else gather_rows(fresh, part)
         return loss
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -302,15 +302,15 @@ class SwAV(Projecting):
         codes = sinkhorn(joint, iterations=self.iterations, epsilon=self.epsilon)
         return codes[len(earlier) :]
 
-    def _earlier(self, epoch: int, share: Share | None) -> Tensor:
+    def _earlier(self, epoch: int, part: Part | None) -> Tensor:
         """This process's part of the queue, shape (n, 2, D); empty while it is not in use."""
         if not self.queue_length:
             return self.prototypes.weight.new_zeros(0, FULL_VIEWS, self.prototypes.in_features)
         if epoch < self.queue_from_epoch or self._queued < self.queue_length:
             return self.queue[:0]
-        if share is None:
+        if part is None:
             return self.queue
-        return self.queue.tensor_split(share.processes)[share.rank]
+        return self.queue.tensor_split(part.processes)[part.rank]
 
 
 def _count(name: str, value: int, least: int, hint: str) -> int:

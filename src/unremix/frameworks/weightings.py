@@ -16,7 +16,7 @@ class Filtered:
     Args:
         false_negatives: What is done about negatives that are probably false: ring, threshold, rank
             or mixture.
-        evidence: How alike two samples are, for that: similarity, four-views, bank or
+        evidence: How similar two samples are, for that: similarity, four-views, bank or
             shared-neighbors.
         false_negative_share: The share of negatives that are probably false.
     """

@@ -8,6 +8,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -17,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unremix.core.scores import SMALLEST_NORM
+from unremix.core.precision import SMALLEST_NORM
 from unremix.data.atomic_files import write_whole
+from unremix.data.remote import fetch_or_refuse, is_url, list_files, remote_file
 from unremix.data.suggestions import needed_for
 
 Floats = NDArray[np.float32]
@@ -26,6 +28,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 AT_ONCE = 2**24  # numbers of an array that are read at a time: 64 MB in float32
+FETCHED_AT_ONCE = 8  # files behind a URL
 ENDINGS = (".npy", ".npz", ".parquet", ".csv")
 NUMBERED = "embedding_"  # columns of a .csv file, from embedding_0 on
 PLAN = "_unremix.json"  # beside parquet parts; readers of parquet pass over names that begin so
@@ -36,9 +39,9 @@ def open_embeddings(source: Any, name: str = "the embeddings") -> NDArray[Any]:
     """Embeddings as an array (n, D), without reading a file whole where that can be avoided.
 
     Args:
-        source: An array or tensor (n, D), or a path: ``.npy``, or ``.npz``, ``.parquet`` or
-            ``.csv`` as ``unremix embed`` writes them. ``.npy`` and ``.npz`` that is not compressed
-            are mapped into memory.
+        source: An array or tensor (n, D), or a path or URL: ``.npy``, or ``.npz``, ``.parquet``,
+            ``.csv`` or a folder of parquet parts, as ``unremix embed`` writes them. ``.npy`` and
+            ``.npz`` that is not compressed are mapped into memory.
         name: What they are called in errors.
 
     Raises:
@@ -46,7 +49,7 @@ def open_embeddings(source: Any, name: str = "the embeddings") -> NDArray[Any]:
         ValueError: For another kind of file, or no floating-point matrix.
     """
     if isinstance(source, str | PathLike):
-        array = read_columns(Path(source), [KEY])[KEY]
+        array = read_columns(source, [KEY])[KEY]
     elif isinstance(source, torch.Tensor):
         array = source.detach().cpu().float().numpy()
     else:
@@ -63,27 +66,27 @@ def open_embeddings(source: Any, name: str = "the embeddings") -> NDArray[Any]:
     return array
 
 
-def read_columns(path: Path, wanted: list[str] | None = None) -> dict[str, NDArray[Any]]:
+def read_columns(
+    source: str | PathLike[str], wanted: list[str] | None = None
+) -> dict[str, NDArray[Any]]:
     """The arrays of a file by name, all of them if None are asked for.
 
     Args:
-        path: The file, or a folder of parquet parts that ``unremix embed --on ray`` wrote.
+        source: The file, or a folder of parquet parts that ``unremix embed --on ray`` wrote; a
+            path, or a URL, from which files are fetched into the cache.
         wanted: Names of arrays.
 
     Raises:
         FileNotFoundError: If there is no such file.
+        OSError: If a URL cannot be read, or the cache has no room.
         ValueError: For another kind of file, a wanted array that it does not hold, or parts that
             are missing.
     """
+    if is_url(source) and Path(source).suffix not in ENDINGS:
+        return _remote_parts(str(source), wanted)
+    path = fetch_or_refuse(remote_file(str(source))) if is_url(source) else Path(source)
     if (path / PLAN).is_file():
-        expected = json.loads((path / PLAN).read_text(encoding="utf-8"))["parts"]
-        present = len(list(path.glob("part-*.parquet")))
-        if present < expected:
-            raise ValueError(
-                f"expected {expected} parts in {path}, got {present}; the same 'unremix embed' "
-                "writes the others"
-            )
-        return _parquet_columns(path, wanted)
+        return _parts(str(path), sorted(path.iterdir()), wanted)
     if path.suffix not in ENDINGS:
         raise ValueError(
             f"expected a file that ends in {', '.join(ENDINGS)}, got {str(path)!r}; "
@@ -93,11 +96,44 @@ def read_columns(path: Path, wanted: list[str] | None = None) -> dict[str, NDArr
         raise FileNotFoundError(f"expected embeddings at {str(path)!r}, found no file")
     if path.suffix == ".npy":
         return {KEY: np.load(path, mmap_mode="r", allow_pickle=False)}
-    readers = {".npz": _npz_arrays, ".parquet": _parquet_columns, ".csv": _csv_columns}
-    return readers[path.suffix](path, wanted)
+    if path.suffix == ".parquet":
+        return _parquet_columns(str(path), [path], wanted)
+    return (_npz_arrays if path.suffix == ".npz" else _csv_columns)(path, wanted)
 
 
-def _check_present(path: Path, wanted: list[str] | None, present: Sequence[str]) -> None:
+def _remote_parts(url: str, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
+    """The arrays of parts in a folder behind a URL."""
+    files = dict(list_files(url))
+    if PLAN not in files:
+        raise ValueError(
+            f"expected a folder of parts, or a file that ends in {', '.join(ENDINGS)}, at {url}, "
+            "got another folder; 'unremix embed RUN --on ray -o URL' writes one"
+        )
+    with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool:
+        paths = list(pool.map(fetch_or_refuse, (files[name] for name in sorted(files))))
+    return _parts(url, paths, wanted)
+
+
+def _parts(folder: str, paths: Sequence[Path], wanted: list[str] | None) -> dict[str, NDArray[Any]]:
+    """The arrays of parts.
+
+    Args:
+        folder: Where they are, for messages.
+        paths: All files of the folder, sorted by name.
+        wanted: Names of arrays.
+    """
+    plan = next(path for path in paths if path.name == PLAN)
+    expected = json.loads(plan.read_text(encoding="utf-8"))["parts"]
+    parts = [path for path in paths if path.match("part-*.parquet")]
+    if len(parts) < expected:
+        raise ValueError(
+            f"expected {expected} parts in {folder}, got {len(parts)}; the same 'unremix embed' "
+            "writes the others"
+        )
+    return _parquet_columns(folder, parts, wanted)
+
+
+def _check_present(path: str | Path, wanted: list[str] | None, present: Sequence[str]) -> None:
     for name in wanted or ():
         if name not in present:
             raise ValueError(
@@ -152,11 +188,14 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + name + extra
 
 
-def _parquet_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
+def _parquet_columns(
+    source: str, paths: Sequence[Path], wanted: list[str] | None
+) -> dict[str, NDArray[Any]]:
+    """The columns of some parquet files in turn, which are called ``source`` in messages."""
     with needed_for("a .parquet file", "use another kind of file"):
         import pyarrow.parquet
-    table = pyarrow.parquet.read_table(path)
-    _check_present(path, wanted, table.column_names)
+    table = pyarrow.concat_tables([pyarrow.parquet.read_table(path) for path in paths])
+    _check_present(source, wanted, table.column_names)
     found: dict[str, NDArray[Any]] = {}
     for name in table.column_names:
         if wanted is not None and name not in wanted:

@@ -28,14 +28,14 @@ class Collection:
     """Embeddings of a file with what else it says about them.
 
     Args:
-        path: The file.
+        path: The file, or a URL.
         embeddings: Shape (n, D).
         names: n, where the file has any.
         texts: n, where the file has any.
         labels: Shape (n,), where the file has any.
     """
 
-    path: Path
+    path: str | Path
     embeddings: NDArray[Any]
     names: list[str] | None
     texts: list[str] | None
@@ -43,13 +43,12 @@ class Collection:
 
     @classmethod
     def read(cls, path: str | Path) -> Collection:
-        """Read a file that ``unremix embed`` or NumPy wrote.
+        """Read a file that ``unremix embed`` or NumPy wrote, by its path or URL.
 
         Raises:
             FileNotFoundError: If there is none.
             ValueError: If it is of another kind.
         """
-        path = Path(path)
         columns = read_columns(path)
         embeddings = open_embeddings(columns.get(KEY, path), f"the embeddings of {path}")
         for name in ("names", "texts", "labels"):

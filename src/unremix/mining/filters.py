@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unremix.core.scores import noise
+from unremix.core.precision import noise
 from unremix.mining.embeddings import AT_ONCE, Flags, Floats, Integers, unit_rows
 from unremix.mining.index import Allowed
 
@@ -274,5 +274,5 @@ def copies(products: Tensor, valid: Tensor) -> Tensor:
         products: Of the pool's rows with each other, shape (B, P, P).
         valid: Which rows count, boolean, shape (B, P).
     """
-    equal = products >= 1 - noise(products.dtype)
+    equal = products >= 1 - noise(products)
     return (equal & valid[:, None, :]).tril(-1).any(2) & valid

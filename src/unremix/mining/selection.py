@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unremix.core.scores import COMPONENTS, Block, Vectors, residuals
+from unremix.core.scores import COMPONENTS, Block, output_gradients
+from unremix.core.views import Vectors
 from unremix.core.weights import scale
 
 GREEDY = "representativeness"
@@ -53,20 +54,22 @@ def pool_scores(
     """
     size = pool.shape[1]
     others = ~torch.eye(size, dtype=torch.bool)
-    needs_residuals = any(COMPONENTS[name].needs_residuals for name in names)
+    needs_gradients = any(COMPONENTS[name].needs_gradients for name in names)
     lengths = torch.ones(size)
 
     def of_one(anchor: Tensor, candidates: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
         query, negatives = anchor[None], counts[None]  # (1, D), (1, P)
         of_query = of_pool = None
-        if needs_residuals:
-            of_query = residuals(query, lengths[:1], candidates, negatives, temperature=temperature)
-            of_pool = residuals(
+        if needs_gradients:
+            of_query = output_gradients(
+                query, lengths[:1], candidates, negatives, temperature=temperature
+            )
+            of_pool = output_gradients(
                 candidates, lengths, candidates, others & negatives, temperature=temperature
             )
         block = Block(
-            anchors=Vectors(query, lengths[:1], residuals=of_query),
-            candidates=Vectors(candidates, lengths, residuals=of_pool),
+            anchors=Vectors(query, lengths[:1], output_gradients=of_query),
+            candidates=Vectors(candidates, lengths, output_gradients=of_pool),
             own=None,
             negatives=negatives,
             count=negatives.sum(1, keepdim=True),
@@ -97,12 +100,12 @@ def choose_greedily(
         k: How many.
     """
     names = list(scores)
-    share = dict(zip(names, mix, strict=True))
+    lambdas = dict(zip(names, mix, strict=True))
     left, rows = valid.clone(), torch.arange(len(valid))
     fixed = torch.zeros(valid.shape)
     for name in names:
         if name != GREEDY:
-            fixed += share[name] * _scaled(name, scores[name], valid)
+            fixed += lambdas[name] * _scaled(name, scores[name], valid)
     spread = scores.get(GREEDY)  # (B, P)
     to_chosen = torch.zeros(valid.shape)  # Σ over chosen j' of f_j · f_j'
     places, values = [], []
@@ -112,7 +115,7 @@ def choose_greedily(
         if spread is not None:
             if taken:
                 spread = 1 - to_chosen / taken
-            total = fixed + share[GREEDY] * _scaled(GREEDY, spread, left)
+            total = fixed + lambdas[GREEDY] * _scaled(GREEDY, spread, left)
         value, best = torch.where(left, total, -torch.inf).max(1)  # the first among equals
         some = value > -torch.inf
         places.append(torch.where(some, best, -1))

@@ -204,6 +204,10 @@ class TrainConfig:
             a TU data set, or JSON lines. Sentences: the embedded ``pydocs``, or ordered text in
             .txt or .gz files. A name that is not found is looked up in the folder that
             UNREMIX_DATA names.
+        stream: Read WebDataset shards as they are needed, this many at a time, rather than images
+            in any order: for data larger than memory or disk. A batch is drawn from so many
+            shards; take a multiple of the number of processes that divides the batch size. None
+            by default.
         domain: What the data are: image, graph or sentence; by default what the recipe is for.
         recipe: Which composition of parts; ``unremix recipes`` lists them. By default
             unremix-simclr for images, infograph-unremix for graphs, quickthought-unremix for
@@ -288,6 +292,7 @@ class TrainConfig:
     """
 
     data: str = option(image="digits", graph="stdlib-ast", sentence="pydocs")
+    stream: int | None = option(domain="image")
     domain: Domains = option()
     recipe: str = option(
         image="unremix-simclr", graph="infograph-unremix", sentence="quickthought-unremix"
@@ -403,7 +408,7 @@ class TrainConfig:
         least = {"batch_size": 2, "epochs": 0, "warmup_epochs": 0, "probe_epochs": 0}
         least |= dict.fromkeys(("head_output", "width", "num_nodes", "chunk", "evaluate_every"), 1)
         least |= dict.fromkeys(("checkpoint_every", "log_every", "threads", "limit"), 1)
-        least |= dict.fromkeys(("knn_k", "image_size", "audit_every"), 1)
+        least |= dict.fromkeys(("knn_k", "image_size", "audit_every", "stream"), 1)
         for name, bound in least.items():
             value = getattr(self, name)
             if value not in (None, "auto") and value < bound:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-WIDTH, HEIGHT = 420, 240
+WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 48, 14, 14, 34
 FEW_POINTS = 30  # up to here every point gets a marker
 LEAST_SPAN = 0.2  # of a chart of shares: less would show noise as if it were progress
@@ -132,13 +132,11 @@ def draw(chart: Chart) -> Markup | None:
     )
     for number, (name, value) in enumerate(chart.levels.items()):
         at = y(value)
-        anchor, where = ("start", LEFT + 4) if number % 2 else ("end", WIDTH - RIGHT)
         parts.append(
             f'<line class="level level-{number % 3}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" '
-            f'y2="{at}"/><text class="tick" x="{where}" y="{at - 4}" '
-            f'text-anchor="{anchor}">{escape(name)}</text>'
+            f'y2="{at}"><title>{escape(name)}</title></line>'
         )
-    for line, (_, look) in zip(lines, looks(chart), strict=True):
+    for line, (_, look) in zip(lines, looks(chart), strict=False):  # levels come last
         if line.band is not None:
             there = [f"{x(e)} {y(b[1])}" for (e, _), b in zip(line.points, line.band, strict=True)]
             back = [f"{x(e)} {y(b[0])}" for (e, _), b in zip(line.points, line.band, strict=True)]
@@ -151,7 +149,11 @@ def draw(chart: Chart) -> Markup | None:
                 for epoch, value in line.points
             )
             parts.append(f'<path class="marks {look}" d="{marks}"/>')
-    title = escape(chart.title)
+    ends = ", ".join(
+        f"{line.name} from {factor * line.points[0][1]:.3g} to {factor * line.points[-1][1]:.3g}"
+        for line in lines
+    )
+    title = escape(f"{chart.title}: {ends}, {chart.unit} {min(epochs):g} to {max(epochs):g}")
     return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
         + "".join(parts)
@@ -160,12 +162,12 @@ def draw(chart: Chart) -> Markup | None:
 
 
 def looks(chart: Chart) -> list[tuple[str, str]]:
-    """Name and class of each line, for a legend."""
+    """Name and class of each line and level, for a legend."""
     lines = [line for line in chart.lines if line.points]
     return [
         (line.name, line.look or f"series-{number % SERIES}" + " again" * (number >= SERIES))
         for number, line in enumerate(lines)
-    ]
+    ] + [(name, f"level level-{number % 3}") for number, name in enumerate(chart.levels)]
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 import unremix
-from unremix.audit import audit
 from unremix.core.importance import Importance
-from unremix.core.scores import PAPER_COMPONENTS, normalize
+from unremix.core.precision import normalize
+from unremix.core.scores import PAPER_COMPONENTS
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
 from unremix.data.fingerprint import spread
 from unremix.data.quantities import counted
@@ -39,7 +38,6 @@ CLUSTERS = 8
 SMALL_TILE, LARGE_TILE = 32, 96
 FEW_ITEMS = 1500  # up to here all items have large pictures
 NAME_LENGTH = 300
-AUDITED = 10  # most weighted negatives
 MOST_NEIGHBORS_VOTING = 20
 
 SAME_CLASS, DUPLICATE, SAME_NEIGHBORS = 1, 2, 3
@@ -152,30 +150,31 @@ def scores_of(sample: Sample) -> Importance:
     return plain.importance_against(sample.anchors, sample.candidates, sample.pairs)
 
 
-def found_own(sample: Sample, importance: Importance) -> float:
-    """The share of anchors that are most similar to a positive of theirs, among all candidates."""
+def found_own(sample: Sample, importance: Importance) -> tuple[float, float]:
+    """How often anchors are most similar to a positive of theirs, among all candidates.
+
+    Returns:
+        The share of anchors that are, and what it would be by chance.
+    """
     first, second = sample.anchors.embeddings, sample.candidates.embeddings
-    if sample.products == "cosine":
+    if sample.logits == "cosine":
         first, second = normalize(first)[0], normalize(second)[0]
     compared = importance.negatives | importance.positives
     best = (first @ second.T).masked_fill(~compared, -torch.inf).argmax(1, keepdim=True)
     able = importance.positives.any(1)
     if not able.any():
-        return 0.0
-    return float(importance.positives.gather(1, best)[able].float().mean())
+        return 0.0, 0.0
+    found = importance.positives.gather(1, best)[able].float().mean()
+    chance = (importance.positives.sum(1) / compared.sum(1))[able].mean()
+    return float(found), float(chance)
 
 
-def _classes(sample: Sample, units: Tensor) -> dict[str, Any] | None:
-    """Accuracy per class and what is taken for what, by leave-one-out nearest neighbors."""
-    labels = sample.labels
-    if labels is None or len(labels.unique()) < 2:
-        return None
+def _predicted(labels: Tensor, units: Tensor) -> tuple[Tensor, int]:
+    """The class of each item by its k nearest neighbors among the others, shape (n,), and k."""
     used, numbers = labels.unique(return_inverse=True)
     k = usual_neighbors(labels, MOST_NEIGHBORS_VOTING)
-    predicted = leave_one_out_shares(units, numbers, k=k, temperature=0.1).argmax(1)
-    matrix = torch.zeros(len(used), len(used), dtype=torch.long)
-    matrix.index_put_((numbers, predicted), torch.ones(len(labels), dtype=torch.long), True)
-    return {"k": k, "used": used.tolist(), "matrix": matrix.tolist()}
+    shares = leave_one_out_shares(units, numbers, k=k, temperature=0.1)
+    return used[shares.argmax(1)], k
 
 
 def _clusters(units: Tensor) -> list[int]:
@@ -231,11 +230,14 @@ def collect(run: Run, data: Any) -> Stored:
     """
     state = run.load_checkpoint()
     sample = take_sample(run, data, state)
+    if sample.labels is None or len(sample.labels.unique()) < 2:  # a single class tells nothing
+        sample = replace(sample, labels=None, classes=None)
     units = normalize(torch.nan_to_num(sample.features.float()))[0]
     count = len(units)
     neighbors, cosines = nearest(units, max(0, min(NEIGHBORS, count - 1)))
     importance, how_weighted = scores_of(sample), weighting_of(sample.loss)
     positions, how = project(units.numpy())
+    found, chance = found_own(sample, importance)
     arrays: dict[str, Any] = {
         "embeddings": units.half().numpy(),
         "positions": positions,
@@ -246,30 +248,29 @@ def collect(run: Run, data: Any) -> Stored:
             [importance.scores[name].float() for name in PAPER_COMPONENTS]
         ).numpy(),  # (3, A, A)
         "negatives": importance.negatives.numpy(),
-        "positives": importance.positives.numpy(),
         "suspects": suspects(sample, neighbors, cosines, units).numpy(),
     }
     about: dict[str, Any] = {
         "kind": run.config.domain,
         "unit": run.domain.unit,
         "total": sample.total,
+        "drawn": sample.drawn,
         "names": [_cut(name) for name in sample.names],
         "labels": None if sample.labels is None else sample.labels.tolist(),
-        "classes": sample.classes,
+        "classes": None if sample.classes is None else [_cut(name) for name in sample.classes],
         "clusters": _clusters(units) if sample.labels is None else None,
-        "documents": None if sample.documents is None else sample.documents.tolist(),
+        "passages": None if sample.passages is None else sample.passages.tolist(),
         "projection": how,
         "about_batch": sample.about_batch,
         "weighting": how_weighted,
-        "found_own": found_own(sample, importance),
+        "found_own": found,
+        "found_by_chance": chance,
         "queries": _queries(sample),
         "closest": _closest(neighbors, cosines) if neighbors.shape[1] else [],
         "outliers": cosines.mean(1).argsort(stable=True)[:OUTLIERS].tolist()
         if neighbors.shape[1]
         else [],
-        "confusion": _classes(sample, units),
-        "audit": _audit(sample, importance, how_weighted),
-        "node_types": sample.node_types,
+        "node_types": [_cut(name) for name in sample.node_types],
         "read_as": sample.read_as,
         "parameters": sum(parameter.numel() for parameter in run.encoder().parameters()),
         "step": int(state["step"]),
@@ -281,6 +282,9 @@ def collect(run: Run, data: Any) -> Stored:
         "writer": unremix.__version__,
         "data": run.domain.name(data),
     }
+    if sample.labels is not None:
+        predicted, about["voting"] = _predicted(sample.labels, units)
+        arrays["predicted"] = predicted.numpy().astype(np.int32)
     shown = sorted(
         {
             *sample.batch.tolist(),
@@ -299,24 +303,8 @@ def collect(run: Run, data: Any) -> Stored:
 
 
 def _cut(name: str) -> str:
-    name = str(name)
+    name = str(name) if str(name).strip() else "(no name)"
     return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
-
-
-def _audit(sample: Sample, importance: Importance, how: dict[str, Any]) -> dict[str, Any] | None:
-    """What :func:`unremix.audit` says of the run's own weights, with labels."""
-    if sample.labels is None or how["kind"] == "none" or len(sample.batch) <= AUDITED:
-        return None
-    if sample.loss is not None and sample.loss.false_negatives is not None:
-        return None  # the page knows the weights before some negatives are left out
-    scores = [importance.scores[name].float() for name in PAPER_COMPONENTS]
-    own = replace(importance, weights=own_weights(scores, importance.negatives, how))
-    found = asdict(audit(own, sample.labels[sample.batch], k=AUDITED))
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
 
 
 def own_weights(scores: Sequence[Tensor], negatives: Tensor, how: dict[str, Any]) -> Tensor:

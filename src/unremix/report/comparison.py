@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from torch import Tensor
 from unremix.data.atomic_files import write_text
 from unremix.data.quantities import duration
 from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
-from unremix.evaluation.statistics import Difference, paired_difference, summarize
-from unremix.evaluation.verdict import difference
+from unremix.evaluation.statistics import paired_difference, summarize
+from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
 from unremix.report.page import page_data
 from unremix.report.rendering import as_json, render
@@ -29,6 +30,15 @@ from unremix.training.run import Run
 SHOWN = 12  # negatives of an anchor
 MOST_PAIRS = 15  # sentences; of more runs, each is compared with the reference alone
 PLOTTED = 3  # measures with a plot of their own
+MOST_WEIGHT = 1e30  # more is not shown
+CONFIDENCE = 0.95
+# Options that change neither what is learned nor how it is measured.
+INCIDENTAL = (
+    "seed", "name", "runs", "resume", "progress", "threads", "given", "accelerator", "devices",
+    "num_nodes", "timeout_minutes", "evaluate_every", "audit_every", "checkpoint_every",
+    "log_every", "loggers", "trust", "allow_changed_data", "recipe", "framework", "weighting",
+    "mixing", "negatives",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,15 @@ class Group:
     name: str
     runs: dict[int, Run]
 
+    @property
+    def data(self) -> set[tuple[Any, ...]]:
+        """What the encoders were measured on: its name, and how many items it has."""
+        cards = [run.evaluation or {} for run in self.runs.values()]
+        return {
+            (card.get("data"), *(card.get(f"test_{kind}") for kind in ("images", "graphs")))
+            for card in cards
+        }
+
     def values(self, path: str) -> dict[int, dict[str, Any]]:
         """A measure of the trained encoder, by seed."""
         found = {}
@@ -54,6 +73,25 @@ class Group:
         return found
 
 
+@dataclass(frozen=True)
+class Gap:
+    """How far a group is ahead of another in a measure.
+
+    Args:
+        mean: The mean difference, above 0 where the group is better.
+        low: Lower end of the 95 % interval; None where it is not known.
+        high: Upper end.
+        seeds: How many runs of the group, and of the other.
+        paired: Whether runs with the same seed were compared.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: tuple[int, int]
+    paired: bool = True
+
+
 def stored_weights(stored: Stored) -> Tensor:
     """The weights of a run's own loss in its batch, shape (A, A)."""
     from unremix.report.collect import own_weights  # with it, all that reads data
@@ -63,49 +101,90 @@ def stored_weights(stored: Stored) -> Tensor:
     return own_weights(scores, negatives, stored.about["weighting"])
 
 
+def _settings(run: Run) -> dict[str, Any]:
+    """What a run was trained with, but for its seed; options of a section with a dot between."""
+    found: dict[str, Any] = {}
+    for name, value in asdict(run.config).items():
+        if name in INCIDENTAL:
+            continue
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": part for inner, part in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Runs by recipe; by folder, where two runs of a recipe have the same seed."""
-    recipes: dict[str, list[Run]] = {}
-    for run in runs:
-        recipes.setdefault(run.config.composed_name, []).append(run)
-    distinct = all(len({r.config.seed for r in same}) == len(same) for same in recipes.values())
-    if distinct:
-        return [
-            Group(name, {run.config.seed: run for run in same}) for name, same in recipes.items()
-        ]
-    return [Group(run.path.name, {run.config.seed: run}) for run in runs]
+    """Runs that differ in their seed alone, named by their recipe and by the options that differ.
+
+    Where two such runs have the same seed, every run is a group, named by its folder.
+    """
+    settings = [(run.config.composed_name, _settings(run)) for run in runs]
+    varied = [
+        option
+        for option in settings[0][1]
+        if len({repr(values.get(option)) for _, values in settings}) > 1
+    ]
+    found: dict[str, list[Run]] = {}
+    for run, (recipe, values) in zip(runs, settings, strict=True):
+        # What differs between recipes alone needs no mention.
+        same = [other for name, other in settings if name == recipe]
+        told = [o for o in varied if len({repr(other.get(o)) for other in same}) > 1]
+        name = " ".join([recipe, *(f"{option}={values.get(option)}" for option in told)])
+        found.setdefault(name, []).append(run)
+    if any(len({run.config.seed for run in same}) < len(same) for same in found.values()):
+        return [Group(run.path.name, {run.config.seed: run}) for run in runs]
+    return [Group(name, {run.config.seed: run for run in same}) for name, same in found.items()]
 
 
-def gap(group: Group, other: Group, path: str) -> Difference | None:
+def gap(group: Group, other: Group, path: str) -> Gap | None:
     """How far a group is ahead; None where they have nothing in common to compare.
 
-    With two or more seeds in common: Student's t over the paired differences. With one run each:
-    the error of the measurement, which knows nothing of other seeds.
+    With two or more seeds in common: Student's t over the paired differences. With two or more
+    runs each and fewer common seeds: Welch's t. Else the error of the measurement of one run each,
+    which knows nothing of other seeds.
     """
     ours, theirs = group.values(path), other.values(path)
-    seeds = sorted(ours.keys() & theirs.keys())
-    if len(seeds) >= 2:
-        ahead, behind = ([values[seed]["value"] for seed in seeds] for values in (ours, theirs))
-        return paired_difference(ahead, behind)
-    if not ours or not theirs:
+    if not ours or not theirs or group.data != other.data:
         return None
-    first, second = (next(iter(values.values())) for values in (ours, theirs))
-    if seeds:
-        first, second = ours[seeds[0]], theirs[seeds[0]]
-    found = difference(first, second)
-    if found is None:
-        return Difference(1, first["value"] - second["value"], None, None)
-    return Difference(1, *found)
+    sign = -1 if path.rpartition(".")[2] in SMALLER_IS_BETTER else 1
+    seeds = sorted(ours.keys() & theirs.keys())
+    if len(seeds) > 1:
+        pairs = ([sign * values[seed]["value"] for seed in seeds] for values in (ours, theirs))
+        found = paired_difference(*pairs)
+        return Gap(found.mean, found.low, found.high, (len(seeds), len(seeds)))
+    if min(len(ours), len(theirs)) > 1:
+        from scipy.stats import ttest_ind  # type: ignore[import-untyped]
+
+        first, second = (
+            [sign * value["value"] for value in values.values()] for values in (ours, theirs)
+        )
+        welch = ttest_ind(first, second, equal_var=False).confidence_interval(CONFIDENCE)
+        counts = len(first), len(second)
+        return Gap(fmean(first) - fmean(second), welch.low, welch.high, counts, paired=False)
+    chosen = seeds[0] if seeds else None
+    one, another = (
+        values[chosen] if chosen is not None else next(iter(values.values()))
+        for values in (ours, theirs)
+    )
+    known = difference(one, another)
+    if known is None:
+        return Gap(sign * (one["value"] - another["value"]), None, None, (1, 1))
+    mean, *ends = (sign * value for value in known)
+    return Gap(mean, min(ends), max(ends), (1, 1))
 
 
-def sentence(
-    group: Group, other: Group, found: Difference, measure: Mapping[str, Any], path: str
-) -> str:
+def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any], path: str) -> str:
     """A verdict on a pair in words."""
-    share = in_percent(measure)
-    (factor, digits), unit = scale_of(measure), " points" * share
-    what = f"{unit} of {label_of(path)}{' accuracy' * share}"
-    seeds = f"{found.count} seeds" if found.count > 1 else "one seed each"
+    (factor, digits), unit = scale_of(measure), " points" * in_percent(measure)
+    accuracy = " accuracy" if path.split(".")[0] in ("knn", "linear") else ""
+    what = f"{unit} of {label_of(path)}{accuracy}"
+    ours, theirs = found.seeds
+    several = ours > 1
+    if not found.paired:
+        seeds = f"{ours} and {theirs} seeds, not paired"
+    else:
+        seeds = f"{ours} seeds" if several else "one seed each"
     size = f"{factor * abs(found.mean):.{digits}f}"
     if found.low is None or found.high is None:
         if found.mean == 0:
@@ -114,7 +193,7 @@ def sentence(
             f"{group.name} and {other.name} differ by {size}{what}; {seeds}, which tell no error."
         )
     low, high = factor * found.low, factor * found.high
-    caution = "" if found.count > 1 else (
+    caution = "" if several else (
         " The interval is the measurement’s error alone: another seed may reverse the order."
     )  # fmt: skip
     if found.low > 0 or found.high < 0:
@@ -127,8 +206,8 @@ def sentence(
     interval = f"[{low:+.{digits}f}, {high:+.{digits}f}]".replace("-", "−")
     value = f"{factor * found.mean:+.{digits}f}".replace("-", "−")
     return (
-        f"No clear difference between {group.name} and {other.name}: {value} {interval}{what}; "
-        f"{seeds}.{caution}"
+        f"No clear difference between {group.name} and {other.name}: {value} {interval}{what} "
+        f"({group.name} − {other.name}); {seeds}.{caution}"
     )
 
 
@@ -143,7 +222,6 @@ class Negatives:
 
     data: dict[str, Any] | None = None
     why: str | None = None
-    names: list[str] = field(default_factory=list)
 
 
 def _negatives(groups: Sequence[Group]) -> Negatives:
@@ -173,32 +251,40 @@ def _negatives(groups: Sequence[Group]) -> Negatives:
     shown = []
     for name, stored in found:
         negatives = stored.arrays["negatives"].astype(bool)
-        weights = stored_weights(stored)
+        weights = stored_weights(stored).clamp(max=MOST_WEIGHT)
         ranked = weights.masked_fill(~torch.from_numpy(negatives), -torch.inf)
         top = ranked.sort(dim=1, stable=True, descending=True).indices[:, :SHOWN]
         false = torch.from_numpy(stored.arrays["suspects"]) * torch.from_numpy(negatives)
         on_false = (weights * (false > 0)).sum(1) / weights.sum(1).clamp(min=1e-12)
+        counts = negatives.sum(1).tolist()  # an anchor with few negatives shows no others
+
+        def rows(values: Tensor, counts: list[int] = counts) -> list[list[float]]:
+            return [row[:count] for row, count in zip(values.tolist(), counts, strict=True)]
+
+        weighting = stored.about["weighting"]
+        partly = weighting.get("filter") or weighting.get("own_scores")
         shown.append(
             {
                 "name": name,
-                "kind": stored.about["weighting"]["kind"],
-                "top": top.tolist(),
-                "weights": weights.gather(1, top).tolist(),
-                "suspects": false.gather(1, top).tolist(),
+                "top": rows(top),
+                "weights": rows(weights.gather(1, top)),
+                "suspects": rows(false.gather(1, top)),
                 "false": on_false.tolist(),
+                "note": "without its filter and scores of its own" if partly else None,
             }
         )
     data = page_data(first)
     for unused in ("scores", "negatives", "positions", "cosines", "neighbors", "clusters"):
         data.pop(unused, None)
-    return Negatives(data | {"runs": shown}, names=[name for name, _ in found])
+    return Negatives(data | {"runs": shown})
 
 
-def _curves(groups: Sequence[Group], columns: Mapping[str, tuple[str, bool, str]]) -> list[Chart]:
+def _curves(groups: Sequence[Group]) -> list[Chart]:
     from unremix.report.curves import mean_curve
 
     charts = []
-    for column, (title, percent, good) in columns.items():
+    seeds = " The band is one standard deviation over seeds."
+    for column, (title, percent, good) in CURVES.items():
         lines = []
         for group in groups:
             curve = mean_curve([run.metrics() for run in group.runs.values()], column)
@@ -211,19 +297,21 @@ def _curves(groups: Sequence[Group], columns: Mapping[str, tuple[str, bool, str]
                 band = [(float(low), float(high)) for low, high in ends]
             lines.append(Line(group.name, points, band))
         if lines:
-            charts.append(Chart(title, lines, percent=percent, good=good))
+            said = good + (seeds if any(line.band for line in lines) else "")
+            from_zero = column.startswith("effective")
+            charts.append(Chart(title, lines, percent=percent, good=said, from_zero=from_zero))
     return charts
 
 
 CURVES = {
-    "knn": (
-        "kNN accuracy, %",
-        True,
-        "Good: higher. The band is one standard deviation over seeds.",
+    "knn": ("kNN accuracy, %", True, "Good: higher."),
+    "loss": ("Loss", False, "Good: it falls. Compare shapes, not heights: losses differ."),
+    "effective_rank": ("Effective rank", False, "Dimensions that are used. Good: not a few."),
+    "effective_negatives": (
+        "Effective negatives",
+        False,
+        "How many share the weight. Good: more than a few.",
     ),
-    "loss": ("Loss", False, "Each recipe has a loss of its own: compare shapes, not heights."),
-    "effective_rank": ("Effective rank", False, "Dimensions that the embeddings use."),
-    "effective_negatives": ("Effective negatives", False, "How many negatives share the weight."),
 }
 
 
@@ -236,7 +324,8 @@ def _costs(groups: Sequence[Group]) -> list[list[str]]:
             epochs.append(metrics[-1]["epoch"] if metrics else 0.0)
             if stored is not None:
                 parameters = stored.about["parameters"]
-                seconds.append(stored.about["seconds"] or 0.0)
+                if stored.about["seconds"]:
+                    seconds.append(stored.about["seconds"])
         time = sum(seconds) / len(seconds) if seconds else None
         trained = sum(epochs) / len(epochs)
         rows.append(
@@ -327,7 +416,8 @@ def write_comparison(
 ) -> Path:
     """Write a page that compares runs.
 
-    Runs of one recipe with different seeds count as one. Differences are paired by seed.
+    Runs that differ in their seed alone count as one. Differences are paired by seed where both
+    have the same seeds. Runs that were measured on different data are not compared.
 
     Args:
         runs: Run folders, at least two.
@@ -346,16 +436,20 @@ def write_comparison(
     groups.sort(key=lambda group: group.name != reference)
     paths = list(dict.fromkeys(p for g in groups for run in g.runs.values() for p in _paths(run)))
     paths.sort(key=lambda one: one != "knn")
-    says, plots = [], []
-    pairs = list(combinations(groups, 2))
+    says, plots, paired = [], [], False
+    pairs = [(second, first) for first, second in combinations(groups, 2)]
     if len(pairs) > MOST_PAIRS:
-        pairs = [(groups[0], group) for group in groups[1:]]
+        pairs = [(group, groups[0]) for group in groups[1:]]
     for measure in paths[:PLOTTED]:
         example = next(iter(m for g in groups for m in g.values(measure).values()))
         share = in_percent(example)
         gaps = [(other, found) for other in groups[1:] if (found := gap(other, groups[0], measure))]
         if gaps:
-            unit = f"{'points of ' * share}{label_of(measure)}, difference to {groups[0].name}"
+            less = measure.rpartition(".")[2] in SMALLER_IS_BETTER
+            unit = (
+                f"{'points of ' * share}{label_of(measure)} ahead of {groups[0].name}"
+                f"{' (smaller is better)' * less}"
+            )
             intervals = [Interval(o.name, f.mean, f.low, f.high) for o, f in gaps]
             plots.append(
                 (label_of(measure), draw_intervals(
@@ -363,20 +457,25 @@ def write_comparison(
                 ))
             )  # fmt: skip
         if measure == paths[0]:
+            found_gaps = [(a, b, gap(a, b, measure)) for a, b in pairs]
+            paired = all(found is None or found.paired for _, _, found in found_gaps)
             says = [
                 sentence(a, b, found, example, measure)
-                for a, b in pairs
-                if (found := gap(a, b, measure)) is not None
+                for a, b, found in found_gaps
+                if found is not None
             ]
-    charts = _curves(groups, CURVES)
+    different = [f"{a.name} and {b.name}" for a, b in pairs if a.data != b.data]
+    if different:
+        says.append(f"Measured on different data, and not compared: {'; '.join(different)}.")
+    charts = _curves(groups)
     negatives = _negatives(groups)
     page = render(
         "comparison.html",
         "comparison",
-        title=title or f"{len(groups)} recipes compared",
+        title=title or f"{len(groups)} setting{'s' * (len(groups) > 1)} compared",
         mark=_mark(runs),
-        groups=groups,
         says=says,
+        paired=paired,
         plots=plots,
         table=_table(groups, paths),
         charts=[(c, Markup(svg), looks(c)) for c in charts if (svg := draw(c)) is not None],

@@ -72,7 +72,10 @@ def mean_curve(runs: Sequence[Sequence[Row]], column: str) -> Curve | None:
         >>> curve.epochs, curve.mean.round(3).tolist(), curve.deviation.round(3).tolist()
         ([1.0], [0.6], [0.141])
     """
-    series = [{row["epoch"]: row[column] for row in rows if column in row} for rows in runs]
+    series = [
+        {row["epoch"]: row[column] for row in rows if math.isfinite(row.get(column, math.nan))}
+        for rows in runs
+    ]
     series = [points for points in series if points]
     if not series:
         return None

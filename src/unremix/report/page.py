@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +19,17 @@ from unremix.core.scores import PAPER_COMPONENTS
 from unremix.data.atomic_files import write_text
 from unremix.data.quantities import counted, duration
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
+from unremix.evaluation.knn import wilson_interval
 from unremix.options.config import OF_DOMAIN, config_to_yaml
 from unremix.report.charts import Chart, Line, draw, looks
 from unremix.report.rendering import as_json, numbers, render
 from unremix.report.storage import NAME, Stored
-from unremix.report.words import commands, headline
+from unremix.report.words import commands, headline, in_python
 from unremix.training.run import Run, reading
 
 Row = Mapping[str, float]
 
-MOST_IN_MATRIX = 24  # classes; of more, only the most frequent confusions are listed
+MOST_CLASSES = 24  # listed; of more, only the worst and the most frequent confusions
 LISTED = 12
 STANDALONE = (
     "<style>svg{background:#fff;font:12px sans-serif}@media(prefers-color-scheme:dark){svg"
@@ -50,15 +54,15 @@ def _measure_chart(rows: Sequence[Row], card: Mapping[str, Any] | None) -> Chart
     count = (found.get("trained") or {}).get("count")
     band = None
     if count:
-        half = [1.96 * math.sqrt(max(0.0, v * (1 - v)) / count) for _, v in points]
-        band = [(v - h, v + h) for (_, v), h in zip(points, half, strict=True)]
+        band = [wilson_interval(value, count) for _, value in points]
     levels = {
         FEATURES.get(kind, kind): measure["value"]
         for kind, measure in found.items()
         if kind != "trained" and measure is not None
     }
     error = f" The band is the 95 % error over {count:,} items." if count else ""
-    good = "Good: it rises above the lines of what there is without training." + error
+    above = " above the lines of what there is without training" if levels else ""
+    good = f"Good: it rises{above}.{error}"
     return Chart("kNN accuracy, %", [Line("kNN", points, band)], levels, True, good)
 
 
@@ -134,32 +138,73 @@ def page_data(stored: Stored) -> dict[str, Any]:
     return data
 
 
-def class_table(about: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Accuracy per class and confusions, as the template shows them; None without labels."""
-    found = about["confusion"]
-    if found is None:
+def class_table(stored: Stored) -> dict[str, Any] | None:
+    """Accuracy per class and confusions, as the template shows them; None without labels.
+
+    Of more than 24 classes, those with the lowest accuracy are listed, and no matrix.
+    """
+    labels, classes = stored.about["labels"], stored.about["classes"]
+    if labels is None:
         return None
-    matrix, used, classes = found["matrix"], found["used"], about["classes"]
-    names = [str(classes[label]) if classes else f"class {label}" for label in used]
-    sizes = [sum(row) for row in matrix]
-    right = [row[k] / max(1, size) for k, (row, size) in enumerate(zip(matrix, sizes, strict=True))]
-    order = sorted(range(len(names)), key=lambda k: right[k])
-    pairs = sorted(
-        ((matrix[a][b], a, b) for a in order for b in order if a != b and matrix[a][b]),
-        key=lambda one: -one[0],
+    counts = Counter(zip(labels, stored.arrays["predicted"].tolist(), strict=True))
+    sizes = Counter(labels)
+    used = sorted(sizes)
+    names = {label: classes[label] if classes else f"class {label}" for label in used}
+    right = {label: counts[label, label] / sizes[label] for label in used}
+    order = sorted(used, key=lambda label: right[label])
+    confused = sorted(
+        ((count, a, b) for (a, b), count in counts.items() if a != b),
+        key=lambda one: (-one[0], right[one[1]], one[1:]),
     )
+    few = len(used) <= MOST_CLASSES
     return {
-        "k": found["k"],
-        "names": names,
-        "sizes": sizes,
-        "right": right,
-        "order": order,
-        "matrix": matrix if len(names) <= MOST_IN_MATRIX else None,
+        "k": stored.about["voting"],
+        "rows": [(names[c], sizes[c], right[c]) for c in order[:MOST_CLASSES]],
+        "more": len(order[MOST_CLASSES:]),
+        "names": [names[label] for label in used],
+        "matrix": [[counts[a, b] for b in used] for a in used] if few else None,
         "confused": [
             {"is": names[a], "taken": names[b], "count": count, "share": count / sizes[a]}
-            for count, a, b in pairs[:LISTED]
+            for count, a, b in confused[:LISTED]
         ],
     }
+
+
+def _csv(rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def chart_csv(chart: Chart) -> str:
+    """The values of a chart: a row per epoch, a column per line and per end of its band.
+
+    Example:
+        >>> print(chart_csv(Chart("Loss", [Line("loss", [(1, 3.0), (2, 2.5)])])), end="")
+        epoch,loss
+        1,3.0
+        2,2.5
+    """
+    columns: dict[str, dict[float, float]] = {}
+    for line in chart.lines:
+        columns[line.name] = dict(line.points)
+        for end, name in enumerate(("low", "high") if line.band else ()):
+            ends = zip(line.points, line.band or (), strict=True)
+            columns[f"{line.name} {name}"] = {epoch: band[end] for (epoch, _), band in ends}
+    epochs = sorted({epoch for values in columns.values() for epoch in values})
+    rows = ([f"{epoch:g}", *(c.get(epoch, "") for c in columns.values())] for epoch in epochs)
+    return _csv([[chart.unit, *columns], *rows])
+
+
+def card_csv(card: Mapping[str, Any]) -> str:
+    """The measures of an evaluation card, each with its error as numbers of their own."""
+    ends = ("value", "low", "high", "standard_error", "std_over_folds", "count")
+    rows = [
+        [FEATURES.get(kind, kind), label_of(path), *(measure.get(end, "") for end in ends)]
+        for kind, result in card["results"].items()
+        for path, measure in measures_of(result).items()
+    ]
+    return _csv([["features", "measure", *ends], *rows])
 
 
 def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
@@ -172,8 +217,8 @@ def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
         return stored, None
     try:
         stored = collect(run, run.domain.load_for(run, None) if data is None else data)
-    except (OSError, ValueError, RuntimeError) as error:
-        return None, str(error)
+    except Exception as error:  # of any library: the rest of the page is worth having
+        return None, f"{type(error).__name__}: {error}"
     stored.write(run.path)
     return stored, None
 
@@ -237,16 +282,24 @@ def _page(
         about=about,
         missing=missing,
         data=data,
-        classes=None if about is None else class_table(about),
-        charts=[(charts[name], svg, looks(charts[name])) for name, svg in drawn.items()],
+        classes=None if stored is None else class_table(stored),
+        charts=[
+            (charts[name], svg, looks(charts[name]), chart_csv(charts[name]))
+            for name, svg in drawn.items()
+        ],
         card=card,
         table=card_table(card) if card is not None and card["results"] else None,
+        card_csv=card_csv(card) if card is not None and card["results"] else None,
         spread=None if card is None else spread_of(card),
         protocol=_protocol(card),
         config=_options(run),
         commands=commands(
-            shlex.quote(str(run.path)), shlex.quote(run.config.data), run.config.epochs
+            shlex.quote(str(run.path)),
+            shlex.quote(run.config.data),
+            run.config.epochs,
+            run.config.domain,
         ),
+        in_python=in_python(str(run.path), run.config.domain),
         path=str(run.path),
     )
 
@@ -262,7 +315,8 @@ def _facts(
     data = str(name)
     if about is not None:
         data += f", {about['total']:,} {about['unit']}"
-        data += f", {len(about['classes'])} classes" if about["classes"] else ", no labels"
+        labels, classes = about["labels"], about["classes"]
+        data += ", no labels" if labels is None else f", {len(classes or set(labels))} classes"
     tau = "" if about is None else f", τ {about['weighting']['temperature']:.3g}"
     epochs = config.epochs if card is None else card["epoch"]
     trained = counted(epochs, "epoch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 
 import numpy as np
@@ -33,9 +32,11 @@ def project(features: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
     count = len(features)
     if count < 8 or float(features.std(0).max()) < 1e-6:
         return _square(_pca(features, 2)), "PCA"
-    if importlib.util.find_spec("umap") is not None:
+    try:
         from umap import UMAP  # type: ignore[import-not-found]
-
+    except ImportError:  # another package of this name included
+        UMAP = None
+    if UMAP is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its own making, such as threads and a seed
             found = UMAP(metric="cosine", random_state=0).fit_transform(features)

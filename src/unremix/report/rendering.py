@@ -57,7 +57,7 @@ def numbers(array: NDArray[Any], kind: Any) -> str:
 
 def as_json(data: Any) -> Markup:
     """Data to stand in a script element: nothing in them can end it, or begin a comment."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 

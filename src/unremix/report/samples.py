@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unremix.core.options import Logits
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Products, Views
+from unremix.core.views import Views
 from unremix.data.fingerprint import drawn
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphBatch
@@ -52,6 +53,7 @@ class Sample:
         names: What each of n items is called.
         features: Their embeddings by the encoder, shape (n, F).
         total: Items in the whole data.
+        drawn: How they were drawn from it, in words; empty if they are all.
         labels: The class of each item, where known; shape (n,).
         classes: Names of the classes, where known.
         batch: The items that are compared with each other, as numbers of items, shape (A,).
@@ -60,8 +62,9 @@ class Sample:
         pairs: Which candidates are positives and negatives of which anchors.
         about_batch: A sentence about what is compared with what.
         loss: What weights the negatives; None where the framework has none.
-        products: What the loss compares anchors and candidates by.
-        documents: The document of each item, where items follow each other; shape (n,).
+        logits: What the loss compares anchors and candidates by.
+        passages: A number for each item that it shares with those that it stands beside in the
+            text, shape (n,); None where items have no order.
         images: Reads the pictures of some items, uint8 (k, C, S, S), where there are any.
         draw: Draws an item, where it is a graph.
         node_types: Names of the colors in drawings.
@@ -73,6 +76,7 @@ class Sample:
     names: list[str]
     features: Tensor
     total: int
+    drawn: str
     labels: Tensor | None
     classes: list[str] | None
     batch: Tensor
@@ -81,14 +85,18 @@ class Sample:
     pairs: Pairs
     about_batch: str
     loss: TwoViewLoss | None
-    products: Products = "cosine"
-    documents: Tensor | None = None
+    logits: Logits = "cosine"
+    passages: Tensor | None = None
     images: Callable[[Sequence[int]], Tensor] | None = None
     draw: Callable[[int], Drawing] | None = None
     node_types: list[str] = field(default_factory=list)
     views: Tensor | None = None
     drawn_views: list[list[Drawing]] = field(default_factory=list)
     read_as: list[tuple[str, list[str]]] = field(default_factory=list)
+
+
+def _drawn(items: Tensor, total: int) -> str:
+    return f"drawn at random from {total:,}" if len(items) < total else ""
 
 
 def take_sample(run: Run, data: Any, state: dict[str, Any] | None = None) -> Sample:
@@ -130,7 +138,9 @@ def _projecting(model: Framework) -> Projecting:
 
 
 def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | None) -> Sample:
-    settings, parts = run.shape.settings, [data.train, *([data.test] if data.test else [])]
+    settings, parts = run.shape.settings, [data.train]
+    if data.test is not None and (data.test.labels is not None or data.train.labels is None):
+        parts.append(data.test)  # without labels it would hide those of the training images
     sizes = [len(part) for part in parts]
     items = drawn(sum(sizes), MOST_ITEMS)
 
@@ -178,6 +188,7 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
         names=[names[index] for index in items.tolist()],
         features=features,
         total=sum(sizes),
+        drawn=_drawn(items, sum(sizes)),
         labels=torch.cat(known)[items] if len(known) == len(parts) else None,
         classes=None if data.train.classes is None else list(data.train.classes),
         batch=batch,
@@ -260,6 +271,7 @@ def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | Non
         names=[graphs.names[index] for index in items.tolist()],
         features=features.float(),
         total=len(graphs),
+        drawn=_drawn(items, len(graphs)),
         labels=None if graphs.labels is None else graphs.labels[items],
         classes=None if graphs.classes is None else list(graphs.classes),
         batch=batch,
@@ -268,7 +280,7 @@ def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | Non
         pairs=Pairs.one_way(len(batch)),
         about_batch=about,
         loss=loss,
-        products="dot" if isinstance(model, InfoGraph) else "cosine",
+        logits="dot" if isinstance(model, InfoGraph) else "cosine",
         draw=draw,
         node_types=types.names,
         drawn_views=drawn_views,
@@ -320,6 +332,11 @@ def _sentences(
     pairs = Pairs.windows(
         separate, reach=model.reach, texts=texts[batch] if model.mask_repeats else None
     )
+    breaks = (documents.diff() != 0) | (numbers.diff() != 1)
+    sampled = ""
+    if len(names) < len(data):
+        first = f"the first {within:,} of " * (within < len(data))
+        sampled = f"in passages of up to {PASSAGE}, drawn at random from {first}{len(data):,}"
     known = {*vocabulary.words}
     read_as = [
         (names[item], [word if word in known else "…" for word in tokenise(names[item])])
@@ -329,6 +346,7 @@ def _sentences(
         names=names,
         features=features,
         total=len(data),
+        drawn=sampled,
         labels=documents if data.topics is not None else None,
         classes=None if data.topics is None else list(data.topics),
         batch=batch,
@@ -341,8 +359,8 @@ def _sentences(
             "its negatives."
         ),
         loss=loss,
-        products="dot",
-        documents=documents,
+        logits="dot",
+        passages=torch.cat([breaks.new_zeros(1), breaks]).cumsum(0),
         read_as=read_as,
     )
 

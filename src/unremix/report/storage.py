@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from unremix.data.atomic_files import write_arrays
 
 NAME = "report.npz"
-VERSION = 1
+VERSION = 2
 """Of the file's layout: a file of another version is made again."""
 
 

@@ -9,6 +9,7 @@ from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
 from unremix.evaluation.health import COLLAPSED_SPREAD
 from unremix.evaluation.verdict import comparable, with_article
 
+NO_ACCURACIES = ("f1", "pearson", "spearman")
 FEW_DIMENSIONS = 2.0  # in use: below, the embeddings lie on a line
 
 
@@ -51,8 +52,25 @@ def headline(
             which = "the graph they belong to"
         of = "nodes" if which.startswith("the graph") else about["unit"]
         among = len(about["batch"]) if "batch" in about else about["batch_size"]
-        said += f"; {about['found_own']:.0%} of {of} find {which} among {among}"
+        said += f"; {_percent(about['found_own'])} of {of} find {which} among {among}"
+        said += f" ({_percent(about['found_by_chance'])} would by chance)"
     return said, "open"
+
+
+def _percent(share: float) -> str:
+    """A share in percent, small ones with two digits."""
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def named(path: str) -> str:
+    """What a share is called in a sentence.
+
+    Example:
+        >>> named("knn"), named("sick_r.pearson")
+        ('kNN accuracy', 'sick_r pearson')
+    """
+    accuracy = path.rpartition(".")[2] not in NO_ACCURACIES
+    return label_of(path) + " accuracy" * accuracy
 
 
 def _against(
@@ -66,7 +84,7 @@ def _against(
     ):
         share, (factor, digits) = in_percent(ours[path]), scale_of(ours[path])
         size = f"{factor * abs(delta):.{digits}f} ± {factor * (high - low) / 2:.{digits}f}"
-        what = f"points of {label_of(path)} accuracy" if share else label_of(path)
+        what = f"points of {named(path)}" if share else label_of(path)
         if low <= 0 <= high:
             sign = "+" if delta >= 0 else "−"
             unclear.append((label_of(path), f"{sign}{size} {what}"))
@@ -80,10 +98,32 @@ def _against(
     return f"No measurable difference from {name}: {unclear[0][1]}", "open"
 
 
-def commands(path: str, data: str, epochs: int) -> Sequence[tuple[str, str]]:
-    """What to do with a run next, and the command for it."""
+def commands(path: str, data: str, epochs: int, domain: str) -> Sequence[tuple[str, str]]:
+    """What to do with a run next, and the command for it.
+
+    Args:
+        path: The run's folder, and
+        data: its data, both quoted for a shell.
+        epochs: How long it was trained.
+        domain: Its kind of data.
+    """
+    onnx = " --format onnx" * (domain == "image")
     return (
         ("Embed data", f"unremix embed {path} --data {data} -o features.npz"),
-        ("Export the encoder", f"unremix export {path} --format onnx"),
+        ("Export the encoder", f"unremix export {path}{onnx}"),
         ("Train further", f"unremix train --resume {path} --epochs {2 * epochs or 100}"),
     )
+
+
+def in_python(path: str, domain: str) -> str:
+    """How a program embeds items of a kind of data with a run."""
+    before, items = {
+        "image": ("", '["photo.jpg"]'),
+        "graph": (
+            "from torch_geometric.data import Data\n"
+            "# graphs: a list of Data with the node features of the training data\n",
+            "graphs",
+        ),
+        "sentence": ("", '["A sentence.", "Another one."]'),
+    }[domain]
+    return f"import unremix\n{before}embeddings = unremix.load({path!r}).embed({items})"

@@ -2,8 +2,8 @@
 
 A false negative is a negative of the anchor's own class. Two questions are kept apart:
 
-- **Evidence**: how alike two samples are, a number for every anchor and candidate. It is the inner
-  product of their descriptors: the embeddings themselves (``similarity``), their mean over a
+- **Evidence**: how similar two samples are, a number for every anchor and candidate. It is the
+  inner product of their descriptors: the embeddings themselves (``similarity``), their mean over a
   sample's two views (``four-views``), features averaged over the training (``bank``), or the sets
   of nearest neighbors in that bank (``shared-neighbors``).
 - **Rule**: what becomes of the evidence; see :mod:`unremix.signals.rules`.
@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import choose, number
-from unremix.core.gather import gather_rows, is_distributed, share_of
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Tile, Views
-from unremix.core.rows import blocks
-from unremix.core.scores import Block, inner_products, normalize
+from unremix.core.gather import Part, gather_rows
+from unremix.core.options import Tile
+from unremix.core.precision import normalize
+from unremix.core.problem import Comparison, blocks
+from unremix.core.scores import Block, inner_products
+from unremix.core.views import Views
 from unremix.signals.memory import Bank, Thresholds
 from unremix.signals.rules import mixture, rank, ring, threshold
 
@@ -43,7 +44,7 @@ class FalseNegatives:
     Args:
         rule: ``ring``, ``threshold``, ``rank`` or ``mixture``: see the functions of these
             names in :mod:`unremix.signals.rules`.
-        evidence: How alike two samples are: ``similarity``, ``four-views``, ``bank`` or
+        evidence: What says how similar two samples are: ``similarity``, ``four-views``, ``bank`` or
             ``shared-neighbors``.
         share: The share of an anchor's negatives that are false: about 1 / (number of classes).
             ``ring`` and ``threshold`` leave out this share, ``rank`` takes it as prior, ``mixture``
@@ -91,8 +92,8 @@ class FalseNegatives:
         """Whether it has to see both views of every sample."""
         return self.evidence == "four-views"
 
-    def alike(self, block: Block) -> Tensor:
-        """The evidence: how alike anchors and shared candidates are, shape (B, M)."""
+    def evidence_of(self, block: Block) -> Tensor:
+        """How similar anchors and shared candidates are by the evidence, shape (B, M)."""
         anchors, candidates = block.anchors.descriptors, block.candidates.descriptors
         if anchors is None or candidates is None:
             return block.similarity[:, : len(block.candidates.units)].detach()
@@ -108,7 +109,7 @@ class FalseNegatives:
             Shape (B, M), or (B, M + S) where anchors have S candidates of their own: these were
             made to be negatives and are kept.
         """
-        evidence = self.alike(block)
+        evidence = self.evidence_of(block)
         if self.rule == "threshold":
             assert block.anchors.thresholds is not None
             factor = threshold(evidence, block.anchors.thresholds)
@@ -139,29 +140,17 @@ class Filtering(nn.Module):
 
     Args:
         false_negatives: The settings; None: nothing is remembered.
-        gather: Whether negatives come from all processes; ``equal`` where all of them hold the same
-            number of samples.
     """
 
-    def __init__(
-        self, false_negatives: FalseNegatives | None, gather: bool | Literal["equal"]
-    ) -> None:
+    def __init__(self, false_negatives: FalseNegatives | None) -> None:
         super().__init__()
-        if not isinstance(gather, bool):
-            choose("gather", gather, ("equal",))
         self.false_negatives = settings = false_negatives
-        self.gather = gather
         self.bank: Bank | None = None
         self.thresholds: Thresholds | None = None
         if settings is not None and settings.needs_features:
             self.bank = Bank(settings.samples)
         if settings is not None and settings.rule == "threshold":
             self.thresholds = Thresholds(settings.samples)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether there are other processes to take negatives from."""
-        return bool(self.gather) and is_distributed()
 
     @property
     def needs_ids(self) -> bool:
@@ -222,11 +211,7 @@ class Filtering(nn.Module):
                 "expected a loss with evidence 'bank' or 'shared-neighbors', got one that "
                 "remembers no features; leave the call out"
             )
-        rows = list(features)
-        if self.gathers:
-            share = share_of(*rows[0].shape, equal=self.gather == "equal")
-            ids, rows = gather_rows(ids, share), [gather_rows(each, share) for each in rows]
-        self.bank.add(ids, *rows)
+        self.bank.add(ids, *features)
 
     def describe_samples(self, first: Views, second: Views) -> tuple[Views, Views]:
         """Two views of N samples with descriptors of the samples, where they are needed."""
@@ -260,18 +245,15 @@ class Filtering(nn.Module):
         return replace(views, descriptors=found(views.ids).to(views.embeddings.dtype))
 
     @torch.no_grad()
-    def find_thresholds(
-        self, anchors: Views, candidates: Views, pairs: Pairs, *, tile: Tile, update: bool
-    ) -> Tensor | None:
+    def find_thresholds(self, compared: Comparison, *, tile: Tile, update: bool) -> Tensor | None:
         """The threshold of each anchor, shape (N,); None where there are none.
 
         Args:
-            anchors: N views.
-            candidates: M views.
-            pairs: Positives and negatives.
+            compared: N anchors with M candidates.
             tile: Anchors per block.
             update: Whether the thresholds make a step.
         """
+        anchors, candidates, pairs = compared.anchors, compared.candidates, compared.pairs
         memory, settings, ids = self.thresholds, self.false_negatives, anchors.ids
         if memory is None or settings is None:
             return None
@@ -291,8 +273,12 @@ class Filtering(nn.Module):
             limits.append(memory.limits(level, evidence, negatives))
         if update:
             known = torch.cat(levels)
-            if self.gathers:
-                share = share_of(ids.shape[0], 1, equal=self.gather == "equal")
-                ids, known = gather_rows(ids, share), gather_rows(known, share)
+            if (part := compared.part) is not None:
+                ids, known = (_of_all_processes(rows, part) for rows in (ids, known))
             memory.store(ids, known)
         return torch.cat(limits)
+
+
+def _of_all_processes(rows: Tensor, part: Part) -> Tensor:
+    """Rows of all processes, where each has one per sample, or one per view, first views first."""
+    return torch.cat([gather_rows(each, part) for each in rows.split(part.sizes[part.rank])])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.checks import check_indices
-from unremix.core.scores import noise, normalize
+from unremix.core.precision import noise, normalize
 from unremix.signals.rules import threshold
 
 BANK_MOMENTUM = 0.5  # of averaged features; the encoder moves on, so old ones are forgotten soon
@@ -34,10 +34,10 @@ def shared_neighbors(units: Tensor, bank: Tensor, known: Tensor, k: int) -> Tens
         1/√k for each of a sample's k nearest, 0 elsewhere, shape (N, R).
     """
     k = min(k, bank.shape[0])
-    alike = torch.where(known, units @ bank.T, -torch.inf)  # (N, R)
-    nearest = alike.topk(k, dim=1).indices
+    similarity = torch.where(known, units @ bank.T, -torch.inf)  # (N, R)
+    nearest = similarity.topk(k, dim=1).indices
     found = known[nearest].to(units.dtype) / math.sqrt(k)
-    return torch.zeros_like(alike).scatter(1, nearest, found)
+    return torch.zeros_like(similarity).scatter(1, nearest, found)
 
 
 class Memory(nn.Module):
@@ -221,4 +221,4 @@ def _moments(evidence: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
     count = negatives.sum(1, keepdim=True).clamp(min=1)
     mean = torch.where(negatives, evidence, 0.0).sum(1, keepdim=True) / count
     square = torch.where(negatives, (evidence - mean).square(), 0.0).sum(1, keepdim=True) / count
-    return mean, square.sqrt().clamp(min=noise(evidence.dtype))
+    return mean, square.sqrt().clamp(min=noise(evidence))

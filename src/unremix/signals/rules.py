@@ -9,17 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unremix.core.scores import noise
+from unremix.core.precision import noise
 
-SEPARATION = 0.8  # α of BCL: how often a false negative is more alike than a true one
+SEPARATION = 0.8  # α of BCL: how often a false negative is more similar than a true one
 FITTING_STEPS = 10  # of the mixture, as in ProGCL
 
 
 def standing(evidence: Tensor, negatives: Tensor) -> Tensor:
-    """Where each negative stands among its anchor's, from 0 for the least to 1 for the most alike.
+    """Where each negative stands among its anchor's: 0 for the least similar, 1 for the most.
 
     Φ_ij = (how many are below + how many are not above) / 2n: equals, up to rounding, share their
-    place, such as the two views of a sample where both are judged alike.
+    place, such as the two views of a sample where both have the same descriptor.
 
     Args:
         evidence: e, shape (B, M).
@@ -36,7 +36,7 @@ def standing(evidence: Tensor, negatives: Tensor) -> Tensor:
     values = torch.where(negatives, evidence, torch.inf)  # what is no negative comes last
     ordered = values.sort(dim=1).values.contiguous()
     size = torch.where(negatives, evidence, 0.0).abs().amax(1, keepdim=True)
-    rounding = noise(evidence.dtype) * size
+    rounding = noise(evidence) * size
     below = torch.searchsorted(ordered, (values - rounding).contiguous())
     not_above = torch.searchsorted(ordered, (values + rounding).contiguous(), right=True)
     count = negatives.sum(1, keepdim=True).clamp(min=1)
@@ -78,7 +78,7 @@ def threshold(evidence: Tensor, limit: Tensor) -> Tensor:
     Returns:
         1 where e_ij ≤ λ_i, up to rounding, and 0 elsewhere, shape (B, M).
     """
-    return (evidence <= limit[:, None] + noise(evidence.dtype)).to(evidence.dtype)
+    return (evidence <= limit[:, None] + noise(evidence)).to(evidence.dtype)
 
 
 def rank(
@@ -95,8 +95,8 @@ def rank(
         evidence: e, shape (B, M); only its order within a row matters.
         negatives: Boolean, shape (B, M).
         share: τ⁺ = 1 - τ⁻, the share of negatives that are false.
-        separation: α, how often a false negative is more alike than a true one; between 1/2 (p is
-            τ⁻ everywhere) and 1.
+        separation: α, how often a false negative is more similar to the anchor than a true one;
+            between 1/2 (p is τ⁻ everywhere) and 1.
 
     Returns:
         p, shape (B, M).
@@ -145,7 +145,7 @@ def mixture(
     low = torch.where(negatives, evidence, torch.inf).amin(1, keepdim=True)
     high = torch.where(negatives, evidence, -torch.inf).amax(1, keepdim=True)
     size = torch.maximum(low.abs(), high.abs())
-    constant = ~(high - low > noise(evidence.dtype) * size)  # and rows without negatives
+    constant = ~(high - low > noise(evidence) * size)  # and rows without negatives
     span = torch.where(constant, 1.0, high - low)
     x = torch.where(negatives & ~constant, (evidence - low) / span, 0.5).clamp(1e-4, 1 - 1e-4)
     member = negatives.to(x.dtype)

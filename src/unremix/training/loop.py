@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 import unremix
 from unremix.data.atomic_files import write_text
 from unremix.data.printing import to_csv
-from unremix.domains.base import Observer
+from unremix.domains.base import Observer, Streams
 from unremix.domains.sampling import scramble
 from unremix.frameworks.base import Framework, Projecting
 from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
@@ -93,6 +93,9 @@ class Training:
         self.since = time.perf_counter()
         self.steps_per_epoch = self.domain.steps(self.data, self.config)
         self.total = self.config.epochs * self.steps_per_epoch
+        self.ahead = 0
+        if isinstance(self.domain, Streams):
+            self.ahead = self.domain.ahead(self.data, self.config)
         self.model.reserve(self.domain.size(self.data))
         if state:
             self.run.restore(self.model, state)
@@ -150,12 +153,15 @@ class Training:
 
             def read(step: int) -> Any:
                 indices = self._indices(step)
+                if self.ahead and isinstance(self.domain, Streams):
+                    for number in (step, min(step + self.ahead, self.total - 1)):
+                        self.domain.expect(self.data, self._indices(number))
                 return indices, pool.submit(self.domain.fetch, self.data, indices)
 
             following = read(steps[0])
             for step in steps:
                 indices, waiting = following
-                fetched = waiting.result()
+                fetched = self._arrived(waiting)
                 if step + 1 in steps:
                     following = read(step + 1)
                 device = self.fabric.device
@@ -164,6 +170,22 @@ class Training:
                     indices.to(device),
                     fetched.to(device) if isinstance(fetched, Tensor) else fetched,
                 )
+
+    def _arrived(self, waiting: Future[Any]) -> Any:
+        """What was read for the current step.
+
+        Raises:
+            OSError: If it cannot be read; a single process writes a checkpoint first.
+        """
+        try:
+            return waiting.result()
+        except (ConnectionError, FileNotFoundError) as error:
+            if not self.prepared.begun:
+                raise
+            if self.fabric.world_size == 1:
+                self.save()
+            remedy = f"resume with: {resume_command(str(self.run.path))}"
+            raise type(error)(f"{error}; {remedy}") from error
 
     def training_step(self, indices: Tensor, fetched: Any) -> None:
         """Views, loss, gradient, step."""

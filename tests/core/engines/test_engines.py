@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.engines import compiled, engine_report, find_engine, native
-from unremix.core.problem import Options
+from unremix.core.options import Options
 from unremix.core.weights import Weighting, hard_negatives
 
 MIXED = Weighting(("similarity", "representativeness"))

@@ -14,9 +14,11 @@ from unremix import UnReMixLoss
 from unremix.core.contrast import contrast
 from unremix.core.engines import native
 from unremix.core.objectives import InfoNCE, JensenShannon
+from unremix.core.options import Options
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Options, Views
+from unremix.core.problem import Comparison
 from unremix.core.scores import COMPONENTS, Block, Component
+from unremix.core.views import Views
 from unremix.core.weights import Weighting, weigh
 
 needed = pytest.mark.skipif(
@@ -64,13 +66,13 @@ def test_a_sweep_is_weigh_and_gather_with_their_derivatives(
     mix = torch.rand(parts, generator=torch.Generator().manual_seed(5)).to(dtype) + 0.1
     negatives = torch.rand(shape, generator=torch.Generator().manual_seed(6)) < 0.8
     negatives[0] = shape[0] == 1  # a row without negatives, unless it is the only one
-    products = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
-    products = (2 * products - 1).to(dtype)
+    unscaled = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    unscaled = (2 * unscaled - 1).to(dtype)
     options = Options(weighting, objective)
     gathered, slopes, total, along = native.sweep(
-        scores, negatives, mix, products, temperature, options, differentiate=True
+        scores, negatives, mix, unscaled, temperature, options, differentiate=True
     )
-    logits = (products.double() / temperature).requires_grad_()
+    logits = (unscaled.double() / temperature).requires_grad_()
     shares = mix.double().requires_grad_()
     count = negatives.sum(1, keepdim=True)
     weights = weigh([each.double() for each in scores], negatives, count, shares, weighting)
@@ -120,8 +122,8 @@ def test_losses_and_gradients_equal_eager(
         leaves = [each.to(dtype).requires_grad_() for each in (za, zc, mix)]
         options = Options(weighting, objective, products, engine=engine, tile=tile)
         loss = contrast(
-            Views(leaves[0], ha.to(dtype)), Views(leaves[1], hc.to(dtype)), pairs, options,
-            temperature=temperature, mix=leaves[2],
+            Comparison(Views(leaves[0], ha.to(dtype)), Views(leaves[1], hc.to(dtype)), pairs),
+            options, temperature=temperature, mix=leaves[2],
         )  # fmt: skip
         inputs = leaves if len(mix) else leaves[:2]
         return [each.detach().double() for each in (loss, *torch.autograd.grad(loss, inputs))]
@@ -140,13 +142,13 @@ def test_losses_and_gradients_equal_eager(
 @pytest.mark.parametrize("place", range(3))
 def test_what_is_not_finite_stays_so(broken: float, place: int) -> None:
     tables = [torch.rand(4, 9) for _ in range(2)]
-    products = torch.rand(4, 9)
-    (products, *tables)[place][2, 5] = broken
+    unscaled = torch.rand(4, 9)
+    (unscaled, *tables)[place][2, 5] = broken
     everything = torch.ones(4, 9, dtype=torch.bool)
     for objective in (InfoNCE(), JensenShannon()):
         options = Options(Weighting(("uncertainty", "similarity")), objective)
         gathered, *_ = native.sweep(
-            tables, everything, torch.ones(2), products, 1.0, options, differentiate=True
+            tables, everything, torch.ones(2), unscaled, 1.0, options, differentiate=True
         )
         assert gathered.isfinite().tolist() == [True, True, False, True]
 
@@ -182,7 +184,7 @@ def test_scores_of_ones_own(score: Any) -> None:
     weighting = Weighting(("uncertainty", score, "similarity"))
     first, second = (
         contrast(
-            Views(z[:14], h[:14]), Views(z[14:], h[14:]), pairs,
+            Comparison(Views(z[:14], h[:14]), Views(z[14:], h[14:]), pairs),
             Options(weighting, JensenShannon(), "dot", engine=engine), temperature=1.0,
         )
         for engine in ("native", "eager")

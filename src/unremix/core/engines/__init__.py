@@ -21,8 +21,7 @@ from torch import Tensor
 from unremix.core.checks import choose
 from unremix.core.engines import compiled, eager, native
 from unremix.core.engines.eager import Engine
-from unremix.core.engines.memory import keep_freed_memory
-from unremix.core.problem import EngineName, Options
+from unremix.core.options import EngineName, Options
 
 __all__ = ["Engine", "engine_report", "find_engine"]
 
@@ -49,8 +48,6 @@ def find_engine(
     """
     if torch.compiler.is_compiling():
         return eager.ENGINE
-    if like.device.type == "cpu":
-        keep_freed_memory()
     name = options.engine
     if name == "auto":
         name = choose(VARIABLE, os.environ.get(VARIABLE, "auto"), get_args(EngineName))

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, compile
 
 from unremix.core.engines.eager import Engine, Evaluated
-from unremix.core.rows import Problem, rows_loss
-from unremix.core.scores import residuals
+from unremix.core.problem import Problem
+from unremix.core.rows import rows_loss
+from unremix.core.scores import output_gradients
 
 # Count recompilations per set of options, not for all losses together.
 _known = "isolate_recompiles" in signature(compile).parameters  # since torch 2.13
@@ -56,8 +57,8 @@ def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -
 
 @torch.no_grad()
 def derive(*arguments: Any, **options: Any) -> Tensor:
-    """As :func:`unremix.core.scores.residuals`."""
-    delta: Tensor = _compiled(residuals)(*arguments, **options)
+    """As :func:`unremix.core.scores.output_gradients`."""
+    delta: Tensor = _compiled(output_gradients)(*arguments, **options)
     return delta
 
 

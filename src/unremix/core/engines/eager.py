@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unremix.core.rows import Problem, rows_loss
-from unremix.core.scores import residuals
+from unremix.core.problem import Problem
+from unremix.core.rows import rows_loss
+from unremix.core.scores import output_gradients
 
 Evaluated = tuple[Tensor, Tensor, tuple[Tensor | None, ...]]
 
@@ -21,14 +22,14 @@ class Engine:
 
     Args:
         name: As in ``engine=``.
-        residuals: δ of some views; the arguments are those of
-            :func:`unremix.core.scores.residuals`.
+        output_gradients: δ of some views; the arguments are those of
+            :func:`unremix.core.scores.output_gradients`.
         evaluate: The loss of some anchors, how many lack weight, and the gradients to what is
             differentiated; the arguments are those of :func:`evaluate`.
     """
 
     name: str
-    residuals: Callable[..., Tensor]
+    output_gradients: Callable[..., Tensor]
     evaluate: Callable[..., Evaluated]
 
 
@@ -55,4 +56,4 @@ def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -
     return total.detach(), weightless, tuple(next(found) if want else None for want in wanted)
 
 
-ENGINE = Engine("eager", residuals, evaluate)
+ENGINE = Engine("eager", output_gradients, evaluate)

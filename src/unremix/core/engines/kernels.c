@@ -155,14 +155,16 @@ typedef struct {
     int objective, normalized;
 } Row;
 
-/* One row. `parts` is a constant wherever this is inlined, so that its loops are unrolled. */
+/* One row; `keep` is 1 for its negatives and 0 elsewhere. `value` is first w_j = Σ_k λ_k C^k_j, then
+ * the derivative by the logits. `parts` is a constant wherever this is inlined, so that its loops
+ * are unrolled. */
 static inline __attribute__((always_inline)) void sweep_row(
     const Row *in, const int parts, const real *restrict keep, real *restrict value,
     real *restrict rise, real *sums, real *mass_of_row, real *by_mix) {
     const integer columns = in->columns;
     const real count = sum_of(columns, keep);
     const real *score[MOST_PARTS];
-    real low[MOST_PARTS] = {0}, lift[MOST_PARTS], scale[MOST_PARTS] = {0}, share[MOST_PARTS] = {0};
+    real low[MOST_PARTS] = {0}, lift[MOST_PARTS], scale[MOST_PARTS] = {0}, factor[MOST_PARTS] = {0};
     real constant = parts ? 0 : 1; /* what constant scores, which become 1, add up to */
     for (int k = 0; k < parts; k++) {
         real high;
@@ -174,13 +176,13 @@ static inline __attribute__((always_inline)) void sweep_row(
         lift[k] = span < TINY ? 1 / TINY : 1; /* 1 / span would overflow */
         if (count == 0 || (span <= in->noise * size && size <= LARGEST)) constant += in->mix[k];
         else scale[k] = 1 / (span * lift[k]);
-        share[k] = in->mix[k] * scale[k];
+        factor[k] = in->mix[k] * scale[k];
     }
 #pragma omp simd
     for (integer j = 0; j < columns; j++) {
         real mixed = constant;
         UNROLL
-        for (int k = 0; k < parts; k++) mixed += share[k] * ((score[k][j] - low[k]) * lift[k]);
+        for (int k = 0; k < parts; k++) mixed += factor[k] * ((score[k][j] - low[k]) * lift[k]);
         value[j] = keep[j] != 0 ? mixed : 0;
     }
     real total = sum_of(columns, value), sum = 0;

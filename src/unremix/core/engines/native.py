@@ -20,9 +20,10 @@ from torch import Tensor
 from unremix.core.engines.eager import Engine, Evaluated
 from unremix.core.engines.library import Unavailable, find_library, load
 from unremix.core.objectives import OVERFLOW, InfoNCE
-from unremix.core.problem import Options
-from unremix.core.rows import Problem
-from unremix.core.scores import noise, residuals
+from unremix.core.options import Options
+from unremix.core.precision import noise
+from unremix.core.problem import Problem
+from unremix.core.scores import output_gradients
 from unremix.core.weights import raw_scores
 
 MOST_COMPONENTS = 8  # of a mix; as in the source
@@ -54,16 +55,16 @@ def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -
     """As :func:`unremix.core.engines.eager.evaluate`; see :func:`refusal` for what is served."""
     anchors, candidates, mix, temperature = tensors
     pairs, options = problem.pairs, problem.options
-    products = problem.products(anchors, candidates)  # (B, M)
-    block = problem.block(products, anchors, candidates)
+    unscaled = problem.unscaled_logits(anchors, candidates)  # (B, M)
+    block = problem.block(unscaled, anchors, candidates)
     scores = [score.contiguous() for score in raw_scores(block, options.weighting)]
     sums, slopes, total, by_mix = sweep(
-        scores, block.negatives, mix, products, temperature, options, differentiate=wanted[2]
+        scores, block.negatives, mix, unscaled, temperature, options, differentiate=wanted[2]
     )
     count = block.count[:, 0]
     weightless = ((total == 0) & (count > 0)).sum()
-    positives = products.gather(1, pairs.positives) / temperature
-    shares = pairs.normalized_shares(products.dtype)
+    positives = unscaled.gather(1, pairs.positives) / temperature
+    shares = pairs.normalized_shares(unscaled.dtype)
     # What is left concerns a few numbers per anchor: autograd differentiates it.
     few, differentiate = (sums, positives), any(wanted)
     with torch.set_grad_enabled(differentiate):
@@ -84,14 +85,14 @@ def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -
     return loss.detach(), weightless, gradients
 
 
-ENGINE = Engine("native", residuals, evaluate)
+ENGINE = Engine("native", output_gradients, evaluate)
 
 
 def sweep(
     scores: Sequence[Tensor],
     negatives: Tensor,
     mix: Tensor,
-    products: Tensor,
+    unscaled: Tensor,
     temperature: float,
     options: Options,
     *,
@@ -103,7 +104,7 @@ def sweep(
         scores: One per component, each (B, M), contiguous.
         negatives: Boolean, shape (B, M).
         mix: λ, shape (K,).
-        products: The logits, but for their factor, shape (B, M).
+        unscaled: The logits before the division by τ, shape (B, M).
         temperature: τ.
         options: Objective and weighting.
         differentiate: Whether the derivative by the mix is wanted.
@@ -113,25 +114,25 @@ def sweep(
         shape (B, M); Σ_j w_j before the mass is normalized, shape (B,); the derivative by the mix,
         shape (B, K), arbitrary where it is not wanted.
     """
-    rows, width = products.shape
+    rows, width = unscaled.shape
     parts = len(scores)
     mix, negatives = mix.contiguous(), negatives.contiguous()  # alive during the call
-    slopes = torch.empty_like(products)
-    sums, total = products.new_empty(2, rows).unbind()
-    by_mix = products.new_empty(rows, parts)
+    slopes = torch.empty_like(unscaled)
+    sums, total = unscaled.new_empty(2, rows).unbind()
+    by_mix = unscaled.new_empty(rows, parts)
     components = options.weighting.resolved
     magnitudes = [component.magnitude or 0.0 for component in components]
-    real = ctypes.c_double if products.dtype == torch.float64 else ctypes.c_float
-    done = _functions(products.dtype).sweep(
+    real = ctypes.c_double if unscaled.dtype == torch.float64 else ctypes.c_float
+    done = _functions(unscaled.dtype).sweep(
         rows,
         width,
         parts,
         (ctypes.c_void_p * parts)(*(score.data_ptr() for score in scores)),
         mix.data_ptr(),
         (real * parts)(*magnitudes),
-        noise(products.dtype),
+        noise(unscaled),
         negatives.data_ptr(),
-        products.data_ptr(),
+        unscaled.data_ptr(),
         temperature,
         OVERFLOW,
         0 if isinstance(options.objective, InfoNCE) else 1,
@@ -141,16 +142,12 @@ def sweep(
         total.data_ptr(),
         by_mix.data_ptr() if differentiate and parts else None,
     )
-    _check_memory(done, width)
-    return sums, slopes, total, by_mix
-
-
-def _check_memory(done: int, width: int) -> None:
     if not done:
         raise MemoryError(
             f"expected memory for a few rows of {width} numbers, got none; free some, or use a "
             "smaller batch"
         )
+    return sums, slopes, total, by_mix
 
 
 def missing(dtype: torch.dtype = torch.float32) -> str | None:

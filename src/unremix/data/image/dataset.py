@@ -2,7 +2,8 @@
 
 :func:`load_images` reads every format into the same three steps: find the images and their labels
 (``_read_*``), agree on one size and number of channels, and put them into a store that is either
-decoded once (:class:`CachedImages`) or on demand (:class:`LazyImages`).
+decoded once (:class:`CachedImages`), on demand (:class:`LazyImages`), or shard by shard
+(:class:`StreamedImages`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unremix.data.archives import Skipped
+from unremix.data.archives import RemoteSpan, Skipped
 from unremix.data.detection import find_images
-from unremix.data.image.decoding import common_shape, decode_image, quiet_pillow
+from unremix.data.image.decoding import FileSource, common_shape, decode_image, quiet_pillow
 from unremix.data.image.stores import (
     CachedImages,
     ImageSet,
@@ -24,7 +25,9 @@ from unremix.data.image.stores import (
     store_images,
     stored_bytes,
 )
+from unremix.data.image.streamed import StreamedImages, stream_images, stream_split
 from unremix.data.locate import candidates
+from unremix.data.remote import kept
 from unremix.data.splits import ACCEPTED, Found, name_some
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "ImageStore",
     "LazyImages",
     "Skipped",
+    "StreamedImages",
     "decode_image",
     "load_images",
 ]
@@ -64,6 +68,7 @@ def load_images(
     limit: int | None = None,
     validation: float | None = None,
     cache_bytes: int | None = None,
+    stream: bool = False,
     progress: bool = False,
 ) -> ImageData:
     """Load images from any of the accepted formats.
@@ -108,6 +113,9 @@ def load_images(
         cache_bytes: Memory for decoded images. What does not fit is decoded on demand, where only
             headers are checked now (see :class:`LazyImages`). By default half of the memory that
             is free now; processes that share a machine should share it here too.
+        stream: Whether to leave WebDataset shards where they are and read them as they are needed
+            (see :class:`StreamedImages`). Images are not checked now: one that cannot be decoded
+            is black, with a warning.
         progress: Whether to show a progress bar on the terminal.
 
     Returns:
@@ -135,16 +143,23 @@ def load_images(
     budget = free_memory() // 2 if cache_bytes is None else cache_bytes
     skipped = list(found.skipped)
     sets: list[ImageSet] = []
+    if stream:
+        splits = [stream_split(split) for split in splits]
     with quiet_pillow():
         shape = common_shape(splits[0].source, image_size)
         if channels is not None:
             shape = shape._replace(channels=channels)
         for title, split in zip(("train", "test"), splits, strict=False):
+            if stream:
+                sets.append(stream_images(split, shape))
+                continue
             images, bad = store_images(
                 split, shape, budget, f"{title} images" if progress else None
             )
             sets.append(images)
             skipped += bad
+            if isinstance(images.images, LazyImages):
+                _warn_of_ranges(images.images)
             budget -= stored_bytes(images.images)
     message = f"skipped {len(skipped)} of {total} files: {name_some(skipped)}"
     if not len(sets[0]):
@@ -160,6 +175,20 @@ def load_images(
         warnings.warn(message, stacklevel=2)
     test = sets[1] if len(sets) > 1 and len(sets[1]) else None
     return ImageData(sets[0], test, found.name, tuple(skipped))
+
+
+def _warn_of_ranges(images: LazyImages) -> None:
+    """Say that images are read one by one from behind a URL, if the cache has not all shards."""
+    spans = images.source.spans if isinstance(images.source, FileSource) else ()
+    shards = {span.file for span in spans if isinstance(span, RemoteSpan) and span.offset}
+    absent = sum(kept(shard) is None for shard in shards)
+    if absent:
+        warnings.warn(
+            f"expected room in the cache for {len(shards)} shards, found none for {absent} of them;"
+            " their images are read one by one, which is slow: add --stream 16, or allow more by "
+            "UNREMIX_CACHE_BYTES",
+            stacklevel=3,
+        )
 
 
 def has_labels(data: str) -> bool:

@@ -16,7 +16,8 @@ from torch import Tensor
 from unremix.audit import audit
 from unremix.core.importance import Importance
 from unremix.core.pairs import Pairs
-from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS, normalize, residuals
+from unremix.core.precision import normalize
+from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS, output_gradients
 from unremix.core.weights import scale
 from unremix.domains.sampling import permuted
 from unremix.experiments.paper.over_epochs import COLORS_OF_COMPONENTS
@@ -350,7 +351,9 @@ def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
     if kind == "nt-xent":
         target = pairs.targets(dtype=units.dtype)
         negatives = negatives | pairs.positive_mask()
-    delta = residuals(units, lengths, units, negatives, temperature=temperature, target=target)
+    delta = output_gradients(
+        units, lengths, units, negatives, temperature=temperature, target=target
+    )
     fits = max(1, MOST_VALUES // (delta.shape[1] * h.shape[1]))
     return torch.einsum("nd,nh->ndh", delta[:fits], h[:fits])
 

@@ -1,73 +1,104 @@
 // What the weights pick, over all anchors: what unremix.audit computes, and a baseline beside it.
+// Equal weights have no order: where a cut goes through them, their mean counts.
+
+import { ranked } from "./weights.js";
 
 const DECILES = 10;
 const WINDOW = 10; // ranks of similarity
 
-// Ascending by weight, equal weights in the order of the batch.
-function ascending(weights, negatives) {
-  const order = [];
-  for (let j = 0; j < negatives.length; j++) if (negatives[j]) order.push(j);
-  return order.sort((a, b) => weights[a] - weights[b] || a - b);
-}
-
-// How often negatives as similar to the anchor as this one are false: those within ten ranks of
-// similarity, without itself. Weights that tell nothing beyond similarity pick at this rate.
+// How often negatives of equal similarity are false: as many just above as just below, up to ten
+// ranks each. The most and the least similar negative, which have none on one side, are their own.
 export function matchedRates({ similarity, negatives, suspects }) {
-  const order = ascending(Float64Array.from(similarity, (value) => -value), negatives);
+  const order = ranked(similarity, negatives);
   const before = [0];
   order.forEach((j) => before.push(before.at(-1) + (suspects[j] ? 1 : 0)));
   const rates = new Float64Array(negatives.length).fill(NaN);
   order.forEach((j, rank) => {
-    const first = Math.max(0, rank - WINDOW);
-    const last = Math.min(order.length - 1, rank + WINDOW);
-    if (last === first) return;
-    rates[j] = (before[last + 1] - before[first] - (suspects[j] ? 1 : 0)) / (last - first);
+    const half = Math.min(WINDOW, rank, order.length - 1 - rank);
+    const own = suspects[j] ? 1 : 0;
+    const within = before[rank + half + 1] - before[rank - half];
+    rates[j] = half < 1 ? own : (within - own) / (2 * half);
   });
   return rates;
 }
 
+// Where those of equal weight end that begin at a rank.
+function endOfTie(order, weights, first) {
+  let end = first + 1;
+  while (end < order.length && weights[order[end]] === weights[order[first]]) end += 1;
+  return end;
+}
+
+// How many classes the first k are expected to show, drawn at random among equal weights.
+function distinctClasses(order, weights, labels, k) {
+  const seen = new Set();
+  let expected = 0;
+  for (let first = 0, end; first < k; first = end) {
+    end = endOfTie(order, weights, first);
+    const size = end - first;
+    const drawn = Math.min(size, k - first);
+    const counts = new Map();
+    for (let rank = first; rank < end; rank++) {
+      const label = labels[order[rank]];
+      counts.set(label, (counts.get(label) ?? 0) + 1);
+    }
+    for (const [label, count] of counts) {
+      if (seen.has(label)) continue;
+      let missed = 1;
+      for (let d = 0; d < drawn; d++) missed *= Math.max(0, size - count - d) / (size - d);
+      expected += 1 - missed;
+      seen.add(label); // what follows a tie that is drawn from in part is not among the k
+    }
+  }
+  return expected;
+}
+
 // rows: one per anchor, {weights, negatives, suspects, labels, expected}
+//   top: the rate among the k heaviest; matched: that among negatives of equal similarity
 export function audit(rows, k) {
   const hits = new Float64Array(DECILES);
   const expected = new Float64Array(DECILES);
   const counts = new Float64Array(DECILES);
-  let top = 0;
-  let matched = 0;
-  let base = 0;
-  let distinct = 0;
-  let effective = 0;
-  let usable = 0;
+  const found = { top: [], matched: [], base: [], distinct: [], effective: [] };
   for (const { weights, negatives, suspects, labels, expected: usual } of rows) {
-    const order = ascending(weights, negatives);
-    if (order.length === 0) continue;
-    usable += 1;
-    let own = 0;
-    let sum = 0;
-    let squares = 0;
-    order.forEach((j, rank) => {
-      const decile = Math.floor((rank * DECILES) / order.length);
-      counts[decile] += 1;
-      hits[decile] += suspects[j] ? 1 : 0;
-      expected[decile] += usual[j];
-      own += suspects[j] ? 1 : 0;
-      sum += weights[j];
-      squares += weights[j] ** 2;
-    });
-    const best = [...order].sort((a, b) => weights[b] - weights[a] || a - b).slice(0, k);
-    top += best.filter((j) => suspects[j]).length / best.length;
-    matched += best.reduce((total, j) => total + usual[j], 0) / best.length;
-    base += own / order.length;
-    if (labels) distinct += new Set(best.map((j) => labels[j])).size / best.length;
-    effective += squares > 0 ? sum ** 2 / squares : 0;
+    const order = ranked(weights, negatives);
+    const count = order.length;
+    if (count === 0) continue;
+    const looked = Math.min(k, count);
+    let [top, matched, own, total, squares] = [0, 0, 0, 0, 0];
+    for (let first = 0, end; first < count; first = end) {
+      end = endOfTie(order, weights, first);
+      let [falseOnes, rates] = [0, 0];
+      for (let rank = first; rank < end; rank++) {
+        const j = order[rank];
+        total += weights[j];
+        squares += weights[j] ** 2;
+        falseOnes += suspects[j] ? 1 : 0;
+        rates += usual[j];
+      }
+      const size = end - first;
+      for (let rank = first; rank < end; rank++) {
+        const decile = Math.floor(((count - 1 - rank) * DECILES) / count);
+        counts[decile] += 1;
+        hits[decile] += falseOnes / size;
+        expected[decile] += rates / size;
+      }
+      own += falseOnes;
+      const share = Math.max(0, Math.min(1, (looked - first) / size));
+      top += share * falseOnes;
+      matched += share * rates;
+    }
+    found.top.push(top / looked);
+    found.matched.push(matched / looked);
+    found.base.push(own / count);
+    if (labels) found.distinct.push(distinctClasses(order, weights, labels, looked) / looked);
+    found.effective.push(squares <= 0 ? 0 : total ** 2 / squares);
   }
-  const share = (values) => Array.from(values, (value, d) => (counts[d] ? value / counts[d] : NaN));
+  const shares = (values, among) => Array.from(values, (value, d) => (among[d] > 0 ? value / among[d] : NaN));
+  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   return {
-    deciles: share(hits),
-    matchedDeciles: share(expected),
-    top: top / usable,
-    matched: matched / usable,
-    base: base / usable,
-    distinct: distinct / usable,
-    effective: effective / usable,
+    deciles: shares(hits, counts),
+    matchedDeciles: shares(expected, counts),
+    ...Object.fromEntries(Object.entries(found).map(([name, values]) => [name, mean(values)])),
   };
 }

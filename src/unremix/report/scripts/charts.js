@@ -3,8 +3,7 @@
 import { make, makeSvg } from "./data.js";
 import { shapePath } from "./items.js";
 
-const WIDTH = 560;
-const HEIGHT = 300;
+const HEIGHT = 280;
 const LEFT = 46;
 const BOTTOM = 40;
 const TOP = 26;
@@ -16,8 +15,10 @@ function niceTop(value) {
   return value;
 }
 
-// series: [{name, className, shape, values}], values from 0 to 1 at 1 … n
-export function lineChart({ title, series, xLabel, yLabel }) {
+// series: [{name, className, shape, values}], values from 0 to 1 at 1 … n; width: in pixels of the
+// page, so that letters have their size
+export function lineChart({ title, series, xLabel, yLabel, width }) {
+  const WIDTH = Math.max(280, width);
   const all = series.flatMap(({ values }) => values).filter(Number.isFinite);
   const top = Math.min(1, niceTop(1.04 * Math.max(0.01, ...all)));
   const count = Math.max(...series.map(({ values }) => values.length));
@@ -35,7 +36,7 @@ export function lineChart({ title, series, xLabel, yLabel }) {
     svg.append(makeSvg("text", { class: "tick", x: x(place), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, `${place + 1}`));
   }
   svg.append(
-    makeSvg("text", { class: "axis", x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, xLabel),
+    makeSvg("text", { class: "axis", x: WIDTH / 2, y: HEIGHT - 4, "text-anchor": "middle" }, xLabel),
     makeSvg("text", { class: "axis", x: 0, y: 11, "text-anchor": "start" }, yLabel),
   );
   for (const { className, shape, values } of series) {

@@ -21,8 +21,11 @@ class SideBySide {
     });
     const total = (i) => data.runs.reduce((sum, run) => sum + run.false[i], 0);
     this.order = data.batch.map((_, i) => i).sort((a, b) => total(b) - total(a));
-    this.worst = 0;
-    this.find("random").addEventListener("click", () => this.choose(Math.floor(Math.random() * data.batch.length)));
+    this.worst = 1; // the page begins with the worst
+    this.find("random").addEventListener("click", () => {
+      const shown = data.batch.map((_, i) => i).filter((i) => !this.buttons[i].hidden);
+      if (shown.length) this.choose(shown[Math.floor(Math.random() * shown.length)]);
+    });
     this.find("worst").addEventListener("click", () => this.choose(this.order[this.worst++ % this.order.length]));
     const search = this.find("search");
     search.addEventListener("input", () => {
@@ -37,6 +40,7 @@ class SideBySide {
     const { data, items } = this;
     this.buttons[this.anchor].setAttribute("aria-pressed", "false");
     this.buttons[i].setAttribute("aria-pressed", "true");
+    this.buttons[i].scrollIntoView({ block: "nearest" });
     this.anchor = i;
     const item = data.batch[i];
     this.find("anchor").replaceChildren(
@@ -57,6 +61,7 @@ class SideBySide {
             "header",
             {},
             make("h3", { dir: "auto" }, run.name),
+            run.note ? make("p", { class: "note" }, run.note) : null,
             make("p", { class: "note" }, make("b", {}, percent(run.false[i])), ` of the weight on ${data.labels ? "its own class" : "suspects"}`),
           ),
           make(

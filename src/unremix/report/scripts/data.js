@@ -41,6 +41,11 @@ export function makeSvg(tag, attributes = {}, ...children) {
   return made;
 }
 
+// A number as text; what is not finite has none.
+export function fixed(value, digits) {
+  return Number.isFinite(value) ? value.toFixed(digits) : "–";
+}
+
 export function percent(share, digits = 1) {
   return Number.isFinite(share) ? `${(100 * share).toFixed(digits)} %` : "–";
 }
@@ -51,7 +56,8 @@ export function csvLine(cells) {
   return cells
     .map((cell) => {
       let text = String(cell ?? "");
-      if (typeof cell === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
+      const number = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(text);
+      if (!number && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
       return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     })
     .join(",");

@@ -2,12 +2,13 @@
 
 import { audit, matchedRates } from "./audits.js";
 import { legend, lineChart } from "./charts.js";
-import { bytes, csvLine, floats, make, percent } from "./data.js";
+import { bytes, csvLine, fixed, floats, make, percent } from "./data.js";
 import { copyText } from "./page.js";
-import { COMPONENTS, ranked, scale, weigh, weightings } from "./weights.js";
+import { COMPONENTS, MAGNITUDE, ranked, scale, weigh, weightings } from "./weights.js";
 
 const SHOWN = 6;
 const AUDITED = 10;
+const PAUSE = 100; // milliseconds without a change, before all anchors are looked at again
 const LETTERS = { uncertainty: "u", similarity: "s", representativeness: "r" };
 const REASONS = { 1: "same class", 2: "near-duplicate", 3: "shared neighbors" };
 export const TITLES = {
@@ -15,7 +16,7 @@ export const TITLES = {
   hcl: ["HCL", "by similarity, exponentially"],
   uncertainty: ["Uncertainty", "u alone"],
   similarity: ["Similarity", "s alone"],
-  representativeness: ["Represent\u00adativeness", "r alone"],
+  representativeness: ["Representativeness", "r alone"],
   unremix: ["UnReMix", "the mix you set"],
 };
 const SHAPES = { uniform: null, hcl: 3, uncertainty: 2, similarity: 1, representativeness: 0, unremix: 0 };
@@ -49,6 +50,7 @@ export class Explorer {
     this.controls = { ...this.start, mix: [...this.start.mix] };
     this.anchor = 0;
     this.worst = -1;
+    this.compared = "unremix"; // whose negatives of equal similarity the chart shows
     this.find = (name) => root.querySelector(`[data-part="${name}"]`);
     this.addControls();
     this.addPicker();
@@ -59,7 +61,7 @@ export class Explorer {
   // An anchor with false negatives shows more than one without.
   startAnchor() {
     const weights = this.weightsOf("unremix");
-    const share = (i) => this.falseShare(i, weights[i]);
+    const share = (i) => this.falseShare(i, weights[i]) || 0;
     return this.rows.reduce((best, _, i) => (share(i) > share(best) ? i : best), 0);
   }
 
@@ -77,7 +79,7 @@ export class Explorer {
       total += weights[j];
       on += suspects[j] ? weights[j] : 0;
     }
-    return total > 0 ? on / total : 0;
+    return total <= 0 ? 0 : on / total;
   }
 
   addControls() {
@@ -119,7 +121,7 @@ export class Explorer {
     const { controls } = this;
     COMPONENTS.forEach((name, k) =>
       place.append(
-        slider(name, `λ ${name}`, 1, 0.01, () => this.controls.mix[k], (value) => (this.controls.mix[k] = value)),
+        slider(name, `λ ${name}`, Math.max(1, ...this.start.mix), 0.01, () => this.controls.mix[k], (value) => (this.controls.mix[k] = value)),
       ),
     );
     place.append(
@@ -143,7 +145,7 @@ export class Explorer {
             this.changed();
           },
         },
-        "As in this run",
+        this.data.weighting.kind === "unremix" ? "As in this run" : "As at first",
       ),
     );
   }
@@ -153,40 +155,83 @@ export class Explorer {
     this.buttons = this.data.batch.map((item, i) => {
       const button = make(
         "button",
-        { type: "button", class: "pick", title: this.items.describe(item), "aria-pressed": "false", onclick: () => this.choose(i) },
-        this.items.show(item),
+        { type: "button", class: "pick", title: this.items.describe(item), tabindex: -1, "aria-pressed": "false", onclick: () => this.choose(i) },
+        this.items.show(item, true),
       );
       grid.append(button);
       return button;
     });
     const search = this.find("search");
+    // The name of a class finds its anchors; anything else, what is part of a name.
     search.addEventListener("input", () => {
       const asked = search.value.trim().toLowerCase();
-      let shown = 0;
+      const labels = this.data.batch.map((item) => (this.labels ? this.items.label(item).toLowerCase() : null));
+      const ofClass = labels.includes(asked);
       this.data.batch.forEach((item, i) => {
-        const fits = this.items.describe(item).toLowerCase().includes(asked);
-        this.buttons[i].hidden = !fits;
-        shown += fits ? 1 : 0;
+        this.buttons[i].hidden = ofClass ? labels[i] !== asked : !this.items.describe(item).toLowerCase().includes(asked);
       });
-      this.find("found").textContent = asked ? `${shown} of ${this.size}` : "";
+      const shown = `${this.visible().length} of ${this.size}`;
+      this.find("found").textContent = asked ? (ofClass ? `${shown}, of this class` : shown) : "";
+      this.worst = -1;
+      this.setTabStop();
     });
-    this.find("random").addEventListener("click", () => this.choose(Math.floor(Math.random() * this.size)));
+    grid.addEventListener("keydown", (event) => this.step(event));
+    this.find("random").addEventListener("click", () => {
+      const some = this.visible().filter((i) => i !== this.anchor);
+      if (some.length) this.choose(some[Math.floor(Math.random() * some.length)]);
+    });
     this.find("worst").addEventListener("click", () => {
       const weights = this.weightsOf("unremix");
-      const order = this.rows.map((_, i) => i).sort((a, b) => this.falseShare(b, weights[b]) - this.falseShare(a, weights[a]));
-      this.worst = (this.worst + 1) % this.size;
-      this.choose(order[this.worst]);
+      const share = this.rows.map((_, i) => this.falseShare(i, weights[i]) || 0);
+      const order = this.visible().sort((a, b) => share[b] - share[a] || a - b);
+      if (!order.length) return;
+      this.worst += order[(this.worst + 1) % order.length] === this.anchor ? 2 : 1; // a click changes something
+      this.choose(order[this.worst % order.length]);
     });
     this.find("copy").addEventListener("click", (event) => copyText(this.csv(), event.currentTarget));
+  }
+
+  // The anchors that the search leaves.
+  visible() {
+    return this.rows.map((_, i) => i).filter((i) => !this.buttons[i].hidden);
+  }
+
+  // One anchor is reached with Tab, the others from there.
+  setTabStop() {
+    const shown = this.visible();
+    const stop = shown.includes(this.anchor) ? this.anchor : shown[0];
+    this.buttons.forEach((button, i) => (button.tabIndex = i === stop ? 0 : -1));
+  }
+
+  // Arrow keys, Home and End among the anchors.
+  step(event) {
+    const shown = this.visible();
+    const at = shown.findIndex((i) => this.buttons[i] === document.activeElement);
+    if (at < 0) return;
+    const top = (i) => this.buttons[i].offsetTop;
+    const columns = shown.filter((i) => top(i) === top(shown[0])).length;
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -shown.length, End: shown.length };
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    const next = shown[Math.min(shown.length - 1, Math.max(0, at + steps[event.key]))];
+    this.choose(next);
+    this.buttons[next].focus({ preventScroll: true });
   }
 
   choose(i) {
     this.buttons[this.anchor].setAttribute("aria-pressed", "false");
     this.anchor = i;
     this.buttons[i].setAttribute("aria-pressed", "true");
+    this.setTabStop();
+    const grid = this.find("anchors");
+    const { offsetTop, offsetHeight } = this.buttons[i];
+    const above = offsetTop - grid.offsetTop;
+    if (above < grid.scrollTop || above + offsetHeight > grid.scrollTop + grid.clientHeight) {
+      grid.scrollTop = above - (grid.clientHeight - offsetHeight) / 2;
+    }
     const item = this.data.batch[i];
     const place = this.find("anchor");
-    place.replaceChildren(make("div", { class: "portrait" }, this.items.show(item)));
+    place.replaceChildren(make("div", { class: "portrait" }, this.items.show(item, true)));
     const caption = make("figcaption", {});
     const around = this.items.around(item);
     if (around) {
@@ -208,8 +253,20 @@ export class Explorer {
     this.waiting = true;
     requestAnimationFrame(() => {
       this.waiting = false;
-      this.update();
+      this.rank();
+      clearTimeout(this.pause);
+      this.pause = setTimeout(() => this.examine(), PAUSE);
     });
+  }
+
+  // Whether the weighting of the run's own kind is at its positions.
+  asInRun() {
+    const { controls, start } = this;
+    const { kind } = this.data.weighting;
+    const same = (name) => String(controls[name]) === String(start[name]);
+    if (kind === "hcl") return same("hardness");
+    if (kind !== "unremix") return true;
+    return same("mix") && same("scaling") && same("mass") && (controls.scaling !== "zscore-exp" || same("hardness"));
   }
 
   update() {
@@ -221,19 +278,19 @@ export class Explorer {
     const i = this.anchor;
     const { scores, negatives, suspects } = this.rows[i];
     const list = weightings(this.controls);
-    const scaling = list[5].how.scaling;
-    const scaled = COMPONENTS.map((name) => {
-      // Bars need a range: what is not scaled from 0 to 1 is, for the bars alone.
-      const values = scaling === "minmax" ? scores[name] : scale(scores[name], negatives, scaling, 1);
-      return scale(values, negatives, "minmax", 0);
-    });
-    const own = { uniform: "uniform", hcl: "hcl", unremix: "unremix" }[this.data.weighting.kind];
+    // Bars need a range: from 0 to 1, whatever the scaling.
+    const scaled = COMPONENTS.map((name) => scale(scores[name], negatives, "minmax", MAGNITUDE[name]));
+    const own = this.data.weighting.kind;
+    const badge = this.asInRun() ? "this run" : "changed";
     this.find("columns").replaceChildren(
       ...list.map(({ name, how }) => {
         const weights = weigh(scores, negatives, how);
-        const order = ranked(weights, negatives).slice(0, SHOWN);
+        const all = ranked(weights, negatives);
+        const order = all.slice(0, SHOWN);
         const most = Math.max(...order.map((j) => weights[j]), 1e-12);
-        const [title, subtitle] = TITLES[name];
+        const [title, usual] = TITLES[name];
+        const alike = all.length > SHOWN && weights[all[0]] === weights[all.at(-1)];
+        const subtitle = alike ? `any ${SHOWN} of ${all.length}: all weigh the same` : usual;
         const share = this.falseShare(i, weights);
         const suspicion = this.data.labels ? "on its own class" : "on suspects";
         return make(
@@ -242,7 +299,7 @@ export class Explorer {
           make(
             "header",
             {},
-            make("h4", {}, title, own === name ? make("span", { class: "badge" }, "this run") : null),
+            make("h4", {}, title.replace("Represent", "Represent\u00ad"), own === name ? make("span", { class: "badge" }, badge) : null),
             make("p", {}, subtitle),
             make("p", { class: "figure" }, make("b", {}, percent(share)), ` of the weight ${suspicion}`),
           ),
@@ -267,8 +324,8 @@ export class Explorer {
       make(
         "div",
         { class: "facts" },
-        make("span", { class: "weight", title: "weight" }, weight >= 100 ? weight.toFixed(0) : weight.toFixed(2)),
-        make("span", { class: "bar total", "aria-hidden": "true" }, make("i", { style: `width: ${(100 * share).toFixed(1)}%` })),
+        make("span", { class: "weight", title: "weight" }, Number.isFinite(weight) ? weight.toFixed(weight >= 100 ? 0 : 2) : "not finite"),
+        make("span", { class: "bar total", "aria-hidden": "true" }, make("i", { style: `width: ${(100 * (share || 0)).toFixed(1)}%` })),
         make(
           "span",
           { class: "bars", role: "img", "aria-label": spoken, title: spoken },
@@ -318,44 +375,83 @@ export class Explorer {
         AUDITED,
       ),
     }));
+    this.showAudits();
+  }
+
+  showAudits() {
+    const { compared } = this;
     const of = (name) => this.audits.find((one) => one.name === name).found;
     const series = this.audits
       .filter(({ name }) => name !== "uniform")
       .map(({ name, found }) => ({ name: TITLES[name][0], className: name, shape: SHAPES[name], values: found.deciles }));
     series.push(
-      { name: "as similar as UnReMix’s", className: "matched", shape: null, values: of("unremix").matchedDeciles },
+      { name: `of equal similarity to those of ${TITLES[compared][0]}`, className: "matched", shape: null, values: of(compared).matchedDeciles },
       { name: "all negatives", className: "base", shape: null, values: new Array(10).fill(of("unremix").base) },
     );
     const what = this.data.labels ? "False negatives" : "Suspected false negatives";
-    this.find("deciles").replaceChildren(
-      lineChart({ title: `${what} by tenth of the weight`, series, xLabel: "tenth of the negatives, from the least to the most weighted", yLabel: `${what}, %` }),
+    const place = this.find("deciles");
+    place.replaceChildren(
+      lineChart({
+        title: `${what} by tenth of the weight`,
+        series,
+        xLabel: "tenth of the negatives, from the least to the most weighted",
+        yLabel: `${what}, %`,
+        width: place.clientWidth,
+      }),
       legend(series),
     );
-    const headings = ["Weighting", `${what} among the ${AUDITED} heaviest`, "Equally similar ones", "Effective negatives"];
-    if (this.labels) headings.push("Distinct classes");
-    const body = this.audits.map(({ name, found }) =>
-      make(
-        "tr",
-        {},
-        make("th", { scope: "row" }, TITLES[name][0]),
-        ...[percent(found.top), percent(found.matched), found.effective.toFixed(1), ...(this.labels ? [percent(found.distinct, 0)] : [])].map((text) =>
-          make("td", {}, text),
-        ),
-      ),
-    );
+    const negatives = Math.max(...this.rows.map((row) => row.negatives.reduce((sum, one) => sum + one, 0)));
+    const looked = Math.min(AUDITED, negatives);
+    const heaviest = looked === 1 ? "heaviest" : `${looked} heaviest`;
+    const headings = [
+      ["Weighting", "weighting"],
+      [`Among the ${heaviest}`, `${what.toLowerCase()} among the ${heaviest}`],
+      ["Equal similarity", "among negatives of equal similarity"],
+      ["Difference", "difference"],
+      ["Effective negatives", "effective negatives"],
+    ];
+    if (this.labels) headings.push(["Distinct classes", `distinct classes among the ${heaviest}`]);
+    const said = `${what}, and what else is among the ${heaviest}`;
+    const body = this.audits.map(({ name, found }) => {
+      const gap = found.top - found.matched;
+      const cells = [
+        [found.top, percent(found.top)],
+        [found.matched, percent(found.matched)],
+        [gap, Number.isFinite(gap) ? `${gap < 0 ? "−" : "+"}${Math.abs(100 * gap).toFixed(1)}` : "–"],
+        [found.effective, fixed(found.effective, 1)],
+      ];
+      if (this.labels) cells.push([found.distinct, percent(found.distinct, 0)]);
+      const choose = make(
+        "button",
+        {
+          type: "button",
+          class: "plain",
+          "aria-pressed": String(name === compared),
+          onclick: () => {
+            this.compared = name;
+            this.showAudits();
+            this.find("audit-table").querySelector("[aria-pressed='true']").focus();
+          },
+        },
+        TITLES[name][0],
+      );
+      return make("tr", {}, make("th", { scope: "row" }, choose), ...cells.map(([value, text]) => make("td", { "data-value": value }, text)));
+    });
     this.find("audit-table").replaceChildren(
-      make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col" }, text)))),
+      make("caption", {}, said),
+      make("thead", {}, make("tr", {}, ...headings.map(([text, whole]) => make("th", { scope: "col", title: whole, "data-value": whole }, text)))),
       make("tbody", {}, ...body),
     );
     const own = of("unremix");
     const gap = 100 * (own.top - own.matched);
-    const verdict =
-      Math.abs(gap) < 0.5
-        ? "no more and no fewer than equally similar negatives hold"
-        : `${Math.abs(gap).toFixed(1)} points ${gap < 0 ? "fewer" : "more"} than equally similar negatives hold`;
+    const beside = "than negatives of equal similarity hold (as many just above as just below)";
+    let verdict = "";
+    if (Math.abs(gap) < 0.5) verdict = `, no more and no fewer ${beside}`;
+    else if (Number.isFinite(gap)) verdict = `, ${Math.abs(gap).toFixed(1)} points ${gap < 0 ? "fewer" : "more"} ${beside}`;
+    const subject = looked === 1 ? "the negative" : `the ${looked} negatives`;
     this.find("audit-says").textContent =
-      `Of the ${AUDITED} negatives that UnReMix weights most at these settings, ${percent(own.top)} ` +
-      `${this.data.labels ? "are of the anchor’s own class" : "are suspected to show the same as the anchor"}: ${verdict}. ` +
+      `Of ${subject} that UnReMix weights most at these settings, ${percent(own.top)} ` +
+      `${this.data.labels ? "are of the anchor’s own class" : "are suspected to show the same as the anchor"}${verdict}. ` +
       `Among all negatives it is ${percent(own.base)}.`;
   }
 }

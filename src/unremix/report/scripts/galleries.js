@@ -1,6 +1,6 @@
 // Neighbors of some items, the closest pairs, the least typical items, and the views.
 
-import { floats, make, percent, wholes } from "./data.js";
+import { floats, make, wholes } from "./data.js";
 import { drawGraph } from "./items.js";
 
 function shownItem(items, item, note, marked = false) {
@@ -29,7 +29,7 @@ export function showNeighbors(place, data, items) {
     for (let k = 0; k < Math.min(most, perItem); k++) {
       const other = neighbors[query * perItem + k];
       const differs = Boolean(data.labels) && data.labels[other] !== data.labels[query];
-      others.append(shownItem(items, other, percent(cosines[query * perItem + k], 0), differs));
+      others.append(shownItem(items, other, cosines[query * perItem + k].toFixed(3), differs));
     }
     row.append(others);
     place.append(row);
@@ -57,7 +57,7 @@ export function showOutliers(place, data, items) {
   for (const item of data.outliers) {
     let total = 0;
     for (let k = 0; k < perItem; k++) total += cosines[item * perItem + k];
-    place.append(shownItem(items, item, percent(total / perItem, 0)));
+    place.append(shownItem(items, item, (total / perItem).toFixed(3)));
   }
 }
 

@@ -78,8 +78,8 @@ export class Items {
     return canvas;
   }
 
-  // The item itself, without its name.
-  show(item) {
+  // The item itself, without its name. The node that is an anchor is circled where the item is one.
+  show(item, anchor = false) {
     const { kind } = this.data;
     if (kind === "image") {
       const place = this.large.get(item);
@@ -88,17 +88,17 @@ export class Items {
     }
     if (kind === "graph") {
       const drawing = this.data.drawings[item];
-      if (drawing) return drawGraph(drawing, this.describe(item));
+      if (drawing) return drawGraph(anchor ? drawing : { ...drawing, marked: null }, this.describe(item));
       return make("span", { class: "sentence" }, this.name(item));
     }
     return make("span", { class: "sentence", dir: "auto" }, this.name(item));
   }
 
-  // Sentences before and after it in its document.
+  // Sentences just before and after it in its document.
   around(item) {
-    const { documents, names } = this.data;
-    if (!documents) return null;
-    const near = (other) => (documents[other] === documents[item] ? names[other] : null);
+    const { passages, names } = this.data;
+    if (!passages) return null;
+    const near = (other) => (passages[other] === passages[item] ? names[other] : null);
     return { before: near(item - 1), after: near(item + 1) };
   }
 }

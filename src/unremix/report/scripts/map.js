@@ -1,12 +1,14 @@
 // The embedding map: every item a point on a canvas; hover shows it, a click its neighbors.
 
-import { floats, make, percent, wholes } from "./data.js";
+import { floats, make, wholes } from "./data.js";
 import { shapeOf, shapePath } from "./items.js";
 
 const RADIUS = 3.4;
 const MANY = 2000; // more items than this get smaller points, so that the map does not fill up
 const REACH = 14; // pixels from the pointer
-const LEGEND = 28; // classes that are listed
+const LOOKS = 28; // seven colors, four shapes
+const LEGEND = LOOKS; // classes that are listed
+const DRAG = 4; // pixels that the pointer moves in a click at most
 
 export class EmbeddingMap {
   constructor(root, data, items) {
@@ -25,7 +27,6 @@ export class EmbeddingMap {
     this.hovered = null;
     this.chosen = null;
     this.only = null;
-    this.order = Array.from({ length: this.count }, (_, item) => item);
     this.addLegend();
     this.listen();
     this.paint();
@@ -37,11 +38,11 @@ export class EmbeddingMap {
     const counts = new Map();
     for (const group of labels ?? clusters) counts.set(group, (counts.get(group) ?? 0) + 1);
     const groups = [...counts.keys()].sort((a, b) => a - b);
-    // Colors follow the order of the groups that occur.
-    this.color = new Map(groups.map((group, number) => [group, number]));
+    // Looks follow the order of the groups that occur.
+    this.look = new Map(groups.map((group, number) => [group, number % LOOKS]));
     const place = this.root.querySelector("[data-part='legend']");
     for (const group of groups.slice(0, LEGEND)) {
-      const number = this.color.get(group);
+      const number = this.look.get(group);
       const sign = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       sign.setAttribute("viewBox", "0 0 12 12");
       sign.setAttribute("aria-hidden", "true");
@@ -99,9 +100,9 @@ export class EmbeddingMap {
     };
     this.half = Math.floor(size / 2);
     this.pixels = null;
-    const numbers = [...this.color.values()];
-    this.sprites = new Map(numbers.map((number) => [number, sprite(number, false)]));
-    this.faint = new Map(numbers.map((number) => [number, sprite(number, true)]));
+    const looks = [...new Set(this.look.values())];
+    this.sprites = looks.map((number) => sprite(number, false));
+    this.faint = looks.map((number) => sprite(number, true));
     this.ink = style.getPropertyValue("--ink").trim();
     this.paper = style.getPropertyValue("--card").trim();
     this.draw();
@@ -128,7 +129,6 @@ export class EmbeddingMap {
   }
 
   render() {
-    const started = performance.now();
     const { canvas } = this;
     const width = Math.round(canvas.clientWidth * this.ratio);
     const height = Math.round(canvas.clientHeight * this.ratio);
@@ -141,20 +141,19 @@ export class EmbeddingMap {
     context.putImageData(this.points(width, height), 0, 0);
     if (this.chosen !== null) {
       const [x, y] = this.place(this.chosen);
+      const places = this.near(this.chosen).map((other) => this.place(other.item));
       context.strokeStyle = this.ink;
       context.lineWidth = 1.2 * this.ratio;
-      for (const other of this.near(this.chosen)) {
-        const [a, b] = this.place(other.item);
-        context.beginPath();
+      context.beginPath();
+      for (const [a, b] of places) {
         context.moveTo(x, y);
         context.lineTo(a, b);
-        context.stroke();
-        this.ring(context, a, b, 5);
       }
+      context.stroke();
+      for (const [a, b] of places) this.ring(context, a, b, 5);
       this.ring(context, x, y, 8);
     }
     if (this.hovered !== null) this.ring(context, ...this.place(this.hovered), 7);
-    this.took = performance.now() - started;
   }
 
   // All points as pixels; a canvas operation for each of 10,000 would take ten times as long. They
@@ -175,7 +174,7 @@ export class EmbeddingMap {
       const top = Math.round((margin + (height - 2 * margin) * positions[2 * item + 1] - height / 2) * zoom + shiftY);
       if (left < -2 * half || top < -2 * half || left > width || top > height) continue;
       const faded = this.only !== null && groups[item] !== this.only;
-      const sprite = (faded ? this.faint : this.sprites).get(this.color.get(groups[item]));
+      const sprite = (faded ? this.faint : this.sprites)[this.look.get(groups[item])];
       for (let p = 0; p < sprite.length; p += 6) {
         const x = left + sprite[p];
         const y = top + sprite[p + 1];
@@ -235,8 +234,10 @@ export class EmbeddingMap {
     let dragged = null;
     canvas.addEventListener("pointermove", (event) => {
       if (dragged) {
-        this.offset = [this.offset[0] + event.clientX - dragged.x, this.offset[1] + event.clientY - dragged.y];
-        dragged = { x: event.clientX, y: event.clientY, moved: true };
+        const [dx, dy] = [event.clientX - dragged.x, event.clientY - dragged.y];
+        dragged.moved ||= Math.hypot(dx, dy) > DRAG;
+        if (!dragged.moved) return;
+        this.offset = [dragged.offset[0] + dx, dragged.offset[1] + dy];
         this.draw();
         return;
       }
@@ -247,9 +248,11 @@ export class EmbeddingMap {
       this.draw();
     });
     canvas.addEventListener("pointerdown", (event) => {
-      dragged = { x: event.clientX, y: event.clientY, moved: false };
+      dragged = { x: event.clientX, y: event.clientY, offset: this.offset, moved: false };
     });
-    window.addEventListener("pointerup", () => setTimeout(() => (dragged = null)));
+    const released = () => setTimeout(() => (dragged = null)); // after the click that follows
+    window.addEventListener("pointerup", released);
+    window.addEventListener("pointercancel", released);
     canvas.addEventListener("pointerleave", () => {
       this.hovered = null;
       this.describe(this.chosen, true);
@@ -262,9 +265,14 @@ export class EmbeddingMap {
     canvas.addEventListener(
       "wheel",
       (event) => {
-        if (!event.ctrlKey && !event.shiftKey && document.activeElement !== canvas) return;
+        if (!event.ctrlKey && !event.shiftKey) return;
         event.preventDefault();
-        this.zoomBy(Math.exp(-event.deltaY / 400));
+        const box = canvas.getBoundingClientRect();
+        const turned = event.deltaY || event.deltaX; // with Shift, some systems turn it sideways
+        this.zoomBy(Math.exp(-turned / 400), [
+          event.clientX - box.left - box.width / 2,
+          event.clientY - box.top - box.height / 2,
+        ]);
       },
       { passive: false },
     );
@@ -287,9 +295,10 @@ export class EmbeddingMap {
     });
   }
 
-  zoomBy(factor) {
+  // Around a place, in pixels from the middle, that stays where it is.
+  zoomBy(factor, around = [0, 0]) {
     const zoom = Math.min(40, Math.max(1, this.zoom * factor));
-    this.offset = this.offset.map((part) => (part * zoom) / this.zoom);
+    this.offset = this.offset.map((part, k) => around[k] + ((part - around[k]) * zoom) / this.zoom);
     this.zoom = zoom;
     this.draw();
   }
@@ -333,7 +342,7 @@ export class EmbeddingMap {
     ];
     if (withNeighbors && this.chosen === item) {
       parts.push(
-        make("h4", {}, "Nearest neighbors"),
+        make("h4", {}, "Nearest neighbors, with cosines"),
         make(
           "ol",
           { class: `near of-${this.data.kind}` },
@@ -342,7 +351,7 @@ export class EmbeddingMap {
               "li",
               { class: this.data.labels && this.data.labels[other] !== this.data.labels[item] ? "other-class" : null, title: this.items.describe(other) },
               this.items.show(other),
-              make("small", {}, percent(cosine, 0)),
+              make("small", {}, cosine.toFixed(3)),
             ),
           ),
         ),

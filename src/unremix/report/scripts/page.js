@@ -2,8 +2,9 @@
 
 import { csvLine } from "./data.js";
 
+const labels = new WeakMap(); // of buttons, while they say what happened
+
 export async function copyText(text, button) {
-  const before = button.textContent;
   let worked = true;
   try {
     await navigator.clipboard.writeText(text);
@@ -20,17 +21,42 @@ export async function copyText(text, button) {
     area.remove();
     button.focus();
   }
-  button.textContent = worked ? "Copied" : "Not allowed";
-  setTimeout(() => (button.textContent = before), 1400);
+  const { label, timer } = labels.get(button) ?? { label: button.textContent };
+  clearTimeout(timer);
+  const status = document.getElementById("said");
+  button.textContent = status.textContent = worked ? "Copied" : "Not allowed";
+  const restore = () => {
+    button.textContent = label;
+    status.textContent = "";
+    labels.delete(button);
+  };
+  labels.set(button, { label, timer: setTimeout(restore, 1400) });
 }
 
+// Numbers as they are, where a cell has them; some cells are for the eye alone.
 export function tableAsCsv(table) {
-  return `${[...table.rows].map((row) => csvLine([...row.cells].map((cell) => cell.textContent.trim()))).join("\n")}\n`;
+  const line = (row) =>
+    csvLine(
+      [...row.cells]
+        .filter((cell) => !("noCsv" in cell.dataset))
+        .map((cell) => cell.dataset.value ?? cell.textContent.trim()),
+    );
+  return `${[...table.rows].map(line).join("\n")}\n`;
 }
 
 export function setUpPage() {
+  // What is folded is printed too, and folded again afterwards.
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("details:not([open])")];
+    for (const one of folded) one.open = true;
+  });
+  addEventListener("afterprint", () => folded.forEach((one) => (one.open = false)));
   for (const button of document.querySelectorAll("[data-copy-table]")) {
     button.addEventListener("click", () => copyText(tableAsCsv(document.getElementById(button.dataset.copyTable)), button));
+  }
+  for (const button of document.querySelectorAll("[data-copy-value]")) {
+    button.addEventListener("click", () => copyText(button.dataset.copyValue, button));
   }
   for (const button of document.querySelectorAll("[data-copy-text]")) {
     button.addEventListener("click", () => copyText(document.getElementById(button.dataset.copyText).textContent, button));

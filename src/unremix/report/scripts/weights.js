@@ -3,7 +3,7 @@
 export const COMPONENTS = ["uncertainty", "similarity", "representativeness"];
 
 // Size of the terms that a score sums up; null: the size of the row's own largest value.
-const MAGNITUDE = { uncertainty: null, similarity: 1, representativeness: 1 };
+export const MAGNITUDE = { uncertainty: null, similarity: 1, representativeness: 1 };
 const NOISE = 64 * 2 ** -23; // of float32, in which the scores were computed
 
 // Scale a score over an anchor's negatives: minmax, zscore or none.
@@ -69,8 +69,8 @@ export function weigh(scores, negatives, how) {
   let total = 0;
   for (let j = 0; j < length; j++) total += weights[j];
   for (let j = 0; j < length; j++) {
-    if (total > 0) weights[j] = (weights[j] * count) / total;
-    else weights[j] = negatives[j] ? 1 : 0;
+    if (total <= 0) weights[j] = negatives[j] ? 1 : 0;
+    else weights[j] = (weights[j] * count) / total; // NaN where a score is not finite
   }
   return weights;
 }
