@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import os
 import shutil
 import subprocess
@@ -19,8 +20,10 @@ import torch
 from small_runs import HOSTILE, digits, graphs, sentences, unlabeled, with_classes
 
 import unremix
-from unremix.core.weights import weigh
+from unremix.core.scores import PAPER_COMPONENTS
+from unremix.core.weights import Weighting, weigh
 from unremix.report import write_comparison, write_report
+from unremix.report.rendering import bundle
 from unremix.report.samples import take_sample
 from unremix.report.storage import Stored
 from unremix.training.run import Run
@@ -690,3 +693,60 @@ def test_letters_in_charts_can_be_read(runs: dict[str, Run], opened: Opened) -> 
             "all => all.map((one) => 12 * one.clientWidth / one.viewBox.baseVal.width)",
         )
         assert min(sizes) > 10
+
+
+ODD = ["plain", "one", "none", "constant", "nearly", "tiny", "huge", "zero", "inf", "nan", "masked"]
+
+
+def odd_row(kind: str, rng: np.random.Generator, count: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """Three scores (3, n) in float32 and which of n candidates are negatives."""
+    scores = rng.uniform(-1, 1, (3, count))
+    scores[0] = abs(scores[0]) * {"tiny": 1e-12, "huge": 1e30, "zero": 0.0}.get(kind, 1.0)
+    negatives = rng.random(count) < (0.5 if kind == "masked" else 1.0)
+    negatives[0] = False
+    if kind in ("one", "none"):
+        negatives[:] = False
+        negatives[1] = kind == "one"
+    if kind == "constant":
+        scores[:] = [[0.3], [0.5], [-0.2]]
+    if kind == "nearly":
+        scores[1] = 0.5 + 1e-7 * scores[1]
+    if kind in ("inf", "nan"):
+        scores[0, 3] = float(kind)
+    return scores.astype(np.float32), negatives
+
+
+def test_odd_rows_are_weighted_as_in_the_library(browser: Any) -> None:
+    rng = np.random.default_rng(0)
+    jobs, expected = [], []
+    hows: list[tuple[Any, float | None]] = [("minmax", None), ("zscore", 2.0), ("none", None)]
+    for kind in ODD:
+        scores, negatives = odd_row(kind, rng)
+        for mix in [(1 / 3, 1 / 3, 1 / 3), (0.0, 0.0, 0.0), (2.5, 1.0, 0.1)]:
+            for (scaling, sharpness), mass in itertools.product(hows, ("mean", "none")):
+                how = {"components": PAPER_COMPONENTS, "mix": mix, "scaling": scaling,
+                       "sharpness": sharpness, "mass": mass, "temperature": 0.5}  # fmt: skip
+                jobs.append([[[str(x) for x in row] for row in scores], negatives.tolist(), how])
+                there = torch.from_numpy(negatives)[None]
+                weighting = Weighting(PAPER_COMPONENTS, scaling, sharpness, mass)  # type: ignore[arg-type]
+                rows = [torch.from_numpy(row)[None] for row in scores]
+                count = there.sum(1, keepdim=True)
+                expected.append(weigh(rows, there, count, torch.tensor(mix), weighting, 0.5)[0])
+    page = browser.new_page()
+    found = page.evaluate(
+        f"""(jobs) => {{ {bundle("weights")}
+        const {{ weigh, COMPONENTS }} = modules.weights;
+        const number = (text) => Number(text.replace("inf", "Infinity"));
+        return jobs.map(([rows, negatives, how]) => {{
+            const scores = rows.map((row, k) => [COMPONENTS[k], Float32Array.from(row, number)]);
+            return Array.from(weigh(Object.fromEntries(scores), negatives, how), String);
+        }}); }}""",
+        jobs,
+    )
+    page.close()
+    assert len(found) == len(expected) == len(ODD) * 18
+    for shown, weights, (_, negatives, how) in zip(found, expected, jobs, strict=True):
+        values = np.array([float(text.replace("Infinity", "inf")) for text in shown])
+        np.testing.assert_allclose(
+            values[negatives], weights[negatives], rtol=2e-3, atol=2e-3, err_msg=str(how)
+        )

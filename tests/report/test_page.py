@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -378,10 +379,9 @@ def test_the_command_compares_any_runs(
     assert main(["report", str(tmp_path / "c")]) == 1
     assert "at least two finished runs" in capsys.readouterr().err
     # One run, at another place.
-    assert main(["report", folders[1], "-o", str(tmp_path / "alone.html")]) == 0
-    assert (tmp_path / "alone.html").read_bytes() == (
-        Path(folders[1]) / "report.html"
-    ).read_bytes()  # which stays
+    elsewhere = tmp_path / "new folder" / "alone.html"
+    assert main(["report", folders[1], "-o", str(elsewhere)]) == 0
+    assert elsewhere.read_text() == (Path(folders[1]) / "report.html").read_text()
 
 
 def test_another_comparison_is_not_overwritten(
@@ -493,11 +493,11 @@ def test_sentences_beside_each_other_are_so_in_the_text(
     data = run.domain.load_for(run, None)
     names = data.names()
     whole = take_sample(run, data)
-    assert whole.drawn == ""
+    assert whole.how_drawn == ""
     monkeypatch.setattr("unremix.report.samples.MOST_ITEMS", 32)
     monkeypatch.setattr("unremix.report.samples.FIRST_SENTENCES", 80)
     some = take_sample(run, data)
-    assert some.drawn == "in passages of up to 16, drawn at random from the first 80 of 90"
+    assert some.how_drawn == "in passages of up to 16, drawn at random from the first 80 of 90"
     for sample in (whole, some):
         assert sample.passages is not None
         follow = {(a[:100], b[:100]) for a, b in pairwise(names)}
@@ -517,3 +517,14 @@ def test_commands_fit_the_kind_of_data(run: Run) -> None:
         compile(in_python("it's", domain), "page", "exec")
     page = (run.path / "report.html").read_text()
     assert f"unremix export {shlex.quote(str(run.path))} --format onnx" in page
+
+
+def test_unlabeled_test_images_do_not_hide_the_labels(run: Run) -> None:
+    data = run.domain.load_for(run, None)
+    assert data.test is not None
+    sample = take_sample(run, replace(data, test=replace(data.test, labels=None)))
+    assert sample.labels is not None
+    assert torch.equal(sample.labels, data.train.labels)
+    assert sample.total == len(data.train)
+    bare = replace(data, train=replace(data.train, labels=None))
+    assert take_sample(run, bare).labels is None

@@ -254,7 +254,7 @@ def collect(run: Run, data: Any) -> Stored:
         "kind": run.config.domain,
         "unit": run.domain.unit,
         "total": sample.total,
-        "drawn": sample.drawn,
+        "how_drawn": sample.how_drawn,
         "names": [_cut(name) for name in sample.names],
         "labels": None if sample.labels is None else sample.labels.tolist(),
         "classes": None if sample.classes is None else [_cut(name) for name in sample.classes],

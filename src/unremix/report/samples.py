@@ -53,7 +53,7 @@ class Sample:
         names: What each of n items is called.
         features: Their embeddings by the encoder, shape (n, F).
         total: Items in the whole data.
-        drawn: How they were drawn from it, in words; empty if they are all.
+        how_drawn: How they were drawn from it, in words; empty if they are all.
         labels: The class of each item, where known; shape (n,).
         classes: Names of the classes, where known.
         batch: The items that are compared with each other, as numbers of items, shape (A,).
@@ -76,7 +76,7 @@ class Sample:
     names: list[str]
     features: Tensor
     total: int
-    drawn: str
+    how_drawn: str
     labels: Tensor | None
     classes: list[str] | None
     batch: Tensor
@@ -95,7 +95,7 @@ class Sample:
     read_as: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
-def _drawn(items: Tensor, total: int) -> str:
+def _how_drawn(items: Tensor, total: int) -> str:
     return f"drawn at random from {total:,}" if len(items) < total else ""
 
 
@@ -188,7 +188,7 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
         names=[names[index] for index in items.tolist()],
         features=features,
         total=sum(sizes),
-        drawn=_drawn(items, sum(sizes)),
+        how_drawn=_how_drawn(items, sum(sizes)),
         labels=torch.cat(known)[items] if len(known) == len(parts) else None,
         classes=None if data.train.classes is None else list(data.train.classes),
         batch=batch,
@@ -271,7 +271,7 @@ def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | Non
         names=[graphs.names[index] for index in items.tolist()],
         features=features.float(),
         total=len(graphs),
-        drawn=_drawn(items, len(graphs)),
+        how_drawn=_how_drawn(items, len(graphs)),
         labels=None if graphs.labels is None else graphs.labels[items],
         classes=None if graphs.classes is None else list(graphs.classes),
         batch=batch,
@@ -333,10 +333,10 @@ def _sentences(
         separate, reach=model.reach, texts=texts[batch] if model.mask_repeats else None
     )
     breaks = (documents.diff() != 0) | (numbers.diff() != 1)
-    sampled = ""
+    how_drawn = ""
     if len(names) < len(data):
         first = f"the first {within:,} of " * (within < len(data))
-        sampled = f"in passages of up to {PASSAGE}, drawn at random from {first}{len(data):,}"
+        how_drawn = f"in passages of up to {PASSAGE}, drawn at random from {first}{len(data):,}"
     known = {*vocabulary.words}
     read_as = [
         (names[item], [word if word in known else "…" for word in tokenise(names[item])])
@@ -346,7 +346,7 @@ def _sentences(
         names=names,
         features=features,
         total=len(data),
-        drawn=sampled,
+        how_drawn=how_drawn,
         labels=documents if data.topics is not None else None,
         classes=None if data.topics is None else list(data.topics),
         batch=batch,

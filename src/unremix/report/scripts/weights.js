@@ -70,7 +70,7 @@ export function weigh(scores, negatives, how) {
   for (let j = 0; j < length; j++) total += weights[j];
   for (let j = 0; j < length; j++) {
     if (total <= 0) weights[j] = negatives[j] ? 1 : 0;
-    else weights[j] = (weights[j] * count) / total; // NaN where a score is not finite
+    else weights[j] = Number.isFinite(total) ? (weights[j] * count) / total : NaN;
   }
   return weights;
 }
