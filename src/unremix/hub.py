@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from unremix.data.atomic_files import write_text
 from unremix.data.printing import markdown_table
-from unremix.data.suggestions import how_to_install
+from unremix.data.suggestions import needed_for
 from unremix.evaluation.card import card_table, spread_of
 from unremix.training.run import Layer, Run
 
@@ -129,10 +129,8 @@ class SharedRun(Run):
 
 
 def _hub() -> Any:
-    try:
+    with needed_for("the Hugging Face Hub"):
         import huggingface_hub
-    except ModuleNotFoundError as error:
-        raise ImportError(how_to_install("huggingface_hub")) from error
     return huggingface_hub
 
 

@@ -8,13 +8,10 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from unremix.data.suggestions import needed_for
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-MISSING = (
-    'expected Ray for --on ray, but it is not installed; pip install "unremix[ray]", or leave out '
-    "--on ray"
-)
 
 
 def connect() -> Any:
@@ -29,10 +26,8 @@ def connect() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its notices are not for our users
-    try:
+    with needed_for("--on ray", "leave it out"):
         import ray
-    except ImportError as error:
-        raise ImportError(MISSING) from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False, logging_level="ERROR")
     return ray

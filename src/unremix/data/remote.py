@@ -34,6 +34,7 @@ from unremix.data.atomic_files import (
     try_lock,
 )
 from unremix.data.bounds import shorten
+from unremix.data.suggestions import needed_for
 
 ATTEMPTS = 5
 PAUSE = 1.0  # seconds before the second attempt, twice as long before each further one
@@ -83,13 +84,8 @@ def file_system(url: str) -> tuple[Any, str]:
         ValueError: If nobody reads such URLs.
     """
     protocol = url.partition("://")[0].lower()
-    try:
+    with needed_for(f"{protocol}://"):
         import fsspec
-    except ImportError as error:
-        raise ImportError(
-            f"expected fsspec for {protocol}://, but it is not installed; "
-            'pip install "unremix[train]"'
-        ) from error
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("s3", "s3a"):
         options["config_kwargs"] = {"read_timeout": PATIENCE, "connect_timeout": PATIENCE}

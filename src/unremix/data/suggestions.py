@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -56,17 +56,29 @@ def how_to_install(module: str) -> str:
     return f'expected {name}, which is not installed; pip install "unremix[{extra}]"'
 
 
-def require_pyarrow() -> Any:
-    """The module pyarrow, with ``pyarrow.parquet``.
+@contextmanager
+def needed_for(purpose: str, otherwise: str | None = None) -> Iterator[None]:
+    """Say in one sentence what to install, where an import inside fails.
+
+    Args:
+        purpose: What the module is needed for.
+        otherwise: What to do without it, where there is something.
 
     Raises:
-        ValueError: If it is not installed.
+        ImportError: If the module is not installed.
+
+    Example:
+        >>> with needed_for("a .parquet file", "use .npz"):
+        ...     import no_such_module
+        Traceback (most recent call last):
+        ImportError: expected no_such_module for a .parquet file, but it is not installed; ...
     """
     try:
-        import pyarrow.parquet
+        yield
     except ImportError as error:
-        raise ValueError(
-            "expected pyarrow for a .parquet file, but it is not installed; pip install pyarrow, "
-            "or use another kind of file"
+        name = (error.name or "a package").partition(".")[0]
+        package = f'"unremix[{EXTRAS[name]}]"' if name in EXTRAS else name
+        rest = f", or {otherwise}" if otherwise else ""
+        raise ImportError(
+            f"expected {name} for {purpose}, but it is not installed; pip install {package}{rest}"
         ) from error
-    return pyarrow

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from unremix.cluster.ray_engine import connect, node_resources
 from unremix.data.atomic_files import try_lock
 from unremix.data.printing import one_line
+from unremix.data.suggestions import needed_for
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
 from unremix.experiments.processes import (
@@ -218,13 +219,8 @@ class Slurm:
     """
 
     def __init__(self, cluster: Literal["slurm", "local"] = "slurm") -> None:
-        try:
+        with needed_for("--on slurm", "leave it out"):
             import submitit
-        except ImportError as error:
-            raise ImportError(
-                "expected submitit for --on slurm, but it is not installed; "
-                'pip install "unremix[slurm]", or leave out --on slurm'
-            ) from error
         if cluster == "slurm" and shutil.which("sbatch") is None:
             raise ValueError(
                 "expected SLURM's sbatch for --on slurm, found none; start it on a login node, or "

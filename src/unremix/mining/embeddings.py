@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from unremix.core.precision import SMALLEST_NORM
 from unremix.data.atomic_files import write_whole
 from unremix.data.remote import fetch_or_refuse, is_url, list_files, remote_file
-from unremix.data.suggestions import require_pyarrow
+from unremix.data.suggestions import needed_for
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -192,7 +192,8 @@ def _parquet_columns(
     source: str, paths: Sequence[Path], wanted: list[str] | None
 ) -> dict[str, NDArray[Any]]:
     """The columns of some parquet files in turn, which are called ``source`` in messages."""
-    pyarrow = require_pyarrow()
+    with needed_for("a .parquet file", "use another kind of file"):
+        import pyarrow.parquet
     table = pyarrow.concat_tables([pyarrow.parquet.read_table(path) for path in paths])
     _check_present(source, wanted, table.column_names)
     found: dict[str, NDArray[Any]] = {}

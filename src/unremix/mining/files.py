@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unremix.data.atomic_files import write_text, write_whole
-from unremix.data.suggestions import require_pyarrow
+from unremix.data.suggestions import needed_for
 from unremix.mining.audit import NegativesAudit
 from unremix.mining.embeddings import KEY, Integers, open_embeddings, read_columns, unit_rows
 from unremix.mining.mine import COMPONENT_NAMES, Mined
@@ -189,18 +189,21 @@ def check_output(path: Path) -> None:
             "change its ending"
         )
     if path.suffix == ".parquet":
-        require_pyarrow()
+        with needed_for("a .parquet file", "use another kind of file"):
+            import pyarrow  # noqa: F401
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
     """Write a table as ``.parquet``, ``.csv``, ``.tsv`` or ``.jsonl``.
 
     Raises:
-        ValueError: For another kind of file, or without pyarrow for ``.parquet``.
+        ValueError: For another kind of file.
+        ImportError: For ``.parquet`` without pyarrow.
     """
     check_output(path)
     if path.suffix == ".parquet":
-        pyarrow = require_pyarrow()
+        import pyarrow.parquet
+
         table = pyarrow.table({name: [row[name] for row in rows] for name in columns})
         write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))
         return

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from unremix.core.checks import choose
 from unremix.data.atomic_files import write_whole
+from unremix.data.suggestions import needed_for
 from unremix.mining.embeddings import AT_ONCE, Flags, Floats, Integers, digest_of, unit_rows
 
 Kind = Literal["exact", "flat", "ivf", "hnsw"]
@@ -249,13 +250,8 @@ class FaissIndex:
     """
 
     def __init__(self, corpus: NDArray[Any], kind: Kind, folder: Path | None = None) -> None:
-        try:
+        with needed_for(f"the index {kind!r}", "use the index 'exact'"):
             import faiss
-        except ImportError as error:
-            raise ImportError(
-                f"expected faiss for the index {kind!r}, but it is not installed; "
-                "pip install \"unremix[mine]\", or use the index 'exact'"
-            ) from error
         self.corpus = corpus
         self.index: Any
         kept = None

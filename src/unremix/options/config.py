@@ -292,7 +292,7 @@ class TrainConfig:
     """
 
     data: str = option(image="digits", graph="stdlib-ast", sentence="pydocs")
-    stream: int | None = option(domain="image")
+    stream: int | None = option(domain="image", rare=True)
     domain: Domains = option()
     recipe: str = option(
         image="unremix-simclr", graph="infograph-unremix", sentence="quickthought-unremix"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from unremix.data.atomic_files import write_arrays, write_whole
 from unremix.data.image.decoding import HEIF_SUFFIXES, suffixes
-from unremix.data.suggestions import require_pyarrow
+from unremix.data.suggestions import needed_for
 from unremix.domains.base import Features
 from unremix.training.run import Layer, Run
 
@@ -129,7 +129,9 @@ def _write_csv(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _write_parquet(path: Path, arrays: dict[str, Any]) -> None:
-    table, pyarrow = parquet_table(arrays), require_pyarrow()
+    table = parquet_table(arrays)
+    import pyarrow.parquet
+
     write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))
 
 
@@ -137,9 +139,10 @@ def parquet_table(arrays: dict[str, Any]) -> Any:
     """Arrays of :func:`arrays_of` as a table of pyarrow.
 
     Raises:
-        ValueError: If pyarrow is not installed.
+        ImportError: If pyarrow is not installed.
     """
-    pyarrow = require_pyarrow()
+    with needed_for("a .parquet file", "use another kind of file"):
+        import pyarrow
     embeddings = arrays["embeddings"]
     values = pyarrow.array(embeddings.reshape(-1))
     columns = {

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from unremix import __version__
 from unremix.data.atomic_files import read_text, write_bytes, write_text, write_whole
+from unremix.data.suggestions import needed_for
 from unremix.domains.sentence import SentenceShape, reader
 from unremix.encoders import ResNet, SmallCNN, resnet, to_torchvision
 from unremix.training.checkpoints import digest_of
@@ -279,15 +280,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _write_onnx(encoder: nn.Module, facts: dict[str, Any], path: Path) -> None:
-    try:
+    with needed_for("the format onnx"):
         import onnx  # noqa: F401
         import onnxruntime
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ValueError(
-            f"expected onnx, onnxscript and onnxruntime, but {error.name} is not installed; "
-            "pip install onnx onnxscript onnxruntime"
-        ) from error
     shape = (2, facts["channels"], facts["size"], facts["size"])
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unremix.data.image.items import read_items
+from unremix.data.suggestions import needed_for
 from unremix.domains import find_domain
 from unremix.encoders import make_encoder
 from unremix.encoders.registry import NAMES
@@ -89,13 +90,8 @@ def _facts(path: Path, texts: dict[str, str] | None) -> dict[str, Any]:
 
 
 def _from_onnx(path: Path) -> ExportedEncoder:
-    try:
+    with needed_for("an .onnx file"):
         import onnxruntime
-    except ImportError as error:
-        raise ValueError(
-            "expected onnxruntime for an .onnx file, but it is not installed; "
-            "pip install onnxruntime"
-        ) from error
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no base of their own

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unremix.data.suggestions import needed_for
 from unremix.frameworks.base import Framework
 from unremix.options.config import TrainConfig
 from unremix.training.checkpoints import read_checkpoint, read_safetensors
@@ -19,12 +20,8 @@ NESTED = ("state_dict", "model", "model_state", "teacher", "student")
 
 
 def _pretrained(name: str, channels: int) -> dict[str, Tensor]:
-    try:
+    with needed_for(f"pretrained weights of {name!r}"):
         import timm  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    except ImportError as error:
-        raise ImportError(
-            f"expected timm to be installed for pretrained weights of {name!r}; pip install timm"
-        ) from error
     try:
         model = timm.create_model(name, pretrained=True, num_classes=0, in_chans=channels)
     except Exception as error:

@@ -14,6 +14,7 @@ from stat import S_ISREG
 from typing import Literal
 
 from unremix.data.locate import locate
+from unremix.data.suggestions import needed_for
 from unremix.data.walk import walk
 
 Format = Literal["auto", "lines", "prose"]
@@ -228,13 +229,8 @@ def split_prose(lines: Iterable[str]) -> Iterator[str]:
     Raises:
         ImportError: If sentencex is not installed.
     """
-    try:
+    with needed_for("splitting prose into sentences", "give text with one sentence a line"):
         segment = importlib.import_module("sentencex").segment
-    except ImportError as error:
-        raise ImportError(
-            "expected the package sentencex for splitting prose into sentences, found none; "
-            "pip install 'unremix[text]', or give text with one sentence a line"
-        ) from error
 
     def clean(pieces: Iterable[str]) -> Iterator[str]:
         return filter(None, (" ".join(piece.split()) for piece in pieces))
