@@ -95,6 +95,8 @@ def _try_report(run: Run, card: dict[str, Any], data: Any, say: Callable[[str], 
     """Write the page; what was measured is kept even if there can be none."""
     try:
         write_report(run, card, data)
+    except OSError:  # the disk: the run continues once it is well
+        raise
     except Exception as error:
         say(
             f"report.html was not written ({type(error).__name__}: {error}); 'unremix report "

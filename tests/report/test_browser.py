@@ -501,6 +501,8 @@ def test_every_weighting_has_its_negatives_of_equal_similarity(
     runs: dict[str, Run], opened: Opened
 ) -> None:
     page = opened(runs["digits"].path / "report.html")
+    hidden = "one => one.scrollWidth - one.clientWidth"
+    assert page.locator(".scroll:has(#audit-table)").evaluate(hidden) == 0
     drawn = "document.querySelector('#explorer .line.matched').getAttribute('d')"
     before = page.evaluate(drawn)
     page.locator("#audit-table").get_by_role("button", name="Uncertainty").click()
