@@ -25,7 +25,7 @@ from unremix.data.remote import RemoteFile, fetch_and_hold
 from unremix.data.splits import Split
 
 AT_ONCE = 4  # shards that are fetched ahead at a time
-DENSE = 8  # samples of a shard in one batch for which it is fetched whole, though nobody said so
+DENSE = 1 / 8  # share of a shard in one batch for which it is fetched whole, though not expected
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class StreamedImages:
         touched = self._remote(indices)
         for shard, count in touched.items():
             with self._lock:
-                wanted = shard in self._expected or count >= DENSE
+                wanted = shard in self._expected or count >= DENSE * self.counts[shard]
                 have = shard in self._held
             if wanted and not have:
                 descriptor = self._hold(shard)
