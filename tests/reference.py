@@ -397,7 +397,7 @@ def audit(
 
 def matched_rate(
     similarity: Tensor, weights: Tensor, negatives: Tensor, labels: Tensor, k: int, *,
-    samples: int, window: int = 10,
+    samples: int, window: int = 2,
 ) -> float:  # fmt: skip
     """Share of an anchor's label among the negatives as similar as its k heaviest.
 

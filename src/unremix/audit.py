@@ -95,14 +95,15 @@ def matched_rates(
     negatives: Tensor,
     twin: Tensor,
     chosen: Tensor,
-    window: int = 10,
+    window: int = 2,
 ) -> Tensor:
     """Share of same-label negatives among those as similar to the anchor as the chosen ones.
 
     Rank an anchor's negatives by similarity, equal ones in the order of the batch. The matches of a
     chosen negative are as many negatives just above it as just below it: ``window`` on each side,
     or as many as both sides have. More on one side than on the other would be more or less similar
-    than the chosen one on average. Left out are the negative itself and the other view of its
+    than the chosen one on average, and a wide window would blur a rate that rises steeply towards
+    the most similar. Left out are the negative itself and the other view of its
     sample, whose label is the same. The rate of a chosen negative is the share of its matches that
     have the anchor's label. One without matches, such as the most similar of all, is its own match.
 

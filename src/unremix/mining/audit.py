@@ -59,7 +59,7 @@ def audit_negatives(
     anchor_labels: Any = None,
     corpus_labels: Any = None,
     anchor_rows: Any = None,
-    window: int = 10,
+    window: int = 2,
 ) -> NegativesAudit:
     """Measure mined negatives with judgements or labels that mining did not see.
 

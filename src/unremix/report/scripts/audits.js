@@ -4,9 +4,9 @@
 import { ranked } from "./weights.js";
 
 const DECILES = 10;
-const WINDOW = 10; // ranks of similarity
+const WINDOW = 2; // ranks of similarity
 
-// How often negatives of equal similarity are false: as many just above as just below, up to ten
+// How often negatives of equal similarity are false: as many just above as just below, up to two
 // ranks each. The most and the least similar negative, which have none on one side, are their own.
 export function matchedRates({ similarity, negatives, suspects }) {
   const order = ranked(similarity, negatives);

@@ -14,7 +14,7 @@ class SideBySide {
       const button = make(
         "button",
         { type: "button", class: "pick", title: items.describe(item), "aria-pressed": "false", onclick: () => this.choose(i) },
-        items.show(item),
+        items.show(item, true),
       );
       this.find("anchors").append(button);
       return button;
@@ -44,7 +44,7 @@ class SideBySide {
     this.anchor = i;
     const item = data.batch[i];
     this.find("anchor").replaceChildren(
-      make("div", { class: "portrait", style: data.kind === "sentence" ? "" : "max-width: 9rem" }, items.show(item)),
+      make("div", { class: "portrait", style: data.kind === "sentence" ? "" : "max-width: 9rem" }, items.show(item, true)),
       make(
         "figcaption",
         {},
