@@ -110,9 +110,13 @@ def race_streams(options: Options, folder: Path, caches: Path) -> Race:
     os.environ["UNREMIX_INDEX"] = str(caches / "index")
     shard = max(path.stat().st_size for path in folder.iterdir())
 
-    def epoch(data: str) -> None:
+    def listed(data: str) -> StreamedImages:
         images = load_images(data, stream=True).train.images
         assert isinstance(images, StreamedImages)
+        return images
+
+    def epoch(found: StreamedImages) -> None:
+        images = StreamedImages(found.lazy, found.shards)
         ahead = len(images) // SHARDS * LANES // BATCH
         steps = len(images) // BATCH
         for step in range(steps):
@@ -122,13 +126,11 @@ def race_streams(options: Options, folder: Path, caches: Path) -> Race:
 
     def from_s3() -> None:
         os.environ["UNREMIX_CACHE"] = str(caches / f"streamed-{next(numbers)}")
-        epoch(f"s3://data/{PATTERN}")
+        epoch(remote)
 
-    epoch(f"s3://data/{PATTERN}")  # the shards are looked through
+    local, remote = listed(str(folder / PATTERN)), listed(f"s3://data/{PATTERN}")
     os.environ["UNREMIX_CACHE_BYTES"] = str(10 * shard)
-    race = options.race(
-        {"disk, streamed": lambda: epoch(str(folder / PATTERN)), "S3, streamed": from_s3}
-    )
+    race = options.race({"disk, streamed": lambda: epoch(local), "S3, streamed": from_s3})
     del os.environ["UNREMIX_CACHE_BYTES"]
     return race
 

@@ -33,8 +33,11 @@ def main(template: str, option: str, place: str) -> int:
         if (run / "config.yaml").exists():
             print(f"unremix: {run} exists")
             return 1
-        shutil.copytree(template, run)
-        shutil.copy(place, run / "config.yaml")
+        new = run.with_name(f".{run.name}")  # others look into the folder as soon as it is there
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.copytree(template, new)
+        shutil.copy(place, new / "config.yaml")
+        new.rename(run)
         rows: list[dict[str, str]] = []
     else:
         run = Path(place)
