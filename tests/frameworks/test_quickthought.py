@@ -599,7 +599,7 @@ def test_neither_topics_nor_tasks(
     assert run.evaluation is not None
     assert run.evaluation["results"] is None
     assert "left out, as asked" in run.evaluation["note"]
-    assert "effective_rank" in capsys.readouterr().out
+    assert "effective rank" in capsys.readouterr().out
 
 
 @pytest.mark.slow
