@@ -160,7 +160,7 @@ class Streams(Protocol):
     """How samples are fetched long before a step uses them; for domains that can."""
 
     def ahead(self, data: Any, config: TrainConfig) -> int:
-        """How many steps before; 0 where the data are at hand."""
+        """How many steps before; 0 where the data are in memory."""
         ...
 
     def expect(self, data: Any, indices: Tensor) -> None:

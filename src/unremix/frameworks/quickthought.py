@@ -1,4 +1,4 @@
-"""Quick-Thought: a sentence is told by its neighbors from all other sentences of the batch."""
+"""Quick-Thought: the neighbors of a sentence are told from all other sentences of the batch."""
 
 from __future__ import annotations
 

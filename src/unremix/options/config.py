@@ -34,7 +34,7 @@ class GraphOptions:
         layers: Layers of the encoder.
         use_attributes: Whether node attributes are features; by default those of JSON lines are,
             those of TU data sets are not.
-        kinds: What may befall a graph in a view (GraphCL): nodes, edges, attributes, subgraph,
+        kinds: How a view changes a graph (GraphCL): nodes, edges, attributes, subgraph,
             identity.
         ratio: The share of nodes or edges that a view changes (GraphCL).
         classifiers: What measures the embeddings: any of rbf, linear (both SVM) and logistic.

@@ -234,7 +234,7 @@ def write_report(
     Args:
         run_folder: The run, or its folder.
         card: Its evaluation card; by default that in its folder, if there is one.
-        data: Its data, where they are at hand, to be collected anew; None to use what there is.
+        data: Its data, if already read, to be collected again; None to use what there is.
 
     Returns:
         The page.

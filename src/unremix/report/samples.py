@@ -105,7 +105,7 @@ def take_sample(run: Run, data: Any, state: dict[str, Any] | None = None) -> Sam
     Args:
         run: The run.
         data: Its data.
-        state: Its latest checkpoint, where it is at hand.
+        state: Its latest checkpoint, if already read.
     """
     run.config = run.config.released(trust=False, where=str(run.path))
     model = run.model

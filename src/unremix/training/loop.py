@@ -335,7 +335,7 @@ class Training:
         self.progress.epoch_ended(self, row)
 
     def write_metrics(self) -> None:
-        """Write metrics.csv anew."""
+        """Write metrics.csv again."""
         write_text(self.run.path / "metrics.csv", to_csv(self.rows))
 
     def save(self) -> None:

@@ -44,7 +44,7 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step; the closure, if any, computes the loss anew."""
+        """One step; the closure, if any, computes the loss again."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
