@@ -414,7 +414,7 @@ class TwoViewLoss(Filtering):
     def _prepare_together(
         self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
     ) -> tuple[Views, Views]:
-        """As :meth:`_prepare`; if it fails here, the other processes are told."""
+        """As :meth:`_prepare`; a failure here is reported to the other processes."""
         try:
             first, second = self._prepare(z0, z1, h0, h1, ids)
             unused = first.inputs is not None and not self.weighting.needs_gradients

@@ -1,4 +1,4 @@
-"""Help and mistakes: short, for the data at hand, and at once."""
+"""Help and mistakes: short, for the kind of data given, and at once."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_graphs_and_sentences(kind: str, tmp_path: Path) -> None:
 
 
 def make_slow(folder: str) -> Callable[[], Callable[[int], tuple[int, int]]]:
-    """Each item takes a while; the process at work is told in a file."""
+    """Each item takes a while; a file names the working process."""
 
     def make() -> Callable[[int], tuple[int, int]]:
         def function(item: int) -> tuple[int, int]:

@@ -547,7 +547,7 @@ def test_a_failing_run_is_told_and_stops_no_other(
     assert "| simclr | 1 (1 failed) |" in text
     assert "simclr, seed 0 failed: expected a finite loss, got nan" in text
     assert "simclr,0,failed,1," in (tmp_path / "c" / "results.csv").read_text()
-    # The next start tries again: anew, for it had no checkpoint.
+    # The next start tries again, from the beginning: it had no checkpoint.
     fake()
     assert not run_compare(tmp_path / "c").failed
     run_compare(tmp_path / "whole")

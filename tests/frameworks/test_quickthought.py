@@ -656,7 +656,7 @@ def test_word_vectors(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_further_words(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A word that training never saw is told from other unknown words, if a file has it."""
+    """A word that training never saw differs from other unknown words if a file has it."""
     vectors = tmp_path / "vectors.txt"
     known = ["cats", "the", "dogs", "zeppelin"]
     vectors.write_text(

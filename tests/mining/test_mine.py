@@ -279,7 +279,7 @@ def test_an_interrupted_call_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     same(found, expected)
     assert shares == sorted(shares)
     assert shares[-1] == 1
-    # Anything else that decides the result starts anew.
+    # Anything else that decides the result starts over.
     mine_hard_negatives(anchors, corpus + 1e-3, positives, 5, folder=tmp_path)
     mine_hard_negatives(anchors, corpus, positives, 5, folder=tmp_path, relative_margin=0.1)
     assert searched == [10, 0, 5, 10, 0, 5, 10]

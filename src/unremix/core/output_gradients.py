@@ -116,7 +116,7 @@ def _of_candidates(problem: Problem, first: int = 0) -> Classes:
 
     def classes(which: slice) -> tuple[Tensor, Tensor | None]:
         columns, target = slice(first + which.start, first + which.stop), None
-        is_class = problem.pairs.negatives(candidates=columns).T.contiguous()  # else slow
+        is_class = problem.pairs.negatives(candidates=columns).T.contiguous()  # softmax over rows
         if problem.options.gradient == "nt-xent":
             positive = problem.pairs.positive_mask(columns).T.to(problem.anchors.units.dtype)
             count = positive.sum(1, keepdim=True)

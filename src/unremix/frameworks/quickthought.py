@@ -1,4 +1,4 @@
-"""Quick-Thought: the neighbors of a sentence are told from all other sentences of the batch."""
+"""Quick-Thought: find the neighbors of a sentence among all sentences of the batch."""
 
 from __future__ import annotations
 

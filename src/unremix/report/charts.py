@@ -136,7 +136,7 @@ def draw(chart: Chart) -> Markup | None:
             f'<line class="level level-{number % 3}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" '
             f'y2="{at}"><title>{escape(name)}</title></line>'
         )
-    for line, (_, look) in zip(lines, looks(chart), strict=False):  # levels come last
+    for line, (_, look) in zip(lines, looks(chart)[: len(lines)], strict=True):
         if line.band is not None:
             there = [f"{x(e)} {y(b[1])}" for (e, _), b in zip(line.points, line.band, strict=True)]
             back = [f"{x(e)} {y(b[0])}" for (e, _), b in zip(line.points, line.band, strict=True)]

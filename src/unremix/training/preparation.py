@@ -252,7 +252,7 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | No
             f"options but for {', '.join(EXTENDED)}: leave the others out, or start a new run"
         )
     # A run that was stopped before its first checkpoint begins again, under its options. The other
-    # processes are told the checkpoint by the first: they might find another one, or none.
+    # processes get the checkpoint from the first: they might find another one, or none.
     state = run.load_checkpoint() if run.has_checkpoint and _is_first_process() else None
     longer = {
         name: getattr(config, name)
@@ -328,7 +328,7 @@ def prepare(config: TrainConfig) -> Prepared:
         ValueError: For options or data that no run can be made of.
     """
     first = _is_first_process()
-    # The other processes are told the first one's options, and need not see its folder.
+    # The other processes get the first one's options, and need not see its folder.
     earlier = _stopped_early(config) if first and config.resume is None else None
     if earlier is not None:
         config = replace(

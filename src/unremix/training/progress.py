@@ -93,7 +93,7 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self.bars.stop()
-        for task in self.bars.task_ids:  # what the terminal shows stays; the next begin anew
+        for task in self.bars.task_ids:  # what the terminal shows stays; the next start fresh
             self.bars.remove_task(task)
         self.tasks.clear()
 
