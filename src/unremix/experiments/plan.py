@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
-from unremix.options.config import TrainConfig, make_config
+from unremix.options.config import TrainConfig, flat_options, make_config
 from unremix.recipes import RECIPES, find_recipe
 
 # Not shared by the runs.
@@ -186,17 +186,7 @@ def shared_options(train: TrainConfig) -> dict[str, Any]:
         >>> shared_options(TrainConfig(epochs=3))["epochs"]
         3
     """
-    return {name: value for name, value in _flat(asdict(train)).items() if name not in OWN}
-
-
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
-    return flat
+    return {name: value for name, value in flat_options(asdict(train)).items() if name not in OWN}
 
 
 def train_config(*options: Mapping[str, Any]) -> TrainConfig:

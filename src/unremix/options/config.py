@@ -508,6 +508,22 @@ class TrainConfig:
         return "+".join([self.recipe, *(change for change in changes if change is not None)])
 
 
+def flat_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Options by name, those of a section with a dot between; tuples as lists.
+
+    Example:
+        >>> flat_options({"epochs": 3, "loss": {"components": ("similarity",)}})
+        {'epochs': 3, 'loss.components': ['similarity']}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, dict):
+            flat |= flat_options(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
 def code_of(imports: Sequence[str], backbone: str) -> tuple[str, ...]:
     """Python files, modules and callables among two options.
 

@@ -21,6 +21,7 @@ from unremix.data.quantities import duration
 from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
+from unremix.options.config import flat_options
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
 from unremix.report.page import page_data
 from unremix.report.rendering import as_json, render
@@ -103,15 +104,8 @@ def stored_weights(stored: Stored) -> Tensor:
 
 def _settings(run: Run) -> dict[str, Any]:
     """What a run was trained with, but for its seed; options of a section with a dot between."""
-    found: dict[str, Any] = {}
-    for name, value in asdict(run.config).items():
-        if name in INCIDENTAL:
-            continue
-        if isinstance(value, dict):
-            found |= {f"{name}.{inner}": part for inner, part in value.items()}
-        else:
-            found[name] = value
-    return found
+    options = {name: v for name, v in asdict(run.config).items() if name not in INCIDENTAL}
+    return flat_options(options)
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
