@@ -7,8 +7,8 @@ EMBEDDINGS is a folder for the embeddings by all-MiniLM-L6-v2, which are compute
 for in the folder that UNREMIX_DATA names.
 
 Each anchor has one known positive; its other relevant rows are hidden from mining. A false negative
-is a hidden relevant row. "Equal similarity" is the same rate among the 10 rows on either side of
-each chosen one in the order of similarity. Then an encoder is trained on anchor, positive and mined
+is a hidden relevant row. "Equal similarity" is the same rate among the rows next to each chosen one
+in the order of similarity, at most two on either side. Then an encoder is trained on anchor, positive and mined
 negatives, together with the negatives of the batch (cosine × 20, cross-entropy), and measured on
 queries that training did not see: ``linear`` trains a matrix on frozen embeddings, ``minilm`` all
 weights. All numbers go to docs/results/mining.json.
