@@ -410,3 +410,13 @@ def test_a_file_that_is_no_study(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=r"expected .*study"):
         read_study(path)
+
+
+def test_names_of_a_study_are_neither_markup_nor_orders_to_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = {"[red]a\x1b[2J": {"arms": [{"recipe": "simclr"}], "seeds": 1}}
+    assert main(["study", str(write(tmp_path, stages=stages, title="[b]t")), "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert "[b]t" in said
+    assert "[red]a\\x1b[2J" in said

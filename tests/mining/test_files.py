@@ -274,11 +274,13 @@ def test_damaged_embeddings_are_refused_in_one_line(
 
 
 def test_an_array_of_zeros_that_fills_the_memory_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "e.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        with archive.open("embeddings.npy", "w") as member:
-            member.write(npy((20 * 2**20, 8), b""))
-            for _ in range(640):
-                member.write(bytes(2**20))
+    with (
+        zipfile.ZipFile(tmp_path / "e.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("embeddings.npy", "w") as member,
+    ):
+        member.write(npy((20 * 2**20, 8), b""))
+        for _ in range(640):
+            member.write(bytes(2**20))
     with pytest.raises(ValueError, match=r"e\.npz \(embeddings\.npy unpacks to 671,"):
         read_columns(tmp_path / "e.npz")
 

@@ -139,7 +139,7 @@ class RunData:
             files += sorted(path for path in (where, *where.rglob("*")) if path.is_file())
         for path in files:
             stat = os.stat(path)
-            digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+            digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         return digest.hexdigest()[:16]
 
     def row_of(self, query: str) -> int:
