@@ -299,7 +299,8 @@ class Projection:
                 raise ValueError(
                     f"expected embeddings h @ projection with autograd's graph, got "
                     f"z{number} {tuple(given.shape)} without such a product; multiply rows (N, H) "
-                    "by the parameter itself, with gradient, or pass h0 and h1"
+                    "by the parameter itself, with gradient; where there is none, as in an "
+                    "evaluation, pass h0 and h1, or use a loss without projection"
                 )
             found.append(one)
         return tuple(found)
