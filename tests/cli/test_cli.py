@@ -288,6 +288,8 @@ def test_mistakes_name_the_nearest_option(
         ["train", "--epoch", "3"], capsys
     )  # not a short form
     assert "did you mean --data photos?" in refused(["train", "photos"], capsys)
+    spaces = ["compare", "--recipes", "simclr", "hcl", "moco", "--epochs", "1"]
+    assert "did you mean --recipes simclr,hcl,moco?" in refused(spaces, capsys)
     assert "did you mean 'loss.mix'?" in refused(["train", "--loss.mxi", "fixed"], capsys)
     assert 'write "[512]"' in refused(["train", "--head_hidden", "512"], capsys)
     assert "did you mean 'seeds'?" in refused(["reproduce", "graphs", "--sedes", "1"], capsys)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unremix.data.sentence.tokens import Vocabulary, tokenise
+from unremix.data.sentence.tokens import Vocabulary, tokenize
 
 MOST_WORDS = 400_000  # of a file that enlarges a vocabulary; files begin with frequent words
 
@@ -226,7 +226,7 @@ def expand_encoder(
     Raises:
         ValueError: If the file shares too few words with the vocabulary.
     """
-    big = _read(Path(path), lambda word: tokenise(word) == [word], MOST_WORDS)
+    big = _read(Path(path), lambda word: tokenize(word) == [word], MOST_WORDS)
     if not big:
         raise ValueError(
             f"expected vectors of words in {path}, found none; a line is a word and its numbers, "
