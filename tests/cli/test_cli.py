@@ -19,7 +19,7 @@ import unremix
 from unremix.cli import main
 from unremix.cli.commands import show_results
 from unremix.cli.parser import make_parser
-from unremix.encoders import load_torchvision, make_encoder
+from unremix.encoders import make_encoder
 from unremix.evaluation.by_domain import evaluate_run
 from unremix.recipes import RECIPES
 
@@ -96,7 +96,7 @@ def test_a_folder_of_pictures(pictures: Path, tmp_path: Path) -> None:
     assert main(["export", str(run.path), "--format", "torchvision"]) == 0
     state = torch.load(run.path / "encoder.torchvision.pt", weights_only=True)
     other = make_encoder("resnet18", channels=3, image_size=16, width=4)
-    load_torchvision(other, state)  # type: ignore[arg-type]
+    other.load_state_dict(state)
     with torch.no_grad():
         assert torch.equal(other.eval()(plain(images, run.shape.settings)), expected)
 

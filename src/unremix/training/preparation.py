@@ -34,7 +34,7 @@ EXTENDED = ("epochs", "max_minutes", "threads")  # what may change when a run is
 
 
 def _is_first_process() -> bool:
-    """Whether this is the first of the processes, as far as those who start them have said yet."""
+    """Whether this is the first of the processes, as far as the launcher has said."""
     if "RANK" in os.environ:  # torchrun, also within a SLURM job, whose numbers are not its own
         return os.environ["RANK"] == "0"
     places = ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
