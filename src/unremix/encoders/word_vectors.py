@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from unremix.data.archives import open_maybe_packed
 from unremix.data.bounds import shorten
-from unremix.data.sentence.tokens import Vocabulary, tokenise
+from unremix.data.sentence.tokens import Vocabulary, tokenize
 
 LONGEST = 1 << 20  # bytes of a line; 300 numbers take some three thousand
 MOST_WORDS = 400_000  # of a file that enlarges a vocabulary; files begin with frequent words
@@ -247,7 +247,7 @@ def expand_encoder(
     Raises:
         ValueError: If the file shares too few words with the vocabulary.
     """
-    big = _read(Path(path), lambda word: tokenise(word) == [word], MOST_WORDS)
+    big = _read(Path(path), lambda word: tokenize(word) == [word], MOST_WORDS)
     if not big:
         raise ValueError(
             f"expected vectors of words in {path}, found none; a line is a word and its numbers, "
