@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from unremix.data.atomic_files import read_text, write_arrays, write_text
+from unremix.data.atomic_files import read_text, refuse_link, write_arrays, write_text
 from unremix.data.image.dataset import ImageData
 from unremix.data.image.items import read_items
 from unremix.data.locate import candidates
@@ -109,6 +109,7 @@ class RunData:
         self.data = domain.load_for(self.run, data)
         self.source = self.run.config.data if data is None else data
         kept = self.run.path / "embeddings" / f"{self._digest()}.npz"
+        refuse_link(kept.parent)
         if not kept.exists():
             found = domain.features(self.run, self.data)
             arrays = {"embeddings": found.embeddings.numpy(), "names": np.array(found.names)}
