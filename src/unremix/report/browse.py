@@ -122,9 +122,10 @@ class RunData:
         with reading(kept, "remove it"):
             arrays = read_arrays(kept)
             self.units: Floats = unit_rows(arrays["embeddings"])
+            for name in ("names", "labels"):
+                if name in arrays and arrays[name].shape != (len(self.units),):
+                    raise ValueError(f"{name} of shape {arrays[name].shape}")
             self.names: list[str] = arrays["names"].tolist()
-            if len(self.names) != len(self.units):
-                raise ValueError(f"{len(self.names)} names and {len(self.units)} embeddings")
             if "labels" in arrays:
                 labels = arrays["labels"].tolist()
                 classes = arrays["classes"].tolist() if "classes" in arrays else None
