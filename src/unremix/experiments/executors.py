@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from unremix.cluster.ray_engine import connect, node_resources
+from unremix.cluster.ray_engine import connect, node_resources, places_for
 from unremix.data.atomic_files import try_lock
 from unremix.data.printing import one_line
 from unremix.data.suggestions import needed_for
@@ -168,7 +168,9 @@ class Ray:
             processes=processes,
         )
         most = max(1, max(cores) // processes)  # more than the largest node has would wait for ever
-        return Share(share.jobs, min(share.threads, most), share.gpus)
+        threads = min(share.threads, most)
+        places_for(nodes, cpus=threads * processes, gpus=processes if share.gpus else 0)
+        return Share(share.jobs, threads, share.gpus)
 
     def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> RayRun:
         """Submit a task; it takes the lock itself, wherever it runs."""
