@@ -190,7 +190,7 @@ def test_what_goes_wrong_on_a_node_is_told_as_here() -> None:
     def make() -> Callable[[int], int]:
         raise FileNotFoundError("expected the run, found none")
 
-    with pytest.raises(FileNotFoundError, match="^expected the run, found none$"):
+    with pytest.raises(FileNotFoundError, match=r"^expected the run, found none$"):
         list(ray_map(make, [1, 2]))
 
 

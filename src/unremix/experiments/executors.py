@@ -41,6 +41,7 @@ On = Literal["local", "ray", "slurm"]
 SLURM_THREADS = 4  # CPUs of a run's process, unless SBATCH_CPUS_PER_TASK says
 SLURM_MINUTES = 24 * 60  # SBATCH_TIMELIMIT overrides it
 REASON = 200  # characters of a lost worker's error
+STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # exit codes of a training that was asked to stop
 
 
 def make_executor(on: On) -> Executor:
@@ -98,6 +99,7 @@ class Task:
 
         Raises:
             FileNotFoundError: If this machine does not see the experiment's folder.
+            InterruptedError: If the training was asked to stop, such as by a node that shuts down.
         """
         if not self.path.is_dir():
             raise FileNotFoundError(
@@ -131,6 +133,8 @@ class Task:
             if process.wait(GRACE) is None:
                 process.stop(signal.SIGKILL)
             raise
+        if code in STOPPED:
+            raise InterruptedError(f"{os.uname().nodename} stopped the training")
         return code, process.cpu_seconds
 
     def checkpoint(self) -> Any:
