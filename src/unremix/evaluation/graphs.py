@@ -15,7 +15,7 @@ from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphStore
 from unremix.domains.base import Measuring
 from unremix.domains.graph import GraphShape, graph_features
-from unremix.evaluation.cache import kept
+from unremix.evaluation.cache import cached
 from unremix.evaluation.card import begin_card, label_of
 from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import Accuracy, leave_one_out_knn, usual_neighbors
@@ -60,13 +60,9 @@ def measure_knn(features: Tensor, labels: Tensor, config: TrainConfig) -> Accura
 
 
 class GraphObserver:
-    """Measures an encoder at an epoch's end; warns at once of what evaluation will leave out.
+    """Measures an encoder; warns at once of what evaluation will leave out.
 
-    Args:
-        data: The graphs.
-        shape: What they decided.
-        config: The options.
-        say: Shows a message.
+    See :func:`unremix.evaluation.by_domain.make_observer`.
     """
 
     def __init__(
@@ -81,8 +77,7 @@ class GraphObserver:
 
     def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
         """The measurements after an epoch; those that cost something, about ten times in all."""
-        every = self.config.evaluate_every or max(1, self.config.epochs // 10)
-        if epoch != self.config.epochs and epoch % every:
+        if not self.config.evaluates_after(epoch):
             return {}
         features = graph_features(model.encoder, self.data.train.store)
         row = {"effective_rank": effective_rank(features)}
@@ -140,14 +135,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Measure a run's encoder, the same encoder untrained, and the summed node features.
 
-    Args:
-        run: The run.
-        data: Graphs to measure on; labels are needed.
-        own: Whether they are the run's own, so that what is left out is kept with its warnings.
-        progress: Told how far it is.
-
-    Returns:
-        The evaluation card.
+    Labels are needed. What is left out of the run's own graphs is kept with its warnings. Arguments
+    and result are those of :func:`unremix.evaluation.by_domain.evaluate_run`.
     """
     config, graph = run.config, run.config.graph
     labels = data.train.labels
@@ -194,7 +183,7 @@ def evaluate_run(
         else:  # recipes share it
             asked = (plan.outer, plan.inner, graph.classifiers, graph.repeats, config.seed)
             tensors = (features, labels, plan.kept)
-            card["results"][kind] = kept(run.path.parent, asked, tensors, measure)
+            card["results"][kind] = cached(run.path.parent, asked, tensors, measure)
     first = card["results"]["trained"]
     card["protocol"] = {
         name: measured.pop("protocol") for name, measured in first.items() if name != "features"

@@ -301,9 +301,8 @@ class Training:
         inputs = [images.split(size) for images in self.model.inputs(batch)]
         alone: AbstractContextManager[None] = nullcontext()
         if isinstance(self.wrapped, DistributedDataParallel):
-            alone = (
-                self.wrapped.no_sync()
-            )  # it would average after the first chunk: we do at the end
+            # It would average after the first chunk; we do so at the end.
+            alone = self.wrapped.no_sync()
         with alone:
             with torch.no_grad(), _running_statistics_held(self.model):
                 parts = [[self.model.embed(chunk) for chunk in chunks] for chunks in inputs]
