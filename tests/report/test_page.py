@@ -291,6 +291,9 @@ def test_charts() -> None:
     plot = draw_intervals([Interval("a & b", 0.1, 0.05, 0.2)], factor=100, title="t")
     assert "a &amp; b" in plot
     assert "clear" in plot
+    plot = draw_intervals([Interval("a", 0.0, -0.2, 0.2)], factor=100, title="t")
+    assert "clear" not in plot
+    assert re.findall(r">([−+\d]+)</text>", plot) == ["−20", "−10", "0", "+10", "+20"]
     rows = [{"epoch": 1.0, "knn": 0.9}, {"epoch": 2.0, "knn": 1.0}]
     bare = training_charts(rows, None)["knn"]
     assert bare.good == "Good: it rises."  # there are no lines to rise above
@@ -425,6 +428,7 @@ def test_the_command_compares_any_runs(
     half = 100 * math.hypot(measure["value"] - measure["low"], measure["high"] - measure["value"])
     assert row[0] == "other"
     assert [float(cell) for cell in row[1:]] == pytest.approx([0.0, -half, half])
+    assert "2 settings compared on digits" in page.read_text()
     # A comparison's folder names its runs and its reference.
     assert main(["report", str(tmp_path / "c")]) == 1
     assert "config.yaml" in capsys.readouterr().err

@@ -118,8 +118,9 @@ def draw(chart: Chart) -> Markup | None:
     for tick in ticks(factor * low, factor * high):
         at = y(tick / factor)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
+        shown = f"{tick:g}".replace("-", "−")
         parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{tick:g}</text>'
+            f'<text class="tick" x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{shown}</text>'
         )
     for tick in ticks(first, last, 7):
         if tick == int(tick):
@@ -210,11 +211,10 @@ def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) 
 
     parts = []
     for tick in ticks(low, high, 6):
-        look = "zero" if tick == 0 else "grid"
+        look, shown = ("zero", "0") if tick == 0 else ("grid", f"{tick:+g}".replace("-", "−"))
         parts.append(
             f'<line class="{look}" x1="{x(tick)}" x2="{x(tick)}" y1="4" y2="{height - 20}"/>'
-            f'<text class="tick" x="{x(tick)}" y="{height - 4}" text-anchor="middle">'
-            f"{tick:+g}</text>".replace("+0<", "0<")
+            f'<text class="tick" x="{x(tick)}" y="{height - 4}" text-anchor="middle">{shown}</text>'
         )
     for number, one in enumerate(intervals):
         at = row * number + 31

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from unremix.data.atomic_files import read_text, write_text
-from unremix.data.quantities import duration
+from unremix.data.quantities import counted, duration
 from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
@@ -410,8 +410,7 @@ def write_comparison_of(folder: Path) -> Path | None:
     if found is None or len(found[0]) < 2:
         return None
     runs, reference = found
-    title = f"Comparison on {folder.name}"
-    return write_comparison(runs, folder / "report.html", reference=reference, title=title)
+    return write_comparison(runs, folder / "report.html", reference=reference)
 
 
 def _mark(runs: Sequence[str | Path]) -> str:
@@ -459,7 +458,6 @@ def write_comparison(
     path: str | Path,
     *,
     reference: str | None = None,
-    title: str | None = None,
 ) -> Path:
     """Write a page that compares runs.
 
@@ -470,7 +468,6 @@ def write_comparison(
         runs: Run folders, at least two.
         path: The page.
         reference: The recipe that others are compared with; by default the first.
-        title: What to call it.
 
     Returns:
         The page.
@@ -493,12 +490,14 @@ def write_comparison(
     different = [f"{a.name} and {b.name}" for a, b in pairs if a.data != b.data]
     if different:
         says.append(f"Measured on different data, and not compared: {'; '.join(different)}.")
+    data = {name for group in groups for name, *_ in group.data}
+    on = f" on {data.pop()}" if len(data) == 1 and None not in data else ""
     charts = _curves(groups)
     negatives = _negatives(groups)
     page = render(
         "comparison.html",
         "comparison",
-        title=title or f"{len(groups)} setting{'s' * (len(groups) > 1)} compared",
+        title=f"{counted(len(groups), 'setting')} compared" + on,
         mark=_mark(runs),
         says=says,
         paired=bool(found) and all(between.paired for _, _, between in found),
