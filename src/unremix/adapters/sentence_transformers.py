@@ -311,6 +311,11 @@ class MixCallback(TrainerCallback):
             )
             return
         kept = torch.load(path, map_location="cpu", weights_only=True)
+        if missing_names := self.losses.keys() - kept.keys():
+            raise ValueError(
+                f"expected the mix of {sorted(missing_names)} in {path}, got that of "
+                f"{sorted(kept)}; resume with the same names of data sets"
+            )
         for name, loss in self.losses.items():
             loss.weighted.load_state_dict(kept[name])
 
