@@ -306,51 +306,52 @@ class Projection:
         return tuple(found)
 
 
+class TwoLayers:
+    """The layers of two encoders, of the first views and of the second.
+
+    Inputs of different widths have no inner product: their lengths take their place.
+
+    Args:
+        first: Of the first views.
+        second: Of the second views.
+    """
+
+    def __init__(self, first: LastLayer | Projection, second: LastLayer | Projection) -> None:
+        self.layers = (first, second)
+        self.bias = first.bias and second.bias
+
+    def find(self, *embeddings: Tensor, check: bool = True) -> tuple[Found, ...]:
+        """h of both views, as :meth:`LastLayer.find`."""
+        pairs = zip(self.layers, embeddings, strict=True)
+        found = [layer.find(each, check=check)[0] for layer, each in pairs]
+        if len({each.inputs.shape[1] for each in found}) > 1:
+            lengths = [each.inputs.norm(dim=1, keepdim=True) for each in found]
+            found = [replace(each, inputs=h) for each, h in zip(found, lengths, strict=True)]
+        return tuple(found)
+
+
+Watched = LastLayer | Projection | TwoLayers
+
+
 def watch(
     last_layer: nn.Module | tuple[nn.Module, nn.Module] | None,
     projection: Tensor | tuple[Tensor, Tensor] | None,
-) -> list[LastLayer | Projection]:
-    """Where h comes from: nothing, one layer, or two; the arguments are those of the losses."""
+) -> Watched | None:
+    """Where h comes from, if it is known; the arguments are those of the losses."""
     if last_layer is not None and projection is not None:
         raise ValueError(
             "expected last_layer or projection, got both; pass the one that makes the embeddings"
         )
-    if last_layer is None and projection is None:
-        return []
-    given: Any = projection if last_layer is None else last_layer
-    if isinstance(given, tuple) and len(given) != 2:
-        name = "projection" if last_layer is None else "last_layer"
+    kind: Any = LastLayer if projection is None else Projection
+    given: Any = last_layer if projection is None else projection
+    if not isinstance(given, tuple):
+        return None if given is None else kind(given)
+    if len(given) != 2:
+        name = "last_layer" if projection is None else "projection"
         raise ValueError(
             f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
         )
-    each_given = given if isinstance(given, tuple) else (given,)
-    if last_layer is None:
-        return [Projection(each) for each in each_given]
-    return [LastLayer(each) for each in each_given]
-
-
-def find_both(
-    layer: LastLayer | Projection,
-    second: LastLayer | Projection | None,
-    z0: Tensor,
-    z1: Tensor,
-    *,
-    check: bool,
-) -> tuple[Found, Found]:
-    """h of both views, each from its own layer where there are two; see :meth:`LastLayer.find`.
-
-    Inputs of different widths have no inner product: their lengths take their place.
-    """
-    if second is None:
-        first, other = layer.find(z0, z1, check=check)
-        return first, other
-    (first,), (other,) = layer.find(z0, check=check), second.find(z1, check=check)
-    if first.inputs.shape[1] == other.inputs.shape[1]:
-        return first, other
-    lengths = [
-        torch.linalg.vector_norm(each.inputs, dim=1, keepdim=True) for each in (first, other)
-    ]
-    return replace(first, inputs=lengths[0]), replace(other, inputs=lengths[1])
+    return TwoLayers(*(kind(each) for each in given))
 
 
 def _split(module: nn.Module) -> tuple[nn.Linear, nn.Module | None]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from unremix.core.checks import choose, number
 from unremix.core.scores import COMPONENTS
 from unremix.data.atomic_files import write_arrays
+from unremix.data.npz import read_arrays
 from unremix.data.quantities import counted
 from unremix.mining.embeddings import (
     Floats,
@@ -398,11 +399,10 @@ class _Kept:
         self.folder = folder / f"mined-{digest}"
 
     def read(self, first: int) -> Block | None:
-        path = self.folder / f"{first}.npz"
-        if not path.exists():
+        try:
+            return read_arrays(self.folder / f"{first}.npz")
+        except (FileNotFoundError, ValueError):  # none yet, or a damaged one, which is mined again
             return None
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
 
     def write(self, first: int, arrays: Block) -> None:
         write_arrays(self.folder / f"{first}.npz", arrays)
