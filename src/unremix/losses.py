@@ -758,7 +758,7 @@ def _mixed_weighting(
         components=tuple(components),
         scaling="zscore" if scaling == "zscore-exp" else scaling,
         sharpness=sharpness if exponential else None,
-        mass=choose("mass", preset.mass if mass is None else mass, get_args(Mass)),
+        mass=preset.mass if mass is None else mass,
         similarity_gradient=flows and bool(components),
     )
 
