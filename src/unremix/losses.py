@@ -177,7 +177,7 @@ class TwoViewLoss(Filtering):
         with full_precision(z0.device):
             if z0.dim() == 2 and z0.shape[0] == 1 and own is None and not self.gathers:
                 check_two_views("z", z0, z1)
-                return self._no_negatives(z0, z1)
+                return self._no_negatives(z0, z1, temperature)
             if own is not None and self.layout == "symmetric":
                 raise ValueError(
                     "expected no own negatives with layout='symmetric', got some; use "
@@ -315,7 +315,7 @@ class TwoViewLoss(Filtering):
         assert self.last_layer is not None
         return self.last_layer.find(z0, z1, check=checks_on(self.options.check, z0))
 
-    def _no_negatives(self, z0: Tensor, z1: Tensor) -> Tensor:
+    def _no_negatives(self, z0: Tensor, z1: Tensor, temperature: Tensor | float | None) -> Tensor:
         """A loss of 0 that is connected to everything, with a warning once."""
         if not self._warned and not torch.compiler.is_compiling():
             self._warned = True
@@ -324,7 +324,9 @@ class TwoViewLoss(Filtering):
                 "the last, incomplete one",
                 stacklevel=4,
             )
-        everything = (at_least_float32(z0), at_least_float32(z1), *self.parameters())
+        everything = [at_least_float32(z0), at_least_float32(z1), *self.parameters()]
+        if isinstance(temperature, Tensor):
+            everything.append(temperature)
         return torch.stack([each.sum() for each in everything]).sum() * 0.0
 
     def _options(

@@ -96,6 +96,9 @@ def test_few_steps_get_more_epochs() -> None:
     facts = {"epoch": 10, "step": 190}
     _, more = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}, **facts))
     assert more.startswith("The encoder was trained for only 190 steps. Raise --epochs to 43.")
+    facts["epochs"] = 100  # asked for, but the time was up
+    _, more = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}, **facts))
+    assert more == "The encoder was trained for only 190 steps. Raise --max_minutes."
 
 
 def test_the_readme_s_command_draws_no_advice_to_train_longer() -> None:

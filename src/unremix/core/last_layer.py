@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -67,12 +68,13 @@ class Recorder:
     """A forward hook that keeps inputs of the layer; it knows neither layer nor loss.
 
     All calls in training since the last use are kept, so that a batch may be embedded in any number
-    of parts. In evaluation and in compiled models two are. A copy or pickle of the layer carries it
-    along; there it records nothing.
+    of parts. In evaluation and in compiled models two are, or in evaluation all if ``keeps_all``. A
+    copy or pickle of the layer carries it along; there it records nothing.
     """
 
     def __init__(self, active: bool = True) -> None:
         self.active = active
+        self.keeps_all = False
         self.used = False
         self.size = 0
         # Not a list of tensors: torch.compile would look into it, and compile the model again
@@ -84,7 +86,7 @@ class Recorder:
         if not self.active or not inputs:
             return
         h, earlier = inputs[0].detach(), self.latest
-        if torch.compiler.is_compiling() or not layer.training:
+        if torch.compiler.is_compiling() or not (layer.training or self.keeps_all):
             earlier.previous = None
         else:
             size = h.numel() * h.element_size()
@@ -177,6 +179,18 @@ class LastLayer:
         # The copied layer outlives the copying only if a model was copied that holds it.
         twin.watches += self.watches
         return twin
+
+    @contextmanager
+    def keeping_all_calls(self) -> Iterator[None]:
+        """Within it, all calls are kept in evaluation too: a batch may be embedded in parts."""
+        recorders = [watch.recorder for watch in self.watches]
+        for recorder in recorders:
+            recorder.keeps_all = True
+        try:
+            yield
+        finally:
+            for recorder in recorders:
+                recorder.keeps_all = False
 
     @torch.no_grad()
     def find(self, *embeddings: Tensor, check: bool = True) -> tuple[Found, ...]:
@@ -285,7 +299,8 @@ class Projection:
                 raise ValueError(
                     f"expected embeddings h @ projection with autograd's graph, got "
                     f"z{number} {tuple(given.shape)} without such a product; multiply rows (N, H) "
-                    "by the parameter itself, with gradient, or pass h0 and h1"
+                    "by the parameter itself, with gradient; where there is none, as in an "
+                    "evaluation, pass h0 and h1, or use a loss without projection"
                 )
             found.append(one)
         return tuple(found)

@@ -76,8 +76,8 @@ def share_out(
     """Share the machine out among the runs of an experiment.
 
     Args:
-        runs: How many there are in all, done or not: a comparison that goes on where it was gives
-            its runs what they had before.
+        runs: How many there are in all, done or not, so that a resumed comparison gives its runs
+            what they had before.
         cores: CPU cores.
         gpus: Names of the GPUs that may be used.
         jobs: Runs at a time, if they are given.

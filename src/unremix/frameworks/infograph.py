@@ -84,6 +84,7 @@ class InfoGraph(Framework):
     section = "infograph"
     Options = InfoGraphOptions
     domains = ("graph",)
+    takes_views = False
 
     encoder: GraphEncoder
 

@@ -185,6 +185,7 @@ class SwAV(Projecting):
     summary = "SwAV: codes, no negatives"
     section = "swav"
     Options = SwAVOptions
+    is_divisible = False  # each prototype is normalized whole
 
     queue: Tensor
     queue_pointer: Tensor
