@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,3 +106,15 @@ def test_without_the_extra(run: SharedRun, monkeypatch: pytest.MonkeyPatch, tmp_
         run.save_pretrained(tmp_path)
     with pytest.raises(ImportError, match=r'pip install "unremix\[hub\]"'):
         unremix.load.from_pretrained("user/digits")
+
+
+def test_what_is_no_encoder_is_not_published(run: SharedRun, tmp_path: Path) -> None:
+    """A run folder from elsewhere may hold a link to a file that is nobody else's business."""
+    pytest.importorskip("huggingface_hub")
+    shutil.copytree(run.path, tmp_path / "run")
+    (tmp_path / "secret").write_text("a password")
+    (tmp_path / "run" / "encoder.safetensors").unlink()
+    (tmp_path / "run" / "encoder.safetensors").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match="cannot be read"):
+        unremix.load(tmp_path / "run").save_pretrained(tmp_path / "shared")
+    assert not (tmp_path / "shared" / "encoder.safetensors").exists()

@@ -11,6 +11,7 @@ from unremix.data.atomic_files import write_text
 from unremix.data.printing import markdown_table
 from unremix.data.suggestions import needed_for
 from unremix.evaluation.card import card_table, spread_of
+from unremix.training.checkpoints import read_safetensors
 from unremix.training.run import Layer, Run
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ def _on_the_hub(run: SharedRun) -> ModelHubMixin:
             f"expected a trained run with encoder.safetensors, got {str(run.path)!r} without; "
             "finish its training first"
         )
+
+    read_safetensors(run.path / "encoder.safetensors")  # nothing else is published under its name
 
     class Model(hub.ModelHubMixin):  # type: ignore[misc, name-defined, unused-ignore]
         def _save_pretrained(self, save_directory: Path) -> None:

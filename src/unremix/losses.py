@@ -22,7 +22,7 @@ from unremix.core.gather import (
     withdraw,
 )
 from unremix.core.importance import Importance, examine
-from unremix.core.last_layer import Found, LastLayer, Projection, find_both, sketch, watch
+from unremix.core.last_layer import Found, Watched, sketch, watch
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.options import EngineName, Logits, Options, Tile
 from unremix.core.pairs import Pairs
@@ -93,8 +93,7 @@ class TwoViewLoss(Filtering):
         )
         self.temperature = number("temperature", temperature, above=0)
         self.layout: Layout = choose("layout", layout, get_args(Layout))
-        self.last_layer: LastLayer | Projection | None = None
-        self.second_last_layer: LastLayer | Projection | None = None  # of a second encoder
+        self.last_layer: Watched | None = None
         self.sketch: int | None = None
         self.logit_scale: nn.Parameter | None = None
         if learnable_temperature:
@@ -178,7 +177,7 @@ class TwoViewLoss(Filtering):
         with full_precision(z0.device):
             if z0.dim() == 2 and z0.shape[0] == 1 and own is None and not self.gathers:
                 check_two_views("z", z0, z1)
-                return self._no_negatives(z0, z1)
+                return self._no_negatives(z0, z1, temperature)
             if own is not None and self.layout == "symmetric":
                 raise ValueError(
                     "expected no own negatives with layout='symmetric', got some; use "
@@ -310,13 +309,12 @@ class TwoViewLoss(Filtering):
             second = self.describe_views(self._ready(candidates))
             return self._examine(Comparison(first, second, pairs))
 
-    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, Found]:
+    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, ...]:
         """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
         assert self.last_layer is not None
-        check = checks_on(self.options.check, z0)
-        return find_both(self.last_layer, self.second_last_layer, z0, z1, check=check)
+        return self.last_layer.find(z0, z1, check=checks_on(self.options.check, z0))
 
-    def _no_negatives(self, z0: Tensor, z1: Tensor) -> Tensor:
+    def _no_negatives(self, z0: Tensor, z1: Tensor, temperature: Tensor | float | None) -> Tensor:
         """A loss of 0 that is connected to everything, with a warning once."""
         if not self._warned and not torch.compiler.is_compiling():
             self._warned = True
@@ -325,7 +323,9 @@ class TwoViewLoss(Filtering):
                 "the last, incomplete one",
                 stacklevel=4,
             )
-        everything = (at_least_float32(z0), at_least_float32(z1), *self.parameters())
+        everything = [at_least_float32(z0), at_least_float32(z1), *self.parameters()]
+        if isinstance(temperature, Tensor):
+            everything.append(temperature)
         return torch.stack([each.sum() for each in everything]).sum() * 0.0
 
     def _options(
@@ -657,7 +657,7 @@ class UnReMixLoss(TwoViewLoss):
             InfoNCE(prior, decoupled=decoupled),
             posterior_temperature=posterior_temperature,
             gradient=gradient,
-            bias=all(each.bias for each in watched) if watched else bias,
+            bias=bias if watched is None else watched.bias,
             tile=tile,
             engine=engine,
             check=check,
@@ -671,8 +671,7 @@ class UnReMixLoss(TwoViewLoss):
                 "use a positive integer"
             )
         self.sketch = sketch
-        self.last_layer = watched[0] if watched else None
-        self.second_last_layer = watched[1] if len(watched) > 1 else None
+        self.last_layer = watched
         self.component_names = tuple(name_of(each) for each in components)
         scores = [each.score if isinstance(each, Component) else each for each in components]
         pairs = zip(self.component_names, scores, strict=True)

@@ -69,7 +69,7 @@ def weights_of(z: torch.Tensor, weighting: Weighting, mix: list[float]) -> torch
     pairs = Pairs.both_views(z.shape[0] // 2)
     compared = Comparison(views, views, pairs)
     problem, vectors = make_problem(compared, options, 0.5, eager.ENGINE)
-    block = problem.block(problem.unscaled_logits(*vectors), *vectors)
+    _, block = problem.compare(*vectors)
     shares = torch.tensor(mix).to(z)
     return weigh(raw_scores(block, weighting), block.negatives, block.count, shares, weighting, 0.2)
 

@@ -436,3 +436,14 @@ def test_an_enlarged_encoder(tmp_path: Path) -> None:
     path.write_text("of course 1 1")
     with pytest.raises(ValueError, match="found none"):
         expand_encoder(encoder, vocabulary, path)
+
+
+def test_damaged_word_vectors_are_refused(tmp_path: Path) -> None:
+    """Also a line that does not end, which a packed file can hold in a few bytes."""
+    packed = gzip.compress(b"cat 1.0 2.0\n" * 1000)
+    damaged = (packed[:-20], packed[:20], b"no gzip", gzip.compress(bytes(2**25)))
+    for number, content in enumerate(damaged):
+        path = tmp_path / f"{number}.txt.gz"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"txt\.gz, got a damaged file \(.*; download"):
+            load_word_vectors(path, Vocabulary(["cat"]))

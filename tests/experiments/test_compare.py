@@ -50,6 +50,7 @@ from unremix.experiments.plan import (
     with_budget,
 )
 from unremix.experiments.processes import share_for, share_out
+from unremix.experiments.results import Results
 from unremix.experiments.tables import Outcome
 from unremix.options.config import TrainConfig
 from unremix.recipes import RECIPES
@@ -801,3 +802,31 @@ def test_a_real_run_that_fails(tmp_path: Path) -> None:
         "simclr",
         "hcl",
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "- 1", "recipes: 3", "recipes: [[1]]\nreference: a", "[" * 5000,
+     "recipes: [simclr]\nreference: simclr", "x: !!python/object/apply:os.getcwd []",
+     "recipes: [simclr]\nreference: simclr\nseeds: many\nthreads: 1\ntrain: {}"],
+)  # fmt: skip
+def test_a_damaged_folder_is_told_in_one_line(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "comparison.yaml").write_text(text)
+    words = ["--recipes", "simclr", "--seeds", "1", "--epochs", "1", "--output", str(tmp_path)]
+    assert main(["compare", *words]) == 1
+    assert "comparison.yaml" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 1
+    assert "expected " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "{}", "x", '{"name": "a"}', "[" * 10**5,
+             '{"name": "a", "epochs": 1, "loss": 1, "results": 3}',
+             '{"name": [1], "epochs": 1, "loss": 1, "results": {}}'],
+)  # fmt: skip
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "results.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=r"in line 1 of .*results\.jsonl, got "):
+        Results(tmp_path / "results.jsonl")

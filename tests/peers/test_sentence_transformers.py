@@ -25,6 +25,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from sentence_transformers.util import cos_sim
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertModel
 
@@ -227,6 +228,38 @@ def test_a_batch_of_one_pair(model: SentenceTransformer, mini_batch_size: int | 
     assert loss == 0
 
 
+@pytest.mark.parametrize("columns", [2, 3])
+@pytest.mark.parametrize("mode", ["joint", "per_direction"])
+def test_a_single_sample_in_two_directions(
+    model: SentenceTransformer, columns: int, mode: Any
+) -> None:
+    drawn = torch.randn(columns, 1, 5, generator=torch.Generator().manual_seed(0))
+    settings = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": mode}
+    theirs = MultipleNegativesRankingLoss(model, **settings)
+    expected = theirs.compute_loss_from_embeddings(list(drawn), None)
+    for options in ({"components": ()}, {}):  # a single negative has weight 1
+        embeddings = [each.clone().requires_grad_() for each in drawn]
+        ours = UnReMixLoss(model, **settings, **options)
+        loss = ours.compute_loss_from_embeddings(embeddings)
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        assert all(each.grad is not None for each in embeddings)
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+@pytest.mark.parametrize("mini_batch_size", [None, 2, 3])
+def test_evaluation_in_parts(
+    model: SentenceTransformer, columns: int, mini_batch_size: int | None
+) -> None:
+    model.eval()
+    features = batch(model, columns)
+    features[-1]["marker"] = torch.zeros(7)  # so that columns are embedded one by one
+    expected = UnReMixLoss(model, last_layer=model[2])(features[:], None)
+    loss_fn = UnReMixLoss(model, last_layer=model[2], mini_batch_size=mini_batch_size)
+    with torch.no_grad():
+        torch.testing.assert_close(loss_fn(features, None), expected.detach())
+
+
 # The trainer
 
 
@@ -305,6 +338,20 @@ def test_several_data_sets_with_losses_of_their_own(
     assert any("mix_one_similarity" in entry for entry in trainer.state.log_history)
 
 
+def test_the_mix_of_a_wrapped_loss_is_kept(model: SentenceTransformer, tmp_path: Path) -> None:
+    inner = UnReMixLoss(model)
+    loss_fn = MatryoshkaLoss(model, inner, [12, 6])
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments(tmp_path), loss=loss_fn, train_dataset=pairs(),
+        callbacks=[MixCallback(loss_fn)],
+    )  # fmt: skip
+    trainer.train()
+    kept = torch.load(tmp_path / "checkpoint-4" / LOSS_FILE)
+    assert torch.equal(kept[""]["mix_parameters"], inner.weighted.mix_parameters)
+    with pytest.raises(ValueError, match="expected an UnReMixLoss, or a loss around one, got Mult"):
+        MixCallback(MultipleNegativesRankingLoss(model))
+
+
 def test_bf16_training(model: SentenceTransformer, tmp_path: Path) -> None:
     trainer, _ = train(model, UnReMixLoss, tmp_path, bf16=True)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -371,6 +418,11 @@ def test_two_processes(tmp_path: Path) -> None:
 def test_what_is_refused(model: SentenceTransformer, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         UnReMixLoss(model, **options)
+
+
+def test_a_similarity_function_is_refused(model: SentenceTransformer) -> None:
+    with pytest.raises(TypeError, match="expected gather_across_devices to be True or False"):
+        UnReMixLoss(model, 20.0, cos_sim)  # type: ignore[arg-type]
 
 
 def test_one_column_is_refused(model: SentenceTransformer) -> None:

@@ -6,11 +6,13 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import shlex
 import shutil
 import sys
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +40,7 @@ from unremix.report.samples import take_sample
 from unremix.report.storage import Stored
 from unremix.report.words import commands, headline, in_python
 from unremix.training.run import Run
+from unremix.training.threads import limited_threads
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -154,6 +157,30 @@ def test_an_old_run_folder_is_collected_or_told(
     assert "trained encoder" in page
 
 
+def test_the_headline_tells_where_and_when_the_run_was_trained(run: Run, tmp_path: Path) -> None:
+    state = run.load_checkpoint()
+    assert state["device"] == "CPU, 1 thread"
+    until = datetime.fromisoformat(state["date"])
+    assert timedelta(0) <= datetime.now(timezone.utc) - until < timedelta(hours=1)
+    # Collected later and elsewhere, it is still that of the training.
+    copied = Run(shutil.copytree(run.path, tmp_path / "run"))
+    (copied.path / "report.npz").unlink()
+    os.utime(copied.checkpoint, (0, 0))
+    with limited_threads(2):
+        page = write_report(copied).read_text()
+    assert f'<dt>Finished</dt><dd dir="auto">{until:%Y-%m-%d %H:%M} UTC' in page
+    assert '<dt>Device</dt><dd dir="auto">CPU, 1 thread</dd>' in page
+    # An earlier version did not record it.
+    found = Stored.read(copied.path)
+    assert found is not None
+    Stored({k: v for k, v in found.about.items() if k != "trained"}, found.arrays).write(
+        copied.path
+    )
+    page = write_report(copied).read_text()
+    assert "<dt>Time</dt>" in page
+    assert not re.search("<dt>(Device|Finished|Version)", page)
+
+
 def test_the_page_is_closed(run: Run) -> None:
     page = (run.path / "report.html").read_text()
     assert "default-src 'none'" in page.replace("&#39;", "'")
@@ -174,7 +201,7 @@ def test_scripts_come_after_those_they_import() -> None:
     assert code.count("modules.data = ") == 1
 
 
-def test_graphs_are_drawn(tmp_path: Path) -> None:
+def test_graphs_are_drawn() -> None:
     square = np.array([[0, 1, 2, 3], [1, 2, 3, 0]])
     points = layout(square, 4)
     sides = [np.linalg.norm(points[a] - points[b]) for a, b in square.T]
@@ -190,11 +217,23 @@ def test_graphs_are_drawn(tmp_path: Path) -> None:
     assert all(0 <= part <= 100 for point in drawn.points for part in point)
     single = draw_graph(torch.zeros(2, 0, dtype=torch.long), torch.tensor([0]))
     assert len(single.points) == 1
-    found = Stored.read(graphs(tmp_path, "infograph-unremix").path)
+
+
+def test_a_page_of_graphs(tmp_path: Path) -> None:
+    run = graphs(tmp_path, "infograph-unremix")
+    found = Stored.read(run.path)
     assert found is not None
     drawing = found.about["drawings"][str(found.arrays["batch"][0])]
     assert drawing["marked"] is not None
     assert found.about["node_types"] == sorted(HOSTILE[:3])
+    # Their kNN has its error and its lines, though the card measures with classifiers.
+    rows = run.metrics()
+    chart = training_charts(rows, run.evaluation)["knn"]
+    ends = binomtest(round(40 * rows[-1]["knn"]), 40).proportion_ci(method="wilson")
+    assert chart.lines[0].band == [pytest.approx((ends.low, ends.high))]
+    assert set(chart.levels) == {"untrained encoder", "summed node features"}
+    assert run.evaluation is not None
+    assert run.evaluation["monitored"]["trained"]["value"] == pytest.approx(rows[-1]["knn"])
 
 
 def test_projection_keeps_groups_together(monkeypatch: pytest.MonkeyPatch) -> None:

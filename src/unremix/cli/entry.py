@@ -95,6 +95,21 @@ def _refuse_code(options: dict[str, Any], typed: Sequence[str]) -> None:
         raise ValueError(untrusted(code, "the --config file"))
 
 
+def _files_first(words: Sequence[str]) -> list[str]:
+    """The options of a command with those of files first, so that what is typed always wins.
+
+    Example:
+        >>> _files_first(["--epochs", "3", "--config", "options.yaml"])
+        ['--config', 'options.yaml', '--epochs', '3']
+    """
+    files: list[str] = []
+    others: list[str] = []
+    for number, word in enumerate(words):
+        of_file = word.startswith("--config=") or "--config" in (word, *words[:number][-1:])
+        (files if of_file else others).append(word)
+    return files + others
+
+
 def _run(command: str, typed: list[str]) -> int:
     if command == "doctor" and len(typed) == 1:  # needs no parser
         commands.doctor()
@@ -112,7 +127,7 @@ def _run(command: str, typed: list[str]) -> int:
     from unremix.cli.parser import Parser, make_parser
 
     Parser.typed = typed
-    chosen = make_parser(command).parse_args(typed)[command]
+    chosen = make_parser(command).parse_args([command, *_files_first(typed[1:])])[command]
     gc.enable()
     dry = command in ("train", "compare") and bool(chosen.pop("dry_run", False))
     words = shlex.join(["unremix", *typed])

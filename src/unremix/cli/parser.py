@@ -9,7 +9,12 @@ from inspect import Parameter, signature
 from itertools import takewhile
 from typing import Any, ClassVar, NoReturn
 
-from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
+from jsonargparse import (  # type: ignore[attr-defined]
+    SUPPRESS,
+    ActionConfigFile,
+    ArgumentParser,
+    set_parsing_settings,
+)
 
 import unremix
 from unremix.cli.commands import COMMANDS, SUMMARIES, SWITCHES, reproduce
@@ -55,6 +60,12 @@ def _sentence(message: str, actions: Sequence[Any], command: str) -> str:
         hint = types.get(named[1], types.get(named[1].partition(".")[2]))
         return mismatch(f"--{named[1]}", value[1].strip("'"), hint)
     message = " ".join(message.split())
+    denied = re.search(r"Importing '(.*?)' is not allowed", message)
+    if denied:
+        return (
+            f"expected the options of a section by name, got {denied[1]!r}, the name of a class; "
+            "write each option and its value"
+        )
     known = {option.lstrip("-") for action in actions for option in action.option_strings}
     unknown = re.match(r"[Uu]nrecognized arguments: (.*)$", message)
     if unknown:
@@ -102,6 +113,8 @@ class ConfigAction(ActionConfigFile):
 
 def make_parser(only: str | None = None) -> Parser:
     """The parser of all commands; the options of one alone take less time to import."""
+    # A value that names a class would have its module imported: no option of ours is a class.
+    set_parsing_settings(import_path_denylist=["*"])
     parser = Parser(
         allow_abbrev=False, prog="unremix", description="Good embeddings without labels."
     )

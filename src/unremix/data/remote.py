@@ -44,6 +44,8 @@ POLL = 0.05  # seconds between looks at a file that another process is fetching
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 PACKAGES = {"s3": '"unremix[s3]"', "s3a": '"unremix[s3]"', "gs": "gcsfs", "gcs": "gcsfs",
             "hf": '"unremix[hub]"', "abfs": "adlfs", "az": "adlfs"}  # fmt: skip
+# What changes when a file does, as file systems call it.
+TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "last_modified", "blob_id", "mtime")
 Result = TypeVar("Result")
 
 
@@ -84,11 +86,19 @@ def file_system(url: str) -> tuple[Any, str]:
         ValueError: If nobody reads such URLs.
     """
     protocol = url.partition("://")[0].lower()
+    if "::" in url:  # what one file says would decide which others are opened, and how
+        raise ValueError(
+            f"expected one URL, got a chain of several, {url!r}; name the last of them alone"
+        )
     with needed_for(f"{protocol}://"):
         import fsspec
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("s3", "s3a"):
-        options["config_kwargs"] = {"read_timeout": PATIENCE, "connect_timeout": PATIENCE}
+        options["config_kwargs"] = {
+            "read_timeout": PATIENCE,
+            "connect_timeout": PATIENCE,
+            "retries": {"total_max_attempts": 1},
+        }
     elif protocol in ("http", "https"):
         import aiohttp
 
@@ -102,8 +112,12 @@ def file_system(url: str) -> tuple[Any, str]:
         raise ImportError(
             f"expected the package that reads {protocol}://, but it is not installed; {remedy}"
         ) from error
-    except ValueError as error:
-        raise ValueError(f"expected a URL that fsspec reads, got {url!r} ({error})") from error
+    except Exception as error:  # every file system raises its own
+        raise ValueError(
+            f"expected a URL that fsspec reads, got {url!r} ({shorten(error)})"
+        ) from error
+    if protocol in ("s3", "s3a"):
+        found.retries = 1  # we repeat requests: its own would multiply the attempts, and the wait
     return found, path
 
 
@@ -151,7 +165,7 @@ def remote_file(url: str) -> RemoteFile:
 
 
 def _described(url: str, info: dict[str, Any]) -> RemoteFile:
-    tags = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "last_modified"))
+    tags = (info.get(key) for key in TAGS)
     size = info.get("size")
     return RemoteFile(url, -1 if size is None else int(size), str(next(filter(None, tags), "")))
 
@@ -180,7 +194,8 @@ def cache_folder() -> Path:
 @lru_cache(maxsize=2**16)  # asked for each sample of a shard
 def _kept_at(file: RemoteFile, _: str | None) -> Path:
     """Where a file is kept, if it is, under a value of UNREMIX_CACHE."""
-    digest = hashlib.sha256("\0".join(map(str, file)).encode()).hexdigest()[:32]
+    identity = "\0".join(map(str, file)).encode("utf-8", "backslashreplace")
+    digest = hashlib.sha256(identity).hexdigest()[:32]
     return cache_folder() / digest[:2] / digest / file.name
 
 

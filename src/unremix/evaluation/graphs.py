@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from unremix.domains.graph import GraphShape, graph_features
 from unremix.evaluation.cache import cached
 from unremix.evaluation.card import begin_card, label_of
 from unremix.evaluation.health import effective_rank
-from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
+from unremix.evaluation.knn import Accuracy, leave_one_out_knn, usual_neighbors
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework
 from unremix.options.config import TrainConfig
@@ -44,6 +45,18 @@ def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
     for note in plan.notes:
         warnings.warn(note, stacklevel=2)
     return plan
+
+
+def measure_knn(features: Tensor, labels: Tensor, config: TrainConfig) -> Accuracy:
+    """kNN accuracy of graphs, leaving one out.
+
+    Args:
+        features: Shape (G, F).
+        labels: Shape (G,).
+        config: The options.
+    """
+    k = config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
+    return leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
 
 
 class GraphObserver:
@@ -74,11 +87,8 @@ class GraphObserver:
                 "The embeddings have collapsed: all graphs have the same. Where the graphs differ, "
                 "lower --lr; node features of very different sizes need scaling first."
             )
-        labels = self.labels
-        if labels is not None:
-            k = self.config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
-            temperature = self.config.knn_temperature
-            row["knn"] = leave_one_out_knn(features, labels, k=k, temperature=temperature).value
+        if self.labels is not None:
+            row["knn"] = measure_knn(features, self.labels, self.config).value
         return row
 
 
@@ -160,6 +170,10 @@ def evaluate_run(
         "trained": graph_features(run.encoder(), store),
         "untrained": graph_features(run.encoder(trained=False), store),
         "summed node features": summed_features(store),
+    }
+    # What the curve of the epochs is compared with; the classifiers below are the measurement.
+    card["monitored"] = {
+        kind: asdict(measure_knn(features, labels, config)) for kind, features in found.items()
     }
     card["results"] = {}
     for kind, features in found.items():

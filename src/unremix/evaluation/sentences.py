@@ -139,7 +139,7 @@ def evaluate_run(
             why = "for SentEval's tasks name their folder with --sentence.senteval or UNREMIX_DATA"
         card["note"] = f"the text has no topics to distinguish; {why}"
         return card
-    results = {}
+    results, monitored = {}, {}
     protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}
     for kind in ("trained", "untrained"):
         encoder, vocabulary = reader(run, trained=kind == "trained")
@@ -153,6 +153,12 @@ def evaluate_run(
             weights = encoder.state_dict().values()
             results[kind], tasks = cached(Path(config.runs), asked, weights, measure)
         protocol |= tasks or {}
+        if data.topics is not None:
+            features, documents = corpus_features(encoder, data, WATCHED)
+            if len(documents.unique()) > 1:
+                monitored[kind] = _topic_knn(features, documents, config)
+    if monitored:
+        card["monitored"] = monitored  # what the curve of the epochs is compared with
     if data.topics is not None:
         protocol["knn"] = "topic of a sentence by its nearest sentences, leaving one out, cosine"
     card["results"], card["protocol"] = results, protocol

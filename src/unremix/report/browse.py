@@ -25,6 +25,7 @@ from unremix.data.atomic_files import read_text, write_arrays, write_text
 from unremix.data.image.dataset import ImageData
 from unremix.data.image.items import read_items
 from unremix.data.locate import candidates
+from unremix.data.npz import read_arrays
 from unremix.data.quantities import counted
 from unremix.mining.embeddings import Floats, Integers, unit_rows
 from unremix.mining.files import write_rows
@@ -116,15 +117,18 @@ class RunData:
             if found.classes is not None:
                 arrays["classes"] = np.array(list(found.classes))
             write_arrays(kept, arrays)
-        with reading(kept, "remove it"), np.load(kept, allow_pickle=False) as arrays:
+        self.labels: list[str] | None = None
+        with reading(kept, "remove it"):
+            arrays = read_arrays(kept)
             self.units: Floats = unit_rows(arrays["embeddings"])
             self.names: list[str] = arrays["names"].tolist()
-            labels = arrays["labels"].tolist() if "labels" in arrays else None
-            classes = arrays["classes"].tolist() if "classes" in arrays else None
+            if len(self.names) != len(self.units):
+                raise ValueError(f"{len(self.names)} names and {len(self.units)} embeddings")
+            if "labels" in arrays:
+                labels = arrays["labels"].tolist()
+                classes = arrays["classes"].tolist() if "classes" in arrays else None
+                self.labels = [str(one) if classes is None else classes[one] for one in labels]
         self.coarse = isinstance(self.data, ImageData) and self.run.shape.image_size < TILE
-        self.labels: list[str] | None = None
-        if labels is not None:
-            self.labels = [str(one) if classes is None else classes[one] for one in labels]
 
     def _digest(self) -> str:
         """Of the encoder and of the data: of their files' names, sizes and times."""
@@ -135,7 +139,7 @@ class RunData:
             files += sorted(path for path in (where, *where.rglob("*")) if path.is_file())
         for path in files:
             stat = os.stat(path)
-            digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+            digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         return digest.hexdigest()[:16]
 
     def row_of(self, query: str) -> int:

@@ -16,7 +16,7 @@ import yaml
 from markupsafe import Markup
 from torch import Tensor
 
-from unremix.data.atomic_files import write_text
+from unremix.data.atomic_files import read_text, write_text
 from unremix.data.quantities import duration
 from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
 from unremix.evaluation.statistics import paired_difference, summarize
@@ -26,7 +26,7 @@ from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, l
 from unremix.report.page import page_data
 from unremix.report.rendering import as_json, render
 from unremix.report.storage import Stored
-from unremix.training.run import Run
+from unremix.training.run import LARGEST_CONFIG, Run, reading
 
 SHOWN = 12  # negatives of an anchor
 MOST_PAIRS = 15  # sentences; of more runs, each is compared with the reference alone
@@ -335,16 +335,30 @@ def _costs(groups: Sequence[Group]) -> list[list[str]]:
     return rows
 
 
+def read_comparison(folder: Path) -> dict[str, Any]:
+    """What the ``comparison.yaml`` of a folder says.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    file = folder / "comparison.yaml"
+    with reading(file, "restore a copy, or compare again with another --output"):
+        options: dict[str, Any] = yaml.safe_load(read_text(file, LARGEST_CONFIG))
+        if not all(isinstance(name, str) for name in (options["reference"], *options["recipes"])):
+            raise TypeError("recipes that are not names")
+        return options
+
+
 def runs_of_comparison(folder: Path) -> tuple[list[Path], str | None] | None:
     """The finished runs of a comparison's folder and its reference; None if it is none."""
     file = folder / "comparison.yaml"
     if not file.exists():
         return None
-    options = yaml.safe_load(file.read_text(encoding="utf-8"))
+    options = read_comparison(folder)
     found = sorted(path.parent for path in (folder / "runs").glob("*/evaluation.json"))
-    order = {name: number for number, name in enumerate(options.get("recipes", ()))}
+    order = {name: number for number, name in enumerate(options["recipes"])}
     found.sort(key=lambda path: order.get(path.name.rpartition("-")[0], len(order)))
-    return found, options.get("reference")
+    return found, options["reference"]
 
 
 def write_comparison_of(folder: Path) -> Path | None:

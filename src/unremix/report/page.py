@@ -50,7 +50,10 @@ def _measure_chart(rows: Sequence[Row], card: Mapping[str, Any] | None) -> Chart
     """kNN over the epochs, with its error and what there is without training."""
     points = _points(rows, "knn")
     results = (card or {}).get("results") or {}
-    found = {kind: measures_of(result).get("knn") for kind, result in results.items()}
+    # Some cards measure kNN on other items than the curve does, or not at all, and give both.
+    found = (card or {}).get("monitored") or {
+        kind: measures_of(result).get("knn") for kind, result in results.items()
+    }
     count = (found.get("trained") or {}).get("count")
     band = None
     if count:
@@ -319,20 +322,26 @@ def _facts(
         data += ", no labels" if labels is None else f", {len(classes or set(labels))} classes"
     tau = "" if about is None else f", τ {about['weighting']['temperature']:.3g}"
     epochs = config.epochs if card is None else card["epoch"]
-    trained = counted(epochs, "epoch")
     facts = [
         ("Data", data),
         ("Encoder", encoder),
         ("Recipe", f"{config.composed_name}{tau}, seed {config.seed}"),
-        ("Training", f"{trained}, batches of {config.batch_size}"),
+        ("Training", f"{counted(epochs, 'epoch')}, batches of {config.batch_size}"),
     ]
-    if about is not None:
-        facts += [
-            ("Device", about["device"]),
-            ("Time", duration(about["seconds"])),
-            ("Finished", about["date"].replace("T", " ").replace("+00:00", " UTC")),
-            ("Version", f"unremix {about['writer']}"),
-        ]
+    # A run of an earlier version may not tell where and when it was trained.
+    trained = (about or {}).get("trained", {})
+    seconds, date, version = (
+        (about or {}).get("seconds"),
+        trained.get("date"),
+        trained.get("version"),
+    )
+    told = {
+        "Device": trained.get("device"),
+        "Time": seconds and duration(seconds),
+        "Finished": date and date.replace("T", " ").replace("+00:00", " UTC"),
+        "Version": version and f"unremix {version}",
+    }
+    facts += [(name, value) for name, value in told.items() if value]
     return facts
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
+from unremix.training.record import device_in_words
 from unremix.training.run import Run
 from unremix.training.sharding import divide, gathered, is_divided, shard
 from unremix.training.stopping import Stop, requeue, resume_command
@@ -349,6 +350,12 @@ class Training:
             "record": self.prepared.record,
             "step": self.step,
             "seconds": self.seconds,
+            "device": device_in_words(
+                self.fabric.device,
+                processes=self.fabric.world_size,
+                threads=torch.get_num_threads(),
+            ),
+            "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
             "stopped": self.stopped,
             "losses": self.losses,
             "rows": self.rows,

@@ -44,6 +44,13 @@ def test_auto_takes_native_where_it_serves() -> None:
     assert find_engine(Options(MIXED), like, temperature=torch.ones(())).name == "eager"
 
 
+@pytest.mark.parametrize("temperature", [0.5, torch.tensor(0.5)])
+def test_constants_need_no_gradient(temperature: Any) -> None:
+    views = torch.eye(4), torch.eye(4)
+    loss = UnReMixLoss(components=(), engine="eager")(*views, temperature=temperature)
+    torch.testing.assert_close(loss.detach(), InfoNCELoss(temperature=0.5)(*views))
+
+
 def test_the_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     like = torch.zeros(1)
     monkeypatch.setenv("UNREMIX_ENGINE", "eager")
