@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import fsspec
 import numpy as np
@@ -57,6 +61,11 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         (place / f"{number}.png").write_bytes(picture(100 + number))
     return folder
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
 
 
 def upload(files: fsspec.AbstractFileSystem, folder: Path, root: str) -> None:
@@ -159,6 +168,31 @@ def test_a_changed_file_is_fetched_again(memory: str) -> None:
     assert (before.read_bytes(), after.read_bytes()) == (b"first", b"second!")
 
 
+def test_a_changed_file_of_the_same_size_is_fetched_again(cache: Path, tmp_path: Path) -> None:
+    """Many web servers say only when a file was last modified."""
+    (tmp_path / "web").mkdir()
+    place = tmp_path / "web" / "one.txt"
+    handler = partial(QuietHandler, directory=str(place.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/one.txt"
+        found = []
+        for number, text in enumerate(("first", "other")):
+            place.write_text(text)
+            os.utime(place, (10**9 + number, 10**9 + number))
+            path = fetch(remote_file(url))
+            assert path is not None
+            found.append(path.read_text())
+        server.shutdown()
+    assert found == ["first", "other"]
+
+
+@pytest.mark.parametrize("key", ["ETag", "etag", "Last-Modified", "LastModified", "blob_id"])
+def test_what_changes_with_a_file_is_its_tag(key: str) -> None:
+    described = remote._described("hf://datasets/a/b.tar", {"size": 3, key: "abc"})
+    assert described == remote.RemoteFile("hf://datasets/a/b.tar", 3, "abc")
+
+
 def test_missing_shards_are_all_named(memory: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"2 shards cannot be read.*s-3.*s-4") as told:
         load_images(f"{memory}/shards/s-{{0..4}}.tar")
@@ -226,6 +260,18 @@ def test_an_object_that_never_arrives_whole_is_reported_and_not_kept(s3: S3, cac
         load_images("s3://data/shards/s-{0..2}.tar")
     kept = [path.name for path in cache.glob("*/*/*")]
     assert sorted(kept) == ["s-0.tar", "s-2.tar"]
+    assert s3.gets()["/data/shards/s-1.tar"] == remote.ATTEMPTS
+
+
+def test_an_object_that_stalls_is_tried_as_often_as_the_message_says(
+    s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 2)
+    file = remote_file("s3://data/shards/s-0.tar")
+    s3.spoil(**{"data__shards__s-0.tar": [2.0] * 200})
+    with pytest.raises(ConnectionError, match=r"Read timeout.*in 2 attempts"):
+        fetch(file)
+    assert s3.gets() == {"/data/shards/s-0.tar": 2}
 
 
 def test_a_truncated_object_is_reported(local: Path, s3: S3, tmp_path: Path) -> None:

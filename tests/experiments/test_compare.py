@@ -1,4 +1,4 @@
-"""Comparisons: what is run, that it goes on where it was, and what the table says."""
+"""Comparisons: what is run, that it resumes, and what the table says."""
 
 from __future__ import annotations
 
@@ -626,7 +626,7 @@ def test_stopped_and_started_again(
     printed = io.StringIO()
     run_compare(folder, console=Console(file=printed))
     assert "1 of 4 runs are done already" in printed.getvalue()
-    assert "hcl, seed 0: goes on at 50%" in printed.getvalue()
+    assert "hcl, seed 0: resumes at 50%" in printed.getvalue()
     assert "begins at epoch 1" in (folder / "logs" / "hcl-0.txt").read_text()
     assert "--resume" in (folder / "logs" / "hcl-0.txt").read_text()
     assert starts(folder, "simclr-0") == 1

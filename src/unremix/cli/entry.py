@@ -79,11 +79,16 @@ def _answer(typed: list[str]) -> int:
         return 130
 
 
+def _options_named(typed: Sequence[str]) -> frozenset[str]:
+    """The options that were typed, whatever a file says besides."""
+    return frozenset(word[2:].partition("=")[0] for word in typed if word.startswith("--"))
+
+
 def _refuse_code(options: dict[str, Any], typed: Sequence[str]) -> None:
     """Refuse code that a --config file names and the user did not type."""
     from unremix.options.config import code_of, untrusted
 
-    names = [word.lstrip("-").partition("=")[0] for word in typed if word.startswith("--")]
+    names = _options_named(typed)
     imports = () if "imports" in names else options["imports"] or ()
     code = code_of(imports, "" if "backbone" in names else options["backbone"] or "")
     if code and not options["trust"]:
@@ -150,8 +155,7 @@ def _run(command: str, typed: list[str]) -> int:
         load_extensions(options["imports"] or ())
         options["domain"] = options["domain"] or domain_of(own["recipes"])
         # A budget wins over the epochs of a file, but not over those on the command line.
-        names = (word.lstrip("-").partition("=")[0] for word in typed if word.startswith("--"))
-        training = TrainConfig(**options, given=frozenset(names))
+        training = TrainConfig(**options, given=_options_named(typed))
         return commands.compare(CompareConfig(**own), training, words, dry=dry)
     if command == "reproduce":
         return commands.reproduce(**vars(chosen), command=words)

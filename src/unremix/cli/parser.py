@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
+from itertools import takewhile
 from typing import Any, ClassVar, NoReturn
 
 from jsonargparse import (  # type: ignore[attr-defined]
@@ -69,11 +70,9 @@ def _sentence(message: str, actions: Sequence[Any], command: str) -> str:
     unknown = re.match(r"[Uu]nrecognized arguments: (.*)$", message)
     if unknown:
         word = unknown[1].split()[0].partition("=")[0]
-        if not word.startswith("-") and "data" in known:
-            return (
-                f"expected options of this command, got {unknown[1]}; did you mean --data {word}?"
-            )
         hint = did_you_mean(word.lstrip("-"), known) or "; see --help"
+        if not word.startswith("-") and "data" in known:
+            hint = f"; did you mean {_meant(word, Parser.typed)}?"
         return f"expected options of this command, got {unknown[1]}{hint}"
     required = re.search(r"arguments are required: (.*)$", message)
     if required:
@@ -84,6 +83,20 @@ def _sentence(message: str, actions: Sequence[Any], command: str) -> str:
         if (option or quoted) not in known:
             message += did_you_mean(option or quoted, known)
     return message
+
+
+def _meant(word: str, typed: Sequence[str]) -> str:
+    """What a word was meant for that follows no option.
+
+    Example:
+        >>> _meant("hcl", ["compare", "--recipes", "simclr", "hcl", "moco", "--epochs", "3"])
+        '--recipes simclr,hcl,moco'
+        >>> _meant("photos", ["compare", "photos"])
+        '--data photos'
+    """
+    following = typed[typed.index("--recipes") + 1 :] if "--recipes" in typed else ()
+    names = list(takewhile(lambda one: not one.startswith("-"), following))
+    return f"--recipes {','.join(names)}" if word in names else f"--data {word}"
 
 
 class ConfigAction(ActionConfigFile):

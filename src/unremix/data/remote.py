@@ -44,6 +44,8 @@ POLL = 0.05  # seconds between looks at a file that another process is fetching
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 PACKAGES = {"s3": '"unremix[s3]"', "s3a": '"unremix[s3]"', "gs": "gcsfs", "gcs": "gcsfs",
             "hf": '"unremix[hub]"', "abfs": "adlfs", "az": "adlfs"}  # fmt: skip
+# What changes when a file does, as file systems call it.
+TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "last_modified", "blob_id", "mtime")
 Result = TypeVar("Result")
 
 
@@ -92,7 +94,11 @@ def file_system(url: str) -> tuple[Any, str]:
         import fsspec
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("s3", "s3a"):
-        options["config_kwargs"] = {"read_timeout": PATIENCE, "connect_timeout": PATIENCE}
+        options["config_kwargs"] = {
+            "read_timeout": PATIENCE,
+            "connect_timeout": PATIENCE,
+            "retries": {"total_max_attempts": 1},
+        }
     elif protocol in ("http", "https"):
         import aiohttp
 
@@ -110,6 +116,8 @@ def file_system(url: str) -> tuple[Any, str]:
         raise ValueError(
             f"expected a URL that fsspec reads, got {url!r} ({shorten(error)})"
         ) from error
+    if protocol in ("s3", "s3a"):
+        found.retries = 1  # we repeat requests: its own would multiply the attempts, and the wait
     return found, path
 
 
@@ -157,7 +165,7 @@ def remote_file(url: str) -> RemoteFile:
 
 
 def _described(url: str, info: dict[str, Any]) -> RemoteFile:
-    tags = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "last_modified"))
+    tags = (info.get(key) for key in TAGS)
     size = info.get("size")
     return RemoteFile(url, -1 if size is None else int(size), str(next(filter(None, tags), "")))
 

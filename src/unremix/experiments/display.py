@@ -122,7 +122,7 @@ class Display:
             case Begun(job, work) if work.process is None:
                 self.say(f"{job}: still under way from an earlier start")
             case Begun(job, work) if self.live is None:
-                begins = f"goes on at {work.before:.0%}" if work.before else "begins"
+                begins = f"resumes at {work.before:.0%}" if work.before else "begins"
                 self.say(f"{job}: {begins}")
             case Ended(job, work):
                 self._ended(job, work)

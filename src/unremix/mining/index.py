@@ -88,9 +88,15 @@ class Found:
 
 
 class Index(Protocol):
-    """A corpus that can be searched."""
+    """A corpus that can be searched.
+
+    Args:
+        corpus: Shape (C, D).
+        kind: How it is searched; what was found by one kind is not taken for another's.
+    """
 
     corpus: NDArray[Any]
+    kind: Kind
 
     def search(
         self,
@@ -139,6 +145,8 @@ class ExactIndex:
     Args:
         corpus: Shape (C, D).
     """
+
+    kind: Kind = "exact"
 
     def __init__(self, corpus: NDArray[Any]) -> None:
         self.corpus = corpus
@@ -254,7 +262,7 @@ class FaissIndex:
     def __init__(self, corpus: NDArray[Any], kind: Kind, folder: Path | None = None) -> None:
         with needed_for(f"the index {kind!r}", "use the index 'exact'"):
             import faiss
-        self.corpus = corpus
+        self.corpus, self.kind = corpus, kind
         self.index: Any
         kept = None
         if folder is not None and kind != "flat":  # a flat one is nothing but a copy

@@ -34,7 +34,7 @@ EXTENDED = ("epochs", "max_minutes", "threads")  # what may change when a run is
 
 
 def _is_first_process() -> bool:
-    """Whether this is the first of the processes, as far as those who start them have said yet."""
+    """Whether this is the first of the processes, as far as the launcher has said."""
     if "RANK" in os.environ:  # torchrun, also within a SLURM job, whose numbers are not its own
         return os.environ["RANK"] == "0"
     places = ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
@@ -140,10 +140,11 @@ def check(config: TrainConfig) -> None:
             "expected --strategy fsdp without --chunk and --audit_every, which need whole "
             "gradients, got one of them; leave it out, or use ddp"
         )
-    if config.strategy == "fsdp" and "swav" in (config.recipe, config.framework):
+    composition = config.composition()
+    if config.strategy == "fsdp" and not getattr(composition.framework, "is_divisible", True):
         raise ValueError(
-            "expected --strategy fsdp with another framework than SwAV, whose prototypes are "
-            "normalized whole, got swav; use ddp"
+            "expected --strategy fsdp with a framework whose parameters can be divided, got "
+            f"{composition.parts['framework']}; use ddp"
         )
     needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
     needed |= {
@@ -159,10 +160,8 @@ def check(config: TrainConfig) -> None:
         with torch.random.fork_rng(devices=[]):
             _check_encoder(config)
             # The parts together, around layers of size 1: the images decide the real ones.
-            framework = config.composition().make_framework(
-                nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1))
-            )
-        if config.audit_every is not None and not config.composition().has_weights:
+            framework = composition.make_framework(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
+        if config.audit_every is not None and not composition.has_weights:
             raise ValueError(
                 f"expected a framework with negatives for --audit_every, got {config.recipe!r}, "
                 "which has none; leave it out"
