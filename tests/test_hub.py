@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,25 @@ def test_saved_and_read_again(run: SharedRun, tmp_path: Path) -> None:
     assert not list((tmp_path / "shared").rglob("*.ckpt"))
     again = unremix.load.from_pretrained(tmp_path / "shared")
     assert torch.equal(again.embed(DIGITS), run.embed(DIGITS))
+
+
+def test_a_run_gets_a_card_in_its_own_folder(run: SharedRun) -> None:
+    pytest.importorskip("huggingface_hub")
+    before = run.embed(DIGITS)
+    run.save_pretrained(run.path)
+    card = run.path / "README.md"
+    assert card.read_text() == model_card(run)
+    card.unlink()
+    assert torch.equal(unremix.load(run.path).embed(DIGITS), before)
+
+
+def test_the_head_is_not_published(run: SharedRun, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    run.save_pretrained(tmp_path)
+    for name in (tmp_path, "user/digits"):
+        with pytest.raises(ValueError, match="expected layer='backbone' of a published run, got"):
+            unremix.load.from_pretrained(name, layer="head")
+    assert unremix.load.from_pretrained(run.path, layer="head").embed(DIGITS).shape[0] == 3
 
 
 @pytest.fixture
@@ -105,3 +125,15 @@ def test_without_the_extra(run: SharedRun, monkeypatch: pytest.MonkeyPatch, tmp_
         run.save_pretrained(tmp_path)
     with pytest.raises(ImportError, match=r'pip install "unremix\[hub\]"'):
         unremix.load.from_pretrained("user/digits")
+
+
+def test_what_is_no_encoder_is_not_published(run: SharedRun, tmp_path: Path) -> None:
+    """A run folder from elsewhere may hold a link to a file that is nobody else's business."""
+    pytest.importorskip("huggingface_hub")
+    shutil.copytree(run.path, tmp_path / "run")
+    (tmp_path / "secret").write_text("a password")
+    (tmp_path / "run" / "encoder.safetensors").unlink()
+    (tmp_path / "run" / "encoder.safetensors").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match="cannot be read"):
+        unremix.load(tmp_path / "run").save_pretrained(tmp_path / "shared")
+    assert not (tmp_path / "shared" / "encoder.safetensors").exists()

@@ -74,6 +74,11 @@ FILES = sorted(
 )
 
 
+def test_the_root_holds_few_modules() -> None:
+    known = {"__init__", "__main__", "losses", "audit", "recipes", "pipeline", "hub"}
+    assert {path.stem for path in SOURCE.glob("*.py")} == known
+
+
 def test_every_module_belongs_to_a_stage() -> None:
     found = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
     assert found - {"__init__", "__main__"} == set(STAGES)

@@ -373,11 +373,13 @@ def test_the_temperature_can_be_learned(batch: Batch, make: Any) -> None:
 def test_one_pair_gives_a_loss_of_zero_and_one_warning(make: Any) -> None:
     z0, z1 = torch.randn(2, 1, 4).unbind()
     z0.requires_grad_()
+    tau = torch.tensor(0.4, requires_grad=True)
     loss_fn = make()
     with pytest.warns(UserWarning, match="one pair has no negatives"):
-        loss = loss_fn(z0, z1)
+        loss = loss_fn(z0, z1, temperature=tau)
     assert loss == 0
     loss.backward()
+    assert tau.grad == 0
     assert torch.equal(z0.grad, torch.zeros(1, 4))
     assert all(torch.equal(each.grad, torch.zeros_like(each)) for each in loss_fn.parameters())
     assert loss_fn(z0, z1) == 0  # no further warning: warnings are errors here

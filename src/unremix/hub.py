@@ -11,6 +11,7 @@ from unremix.data.atomic_files import write_text
 from unremix.data.printing import markdown_table
 from unremix.data.suggestions import needed_for
 from unremix.evaluation.card import card_table, spread_of
+from unremix.training.checkpoints import read_safetensors
 from unremix.training.run import Layer, Run
 
 if TYPE_CHECKING:
@@ -114,9 +115,14 @@ class SharedRun(Run):
 
         Raises:
             ImportError: Without the extra ``hub``, unless it is a folder.
+            ValueError: For another layer of a run that was published.
         """
         if Path(name).is_dir():
+            if layer != "backbone" and not (Path(name) / "checkpoints").is_dir():
+                raise _unpublished(layer)
             return cls(name, layer=layer, trust=trust)
+        if layer != "backbone":
+            raise _unpublished(layer)
         folder = _hub().snapshot_download(
             str(name),
             revision=revision,
@@ -126,6 +132,13 @@ class SharedRun(Run):
             allow_patterns=list(FILES),
         )
         return cls(folder, layer=layer, trust=trust)
+
+
+def _unpublished(layer: str) -> ValueError:
+    return ValueError(
+        f"expected layer='backbone' of a published run, got {layer!r}, which is not published; "
+        "load the run's own folder for it"
+    )
 
 
 def _hub() -> Any:
@@ -143,10 +156,13 @@ def _on_the_hub(run: SharedRun) -> ModelHubMixin:
             "finish its training first"
         )
 
+    read_safetensors(run.path / "encoder.safetensors")  # nothing else is published under its name
+
     class Model(hub.ModelHubMixin):  # type: ignore[misc, name-defined, unused-ignore]
         def _save_pretrained(self, save_directory: Path) -> None:
+            in_place = run.path.resolve() == save_directory.resolve()
             for name in FILES:
-                if (run.path / name).is_file():
+                if (run.path / name).is_file() and not in_place:
                     shutil.copyfile(run.path / name, save_directory / name)
             write_text(save_directory / "README.md", model_card(run))
 

@@ -235,6 +235,11 @@ class Composition:
     epochs: int = 200
 
     @property
+    def framework(self) -> Callable[..., Any]:
+        """The framework, which says what it takes and serves."""
+        return PARTS["framework"][self.parts["framework"]]
+
+    @property
     def has_weights(self) -> bool:
         """Whether there are negatives to weight."""
         return self.parts["weighting"] != NOTHING
@@ -253,8 +258,7 @@ class Composition:
         """The loss, where there are negatives."""
         if not self.has_weights:
             return None
-        framework = PARTS["framework"][self.parts["framework"]]
-        shared = getattr(framework, "loss_options", ())
+        shared = getattr(self.framework, "loss_options", ())
         given = vars(self.make_options("framework")) if shared else {}
         further = {name: given[name] for name in shared if given[name] is not None}
         loss: TwoViewLoss = self.make_options("weighting")(
@@ -272,7 +276,6 @@ class Composition:
             head: Features to embeddings (N, D), for the frameworks that have one.
             gather: Whether the negatives come from all processes.
         """
-        part = PARTS["framework"][self.parts["framework"]]
         available = {
             "encoder": encoder,
             "head": head,
@@ -283,8 +286,10 @@ class Composition:
         kinds: tuple[Kind, ...] = ("mixing", "negatives")
         for kind in kinds:
             available[kind] = None if self.parts[kind] == NOTHING else self.make_options(kind)
-        wanted = signature(part).parameters
-        framework: Framework = part(**{k: v for k, v in available.items() if k in wanted})
+        wanted = signature(self.framework).parameters
+        framework: Framework = self.framework(
+            **{name: value for name, value in available.items() if name in wanted}
+        )
         return framework
 
 

@@ -19,7 +19,7 @@ import unremix
 from unremix.cli import main
 from unremix.cli.commands import show_results
 from unremix.cli.parser import make_parser
-from unremix.encoders import load_torchvision, make_encoder
+from unremix.encoders import make_encoder
 from unremix.evaluation.by_domain import evaluate_run
 from unremix.recipes import RECIPES
 
@@ -96,7 +96,7 @@ def test_a_folder_of_pictures(pictures: Path, tmp_path: Path) -> None:
     assert main(["export", str(run.path), "--format", "torchvision"]) == 0
     state = torch.load(run.path / "encoder.torchvision.pt", weights_only=True)
     other = make_encoder("resnet18", channels=3, image_size=16, width=4)
-    load_torchvision(other, state)  # type: ignore[arg-type]
+    other.load_state_dict(state)
     with torch.no_grad():
         assert torch.equal(other.eval()(plain(images, run.shape.settings)), expected)
 
@@ -288,6 +288,8 @@ def test_mistakes_name_the_nearest_option(
         ["train", "--epoch", "3"], capsys
     )  # not a short form
     assert "did you mean --data photos?" in refused(["train", "photos"], capsys)
+    spaces = ["compare", "--recipes", "simclr", "hcl", "moco", "--epochs", "1"]
+    assert "did you mean --recipes simclr,hcl,moco?" in refused(spaces, capsys)
     assert "did you mean 'loss.mix'?" in refused(["train", "--loss.mxi", "fixed"], capsys)
     assert 'write "[512]"' in refused(["train", "--head_hidden", "512"], capsys)
     assert "did you mean 'seeds'?" in refused(["reproduce", "graphs", "--sedes", "1"], capsys)

@@ -8,12 +8,15 @@ synchronization.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.pairs import Pairs
@@ -122,6 +125,29 @@ def test_mixed_views() -> None:
     z0, z1 = meta(4, 5), meta(4, 5)
     loss_fn.towards(z0, z1, keys=keys, shares=meta(4, 2, grad=False)).backward()
     assert z0.grad is not None
+
+
+@pytest.fixture
+def two_processes() -> Iterator[None]:
+    """A group of two whose exchanges only have the right shapes."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("layout", ["both", "one-way", "symmetric"])
+@pytest.mark.parametrize("name", ["InfoNCE", "HCL", "UnReMix", "zscore-exp"])
+def test_gathered_negatives(name: str, layout: Any, two_processes: None) -> None:
+    loss_fn = LOSSES[name]().to(META)
+    loss_fn.layout, loss_fn.gather = layout, "equal"
+    z0, z1, h0, h1 = meta(6, 5), meta(6, 5), meta(6, 7, grad=False), meta(6, 7, grad=False)
+    loss_fn(z0, z1, h0, h1).backward()
+    queue = Pairs.queue(torch.empty(6, device=META), torch.empty(9, device=META))
+    old = Views(meta(15, 5, grad=False), meta(15, 7, grad=False))
+    own = Own(meta(6, 2, 5, grad=False), meta(6, 2, 7, grad=False))
+    loss_fn.against(Views(z0, h0), old, queue, own=own).backward()
+    assert z0.grad is not None
+    assert all(each.grad is not None for each in loss_fn.parameters())
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def all_scores(
     parts: dict[str, list[Tensor]] = {name: [] for name in COMPONENTS}
     for which in problem.blocks():
         part, sides = problem[which], (vectors[0][which], vectors[1])
-        block = part.block(part.unscaled_logits(*sides), *sides)
+        _, block = part.compare(*sides)
         for name, component in COMPONENTS.items():
             parts[name].append(torch.where(block.negatives, component.score(block), 0.0))
     return {name: torch.cat(part).detach() for name, part in parts.items()}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import reference
@@ -69,7 +70,7 @@ def weights_of(z: torch.Tensor, weighting: Weighting, mix: list[float]) -> torch
     pairs = Pairs.both_views(z.shape[0] // 2)
     compared = Comparison(views, views, pairs)
     problem, vectors = make_problem(compared, options, 0.5, eager.ENGINE)
-    block = problem.block(problem.unscaled_logits(*vectors), *vectors)
+    _, block = problem.compare(*vectors)
     shares = torch.tensor(mix).to(z)
     return weigh(raw_scores(block, weighting), block.negatives, block.count, shares, weighting, 0.2)
 
@@ -162,6 +163,14 @@ def test_a_fourth_component_is_one_function() -> None:
     loss_fn = unremix.UnReMixLoss(components=["uncertainty", second_only])
     assert set(loss_fn.mix) == {"uncertainty", "second_only"}
     assert loss_fn(*batch.views).isfinite()
+
+
+@pytest.mark.parametrize("name", ["output_gradients", "inputs"])
+def test_what_a_component_did_not_ask_for_is_named(name: Any) -> None:
+    batch = make_batch(3)
+    component = Component(lambda block: block.inner_products(name))
+    with pytest.raises(ValueError, match=rf"expected {name} .* needs_gradients=True"):
+        unremix.UnReMixLoss(components=[component])(batch.z0, batch.z1)
 
 
 class LastSeen(torch.nn.Module):

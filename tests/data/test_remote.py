@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import tarfile
@@ -348,3 +349,46 @@ def test_the_cache_is_where_the_variable_says(cache: Path, monkeypatch: pytest.M
     assert cache_folder() == cache
     monkeypatch.delenv("UNREMIX_CACHE")
     assert cache_folder() == Path.home() / ".cache" / "unremix" / "data"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "reference://::file://FOLDER/references.json",
+        "zip://a.png::file://FOLDER/a.zip",
+        "zip://FOLDER/a.zip",
+        "reference://a",
+        "nobody://a",
+    ],
+)
+def test_a_url_opens_no_other(url: str, tmp_path: Path) -> None:
+    """A file of references would decide which other files are read."""
+    (tmp_path / "secret.png").write_bytes(picture(0))
+    references = {"version": 1, "templates": {"u": "file://"}, "refs": {
+        "a.png": [f"{{{{u}}}}{tmp_path}/secret.png"]}}  # fmt: skip
+    (tmp_path / "references.json").write_text(json.dumps(references))
+    with pytest.raises(ValueError, match=r"expected (one URL|a URL that fsspec reads), got "):
+        load_images(url.replace("FOLDER", str(tmp_path)), image_size=12)
+
+
+@pytest.mark.parametrize(
+    "note", ["", "[" * 10**5, "[]", '{"samples": [["a", null, -9, 5]], "skipped": []}',
+             '{"samples": [["a", "x", 0, 5]], "skipped": []}', '{"samples": [], "skipped": [1]}'],
+)  # fmt: skip
+def test_damaged_notes_are_made_again(note: str, memory: str, cache: Path) -> None:
+    whole = load_images(f"{memory}/shards", image_size=12)
+    files = list((cache / ".index").iterdir())
+    assert len(files) == SHARDS
+    for file in files:
+        file.write_text(note)
+    assert_same(load_images(f"{memory}/shards", image_size=12), whole)
+    assert all(file.read_text() != note for file in files)
+
+
+def test_the_usual_cache_is_for_its_user_alone(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNREMIX_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    load_images(f"{memory}/shards")
+    assert (tmp_path / ".cache" / "unremix" / "data").stat().st_mode & 0o777 == 0o700

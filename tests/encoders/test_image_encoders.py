@@ -13,7 +13,6 @@ from unremix.encoders import (
     External,
     ResNet,
     SmallCNN,
-    load_torchvision,
     make_encoder,
     projection_head,
     to_torchvision,
@@ -86,15 +85,14 @@ def test_some_names_and_shapes_known_by_heart() -> None:
 
 
 @pytest.mark.parametrize("depth", [18, 50])
-def test_state_dict_round_trip_with_a_classifier(depth: int) -> None:
+def test_state_dict_round_trip(depth: int) -> None:
     source = ResNet(depth, width=8, stem="imagenet")
     images = torch.randn(4, 3, 32, 32)
     source(images)  # moves the running statistics away from their initial values
     state = to_torchvision(source)
     assert not any(name.startswith("fc") for name in state)
-    state |= {"fc.weight": torch.randn(10, source.features), "fc.bias": torch.randn(10)}
     target = ResNet(depth, width=8, stem="imagenet")
-    load_torchvision(target, state)
+    target.load_state_dict(state)
     assert torch.equal(source.eval()(images), target.eval()(images))
     assert target.bn1.num_batches_tracked == 1
 
@@ -105,29 +103,6 @@ def test_exported_weights_are_copies() -> None:
     state["conv1.weight"].zero_()
     assert model.conv1.weight.abs().sum() > 0
     assert not state["conv1.weight"].requires_grad
-
-
-def test_a_checkpoint_without_batch_counters_loads() -> None:
-    state = to_torchvision(ResNet(18, width=4))
-    old = {name: value for name, value in state.items() if "num_batches" not in name}
-    model = ResNet(18, width=4)
-    load_torchvision(model, old)
-    assert torch.equal(model.conv1.weight, state["conv1.weight"])
-
-
-def test_a_checkpoint_that_does_not_fit_is_refused_whole() -> None:
-    model = ResNet(18, width=4)
-    before = to_torchvision(model)
-    imagenet = to_torchvision(ResNet(18, width=4, stem="imagenet"))
-    with pytest.raises(ValueError, match=r"conv1\.weight \(4, 3, 3, 3\) \(got \(4, 3, 7, 7\)"):
-        load_torchvision(model, imagenet)
-    with pytest.raises(ValueError, match=r"of 100 tensors.* and 97 more.*width"):
-        load_torchvision(model, to_torchvision(ResNet(18, width=8)))
-    with pytest.raises(ValueError, match=r"without conv1\.weight.*unknown module\.conv1\.weight"):
-        load_torchvision(model, {f"module.{name}": value for name, value in before.items()})
-    with pytest.raises(ValueError, match=r"unknown layer1\.2\.conv1\.weight.*depth"):
-        load_torchvision(model, to_torchvision(ResNet(34, width=4)))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def hand_written(block: BasicBlock | Bottleneck, x: Tensor, stride: int) -> Tensor:

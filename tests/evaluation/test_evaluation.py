@@ -28,6 +28,7 @@ from unremix.evaluation import (
     linear_probe,
     warnings_of,
 )
+from unremix.evaluation.knn import leave_one_out_shares
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -102,24 +103,21 @@ class TestAccuracy:
         assert found.low < found.high  # 0 of 14 is not 0.0 ± 0.0 %
 
 
-class TestNeighbours:
+class TestNeighbors:
     @settings(max_examples=40)
     @given(
         n=st.integers(2, 12),
         m=st.integers(1, 6),
         k=st.integers(1, 20),
         temperature=st.sampled_from([0.05, 0.5, 2.0]),
-        tile=st.sampled_from([None, 1, 4]),
         seed=st.integers(0, 100),
     )
     def test_shares_equal_a_loop(
-        self, n: int, m: int, k: int, temperature: float, tile: int | None, seed: int
+        self, n: int, m: int, k: int, temperature: float, seed: int
     ) -> None:
         bank, labels = draw(n, seed=seed)
         queries, _ = draw(m, seed=seed + 1000)
-        shares = knn_predict(
-            bank, labels, queries, k=k, temperature=temperature, num_classes=5, tile=tile
-        )
+        shares = knn_predict(bank, labels, queries, k=k, temperature=temperature, num_classes=5)
         expected = [looped_shares(bank, labels, query, k, temperature, 5) for query in queries]
         torch.testing.assert_close(shares, torch.tensor(expected, dtype=torch.float64))
 
@@ -141,26 +139,27 @@ class TestNeighbours:
     @given(
         n=st.integers(4, 12),
         k=st.integers(1, 20),
-        tile=st.sampled_from([None, 1, 3]),
         seed=st.integers(0, 100),
     )
-    def test_leave_one_out_equals_a_loop(self, n: int, k: int, tile: int | None, seed: int) -> None:
+    def test_leave_one_out_equals_a_loop(self, n: int, k: int, seed: int) -> None:
         features, labels = draw(n, seed=seed)
         right = 0
         for i in range(n):
             others = torch.arange(n) != i
             votes = looped_shares(features[others], labels[others], features[i], k, 0.5, 4)
             right += votes.index(max(votes)) == int(labels[i])
-        found = leave_one_out_knn(features, labels, k=k, tile=tile)
+        found = leave_one_out_knn(features, labels, k=k)
         assert found.value == pytest.approx(right / n)
         assert found.count == n
 
     def test_memory_is_bounded_by_the_tile(
         self, digits: Split, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        whole = knn_accuracy(*digits)
-        monkeypatch.setattr("unremix.evaluation.knn.TILE_ENTRIES", 5000)  # 3 queries at a time
-        assert knn_accuracy(*digits) == whole
+        bank, labels, queries, truth = digits
+        whole, others = knn_predict(bank, labels, queries), leave_one_out_shares(queries, truth)
+        monkeypatch.setattr("unremix.evaluation.knn.TILE_ENTRIES", 5000)  # a few queries at a time
+        torch.testing.assert_close(knn_predict(bank, labels, queries), whole)
+        torch.testing.assert_close(leave_one_out_shares(queries, truth), others)
 
     def test_only_directions_count(self) -> None:
         bank, labels = draw(9)
@@ -225,7 +224,6 @@ class TestRefusals:
     [
         lambda x, y: knn_accuracy(x, y, x, y, k=0),
         lambda x, y: knn_accuracy(x, y, x, y, temperature=0.0),
-        lambda x, y: leave_one_out_knn(x, y, tile=0),
         lambda x, y: leave_one_out_knn(x, y * 0),
         lambda x, y: knn_predict(x, y, x, num_classes=2),
         lambda x, y: linear_probe(x, y, x, y, epochs=0),
@@ -256,16 +254,6 @@ class TestLinearProbe:
         assert found.top5.value > found.top1.value
         assert found.train_top1 >= found.top1.value
         assert found.curve[-1] == found.top1.value
-
-    def test_standardising_equals_standardized_features(self, digits: Split) -> None:
-        train, labels, test, truth = digits
-        mean, deviation = train.double().mean(0), train.double().std(0, correction=0)
-        deviation[deviation == 0] = 1
-        given = [(part.double() - mean) / deviation for part in (train, test)]
-        expected = linear_probe(given[0], labels, given[1], truth, epochs=5)
-        double = (train.double(), labels, test.double(), truth)
-        assert linear_probe(*double, epochs=5, standardize=True) == expected
-        assert linear_probe(*double, epochs=5) != expected
 
     def test_it_equals_a_linear_layer_with_autograd_and_adam(self) -> None:
         seed, classes = 3, 7
@@ -331,12 +319,6 @@ class TestLinearProbe:
         features, labels = draw(30, classes=classes)
         found = linear_probe(features, labels, features, labels, epochs=1)
         assert (found.top5 is not None) == known
-
-    def test_constant_features_survive_standardising(self) -> None:
-        features, labels = draw(20)
-        features[:, 0] = 3.0
-        found = linear_probe(features, labels, features, labels, epochs=2, standardize=True)
-        assert 0 <= found.top1.value <= 1
 
 
 class TestHealth:

@@ -41,6 +41,11 @@ def test_too_few_measured_to_tell() -> None:
     told, few, *advice = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(5, 14)}))
     assert told.startswith("Training did not measurably help: no clear difference")
     assert few.startswith("Only 14 samples were measured")
+    probe = {"top1": accuracy(2, 5)}  # on a part of them
+    _, few, *_ = verdict(
+        card({"knn": accuracy(7, 14), "linear": probe}, {"knn": accuracy(5, 14), "linear": probe})
+    )
+    assert few.startswith("Only 14 samples were measured")
     assert advice == [
         "There were enough data and steps. Compare other recipes with 'unremix compare', or try "
         "another --lr."
@@ -96,6 +101,9 @@ def test_few_steps_get_more_epochs() -> None:
     facts = {"epoch": 10, "step": 190}
     _, more = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}, **facts))
     assert more.startswith("The encoder was trained for only 190 steps. Raise --epochs to 43.")
+    facts["epochs"] = 100  # asked for, but the time was up
+    _, more = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}, **facts))
+    assert more == "The encoder was trained for only 190 steps. Raise --max_minutes."
 
 
 def test_the_readme_s_command_draws_no_advice_to_train_longer() -> None:

@@ -1,4 +1,4 @@
-"""Comparisons: what is run, that it goes on where it was, and what the table says."""
+"""Comparisons: what is run, that it resumes, and what the table says."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ from unremix.experiments.plan import (
     with_budget,
 )
 from unremix.experiments.processes import share_for, share_out
+from unremix.experiments.results import Results
 from unremix.experiments.tables import Outcome
 from unremix.options.config import TrainConfig
 from unremix.recipes import RECIPES
@@ -625,7 +626,7 @@ def test_stopped_and_started_again(
     printed = io.StringIO()
     run_compare(folder, console=Console(file=printed))
     assert "1 of 4 runs are done already" in printed.getvalue()
-    assert "hcl, seed 0: goes on at 50%" in printed.getvalue()
+    assert "hcl, seed 0: resumes at 50%" in printed.getvalue()
     assert "begins at epoch 1" in (folder / "logs" / "hcl-0.txt").read_text()
     assert "--resume" in (folder / "logs" / "hcl-0.txt").read_text()
     assert starts(folder, "simclr-0") == 1
@@ -801,3 +802,31 @@ def test_a_real_run_that_fails(tmp_path: Path) -> None:
         "simclr",
         "hcl",
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "- 1", "recipes: 3", "recipes: [[1]]\nreference: a", "[" * 5000,
+     "recipes: [simclr]\nreference: simclr", "x: !!python/object/apply:os.getcwd []",
+     "recipes: [simclr]\nreference: simclr\nseeds: many\nthreads: 1\ntrain: {}"],
+)  # fmt: skip
+def test_a_damaged_folder_is_told_in_one_line(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "comparison.yaml").write_text(text)
+    words = ["--recipes", "simclr", "--seeds", "1", "--epochs", "1", "--output", str(tmp_path)]
+    assert main(["compare", *words]) == 1
+    assert "comparison.yaml" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 1
+    assert "expected " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "{}", "x", '{"name": "a"}', "[" * 10**5,
+             '{"name": "a", "epochs": 1, "loss": 1, "results": 3}',
+             '{"name": [1], "epochs": 1, "loss": 1, "results": {}}'],
+)  # fmt: skip
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "results.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=r"in line 1 of .*results\.jsonl, got "):
+        Results(tmp_path / "results.jsonl")

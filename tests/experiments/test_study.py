@@ -373,3 +373,50 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 def test_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "nothing.yaml"]) == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_study_names_no_code_unasked(tmp_path: Path) -> None:
+    """Nor in the options of a stage that has no arms but the best of another."""
+    code = {"imports": [str(tmp_path / "evil.py")]}
+    (tmp_path / "evil.py").write_text("raise SystemExit")
+    first = {"arms": [{"recipe": "simclr"}], "seeds": 1}
+    best = {"best_of": {"stage": "first"}, "seeds": 1}
+    for stages in (
+        {"first": first, "second": {**best, "train": code}},
+        {"first": first, "second": {**best, "train": {"backbone": "evil:encoder"}}},
+        {"first": {**first, "arms": [{"recipe": "simclr", **code}]}},
+        {"first": {**first, "factors": {"imports": [code["imports"]]}}},
+    ):
+        with pytest.raises(ValueError, match=r"to name no code, got .*evil"):
+            read_study(write(tmp_path, stages=stages))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stages: [",
+        "stages: {a: [1]}",
+        "stages: {a: {factors: [recipe]}}",
+        "stages: {a: {arms: [simclr]}}",
+        "stages: {a: {arms: [{recipe: simclr}], seeds: many}}",
+        "stages: {a: {arms: [{recipe: [simclr]}]}}",
+        "train: 3\nstages: {a: {arms: [{recipe: simclr}]}}",
+        "stages: " + "[" * 5000,
+        "data: !!python/object/apply:os.getcwd []",
+    ],
+)
+def test_a_file_that_is_no_study(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"expected .*study"):
+        read_study(path)
+
+
+def test_names_of_a_study_are_neither_markup_nor_orders_to_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = {"[red]a\x1b[2J": {"arms": [{"recipe": "simclr"}], "seeds": 1}}
+    assert main(["study", str(write(tmp_path, stages=stages, title="[b]t")), "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert "[b]t" in said
+    assert "[red]a\\x1b[2J" in said

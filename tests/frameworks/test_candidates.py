@@ -122,7 +122,7 @@ def assert_own(
         for start in range(0, len(positives), tile):
             which = slice(start, start + tile)
             part, sides = problem[which], (vectors[0][which], vectors[1])
-            rows = part.block(part.unscaled_logits(*sides), *sides)
+            _, rows = part.compare(*sides)
             assert torch.equal(rows.negatives, widened[which])
             assert torch.equal(rows.count, widened[which].sum(1, keepdim=True))
             found = torch.zeros(rows.negatives.shape, dtype=torch.float64)

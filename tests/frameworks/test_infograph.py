@@ -295,7 +295,7 @@ def test_weights_average_one_and_spare_the_own_graph(options: dict[str, Any]) ->
     compared = Comparison(Views(za, ha), Views(zc, hc), pairs)
     options, weighting = replace(loss_fn.options, logits="dot"), loss_fn.weighting
     problem, vectors = make_problem(compared, options, 1.0, eager.ENGINE)
-    rows = problem.block(problem.unscaled_logits(*vectors), *vectors)
+    _, rows = problem.compare(*vectors)
     scores = raw_scores(rows, weighting)
     weights = weigh(scores, rows.negatives, rows.count, loss_fn.lambdas(), weighting)
     own = torch.nn.functional.one_hot(graphs.graph, graphs.num_graphs).bool()

@@ -31,7 +31,8 @@ from unremix.views.mixing import IMix, UnMix
 
 SIZES = [(4, 2)]
 OF_THREE = (2, 1, 4)
-FRAMEWORKS = ["moco", "quickthought", "infograph"]
+EQUAL = (2, 2)
+FRAMEWORKS = ["moco", "quickthought"]
 MIXINGS: dict[str, Any] = {
     "none": None, "imix": IMix(), "unmix": UnMix(cutmix=0.0), "cutmix": UnMix(cutmix=1.0),
 }  # fmt: skip
@@ -159,15 +160,17 @@ def averaged(
     return value, found
 
 
-def of_graphs(loss: str, sizes: tuple[int, ...], rank: int | None) -> dict[str, Tensor]:
-    """InfoGraph, whose graphs have 1, 2, 3, ... nodes."""
+def of_graphs(
+    loss: str, sizes: tuple[int, ...], rank: int | None, equal: bool = False
+) -> dict[str, Tensor]:
+    """InfoGraph, whose graphs have 1, 2, 3, ... nodes; as many graphs, never as many nodes."""
     rows = slice(None) if rank is None else part_of(sizes, rank)
     number = torch.arange(sum(sizes))[rows]
     everyone = torch.arange(sum(sizes)).repeat_interleave(torch.arange(sum(sizes)) + 1)
     nodes = draw(len(everyone), 5)[torch.isin(everyone, number)]
     of_node = (number - number[0]).repeat_interleave(number + 1)
     graphs = GraphBatch(nodes, torch.zeros(2, 0).long(), of_node, len(number))
-    gather = rank is not None
+    gather: Any = "equal" if equal and rank is not None else rank is not None
     objective = "info-nce" if loss == "info-nce" else "jsd"
     made = {
         "uniform": InfoNCELoss(gather=gather), "info-nce": HCLLoss(class_prior=0.0, gather=gather),
@@ -199,10 +202,8 @@ def exchanges_of(kind: str, gather: Any) -> int:
             fill(model, 7, first=1)
             model(make_batch(3))
             model.after_step()
-        elif kind == "quickthought":
-            quickthought(gather)
         else:
-            infograph(gather)
+            quickthought(gather)
     return count
 
 
@@ -214,14 +215,6 @@ def quickthought(gather: Any) -> None:
     number = torch.arange(4)
     batch = Batch((sentences,), number, number, number[:1])
     QuickThought(TwinEncoder(words, words), InfoNCELoss(gather=gather))(batch)
-
-
-def infograph(gather: Any) -> None:
-    number = torch.arange(2)
-    nodes = torch.tensor([0, 0, 1, 1])
-    graphs = GraphBatch(torch.randn(4, 5), torch.zeros(2, 0).long(), nodes, 2)
-    batch = Batch((graphs,), number, number, number[:1])
-    InfoGraph(GraphEncoder(5, hidden=3, layers=1), HCLLoss(gather=gather))(batch)
 
 
 CASES: dict[Callable[..., Any], list[Any]] = {
@@ -239,6 +232,8 @@ def gathered(world: int) -> Report:
     rank = dist.get_rank()
     found: Report = {}
     if world == 2:
+        for loss in GRAPHS:
+            found[("of_graphs", loss, EQUAL)] = of_graphs(loss, EQUAL, rank, equal=True)
         for sizes in SIZES:
             for case in (*AIMED, *WITH_OWN):
                 found[(*case, sizes)] = contrasted(*case, sizes, rank)
@@ -283,6 +278,12 @@ class TestTwoProcesses:
             known, unknown = report[kind]
             assert known == 0
             assert unknown > 0
+
+    @pytest.mark.parametrize("loss", GRAPHS)
+    def test_equally_many_graphs_have_different_numbers_of_nodes(
+        self, reports: list[Report], loss: str
+    ) -> None:
+        assert_alike(reports, (of_graphs, loss), EQUAL)
 
     @pytest.mark.parametrize("case", EVERY, ids=lambda case: "-".join(map(str, case[1:])))
     def test_a_step_is_that_of_one_process(self, reports: list[Report], case: Any) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from unremix import mine_hard_negatives
 from unremix.cli import main
 from unremix.mining.embeddings import read_columns
 from unremix.mining.files import Collection, read_pairs, write_rows
-from unremix.training.embedding import _write_csv
+from unremix.training.embedding import _write_csv, _write_parquet
 
 
 @pytest.fixture
@@ -202,3 +205,121 @@ def test_wrong_outputs_are_refused_first(
     assert "ends in .parquet, .csv, .tsv, .jsonl, got 'out.txt'" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"ends in \.parquet"):
         write_rows(Path("x.txt"), [], [])
+
+
+def npy(shape: tuple[int, ...], content: bytes) -> bytes:
+    """An array file that promises a shape, whatever follows."""
+    stream = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    return stream.getvalue() + content
+
+
+def packed(content: bytes, method: int) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        archive.writestr("embeddings.npy", content)
+    return stream.getvalue()
+
+
+def objects() -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.array([{"an": "object"}], dtype=object), allow_pickle=True)
+    return stream.getvalue()
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :]
+
+
+SOUND = npy((60, 8), bytes(range(240)) * 8)
+DAMAGED = {
+    "empty.npy": b"",
+    "objects.npy": objects(),
+    "short.npy": SOUND[:-50],
+    "endless.npy": npy((10**12, 8), b""),
+    "negative.npy": npy((-1, 8), bytes(320)),
+    "empty.npz": b"",
+    "objects.npz": packed(objects(), zipfile.ZIP_DEFLATED),
+    "endless-stored.npz": packed(npy((10**10, 8), bytes(320)), zipfile.ZIP_STORED),
+    "endless-packed.npz": packed(npy((10**10, 8), bytes(320)), zipfile.ZIP_DEFLATED),
+    "flipped-stored.npz": flipped(packed(SOUND, zipfile.ZIP_STORED), 500),
+    "flipped-packed.npz": flipped(packed(SOUND, zipfile.ZIP_DEFLATED), 100),
+    "long.csv": b"names,embedding_0\n" + b"a" * 200_000 + b",1\n",
+    "quoted.csv": b'names,embedding_0\n"' + b"a" * 200_000,
+    "empty.parquet": b"",
+    "other.parquet": b"PAR1 and more of it",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_embeddings_are_refused_in_one_line(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within bounded memory: neither a header nor a packed file decides how much is taken."""
+    path = tmp_path / name
+    path.write_bytes(DAMAGED[name])
+    (tmp_path / "pairs.tsv").write_text("0\t1\n")
+    tracemalloc.start()
+    try:
+        words = ["mine", "--anchors", str(path), "--positives", str(tmp_path / "pairs.tsv")]
+        assert main(words) == 1
+        assert tracemalloc.get_traced_memory()[1] < 2**30
+    finally:
+        tracemalloc.stop()
+    said = capsys.readouterr().err
+    assert said.startswith("unremix: expected ")
+    assert name in said
+    assert "write" in said
+
+
+def test_an_array_of_zeros_that_fills_the_memory_is_refused(tmp_path: Path) -> None:
+    with (
+        zipfile.ZipFile(tmp_path / "e.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("embeddings.npy", "w") as member,
+    ):
+        member.write(npy((20 * 2**20, 8), b""))
+        for _ in range(640):
+            member.write(bytes(2**20))
+    with pytest.raises(ValueError, match=r"e\.npz \(embeddings\.npy unpacks to 671,"):
+        read_columns(tmp_path / "e.npz")
+
+
+def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "e.parquet"
+    vectors = np.random.default_rng(0).standard_normal((100, 8)).astype(np.float32)
+    _write_parquet(path, {"embeddings": vectors, "names": np.array(["a"] * 100)})
+    sound = path.read_bytes()
+    place = sound.index(vectors[50].tobytes())  # numbers, of which no library checks the sense
+    path.write_bytes(flipped(sound, place))
+    with pytest.raises(ValueError, match=r"e\.parquet, got a damaged file \(.*; write it again"):
+        read_columns(path)
+    for column in ([1.0, 2.0], ["a", "b"], [[1.0, 2.0], [3.0]], [None, [1.0]]):
+        parquet.write_table(pyarrow.table({"embeddings": column}), path)
+        with pytest.raises(ValueError, match=r"expected .* in .*e\.parquet, got .*; write"):
+            Collection.read(path)
+    many = pyarrow.array(np.zeros(10**8, dtype=np.int8))  # a few kilobytes in the file
+    parquet.write_table(pyarrow.table({"labels": many}), path)
+    with pytest.raises(ValueError, match=r"got 100,000,000 values"):
+        read_columns(path)
+
+
+@pytest.mark.parametrize("plan", ["", "[]", "{}", '{"parts": "x"}', '{"parts": 0}', "[" * 10**5])
+def test_a_damaged_plan_of_parts_is_refused(tmp_path: Path, plan: str) -> None:
+    (tmp_path / "_unremix.json").write_text(plan)
+    with pytest.raises(ValueError, match=r"expected .*; (write|the same)"):
+        read_columns(tmp_path)
+
+
+def test_names_of_any_bytes_are_written(tmp_path: Path) -> None:
+    rows = [{"name": "a\udcff", "score": 1.0}]
+    for ending in (".csv", ".tsv", ".jsonl", ".parquet"):
+        write_rows(tmp_path / f"t{ending}", rows, ["name", "score"])
+        assert b"\\udcff" in (tmp_path / f"t{ending}").read_bytes()
+    (tmp_path / "p.tsv").write_text("0\t" + "1" * 200_000)
+    one = Collection(tmp_path, np.ones((2, 2)), None, None, None)
+    with pytest.raises(ValueError, match=r"pairs in .*, got others \(field larger"):
+        read_pairs(tmp_path / "p.tsv", one, one)

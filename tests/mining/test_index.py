@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from unremix.data.seals import is_sealed, seal
 from unremix.mining import index as module
 from unremix.mining.embeddings import open_embeddings, read_columns, unit_rows
 from unremix.mining.index import Allowed, Best, ExactIndex, Kind, make_index
@@ -162,7 +163,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected an array 'embeddings' in .*, got vectors; "):
         open_embeddings(tmp_path / "other.npz")
     (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(ValueError, match=r"expected an \.npz file"):
+    with pytest.raises(ValueError, match=r"expected embeddings .*text\.npz, got a damaged"):
         open_embeddings(tmp_path / "text.npz")
     with pytest.raises(ValueError, match=r"matrix \(n, D\) .*, got shape \(3,\); "):
         open_embeddings(np.ones(3))
@@ -179,3 +180,51 @@ def test_long_and_short_vectors_keep_their_direction() -> None:
     rows[1] = np.nan
     with pytest.raises(ValueError, match="NaN, infinity or numbers too large in 1 of 5 rows; "):
         unit_rows(rows)
+
+
+@pytest.mark.parametrize("change", ["planted", "flipped", "cut", "another user's"])
+def test_an_index_that_this_user_did_not_write_is_never_read(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faiss trusts the numbers in a file: wrong ones make it read memory that is not its own."""
+    faiss = pytest.importorskip("faiss")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    corpus, queries = clustered(300), unit_rows(clustered(5, seed=1))
+    found = make_index(corpus, "hnsw", tmp_path / "kept").search(queries, 3)
+    (file,) = (tmp_path / "kept").iterdir()
+    content = file.read_bytes()
+    if change == "planted":  # a sound index of other rows, which would be taken for this one
+        faiss.write_index(make_index(corpus[::-1].copy(), "hnsw").index, str(file))  # type: ignore[attr-defined]
+    elif change == "flipped":
+        file.write_bytes(content[:9000] + bytes([content[9000] ^ 1]) + content[9001:])
+    elif change == "cut":
+        file.write_bytes(content[:-1])
+    else:
+        (tmp_path / "cache" / "unremix" / "seal.key").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(faiss, "read_index", None)
+        again = make_index(corpus, "hnsw", tmp_path / "kept").search(queries, 3)
+    assert (again.rows == found.rows).all()
+    assert file.read_bytes()[:-32] == content[:-32]  # it was built and written again
+    assert (
+        make_index(corpus, "hnsw", tmp_path / "kept").search(queries, 3).rows == found.rows
+    ).all()
+
+
+def test_a_key_that_others_can_read_seals_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    seal(file)
+    assert is_sealed(file)
+    key = tmp_path / "unremix" / "seal.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    key.chmod(0o644)
+    assert not is_sealed(file)
+    key.chmod(0o600)
+    key.rename(tmp_path / "moved")
+    key.symlink_to(tmp_path / "moved")
+    assert not is_sealed(file)
+    assert not is_sealed(tmp_path / "absent")

@@ -195,6 +195,19 @@ def test_too_few_are_reported() -> None:
     assert "fewer than 5 negatives for 1 anchor (numbers 1)" in mined.summary()[-1]
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["exact", "flat", "hnsw"])
+def test_a_corpus_that_is_too_small_ends_the_search(kind: Any) -> None:
+    corpus = draw(5)
+    mined = mine_hard_negatives(draw(2, seed=1), corpus, [[], []], 10, index=kind)
+    assert [sorted(row) for row in mined.indices[:, :5].tolist()] == [[0, 1, 2, 3, 4]] * 2
+    assert mined.short.tolist() == [0, 1]
+    skipped = mine_hard_negatives(draw(2, seed=1), corpus, [[], []], 2, skip=4, index=kind)
+    assert skipped.found.tolist() == [1, 1]
+    copied = mine_hard_negatives(draw(2, seed=1), corpus[[0] * 5], [[], []], 2, index=kind)
+    assert copied.found.tolist() == [1, 1]
+
+
 def test_min_score_and_skip() -> None:
     anchors, corpus, positives = problem()
     top = mine_hard_negatives(anchors, corpus, positives, 8, sampling="top")
@@ -285,6 +298,23 @@ def test_an_interrupted_call_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert searched == [10, 0, 5, 10, 0, 5, 10]
 
 
+def test_kept_blocks_are_of_the_same_positives_texts_and_index(tmp_path: Path) -> None:
+    anchors, corpus = draw(2, seed=1), draw(30)
+    texts = [f"text {row // 2}" for row in range(30)]
+    options: dict[str, Any] = {"k": 26, "relative_margin": None, "duplicate_threshold": 2}
+    for positives in ([[0, 1], [2]], [[0], [1, 2]]):  # the same rows in other lists
+        for more in ({}, {"corpus_texts": texts}):
+            expected = mine_hard_negatives(anchors, corpus, positives, **options, **more)
+            kept = mine_hard_negatives(
+                anchors, corpus, positives, folder=tmp_path, **options, **more
+            )
+            same(kept, expected)
+    mine_hard_negatives(anchors, corpus, [0, 1], index="flat", folder=tmp_path, **options)
+    before = len(list(tmp_path.glob("mined-*")))
+    mine_hard_negatives(anchors, corpus, [0, 1], folder=tmp_path, **options)
+    assert len(list(tmp_path.glob("mined-*"))) == before + 1
+
+
 def test_equal_and_zero_rows_are_finite() -> None:
     corpus = np.ones((20, 4), dtype=np.float32)
     corpus[10:] = 0
@@ -298,6 +328,9 @@ def test_equal_and_zero_rows_are_finite() -> None:
     ("change", "message"),
     [
         ({"k": 0}, "expected k of at least 1, got 0; "),
+        ({"k": 2.5}, "expected k as a whole number, got 2.5; "),
+        ({"positives": dict.fromkeys(range(12), 0)}, "the positives of 12 anchors, got dict; "),
+        ({"mix": (0.0, 0.0, 0.0)}, "expected a mix that is not all 0"),
         ({"pool": 3}, r"expected a pool of at least k \+ skip = 5 rows, got 3; "),
         ({"skip": -1}, "expected skip of at least 0, got -1; "),
         ({"positives": [0]}, "expected the positives of 12 anchors, got 1; "),

@@ -56,6 +56,25 @@ def test_the_gradient_at_the_model_is_clip_s() -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_small_batches_and_shapes_of_the_scale(count: int, shape: tuple[int, ...]) -> None:
+    views = features(count)
+    found = []
+    for loss_fn in (UnReMixClipLoss(components=()), ClipLoss()):
+        scale = torch.full(shape, 14.0, dtype=torch.float64, requires_grad=True)
+        loss = loss_fn(*views, scale, -10.0)
+        found.append([loss, *torch.autograd.grad(loss, [scale])])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_scale_of_half_precision_is_not_rounded_again() -> None:
+    views = [each.detach() for each in features()]
+    scale = torch.tensor(83.5, dtype=torch.bfloat16)
+    found = UnReMixClipLoss(components=())(*views, scale)
+    torch.testing.assert_close(found, ClipLoss()(*views, scale.double()))
+
+
 def test_output_dict() -> None:
     views = features()
     found = UnReMixClipLoss()(*views, 10.0, output_dict=True)

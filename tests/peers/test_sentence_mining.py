@@ -100,6 +100,7 @@ COMMON: dict[str, Any] = {"num_negatives": 3, "verbose": False, "sampling_strate
         {"relative_margin": 0.0, "max_score": 0.8, "min_score": 0.1},
         {"relative_margin": None, "range_min": 4, "range_max": 40},
         {"relative_margin": None, "corpus": [f"{word} and more" for word in WORDS]},
+        {"relative_margin": None, "max_score": -0.99},  # nothing is left
     ],
 )
 @pytest.mark.parametrize("output_format", ["triplet", "n-tuple", "labeled-pair", "labeled-list"])
@@ -142,6 +143,12 @@ def test_embeddings_are_kept_until_the_model_changes(model: Any, tmp_path: Path)
         letters.table += 0.5
     ours(pairs(), model, **settings)
     assert letters.encoded > before
+    before = letters.encoded
+    for name, value in {"truncate_dim": 12, "prompts": {"query": "?", "document": ""}}.items():
+        setattr(model, name, value)
+        ours(pairs(), model, **settings)
+        assert letters.encoded > before
+        before = letters.encoded
 
 
 @pytest.mark.parametrize("use_faiss", [True, "ivf"])
@@ -159,5 +166,9 @@ def test_mistakes_are_refused(model: Any) -> None:
         ours(pairs(), model, "question")
     with pytest.raises(ValueError, match="expected output_format to be one of"):
         ours(pairs(), model, output_format="tuple")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="range_min \\+ num_negatives = 5, got 4; enlarge it"):
+        ours(pairs(), model, range_min=2, range_max=4)
+    with pytest.raises(ValueError, match="expected num_negatives of at least 1, got 0"):
+        ours(pairs(), model, num_negatives=0)
     with pytest.raises(ValueError, match="expected pairs in two columns, got 0 rows"):
         ours(pairs().select([]), model)

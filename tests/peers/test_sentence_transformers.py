@@ -25,6 +25,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from sentence_transformers.util import cos_sim
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertModel
 
@@ -227,6 +228,38 @@ def test_a_batch_of_one_pair(model: SentenceTransformer, mini_batch_size: int | 
     assert loss == 0
 
 
+@pytest.mark.parametrize("columns", [2, 3])
+@pytest.mark.parametrize("mode", ["joint", "per_direction"])
+def test_a_single_sample_in_two_directions(
+    model: SentenceTransformer, columns: int, mode: Any
+) -> None:
+    drawn = torch.randn(columns, 1, 5, generator=torch.Generator().manual_seed(0))
+    settings = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": mode}
+    theirs = MultipleNegativesRankingLoss(model, **settings)
+    expected = theirs.compute_loss_from_embeddings(list(drawn), None)
+    for options in ({"components": ()}, {}):  # a single negative has weight 1
+        embeddings = [each.clone().requires_grad_() for each in drawn]
+        ours = UnReMixLoss(model, **settings, **options)
+        loss = ours.compute_loss_from_embeddings(embeddings)
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        assert all(each.grad is not None for each in embeddings)
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+@pytest.mark.parametrize("mini_batch_size", [None, 2, 3])
+def test_evaluation_in_parts(
+    model: SentenceTransformer, columns: int, mini_batch_size: int | None
+) -> None:
+    model.eval()
+    features = batch(model, columns)
+    features[-1]["marker"] = torch.zeros(7)  # so that columns are embedded one by one
+    expected = UnReMixLoss(model, last_layer=model[2])(features[:], None)
+    loss_fn = UnReMixLoss(model, last_layer=model[2], mini_batch_size=mini_batch_size)
+    with torch.no_grad():
+        torch.testing.assert_close(loss_fn(features, None), expected.detach())
+
+
 # The trainer
 
 
@@ -280,6 +313,19 @@ def test_training_and_resuming(folder: Path, tmp_path: Path, mini_batch_size: in
     assert losses[0][-1] == pytest.approx(losses[1][-1], abs=1e-4)
 
 
+def test_a_mix_of_another_run_is_not_taken(model: SentenceTransformer, tmp_path: Path) -> None:
+    """A checkpoint elsewhere, and one of another run with the same step in the output folder."""
+    for name, seed in (("one", 3), ("two", 4)):
+        torch.manual_seed(seed)
+        train(model, UnReMixLoss, tmp_path / name)
+    elsewhere = str(tmp_path / "one" / "checkpoint-4")
+    with pytest.warns(UserWarning, match="got that of another run, so it starts from its initial"):
+        _, loss_fn = train(model, UnReMixLoss, tmp_path / "two", resume=elsewhere)
+    assert loss_fn.mix == pytest.approx(dict.fromkeys(loss_fn.mix, 1 / 3))
+    with pytest.warns(UserWarning, match="got no such file, so it starts from its initial"):
+        train(model, UnReMixLoss, tmp_path / "three", resume=elsewhere)
+
+
 def test_the_model_card_names_loss_mix_and_paper(
     model: SentenceTransformer, tmp_path: Path
 ) -> None:
@@ -303,6 +349,20 @@ def test_several_data_sets_with_losses_of_their_own(
     )  # fmt: skip
     trainer.train()
     assert any("mix_one_similarity" in entry for entry in trainer.state.log_history)
+
+
+def test_the_mix_of_a_wrapped_loss_is_kept(model: SentenceTransformer, tmp_path: Path) -> None:
+    inner = UnReMixLoss(model)
+    loss_fn = MatryoshkaLoss(model, inner, [12, 6])
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments(tmp_path), loss=loss_fn, train_dataset=pairs(),
+        callbacks=[MixCallback(loss_fn)],
+    )  # fmt: skip
+    trainer.train()
+    kept = torch.load(tmp_path / "checkpoint-4" / LOSS_FILE)
+    assert torch.equal(kept[""]["mix_parameters"], inner.weighted.mix_parameters)
+    with pytest.raises(ValueError, match="expected an UnReMixLoss, or a loss around one, got Mult"):
+        MixCallback(MultipleNegativesRankingLoss(model))
 
 
 def test_bf16_training(model: SentenceTransformer, tmp_path: Path) -> None:
@@ -371,6 +431,11 @@ def test_two_processes(tmp_path: Path) -> None:
 def test_what_is_refused(model: SentenceTransformer, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         UnReMixLoss(model, **options)
+
+
+def test_a_similarity_function_is_refused(model: SentenceTransformer) -> None:
+    with pytest.raises(TypeError, match="expected gather_across_devices to be True or False"):
+        UnReMixLoss(model, 20.0, cos_sim)  # type: ignore[arg-type]
 
 
 def test_one_column_is_refused(model: SentenceTransformer) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -170,7 +171,7 @@ def test_the_controls_rank_as_the_library_does(
         weights["weight_hcl"] = hcl.importance(z0, z1, h0, h1).weights
         weights["weight_uniform"] = whole.negatives.float()
         for anchor in (0, len(z0) // 2, len(z0) - 1):
-            page.evaluate(f"unremix.explorer.choose({anchor})")
+            page.evaluate(f"unremix.explorer.picker.choose({anchor})")
             shown = shown_weights(page)
             negatives = whole.negatives[anchor]
             for name, expected in weights.items():
@@ -206,7 +207,7 @@ def test_sentences_are_ranked_by_the_weights_of_their_loss(
     assert sample.loss is not None
     own = sample.loss.importance_against(sample.anchors, sample.candidates, sample.pairs)
     for anchor in (0, 40, len(sample.batch) - 1):
-        page.evaluate(f"unremix.explorer.choose({anchor})")
+        page.evaluate(f"unremix.explorer.picker.choose({anchor})")
         expected = own.weights[anchor][own.negatives[anchor]]
         np.testing.assert_allclose(
             shown_weights(page)["weight_unremix"], expected, rtol=1e-5, atol=1e-5
@@ -247,24 +248,23 @@ def test_every_kind_has_an_explorer(kind: str, runs: dict[str, Run], opened: Ope
     assert count == len(Stored.read(runs[kind].path).arrays["batch"])  # type: ignore[union-attr]
     # By mouse, by keyboard, by chance, by search.
     anchors.nth(2).click()
-    assert page.evaluate("unremix.explorer.anchor") == 2
+    assert page.evaluate("unremix.explorer.picker.anchor") == 2
     anchors.nth(3).focus()
     page.keyboard.press("Enter")
-    assert page.evaluate("unremix.explorer.anchor") == 3
+    assert page.evaluate("unremix.explorer.picker.anchor") == 3
     page.get_by_role("button", name="Random").click()
     order = page.evaluate(
-        """() => { const { explorer } = unremix, weights = explorer.weightsOf("unremix");
-        const shares = explorer.rows.map((_, i) => explorer.falseShare(i, weights[i]));
+        """() => { const shares = unremix.explorer.falseShares();
         return shares.map((_, i) => i).sort((a, b) => shares[b] - shares[a] || a - b); }"""
     )
     # The worst, then the next; never the one that is shown already.
-    page.evaluate(f"unremix.explorer.choose({order[-1]})")
+    page.evaluate(f"unremix.explorer.picker.choose({order[-1]})")
     for expected in order[:2]:
         page.get_by_role("button", name="Worst").click()
-        assert page.evaluate("unremix.explorer.anchor") == expected
-    page.evaluate(f"unremix.explorer.choose({order[0]}); unremix.explorer.worst = -1")
+        assert page.evaluate("unremix.explorer.picker.anchor") == expected
+    page.evaluate(f"unremix.explorer.picker.choose({order[0]})")
     page.get_by_role("button", name="Worst").click()
-    assert page.evaluate("unremix.explorer.anchor") == order[1]
+    assert page.evaluate("unremix.explorer.picker.anchor") == order[1]
     page.get_by_role("searchbox").fill("surely no such name")
     assert page.locator("#explorer .pick:visible").count() == 0
     page.get_by_role("searchbox").fill("")
@@ -287,7 +287,7 @@ def test_suspects_without_labels_are_near_duplicates(runs: dict[str, Run], opene
     first, second = batch.index(3), batch.index(7)  # the same picture twice
     assert stored.arrays["suspects"][first, second] == 2
     page = opened(runs["unlabeled"].path / "report.html")
-    page.evaluate(f"unremix.explorer.choose({first})")
+    page.evaluate(f"unremix.explorer.picker.choose({first})")
     framed = page.locator("[data-weighting='similarity'] .suspect", has_text="near-duplicate")
     assert framed.count() >= 1
     assert page.locator(".pair.duplicate").count() >= 1
@@ -297,7 +297,7 @@ def test_suspects_without_labels_are_near_duplicates(runs: dict[str, Run], opene
 def test_hostile_names_are_text(kind: str, runs: dict[str, Run], opened: Opened) -> None:
     page = opened(runs[kind].path / "report.html")
     for anchor in range(len(HOSTILE)):
-        page.evaluate(f"unremix.explorer.choose({anchor})")
+        page.evaluate(f"unremix.explorer.picker.choose({anchor})")
     for item in range(len(HOSTILE)):
         page.evaluate(f"unremix.map.choose({item})")
     assert page.evaluate("window.hacked") is None
@@ -442,11 +442,13 @@ def test_a_comparison(runs: dict[str, Run], opened: Opened, axe: str, tmp_path: 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         _picture(page, f"comparison-{width}-{scheme}")
         assert_accessible(page, axe)
+        letters = "all => all.map((one) => 12 * one.clientWidth / one.viewBox.baseVal.width)"
+        assert min(page.eval_on_selector_all("svg.chart", letters)) > 10
     assert "simclr" in page.locator("h1").inner_text()
     assert "2 seeds" in page.locator("h1").inner_text()
     stored = Stored.read(made[2])
     assert stored is not None
-    page.evaluate("unremix.comparison.choose(5)")
+    page.evaluate("unremix.comparison.picker.choose(5)")
     found = page.eval_on_selector_all(
         "[data-run='hcl'] li", "all => all.map((one) => Number(one.dataset.item))"
     )
@@ -454,6 +456,19 @@ def test_a_comparison(runs: dict[str, Run], opened: Opened, axe: str, tmp_path: 
     similarity[~stored.arrays["negatives"][5]] = -np.inf
     best = np.argsort(-similarity, kind="stable")[:12]
     assert found == stored.arrays["batch"][best].tolist()
+    # Anchors are chosen as on the page of a run.
+    anchor = "unremix.comparison.picker.anchor"
+    page.locator(".pick[aria-pressed=true]").focus()
+    for key, expected in (("Home", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1)):
+        page.keyboard.press(key)
+        assert page.evaluate(anchor) == expected
+    labels = np.array(stored.about["labels"])[stored.arrays["batch"]]
+    page.get_by_role("searchbox").fill("3")
+    assert page.locator(".pick:visible").count() == (labels == 3).sum()
+    assert "of this class" in page.locator("[data-part=found]").inner_text()
+    for name in ("Random", "Worst"):
+        page.get_by_role("button", name=name).click()
+        assert labels[page.evaluate(anchor)] == 3
 
 
 @pytest.fixture
@@ -534,7 +549,7 @@ def test_scores_that_are_not_finite_are_told(changed: Callable[..., Any]) -> Non
         arrays["scores"][2, 0, 1:] = np.nan
 
     page = changed(change)
-    page.evaluate("unremix.explorer.choose(0)")
+    page.evaluate("unremix.explorer.picker.choose(0)")
     column = page.locator("[data-weighting='unremix']")
     assert "not finite" in column.inner_text()
     assert "1.00" not in column.locator("ol").inner_text()
@@ -574,7 +589,7 @@ def test_anchors_by_keyboard_and_search(runs: dict[str, Run], opened: Opened) ->
         assert presses < 8
     page.keyboard.press("Shift+Tab")
     assert page.evaluate("document.activeElement.ariaPressed") == "true"
-    anchor = "unremix.explorer.anchor"
+    anchor = "unremix.explorer.picker.anchor"
     page.keyboard.press("Home")
     assert page.evaluate(anchor) == 0
     page.keyboard.press("ArrowRight")
@@ -675,6 +690,8 @@ def test_print(scheme: str, runs: dict[str, Run], opened: Opened) -> None:
     ink = page.evaluate(f"({color})('.column .figure b').color")
     assert max(int(part) for part in ink[4:-1].split(",")) < 90
     assert page.locator("#map .key").first.is_visible()
+    assert page.locator(".control output").first.is_visible()  # what the negatives depend on
+    assert not page.locator(".control input").first.is_visible()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("#option-table").is_visible()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
@@ -685,6 +702,35 @@ def test_only_anchors_are_circled(runs: dict[str, Run], opened: Opened) -> None:
     page = opened(runs["infograph-unremix"].path / "report.html")
     assert page.locator("#explorer .anchor .marked").count() == 1
     assert page.locator(".negative .marked, #neighbors .marked").count() == 0
+
+
+def test_classes_differ_in_shape_too_and_numbers_are_called_classes(
+    runs: dict[str, Run], opened: Opened
+) -> None:
+    page = opened(runs["digits"].path / "report.html", width=400)
+    looks = page.eval_on_selector_all(
+        "#map .key path", "all => all.map((one) => [one.getAttribute('d'), one.style.fill])"
+    )
+    shapes, colors = zip(*looks, strict=True)
+    assert len(set(map(tuple, looks))) == len(looks) == 10
+    assert len(set(shapes[:4])) == 4
+    assert len(set(colors[:7])) == 7
+    shown = page.locator("#explorer .anchor .tag").inner_text()
+    assert re.fullmatch(r"class \d", shown)
+    reset = page.get_by_role("button", name="Reset").bounding_box()
+    assert reset["height"] < 40  # on one line
+
+
+def test_the_audit_is_copied(runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["digits"].path / "report.html")
+    rows = list(csv.DictReader(io.StringIO(page.evaluate("unremix.explorer.decilesAsCsv()"))))
+    assert [row["tenth"] for row in rows] == [str(tenth) for tenth in range(1, 11)]
+    for name in ("hcl", "unremix"):
+        found = page.evaluate(AUDIT, name)
+        assert [float(row[name]) for row in rows] == pytest.approx(found["deciles"])
+    # A difference that is shown as 0 has no sign.
+    cells = page.locator("#audit-table tr:has-text('Uniform') td").all_inner_texts()
+    assert not re.search(r"[-+−]0\.0$", cells[2])
 
 
 def test_letters_in_charts_can_be_read(runs: dict[str, Run], opened: Opened) -> None:

@@ -246,3 +246,23 @@ def test_sentences(encoder: str, tmp_path: Path) -> None:
     assert exported.embed(sentences).shape[0] == 3
     with pytest.raises(ValueError, match="got one on sentences"):
         export_encoder(str(run.path), "torchvision")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"domain": "nothing"},
+        {"domain": "sentence"},
+        {"domain": "image"},
+        {"domain": "image", "channels": "1", "size": "8", "mean": "[0]", "std": "[1]",
+         "encoder": json.dumps({"name": "small", "width": -1, "stem": "auto"})},
+        {"domain": "image", "channels": "x", "size": "8", "mean": "[" * 10**5, "encoder": "[]"},
+    ],
+)  # fmt: skip
+def test_wrong_facts_are_refused_in_words(tmp_path: Path, facts: dict[str, str]) -> None:
+    for weights in ({"weight": torch.ones(2)}, {"number": torch.ones(1, dtype=torch.int64)}):
+        path = tmp_path / "e.safetensors"
+        save_file(weights, path, metadata={"made_by": "unremix 0", **facts})
+        with pytest.raises(ValueError, match=r"expected .*, got "):
+            unremix.load_exported(path)

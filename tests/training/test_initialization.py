@@ -119,3 +119,9 @@ def test_timm(
     assert asked == {"name": "some_net", "pretrained": True, "num_classes": 0, "in_chans": 1}
     assert_same(run, create_model("some_net").state_dict())
     assert "--init timm:some_net: loaded" in said
+
+
+def test_a_pickle_is_refused_without_advice_to_run_it(tmp_path: Path) -> None:
+    torch.save({"model": Path.touch}, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"got another file \(it holds more than tensors\); save"):
+        unremix.train(small(tmp_path, init=str(tmp_path / "weights.pt")))

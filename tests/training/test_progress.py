@@ -27,7 +27,8 @@ def test_lines_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     unremix.train(small(tmp_path, progress=True, evaluate_every=2, epochs=3))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "unremix-simclr on digits: 96 images, 10 classes, 96 more to test on"
-    assert re.fullmatch(r"backbone small, 8 px, [\d,]+ parameters; cpu, 1 thread", lines[1])
+    machine = r"cpu, 1 thread, (native|eager) engine"
+    assert re.fullmatch(rf"backbone small, 8 px, [\d,]+ parameters; {machine}", lines[1])
     epochs = [line for line in lines if line.startswith("epoch")]
     assert [line.split(" · ")[0] for line in epochs] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     assert ["kNN" in line for line in epochs] == [False, True, True]  # only where it was measured
@@ -70,6 +71,14 @@ def test_the_next_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().out
     for command in ("embed", "export", "train --resume"):
         assert f"unremix {command} {tmp_path / 'run'}" in shown
+    assert f"{tmp_path / 'run'} --epochs 2\n" in shown
+    short = ["--name", "short", "--epochs", "9", "--max_minutes", "0.00001"]
+    assert main([*words, *short]) == 0
+    shown = capsys.readouterr().out
+    (epoch,) = (line for line in shown.splitlines() if line.startswith("epoch"))
+    assert not epoch.endswith("left")  # of the time, nothing is
+    assert "trained for only 2 steps. Raise --max_minutes." in " ".join(shown.split())
+    assert f"{tmp_path / 'short'} --max_minutes 2e-05\n" in shown
 
 
 def test_a_message_is_not_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -338,5 +338,7 @@ def test_settings_that_make_no_sense(options: dict[str, object], message: str) -
 
 
 def test_a_key_per_graph() -> None:
-    with pytest.raises(ValueError, match=r"keys must have shape \(8,\), one per graph, got \(7,\)"):
+    with pytest.raises(
+        ValueError, match=r"expected keys of shape \(8,\), one per graph, got \(7,\)"
+    ):
         augment(batch_of(draw(0)), GraphAugmentation(), sample_keys(7))

@@ -331,16 +331,16 @@ def test_blur_against_numpy(size: int) -> None:
         np.testing.assert_allclose(blurred.numpy(), expected, atol=1e-5)
 
 
-def test_solarise() -> None:
+def test_solarize() -> None:
     images = photographs(2, 16)
     images[0, 0, 0, :4] = torch.tensor([127, 128, 0, 255])
     expected = [ImageOps.solarize(to_pil(picture), 128) for picture in images]
-    assert distance(image.solarise(images.float() / 255), expected) < 0.01
+    assert distance(image.solarize(images.float() / 255), expected) < 0.01
 
 
 def test_whole_pipeline_against_pil() -> None:
     count, size = 24, 32
-    settings = Augmentation(solarise=0.3, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    settings = Augmentation(solarize=0.3, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     images, view_keys = photographs(count, size), sample_keys(count)
     draws = draw(settings, view_keys, size)
     mean, std = (
@@ -362,10 +362,10 @@ def test_whole_pipeline_against_pil() -> None:
         expected = from_pil(pil)
         if draws.blur[n]:
             expected = image.blur(expected[None], draws.sigmas[n : n + 1])[0]
-        if draws.solarise[n]:
+        if draws.solarize[n]:
             # What lies at the threshold may be inverted on one side only.
             near = (expected - 0.5).abs() < 6 / 255
-            expected = torch.where(near, result[n], image.solarise(expected))
+            expected = torch.where(near, result[n], image.solarize(expected))
         differences.append((result[n] - expected).abs() * 255)
     # PIL cuts to whole levels after every operation.
     assert float(torch.stack(differences).max()) < 6
@@ -464,14 +464,14 @@ def test_noise_has_its_standard_deviation() -> None:
 
 def test_probabilities() -> None:
     count = 20_000
-    settings = Augmentation(solarise=0.1, rotation=15.0, mean=(0.5,), std=(0.5,))
+    settings = Augmentation(solarize=0.1, rotation=15.0, mean=(0.5,), std=(0.5,))
     draws = draw(settings, sample_keys(count), 32)
     for drawn, probability in (
         (draws.flip, 0.5),
         (draws.jitter, 0.8),
         (draws.grayscale, 0.2),
         (draws.blur, 0.5),
-        (draws.solarise, 0.1),
+        (draws.solarize, 0.1),
     ):
         error = 4 * math.sqrt(probability * (1 - probability) / count)
         assert abs(float(drawn.float().mean()) - probability) < error

@@ -33,11 +33,10 @@ def weights_of(
     with full_precision(anchors.embeddings.device):
         compared = Comparison(anchors, candidates, pairs)
         problem, vectors = make_problem(compared, options, temperature, eager.ENGINE)
-        unscaled = problem.unscaled_logits(*vectors)
-        block = problem.block(unscaled, *vectors)
-        mix = mix_or_equal(loss.lambdas(), options.weighting, unscaled)
+        logits, block = problem.compare(*vectors)
+        mix = mix_or_equal(loss.lambdas(), options.weighting, logits)
         weights = weights_of_block(block, mix, options.weighting, temperature)
-        return weights, unscaled / temperature
+        return weights, logits / temperature
 
 
 def weighted_negatives(

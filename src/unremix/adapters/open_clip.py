@@ -67,7 +67,7 @@ class UnReMixClipLoss(Weighted, nn.Module):
         image_features: Tensor,
         text_features: Tensor,
         logit_scale: Tensor | float,
-        logit_bias: Tensor | None = None,
+        logit_bias: Tensor | float | None = None,
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
         """The loss of a batch.
@@ -82,10 +82,12 @@ class UnReMixClipLoss(Weighted, nn.Module):
         Returns:
             A scalar, or a dictionary with it.
         """
+        if isinstance(logit_scale, Tensor):  # before the division, which would round
+            logit_scale = at_least_float32(logit_scale)
         loss = self._loss(
             at_least_float32(image_features), at_least_float32(text_features), 1 / logit_scale
         )
-        if logit_bias is not None:  # connected, so that its gradient is 0 and not missing
+        if isinstance(logit_bias, Tensor):  # connected, so that its gradient is 0 and not missing
             loss = loss + 0 * logit_bias.sum()
         return {"contrastive_loss": loss} if output_dict else loss
 

@@ -57,8 +57,10 @@ def mine_hard_negatives(
 
     Takes the arguments of ``sentence_transformers.util.mine_hard_negatives`` and returns the same
     formats. With ``sampling_strategy="top"`` and ``duplicate_threshold=2`` it finds the same
-    negatives, except that it looks further where that function finds too few. It has no
-    ``cross_encoder``, ``include_positives`` and ``use_multi_process``.
+    negatives, except that it looks further where that function finds too few, and leaves out the
+    text of the anchor, texts that differ from it or from a positive in case and white space only,
+    and further rows with equal embeddings. Similarity is the cosine for every model. It has no
+    ``cross_encoder``, ``faiss_batch_size``, ``include_positives`` and ``use_multi_process``.
 
     Args:
         dataset: Pairs; an anchor in several rows has several positives.
@@ -95,6 +97,15 @@ def mine_hard_negatives(
         ValueError: If the dataset is empty or lacks a column, or an option is out of range.
     """
     choose("output_format", output_format, get_args(Format))
+    if num_negatives < 1:
+        raise ValueError(
+            f"expected num_negatives of at least 1, got {num_negatives}; ask for one or more"
+        )
+    if range_max is not None and range_max < range_min + num_negatives:
+        raise ValueError(
+            "expected range_max of at least range_min + num_negatives = "
+            f"{range_min + num_negatives}, got {range_max}; enlarge it"
+        )
     anchor_name, positive_name = _columns(dataset, anchor_column_name, positive_column_name)
     all_anchors, all_positives = list(dataset[anchor_name]), list(dataset[positive_name])
     anchors = list(dict.fromkeys(all_anchors))
@@ -111,7 +122,7 @@ def mine_hard_negatives(
         encode = model.encode_query if what == "query" else model.encode_document
         kept = None
         if folder is not None:
-            kept = folder / f"{what}-{digest_of(_weights(model), prompts, some)}.npy"
+            kept = folder / f"{what}-{digest_of(*_identity(model), prompts, some)}.npy"
         options = {"batch_size": batch_size, "show_progress_bar": verbose, **prompts}
         return kept_embeddings(kept, lambda: encode(some, convert_to_numpy=True, **options))
 
@@ -173,15 +184,19 @@ def _columns(dataset: Dataset, anchor: str | None, positive: str | None) -> tupl
     return first, others[0] if positive is None else positive
 
 
-def _weights(model: SentenceTransformer) -> list[str]:
-    """A digest of each weight: a model that was trained further has the same name."""
+def _identity(model: SentenceTransformer) -> list[Any]:
+    """What embeddings depend on: a model that was trained or set up differently has one name."""
     import torch
 
     def bytes_of(tensor: torch.Tensor) -> Any:
         return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
     weights = model.state_dict().items()
-    return [f"{name} {digest_of(bytes_of(tensor))}" for name, tensor in weights if tensor.numel()]
+    digests = [
+        f"{name} {digest_of(bytes_of(tensor))}" for name, tensor in weights if tensor.numel()
+    ]
+    # The modules in words name their options: pooling, longest text.
+    return [digests, str(model), model.prompts, model.default_prompt_name, model.truncate_dim]
 
 
 def _formatted(
@@ -230,6 +245,11 @@ def _formatted(
                     for text, value in its
                 ]
     drop = {"label", "labels"} if output_scores else {"score", "scores"}
-    empty = {"triplet": ["negative"], "n-tuple": [f"negative_{n}" for n in range(1, k + 1)]}
-    names = list(found[0]) if found else [anchor_name, positive_name, *empty.get(output_format, [])]
+    further = {
+        "triplet": ["negative", "scores"],
+        "n-tuple": [*(f"negative_{place}" for place in range(1, k + 1)), "scores"],
+        "labeled-pair": ["label", "score"],
+        "labeled-list": ["labels", "scores"],
+    }
+    names = [anchor_name, positive_name, *further[output_format]]
     return {name: [row[name] for row in found] for name in names if name not in drop}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,6 +18,7 @@ from unremix.adapters.dense import weighted_negatives
 from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives
 from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss, with_inputs
 from unremix.core.checks import choose, number
+from unremix.core.last_layer import LastLayer
 from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32
 from unremix.core.views import Views
@@ -30,6 +33,7 @@ try:
     from sentence_transformers.sentence_transformer.modules import Dense
     from sentence_transformers.util import all_gather, all_gather_with_grad
     from transformers import TrainerCallback
+    from transformers.trainer import TRAINER_STATE_NAME
 except ImportError as error:
     raise missing("sentence_transformers", error) from error
 
@@ -81,6 +85,11 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         super().__init__()
         self.model = model
         self.scale = number("scale", scale, above=0)
+        if not isinstance(gather_across_devices, bool):
+            raise TypeError(
+                "expected gather_across_devices to be True or False, got "
+                f"{gather_across_devices!r}; similarity is the cosine: leave similarity_fct out"
+            )
         self.gather_across_devices = gather_across_devices
         self.directions = _checked(directions, partition_mode)
         self.partition_mode = partition_mode
@@ -115,11 +124,13 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             sentence_features: The tokens of each column: anchors, positives, hard negatives.
             labels: Unused; the trainer passes them.
         """
-        if self.mini_batch_size is None:
-            return self.compute_loss_from_embeddings(
-                embed_columns(self.model, sentence_features), labels
-            )
-        loss: Tensor = CachedLossMixin.forward_cached(self, sentence_features, labels)
+        layer = self.weighted.last_layer
+        with layer.keeping_all_calls() if isinstance(layer, LastLayer) else nullcontext():
+            if self.mini_batch_size is None:
+                return self.compute_loss_from_embeddings(
+                    embed_columns(self.model, sentence_features), labels
+                )
+            loss: Tensor = CachedLossMixin.forward_cached(self, sentence_features, labels)
         for parameter, gradient in self._own_gradients:  # 0, with their gradient
             own = (parameter * gradient).sum()
             loss = loss + (own - own.detach()).to(loss)
@@ -176,7 +187,7 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         count, device = queries.embeddings.shape[0], queries.embeddings.device
         if count == 1 and len(documents) == 1:
             loss: Tensor = self.weighted(queries.embeddings, documents[0].embeddings)
-            return loss
+            return loss + math.log(self._holding)
         sample = torch.arange(count, device=device)
         others = torch.arange(count, count * len(documents), device=device)
         # An id equal to the anchor's marks what is not its negative.
@@ -194,7 +205,9 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             ids, candidates = [*ids, sample.repeat(len(documents))], [*candidates, *documents]
         back = (documents[0], _join(candidates), _pairs(sample, torch.cat(ids)))
         if self.partition_mode == "per_direction":
-            return (self.weighted.against(*forth) + self.weighted.against(*back)) / 2
+            there = self.weighted.against(*forth)
+            # A single sample has negatives of its own at most, and none on the way back.
+            return (there if count == 1 else there + self.weighted.against(*back)) / 2
         return self._joint_loss(forth, back)
 
     def _columns(self, embeddings: Sequence[Tensor]) -> list[Views]:
@@ -217,12 +230,16 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             for each in views
         ]
 
+    @property
+    def _holding(self) -> int:
+        """How many sides of one sum hold the positive."""
+        return 2 if self.partition_mode == "joint" and "doc_to_query" in self.directions else 1
+
     def _joint_loss(self, *sides: tuple[Views, Views, Pairs]) -> Tensor:
         """-log( e^{l_p} / (k e^{l_p} + Σ over all sides) ); k sides hold the positive."""
-        holding = 2 if "doc_to_query" in self.directions else 1
         found = [weighted_negatives(self.weighted, *side) for side in sides]
         positive = found[0][1].diagonal()
-        among = positive + math.log(holding)
+        among = positive + math.log(self._holding)
         total = torch.stack([among, *(sums for sums, _ in found)]).logsumexp(0)
         loss: Tensor = (total - positive).mean()
         return loss
@@ -260,27 +277,50 @@ class MixCallback(TrainerCallback):
     """Logs the mix, writes it to checkpoints and the model card, and restores it on resume.
 
     Args:
-        loss: The loss whose mix it is, or a dictionary of losses, as the trainer takes it.
+        loss: The loss whose mix it is, alone or in a wrapper such as ``MatryoshkaLoss``; or a
+            dictionary of losses, as the trainer takes it.
+
+    Raises:
+        ValueError: If there is no :class:`UnReMixLoss` among them.
     """
 
-    def __init__(self, loss: UnReMixLoss | dict[str, nn.Module]) -> None:
+    def __init__(self, loss: nn.Module | dict[str, nn.Module]) -> None:
         given: dict[str, nn.Module] = loss if isinstance(loss, dict) else {"": loss}
-        self.losses = {name: each for name, each in given.items() if isinstance(each, UnReMixLoss)}
+        self.losses = {
+            name: each
+            for name, outer in given.items()
+            for each in outer.modules()
+            if isinstance(each, UnReMixLoss)
+        }
+        if not self.losses:
+            names = ", ".join(type(each).__name__ for each in given.values())
+            raise ValueError(
+                f"expected an UnReMixLoss, or a loss around one, got {names}; "
+                "leave the callback out"
+            )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore what a checkpoint holds, if training resumes from one."""
         if state.global_step == 0:
             return
+        # The trainer does not say from which checkpoint; it is known by its step and its history.
         path = self._folder(args, state) / LOSS_FILE
-        if not path.is_file():
+        known = path.with_name(TRAINER_STATE_NAME)
+        history = json.loads(known.read_text())["log_history"] if known.is_file() else None
+        if not path.is_file() or history != state.log_history:
+            got = "that of another run" if path.is_file() else "no such file"
             warnings.warn(
-                f"expected the mix in {path}, got no such file, so it starts from its initial "
-                "value; resume from a checkpoint in the output folder that was written with this "
-                "callback",
+                f"expected the mix in {path}, got {got}, so it starts from its initial value; "
+                "resume from a checkpoint in the output folder that was written with this callback",
                 stacklevel=2,
             )
             return
         kept = torch.load(path, map_location="cpu", weights_only=True)
+        if missing_names := self.losses.keys() - kept.keys():
+            raise ValueError(
+                f"expected the mix of {sorted(missing_names)} in {path}, got that of "
+                f"{sorted(kept)}; resume with the same names of data sets"
+            )
         for name, loss in self.losses.items():
             loss.weighted.load_state_dict(kept[name])
 

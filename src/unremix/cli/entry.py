@@ -79,15 +79,35 @@ def _answer(typed: list[str]) -> int:
         return 130
 
 
+def _options_named(typed: Sequence[str]) -> frozenset[str]:
+    """The options that were typed, whatever a file says besides."""
+    return frozenset(word[2:].partition("=")[0] for word in typed if word.startswith("--"))
+
+
 def _refuse_code(options: dict[str, Any], typed: Sequence[str]) -> None:
     """Refuse code that a --config file names and the user did not type."""
     from unremix.options.config import code_of, untrusted
 
-    names = [word.lstrip("-").partition("=")[0] for word in typed if word.startswith("--")]
+    names = _options_named(typed)
     imports = () if "imports" in names else options["imports"] or ()
     code = code_of(imports, "" if "backbone" in names else options["backbone"] or "")
     if code and not options["trust"]:
         raise ValueError(untrusted(code, "the --config file"))
+
+
+def _files_first(words: Sequence[str]) -> list[str]:
+    """The options of a command with those of files first, so that what is typed always wins.
+
+    Example:
+        >>> _files_first(["--epochs", "3", "--config", "options.yaml"])
+        ['--config', 'options.yaml', '--epochs', '3']
+    """
+    files: list[str] = []
+    others: list[str] = []
+    for number, word in enumerate(words):
+        of_file = word.startswith("--config=") or "--config" in (word, *words[:number][-1:])
+        (files if of_file else others).append(word)
+    return files + others
 
 
 def _run(command: str, typed: list[str]) -> int:
@@ -107,7 +127,7 @@ def _run(command: str, typed: list[str]) -> int:
     from unremix.cli.parser import Parser, make_parser
 
     Parser.typed = typed
-    chosen = make_parser(command).parse_args(typed)[command]
+    chosen = make_parser(command).parse_args([command, *_files_first(typed[1:])])[command]
     gc.enable()
     dry = command in ("train", "compare") and bool(chosen.pop("dry_run", False))
     words = shlex.join(["unremix", *typed])
@@ -135,8 +155,7 @@ def _run(command: str, typed: list[str]) -> int:
         load_extensions(options["imports"] or ())
         options["domain"] = options["domain"] or domain_of(own["recipes"])
         # A budget wins over the epochs of a file, but not over those on the command line.
-        names = (word.lstrip("-").partition("=")[0] for word in typed if word.startswith("--"))
-        training = TrainConfig(**options, given=frozenset(names))
+        training = TrainConfig(**options, given=_options_named(typed))
         return commands.compare(CompareConfig(**own), training, words, dry=dry)
     if command == "reproduce":
         return commands.reproduce(**vars(chosen), command=words)

@@ -6,9 +6,15 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
+from itertools import takewhile
 from typing import Any, ClassVar, NoReturn
 
-from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
+from jsonargparse import (  # type: ignore[attr-defined]
+    SUPPRESS,
+    ActionConfigFile,
+    ArgumentParser,
+    set_parsing_settings,
+)
 
 import unremix
 from unremix.cli.commands import COMMANDS, SUMMARIES, SWITCHES, reproduce
@@ -54,15 +60,19 @@ def _sentence(message: str, actions: Sequence[Any], command: str) -> str:
         hint = types.get(named[1], types.get(named[1].partition(".")[2]))
         return mismatch(f"--{named[1]}", value[1].strip("'"), hint)
     message = " ".join(message.split())
+    denied = re.search(r"Importing '(.*?)' is not allowed", message)
+    if denied:
+        return (
+            f"expected the options of a section by name, got {denied[1]!r}, the name of a class; "
+            "write each option and its value"
+        )
     known = {option.lstrip("-") for action in actions for option in action.option_strings}
     unknown = re.match(r"[Uu]nrecognized arguments: (.*)$", message)
     if unknown:
         word = unknown[1].split()[0].partition("=")[0]
-        if not word.startswith("-") and "data" in known:
-            return (
-                f"expected options of this command, got {unknown[1]}; did you mean --data {word}?"
-            )
         hint = did_you_mean(word.lstrip("-"), known) or "; see --help"
+        if not word.startswith("-") and "data" in known:
+            hint = f"; did you mean {_meant(word, Parser.typed)}?"
         return f"expected options of this command, got {unknown[1]}{hint}"
     required = re.search(r"arguments are required: (.*)$", message)
     if required:
@@ -73,6 +83,20 @@ def _sentence(message: str, actions: Sequence[Any], command: str) -> str:
         if (option or quoted) not in known:
             message += did_you_mean(option or quoted, known)
     return message
+
+
+def _meant(word: str, typed: Sequence[str]) -> str:
+    """What a word was meant for that follows no option.
+
+    Example:
+        >>> _meant("hcl", ["compare", "--recipes", "simclr", "hcl", "moco", "--epochs", "3"])
+        '--recipes simclr,hcl,moco'
+        >>> _meant("photos", ["compare", "photos"])
+        '--data photos'
+    """
+    following = typed[typed.index("--recipes") + 1 :] if "--recipes" in typed else ()
+    names = list(takewhile(lambda one: not one.startswith("-"), following))
+    return f"--recipes {','.join(names)}" if word in names else f"--data {word}"
 
 
 class ConfigAction(ActionConfigFile):
@@ -89,6 +113,8 @@ class ConfigAction(ActionConfigFile):
 
 def make_parser(only: str | None = None) -> Parser:
     """The parser of all commands; the options of one alone take less time to import."""
+    # A value that names a class would have its module imported: no option of ours is a class.
+    set_parsing_settings(import_path_denylist=["*"])
     parser = Parser(
         allow_abbrev=False, prog="unremix", description="Good embeddings without labels."
     )

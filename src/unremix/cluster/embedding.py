@@ -162,7 +162,7 @@ def _parquet_bytes(table: Any) -> bytes:
     import pyarrow.parquet
 
     sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(table, sink)
+    pyarrow.parquet.write_table(table, sink, write_page_checksum=True)
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
@@ -241,7 +241,7 @@ def _present(parts: Parts, plan: dict[str, Any]) -> set[str]:
     """
     names = parts.names()
     if PLAN in names:
-        if json.loads(parts.read(PLAN)) != plan:
+        if not _is(plan, parts.read(PLAN)):
             raise ValueError(
                 f"expected a new folder or one of the same embeddings, got {parts.path!r} with "
                 "those of another run, other data or other options; choose another --output"
@@ -254,6 +254,14 @@ def _present(parts: Parts, plan: dict[str, Any]) -> set[str]:
     else:
         parts.write(PLAN, json.dumps(plan).encode())
     return {name for name in names if name.startswith("part-")}
+
+
+def _is(plan: dict[str, Any], data: bytes) -> bool:
+    """Whether a file holds a plan; a damaged one does not."""
+    try:
+        return bool(json.loads(data) == plan)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _summary(data: bytes) -> Summary:

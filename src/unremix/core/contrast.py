@@ -19,11 +19,11 @@ from unremix.core.checks import checks_on, number, to_device_of
 from unremix.core.engines import Engine, find_engine
 from unremix.core.gather import mean_count, mean_gradient
 from unremix.core.options import Options
-from unremix.core.output_gradients import derive_output_gradients
+from unremix.core.output_gradients import with_output_gradients
 from unremix.core.precision import full_precision, normalize
 from unremix.core.problem import Comparison, Problem, check_pairs, check_shapes
 from unremix.core.rows import rows_loss
-from unremix.core.views import Vectors, Views
+from unremix.core.views import Vectors, describe
 from unremix.core.weights import mix_or_equal
 
 
@@ -58,6 +58,7 @@ def contrast(
 
     Example:
         >>> from unremix.core.pairs import Pairs
+        >>> from unremix.core.views import Views
         >>> views = Views(torch.eye(4))
         >>> comparison = Comparison(views, views, Pairs.both_views(2))
         >>> contrast(comparison, Options(), temperature=1.0)  # log 3
@@ -107,54 +108,21 @@ def make_problem(
 
     ``engine`` derives δ where a component needs it.
     """
-    anchors, candidates, everyone = comparison.anchors, comparison.candidates, comparison.everyone
-    shared = candidates is anchors  # every view is both
+    anchors, candidates, own = comparison.anchors, comparison.candidates, comparison.own
     units, of_anchors = describe(anchors)
-    other_units, of_candidates = (units, of_anchors) if shared else describe(candidates)
+    other_units, of_candidates = units, of_anchors
+    if candidates is not anchors:
+        other_units, of_candidates = describe(candidates)
     problem = Problem(comparison.pairs, options, of_anchors, of_candidates)
-    if (own := comparison.own) is not None:
+    if own is not None:
         inputs = None if own.inputs is None else own.inputs.detach()
         of_own = Vectors(*normalize(own.embeddings.detach()), inputs)
         problem = replace(problem, own=of_own, own_factor=own.logit_factor)
     if options.weighting.needs_gradients:
-        at_layer = at_last_layer(anchors, of_anchors)
-        others = at_layer if shared else at_last_layer(candidates, of_candidates)
-        every = None if everyone is None else others
-        if everyone is not None and everyone is not candidates:
-            every = at_last_layer(everyone, describe(everyone)[1])
-        derived = replace(problem, anchors=at_layer, candidates=others)
-        deltas = derive_output_gradients(derived, temperature, engine, comparison.part, every)
-        of_anchors = replace(of_anchors, output_gradients=deltas[0])
-        of_candidates = replace(of_candidates, output_gradients=deltas[1])
-        problem = replace(
-            problem, anchors=of_anchors, candidates=of_anchors if shared else of_candidates
-        )
-        if problem.own is not None:
-            problem = replace(problem, own=replace(problem.own, output_gradients=deltas[2]))
+        problem = with_output_gradients(problem, comparison, temperature, engine)
     if options.logits == "dot":
         return problem, (anchors.embeddings, candidates.embeddings)
     return problem, (units, other_units)
-
-
-def describe(views: Views) -> tuple[Tensor, Vectors]:
-    """Unit vectors with gradient, and all that is known of the views as constants."""
-    units, lengths = normalize(views.embeddings)
-    return units, Vectors(
-        units.detach(),
-        lengths.detach(),
-        None if views.inputs is None else views.inputs.detach(),
-        views.ids,
-        descriptors=views.descriptors,
-        thresholds=views.thresholds,
-    )
-
-
-def at_last_layer(views: Views, described: Vectors) -> Vectors:
-    """What is known of the last layer's output for the views, where δ is taken."""
-    if views.outputs is None:
-        return described
-    outputs = views.outputs.detach().to(views.embeddings.dtype)
-    return describe(replace(views, embeddings=outputs))[1]
 
 
 class _Blockwise(torch.autograd.Function):

@@ -70,7 +70,7 @@ def examine(
     problem, vectors = make_problem(
         comparison, replace(options, weighting=everything), temperature, eager.ENGINE
     )
-    block = problem.block(problem.unscaled_logits(*vectors), *vectors)
+    _, block = problem.compare(*vectors)
     scores = dict(zip(wanted, raw_scores(block, everything), strict=True))
     keep = None if filtering is None else filtering(block)
     weights = weigh(

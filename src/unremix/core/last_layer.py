@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -67,12 +68,13 @@ class Recorder:
     """A forward hook that keeps inputs of the layer; it knows neither layer nor loss.
 
     All calls in training since the last use are kept, so that a batch may be embedded in any number
-    of parts. In evaluation and in compiled models two are. A copy or pickle of the layer carries it
-    along; there it records nothing.
+    of parts. In evaluation and in compiled models two are, or in evaluation all if ``keeps_all``. A
+    copy or pickle of the layer carries it along; there it records nothing.
     """
 
     def __init__(self, active: bool = True) -> None:
         self.active = active
+        self.keeps_all = False
         self.used = False
         self.size = 0
         # Not a list of tensors: torch.compile would look into it, and compile the model again
@@ -84,7 +86,7 @@ class Recorder:
         if not self.active or not inputs:
             return
         h, earlier = inputs[0].detach(), self.latest
-        if torch.compiler.is_compiling() or not layer.training:
+        if torch.compiler.is_compiling() or not (layer.training or self.keeps_all):
             earlier.previous = None
         else:
             size = h.numel() * h.element_size()
@@ -177,6 +179,18 @@ class LastLayer:
         # The copied layer outlives the copying only if a model was copied that holds it.
         twin.watches += self.watches
         return twin
+
+    @contextmanager
+    def keeping_all_calls(self) -> Iterator[None]:
+        """Within it, all calls are kept in evaluation too: a batch may be embedded in parts."""
+        recorders = [watch.recorder for watch in self.watches]
+        for recorder in recorders:
+            recorder.keeps_all = True
+        try:
+            yield
+        finally:
+            for recorder in recorders:
+                recorder.keeps_all = False
 
     @torch.no_grad()
     def find(self, *embeddings: Tensor, check: bool = True) -> tuple[Found, ...]:
@@ -285,57 +299,59 @@ class Projection:
                 raise ValueError(
                     f"expected embeddings h @ projection with autograd's graph, got "
                     f"z{number} {tuple(given.shape)} without such a product; multiply rows (N, H) "
-                    "by the parameter itself, with gradient, or pass h0 and h1"
+                    "by the parameter itself, with gradient; where there is none, as in an "
+                    "evaluation, pass h0 and h1, or use a loss without projection"
                 )
             found.append(one)
         return tuple(found)
 
 
+class TwoLayers:
+    """The layers of two encoders, of the first views and of the second.
+
+    Inputs of different widths have no inner product: their lengths take their place.
+
+    Args:
+        first: Of the first views.
+        second: Of the second views.
+    """
+
+    def __init__(self, first: LastLayer | Projection, second: LastLayer | Projection) -> None:
+        self.layers = (first, second)
+        self.bias = first.bias and second.bias
+
+    def find(self, *embeddings: Tensor, check: bool = True) -> tuple[Found, ...]:
+        """h of both views, as :meth:`LastLayer.find`."""
+        pairs = zip(self.layers, embeddings, strict=True)
+        found = [layer.find(each, check=check)[0] for layer, each in pairs]
+        if len({each.inputs.shape[1] for each in found}) > 1:
+            lengths = [each.inputs.norm(dim=1, keepdim=True) for each in found]
+            found = [replace(each, inputs=h) for each, h in zip(found, lengths, strict=True)]
+        return tuple(found)
+
+
+Watched = LastLayer | Projection | TwoLayers
+
+
 def watch(
     last_layer: nn.Module | tuple[nn.Module, nn.Module] | None,
     projection: Tensor | tuple[Tensor, Tensor] | None,
-) -> list[LastLayer | Projection]:
-    """Where h comes from: nothing, one layer, or two; the arguments are those of the losses."""
+) -> Watched | None:
+    """Where h comes from, if it is known; the arguments are those of the losses."""
     if last_layer is not None and projection is not None:
         raise ValueError(
             "expected last_layer or projection, got both; pass the one that makes the embeddings"
         )
-    if last_layer is None and projection is None:
-        return []
-    given: Any = projection if last_layer is None else last_layer
-    if isinstance(given, tuple) and len(given) != 2:
-        name = "projection" if last_layer is None else "last_layer"
+    kind: Any = LastLayer if projection is None else Projection
+    given: Any = last_layer if projection is None else projection
+    if not isinstance(given, tuple):
+        return None if given is None else kind(given)
+    if len(given) != 2:
+        name = "last_layer" if projection is None else "projection"
         raise ValueError(
             f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
         )
-    each_given = given if isinstance(given, tuple) else (given,)
-    if last_layer is None:
-        return [Projection(each) for each in each_given]
-    return [LastLayer(each) for each in each_given]
-
-
-def find_both(
-    layer: LastLayer | Projection,
-    second: LastLayer | Projection | None,
-    z0: Tensor,
-    z1: Tensor,
-    *,
-    check: bool,
-) -> tuple[Found, Found]:
-    """h of both views, each from its own layer where there are two; see :meth:`LastLayer.find`.
-
-    Inputs of different widths have no inner product: their lengths take their place.
-    """
-    if second is None:
-        first, other = layer.find(z0, z1, check=check)
-        return first, other
-    (first,), (other,) = layer.find(z0, check=check), second.find(z1, check=check)
-    if first.inputs.shape[1] == other.inputs.shape[1]:
-        return first, other
-    lengths = [
-        torch.linalg.vector_norm(each.inputs, dim=1, keepdim=True) for each in (first, other)
-    ]
-    return replace(first, inputs=lengths[0]), replace(other, inputs=lengths[1])
+    return TwoLayers(*(kind(each) for each in given))
 
 
 def _split(module: nn.Module) -> tuple[nn.Linear, nn.Module | None]:
@@ -368,16 +384,39 @@ def traced(given: Tensor, leaf: Tensor, weight: Tensor, bias: Tensor | None = No
         h and, where z may be something else, W h + b; None if the graph does not tell.
     """
     top: Any = given.grad_fn  # its saved values are attributes that types do not know
-    start, size = 0, given.shape[0]
+    start, step, size = 0, 1, given.shape[0]
     part = top is not None and top.name() in ("SplitBackward0", "SliceBackward0")
     if part:  # z is some rows of what was made in one call
         if top._saved_dim not in (0, 2**64 - given.dim()):
             return None
         whole = top.name() == "SplitBackward0"
         start = given.output_nr * top._saved_split_size if whole else top._saved_start
+        step = 1 if whole else top._saved_step
         top = top.next_functions[0][0]
     while top is not None and top.name() == "ToCopyBackward0":  # the same in another precision
         top = top.next_functions[0][0]
+    products = _products(top, leaf)
+    if len(products) != 1:  # none, or a mixture of several calls
+        return None
+    (node,) = products
+    try:
+        h = getattr(node, MULTIPLICATIONS[node.name()][0])
+    except RuntimeError:  # freed by a backward pass
+        return None
+    if h is None or h.dim() != 2 or not (part or h.shape[0] == size):
+        return None
+    if start >= 2**63:  # counted from the end
+        start += h.shape[0] - 2**64
+    h = h[start : start + size * step : step].detach()
+    if h.shape[0] != size:
+        return None
+    made = None if node is top else linear(h.to(weight), weight, bias).to(given.dtype)
+    return Found(h.to(given.dtype), made)
+
+
+def _products(top: Any, leaf: Tensor) -> list[Any]:
+    """The nodes that multiply by a leaf, from which operations row by row lead to a node."""
+    found: list[Any] = []
     waiting: list[Any] = [top]
     seen: set[Any] = set()
     while waiting:
@@ -386,23 +425,12 @@ def traced(given: Tensor, leaf: Tensor, weight: Tensor, bias: Tensor | None = No
             continue
         seen.add(node)
         if node.name() in MULTIPLICATIONS:
-            attribute, place = MULTIPLICATIONS[node.name()]
-            if not _leads_to(node.next_functions[place][0], leaf):
-                continue
-            try:
-                h = getattr(node, attribute)
-            except RuntimeError:  # freed by a backward pass
-                return None
-            if h is None or h.dim() != 2 or not (part or h.shape[0] == size):
-                return None
-            h = h[start : start + size].detach()
-            if h.shape[0] != size:
-                return None
-            made = None if node is top else linear(h.to(weight), weight, bias).to(given.dtype)
-            return Found(h.to(given.dtype), made)
-        if node.name().rstrip("0123456789").removesuffix("Backward") in ROW_BY_ROW:
+            weight = node.next_functions[MULTIPLICATIONS[node.name()][1]][0]
+            if _leads_to(weight, leaf):
+                found.append(node)
+        elif node.name().rstrip("0123456789").removesuffix("Backward") in ROW_BY_ROW:
             waiting += [parent for parent, _ in node.next_functions]
-    return None
+    return found
 
 
 def _leads_to(node: Any, leaf: Tensor) -> bool:

@@ -18,27 +18,22 @@ from unremix.core.engines import Engine
 from unremix.core.gather import Part, gather_rows
 from unremix.core.options import Options, Tile
 from unremix.core.pairs import Pairs
-from unremix.core.problem import Problem, blocks
-from unremix.core.views import Vectors
+from unremix.core.problem import Comparison, Problem, blocks
+from unremix.core.views import Vectors, Views, describe
 
 # Of some views: which classes they have, boolean, and for nt-xent the target; both (B, M).
 Classes = Callable[[slice], tuple[Tensor, Tensor | None]]
 
 
-def derive_output_gradients(
-    problem: Problem,
-    temperature: Tensor | float,
-    engine: Engine,
-    part: Part | None = None,
-    everyone: Vectors | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """δ of anchors (N, D), of candidates (M, D) and of the anchors' own candidates (N, S, D).
+def with_output_gradients(
+    problem: Problem, comparison: Comparison, temperature: Tensor | float, engine: Engine
+) -> Problem:
+    """The problem with δ of anchors (N, D), of candidates (M, D) and of own candidates (N, S, D).
 
-    ``part`` and ``everyone`` are those of :class:`unremix.core.problem.Comparison`; with them, each
-    process computes δ of its part of the candidates and gathers the rest. ``nt-xent`` takes the
-    temperature τ as t.
+    Where processes share a loss, each computes δ of its part of the candidates and gathers the
+    rest. ``nt-xent`` takes the temperature τ as t.
     """
-    options, anchors, candidates = problem.options, problem.anchors, problem.candidates
+    options, part, everyone = problem.options, comparison.part, comparison.everyone
     if options.gradient == "pseudo-label":
         temperature = options.posterior_temperature
     elif problem.own is not None:
@@ -48,26 +43,45 @@ def derive_output_gradients(
         )
     elif isinstance(temperature, Tensor):
         temperature = temperature.detach()
+    shared = comparison.candidates is comparison.anchors
+    anchors = _at_last_layer(comparison.anchors, problem.anchors)
+    candidates = anchors if shared else _at_last_layer(comparison.candidates, problem.candidates)
+    classes = anchors.units  # of candidates: the anchors of all processes
     derive = partial(_derive, engine, temperature, options.tile)
     own = None if problem.own is None else problem.own.units
     delta = others = derive(anchors, candidates.units, _of_anchors(problem), own)
     if everyone is None or part is None:
-        if candidates is not anchors:
-            others = derive(candidates, anchors.units, _of_candidates(problem))
-    elif everyone is candidates:  # of all processes first all first views, then all second ones
+        if not shared:
+            others = derive(candidates, classes, _of_candidates(problem))
+    elif everyone is comparison.candidates:  # of all first all first views, then all second ones
+        classes = candidates.units
         others = torch.cat([gather_rows(half, part) for half in delta.chunk(2)])
     else:
+        classes = _at_last_layer(everyone, describe(everyone)[1]).units
         whole = replace(problem, pairs=_gather_pairs(problem.pairs, part))
         work = part.of_work(len(candidates.units))
-        held = derive(candidates[work.held], everyone.units, _of_candidates(whole, work.offset))
+        held = derive(candidates[work.held], classes, _of_candidates(whole, work.offset))
         others = gather_rows(held, work)
-    if problem.own is None:
-        return delta, others, None
-    views = Vectors(problem.own.units.flatten(0, 1), problem.own.lengths.flatten())
-    classes = (anchors if everyone is None else everyone).units
-    is_class = torch.ones(1, len(classes), dtype=torch.bool, device=classes.device)  # all of them
-    of_own = derive(views, classes, lambda which: (is_class, None))
-    return delta, others, of_own.view_as(problem.own.units)
+    of_own = problem.own
+    if of_own is not None:
+        views = Vectors(of_own.units.flatten(0, 1), of_own.lengths.flatten())
+        everything = torch.ones(1, len(classes), dtype=torch.bool, device=classes.device)
+        found = derive(views, classes, lambda which: (everything, None))
+        of_own = replace(of_own, output_gradients=found.view_as(of_own.units))
+    return replace(
+        problem,
+        anchors=replace(problem.anchors, output_gradients=delta),
+        candidates=replace(problem.candidates, output_gradients=others),
+        own=of_own,
+    )
+
+
+def _at_last_layer(views: Views, known: Vectors) -> Vectors:
+    """What is known of the views, or of the last layer's output for them, where that is another."""
+    if views.outputs is None:
+        return known
+    outputs = views.outputs.detach().to(views.embeddings.dtype)
+    return describe(replace(views, embeddings=outputs))[1]
 
 
 def _derive(

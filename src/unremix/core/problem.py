@@ -95,41 +95,32 @@ class Problem:
             width += self.own.units.shape[1]
         return blocks(count, width, self.options.tile, self.anchors.units.device)
 
-    def unscaled_logits(self, anchors: Tensor, candidates: Tensor) -> Tensor:
-        """f_i · f_j or z_i · z_j: the logits before the division by τ, shape (N, M).
+    def compare(self, anchors: Tensor, candidates: Tensor) -> tuple[Tensor, Block]:
+        """The logits before the division by τ, shape (N, M), and what scores are computed from.
 
         Args:
             anchors: What the logits of the anchors are made of, f or z, shape (N, D).
             candidates: Likewise of the candidates, shape (M, D).
         """
-        if self.own is None:
-            return inner_products(anchors, candidates)
-        own = self.own.units
-        if self.options.logits == "dot":
-            own = own * self.own.lengths[..., None]
-        return inner_products(anchors, candidates, own)
-
-    def block(self, unscaled: Tensor, anchors: Tensor, candidates: Tensor) -> Block:
-        """What the scores are computed from.
-
-        Args:
-            unscaled: What :meth:`unscaled_logits` returned, shape (N, M).
-            anchors: What it was made of, shape (N, D).
-            candidates: Likewise, shape (M, D).
-        """
-        weighting, own = self.options.weighting, self.own
-        similarity = unscaled  # cosines are the similarity itself
-        if self.options.logits == "dot" and (weighting.components or weighting.filter):
+        weighting, own, dot = self.options.weighting, self.own, self.options.logits == "dot"
+        own_units = of_own = None if own is None else own.units
+        if own is not None and dot:
+            of_own = own.units * own.lengths[..., None]
+        logits = similarity = inner_products(anchors, candidates, of_own)  # f · f, or z · z
+        if dot and (weighting.components or weighting.filter):
             units = (self.anchors.units, self.candidates.units)
             if weighting.similarity_gradient:
                 units = (normalize(anchors)[0], normalize(candidates)[0])
-            similarity = inner_products(*units, None if own is None else own.units)
+            similarity = inner_products(*units, own_units)
         negatives = self.pairs.negatives()
         count = self.pairs.count_of(negatives)
         if own is not None:
             further = negatives.new_ones(own.units.shape[:2])
             negatives, count = torch.cat([negatives, further], dim=1), count + further.shape[1]
-        return Block(
+            if self.own_factor != 1:
+                shared, rest = logits.tensor_split([len(candidates)], dim=1)
+                logits = torch.cat([shared, self.own_factor * rest], dim=1)
+        return logits, Block(
             anchors=self.anchors,
             candidates=self.candidates,
             own=own,

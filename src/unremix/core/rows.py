@@ -30,13 +30,9 @@ def rows_loss(
     """
     pairs, options = problem.pairs, problem.options
     weighting, objective = options.weighting, options.objective
-    unscaled = problem.unscaled_logits(anchors, candidates)  # (N, M)
-    block = problem.block(unscaled, anchors, candidates)
+    logits, block = problem.compare(anchors, candidates)  # (N, M)
     weights = weights_of(block, mix, weighting, temperature)  # Eq. 4 and 5; δ of Eq. 3 is given
-    logits = unscaled / temperature
-    if problem.own_factor != 1:
-        shared, own = logits.split([len(candidates), logits.shape[1] - len(candidates)], dim=1)
-        logits = torch.cat([shared, problem.own_factor * own], dim=1)
+    logits = logits / temperature
     count = block.count[:, 0]
     losses = objective.against_positives(  # Eq. 1
         objective.sum_negatives(logits, weights, block.negatives),

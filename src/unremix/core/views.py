@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from unremix.core.precision import normalize
+
 T = TypeVar("T")
 
 
@@ -90,6 +92,19 @@ class Vectors:
     def __getitem__(self, rows: slice) -> Vectors:
         """Some of the views."""
         return map_tensors(lambda tensor: tensor[rows], self)
+
+
+def describe(views: Views) -> tuple[Tensor, Vectors]:
+    """Unit vectors with gradient, and all that is known of the views as constants."""
+    units, lengths = normalize(views.embeddings)
+    return units, Vectors(
+        units.detach(),
+        lengths.detach(),
+        None if views.inputs is None else views.inputs.detach(),
+        views.ids,
+        descriptors=views.descriptors,
+        thresholds=views.thresholds,
+    )
 
 
 def map_tensors(function: Callable[..., Tensor], *items: T) -> T:

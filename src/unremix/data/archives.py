@@ -28,10 +28,8 @@ from unremix.data.remote import RemoteFile, fetch, kept, read_range
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp")
 MAX_FILE_BYTES = 2**30
-SMALL, USUAL = (
-    2**24,
-    8,
-)  # a packed file may unpack to so many bytes, and so many for each of its own
+# A packed file may unpack to SMALL bytes, and USUAL more for each of its own.
+SMALL, USUAL = 2**24, 8
 LABEL_BYTES = 2**20  # of a file that holds a label
 HEADERS = 2**16  # bytes of headers before a file in a tar
 ZIP_HEADER = 30  # bytes, at least, before the data of a zip's member

@@ -86,6 +86,10 @@ def file_system(url: str) -> tuple[Any, str]:
         ValueError: If nobody reads such URLs.
     """
     protocol = url.partition("://")[0].lower()
+    if "::" in url:  # what one file says would decide which others are opened, and how
+        raise ValueError(
+            f"expected one URL, got a chain of several, {url!r}; name the last of them alone"
+        )
     with needed_for(f"{protocol}://"):
         import fsspec
     options: dict[str, Any] = {"use_listings_cache": False}
@@ -108,8 +112,10 @@ def file_system(url: str) -> tuple[Any, str]:
         raise ImportError(
             f"expected the package that reads {protocol}://, but it is not installed; {remedy}"
         ) from error
-    except ValueError as error:
-        raise ValueError(f"expected a URL that fsspec reads, got {url!r} ({error})") from error
+    except Exception as error:  # every file system raises its own
+        raise ValueError(
+            f"expected a URL that fsspec reads, got {url!r} ({shorten(error)})"
+        ) from error
     if protocol in ("s3", "s3a"):
         found.retries = 1  # we repeat requests: its own would multiply the attempts, and the wait
     return found, path
@@ -188,7 +194,8 @@ def cache_folder() -> Path:
 @lru_cache(maxsize=2**16)  # asked for each sample of a shard
 def _kept_at(file: RemoteFile, _: str | None) -> Path:
     """Where a file is kept, if it is, under a value of UNREMIX_CACHE."""
-    digest = hashlib.sha256("\0".join(map(str, file)).encode()).hexdigest()[:32]
+    identity = "\0".join(map(str, file)).encode("utf-8", "backslashreplace")
+    digest = hashlib.sha256(identity).hexdigest()[:32]
     return cache_folder() / digest[:2] / digest / file.name
 
 
@@ -267,6 +274,8 @@ def locked(name: str) -> Iterator[None]:
     Args:
         name: Of what is done.
     """
+    if not os.environ.get("UNREMIX_CACHE"):  # what needs a password there is not for all here
+        cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     while (held := try_lock(cache_folder() / ".locks" / name)) is None:
         time.sleep(POLL)
     try:

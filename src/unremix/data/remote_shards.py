@@ -122,7 +122,7 @@ def _note(digest: str) -> str:
 
 
 def _read_note(digest: str) -> dict[str, Any] | None:
-    """What is noted about a shard; None if nothing is."""
+    """What is noted about a shard; None if nothing is, or it is damaged."""
     place = _note(digest)
     if is_url(place):
         files, path = file_system(place)
@@ -136,8 +136,24 @@ def _read_note(digest: str) -> dict[str, Any] | None:
         data = persist(place, read)
     else:
         data = Path(place).read_bytes() if Path(place).exists() else None
-    noted: dict[str, Any] | None = None if data is None else json.loads(data)
-    return noted
+    try:
+        noted: dict[str, Any] | None = None if data is None else json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return noted if _is_note(noted) else None
+
+
+def _is_note(noted: Any) -> bool:
+    """Whether something has the form of what is noted; a damaged one is made again."""
+    try:
+        return all(
+            isinstance(name, str)
+            and (label is None or isinstance(label, int))
+            and min(offset, size) >= 0
+            for name, label, offset, size in noted["samples"]
+        ) and all(isinstance(text, str) for one in noted["skipped"] for text in Skipped(*one))
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _write_note(digest: str, noted: dict[str, Any]) -> None:

@@ -18,7 +18,6 @@ from unremix.domains.sampling import permuted
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
-from unremix.frameworks.infograph import InfoGraph
 from unremix.options.config import GraphOptions, TrainConfig
 from unremix.views.graph import GraphAugmentation, augment
 from unremix.views.randomness import keys
@@ -71,12 +70,14 @@ class GraphDomain:
             value = getattr(options, name)
             if value < least:
                 raise ValueError(f"expected graph.{name} to be at least {least}, got {value}")
+        takes_views = getattr(composition.framework, "takes_views", True)
         for name in ("kinds", "ratio"):
             value = getattr(options, name)
-            if composition.parts["framework"] == "infograph" and value != getattr(usual, name):
+            if not takes_views and value != getattr(usual, name):
                 raise ValueError(
                     f"expected --graph.{name} only with views of graphs, got {value!r} for "
-                    "InfoGraph, which has none; leave it out or choose a graphcl recipe"
+                    f"{composition.parts['framework']}, which has none; leave it out or choose a "
+                    "graphcl recipe"
                 )
         if config.chunk is not None:
             raise ValueError(
@@ -178,10 +179,10 @@ class GraphDomain:
         step: int,
         epoch: int,
     ) -> Batch:
-        """The graphs as they are (InfoGraph), or two views of each (GraphCL)."""
+        """The graphs as they are, or two views of each, as the framework takes them."""
         fetched = _in_dtype(fetched.to(indices.device), model.dtype)
         views: tuple[GraphBatch, ...] = (fetched,)
-        if not isinstance(model, InfoGraph):
+        if model.takes_views:
             views = tuple(
                 augment(fetched, self._views(config), keys(config.seed, epoch, indices, view))
                 for view in (0, 1)

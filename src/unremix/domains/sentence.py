@@ -21,7 +21,7 @@ from unremix.data.sentence.dataset import (
     batches,
     encode_sentences,
     load_sentences,
-    tokenise,
+    tokenize,
 )
 from unremix.data.sentence.senteval_files import asked_folder, canonical_name
 from unremix.domains.base import Features, Trained, make_batch
@@ -77,7 +77,7 @@ class SentenceCorpus(EncodedCorpus):
         Raises:
             ValueError: If the text has changed since it was numbered.
         """
-        texts = [sentence.text for sentence in self.source if tokenise(sentence.text)]
+        texts = [sentence.text for sentence in self.source if tokenize(sentence.text)]
         if len(texts) != len(self):
             raise ValueError(
                 f"expected the {len(self)} sentences of {self.name} that were read before, "
@@ -277,7 +277,8 @@ class SentenceDomain:
         size = f"words of {options.words}"
         if options.encoder == "gru":
             size += f", {'2 × ' if options.bidirectional else ''}{options.units} units"
-        return f"two {options.encoder} encoders ({size}), {len(shape.words):,} words known"
+        kind = "GRU" if options.encoder == "gru" else options.encoder
+        return f"two {kind} encoders ({size}), {len(shape.words):,} words known"
 
     def name(self, data: SentenceCorpus) -> str:
         """What the text is called."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, embedding, linear
+from torch.nn.functional import embedding, linear
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from unremix.encoders.recurrence import final_state
-from unremix.encoders.text import INITIAL, check_sentences, positions, word_table
+from unremix.encoders.text import check_sentences, positions
+from unremix.encoders.word_vectors import INITIAL, word_table
 
 
 class GRUEncoder(nn.Module):
@@ -26,14 +27,12 @@ class GRUEncoder(nn.Module):
         words: Size of a word's vector.
         units: Size of the state, both directions together.
         bidirectional: Whether half of the units read backwards.
-        dropout: Share of the entries of word vectors that are dropped, in training.
 
     Attributes:
         features: Size of the output, ``units``.
 
     Raises:
-        ValueError: If a size is too small, ``units`` is odd where it has to be halved, or
-            ``dropout`` is not in [0, 1).
+        ValueError: If a size is too small, or ``units`` is odd where it has to be halved.
 
     Example:
         >>> encoder = GRUEncoder(10, words=4, units=6, bidirectional=True)
@@ -51,7 +50,6 @@ class GRUEncoder(nn.Module):
         words: int = 300,
         units: int = 300,
         bidirectional: bool = False,
-        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         directions = 2 if bidirectional else 1
@@ -60,8 +58,6 @@ class GRUEncoder(nn.Module):
                 f"expected a positive {'even ' if bidirectional else ''}number of units, "
                 f"got {units}"
             )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"expected a dropout in [0, 1), got {dropout}")
         self.words = word_table(vocabulary_size, words)
         self.gru = nn.GRU(words, units // directions, batch_first=True, bidirectional=bidirectional)
         with torch.no_grad():
@@ -70,7 +66,6 @@ class GRUEncoder(nn.Module):
                     parameter.uniform_(-INITIAL, INITIAL)
                 else:
                     parameter.zero_()
-        self.dropout = dropout
         self.features = units
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -99,16 +94,13 @@ class GRUEncoder(nn.Module):
         """The products of the input weights with the vectors of words, (T,) to (T, 3 H)."""
         weight = getattr(self.gru, f"weight_ih{suffix}")
         bias = getattr(self.gru, f"bias_ih{suffix}")
-        if self.training and self.dropout:
-            return linear(dropout(self.words(packed), self.dropout), weight, bias)
         # Most words of a batch occur often.
         distinct, which = packed.unique(return_inverse=True)
         return embedding(which, linear(self.words(distinct), weight, bias))
 
     def _by_library(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        embedded = dropout(self.words(tokens), self.dropout, self.training)
         packed = pack_padded_sequence(
-            embedded, lengths.cpu(), batch_first=True, enforce_sorted=False
+            self.words(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
         _, state = self.gru(packed)  # (directions, n, H)
         return torch.cat(list(state), 1)

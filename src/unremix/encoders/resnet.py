@@ -5,15 +5,13 @@ torchvision itself is not imported: a checkpoint is a mapping of names to tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 Stem = Literal["cifar", "imagenet"]
 Norm = Callable[[int], nn.Module]
-
-SHOWN = 3  # names listed in an error: enough to recognize the cause
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -105,7 +103,7 @@ class ResNet(nn.Module):
     """ResNet without the classifier: stem, four stages, mean over the image.
 
     Names and initial values are torchvision's, so that checkpoints move both ways
-    (:func:`load_torchvision`, :func:`to_torchvision`).
+    (:func:`to_torchvision`).
 
     Args:
         depth: 18, 34 or 50.
@@ -183,62 +181,6 @@ class ResNet(nn.Module):
         hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
         output: Tensor = hidden.mean(dim=(2, 3))
         return output
-
-
-def _shown(items: list[str]) -> str:
-    more = len(items) - SHOWN
-    return ", ".join(items[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def load_torchvision(model: ResNet, state: Mapping[str, Tensor]) -> None:
-    """Copy a torchvision ResNet's state dict into ``model``; its classifier ``fc`` is left out.
-
-    Nothing is copied if anything does not fit. Counters ``num_batches_tracked``, which old
-    checkpoints lack, stay as they are where they are missing.
-
-    Args:
-        model: The encoder, with ``stem="imagenet"`` for torchvision's own weights.
-        state: Names to tensors, as ``torch.load`` gives them.
-
-    Raises:
-        ValueError: If a name is missing or unknown, or a shape differs.
-
-    Example:
-        >>> import torch
-        >>> source, target = ResNet(18, width=8), ResNet(18, width=8)
-        >>> state = {**source.state_dict(), "fc.weight": torch.zeros(10, 64)}
-        >>> load_torchvision(target, state)
-        >>> torch.equal(target.conv1.weight, source.conv1.weight)
-        True
-    """
-    own = model.state_dict()
-    given = {name: value for name, value in state.items() if not name.startswith("fc.")}
-    missing = [
-        name for name in own if name not in given and not name.endswith("num_batches_tracked")
-    ]
-    unknown = [name for name in given if name not in own]
-    if missing or unknown:
-        parts = [
-            f"{label} {_shown(names)}"
-            for label, names in (("without", missing), ("with the unknown", unknown))
-            if names
-        ]
-        raise ValueError(
-            f"expected the names of this ResNet, got a state dict {'; '.join(parts)}; "
-            "build the model with the checkpoint's depth, and strip a prefix such as 'module.'"
-        )
-    different = [
-        f"{name} {tuple(own[name].shape)} (got {tuple(value.shape)})"
-        for name, value in given.items()
-        if own[name].shape != value.shape
-    ]
-    if different:
-        raise ValueError(
-            f"expected other shapes of {len(different)} tensors: {_shown(different)}; build the "
-            "model with the checkpoint's depth, channels, width and stem (torchvision's own "
-            "weights: channels=3, width=64, stem='imagenet')"
-        )
-    model.load_state_dict({**own, **given})
 
 
 def to_torchvision(model: ResNet) -> dict[str, Tensor]:

@@ -1,34 +1,16 @@
-"""What every sentence encoder is, and two simple ones: a bag of words and a small transformer."""
+"""What sentence encoders share, and two simple ones: a bag of words and a small transformer.
+
+A sentence encoder maps numbers of words (n, L), padded at the end, and lengths (n,) to (n, F). F is
+its ``features``. Padding changes nothing: a sentence has the same vector in every batch.
+"""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-INITIAL = 0.1  # bound of the uniform distribution that Quick-Thought draws its weights from
-
-
-class SentenceEncoder(Protocol):
-    """A module from numbered words to one vector per sentence.
-
-    Padding changes nothing: a sentence has the same vector in every batch.
-    """
-
-    features: int  # F, the size of the output
-
-    def __call__(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Encode.
-
-        Args:
-            tokens: Numbers of the words, padded at the end, int64, shape (n, L).
-            lengths: Words of each sentence, from 1 to L, int64, shape (n,).
-
-        Returns:
-            Shape (n, F).
-        """
+from unremix.encoders.word_vectors import INITIAL, word_table
 
 
 def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
@@ -49,27 +31,6 @@ def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
             f"expected lengths from 1 to {tokens.shape[1]}, got {shortest} to {longest}; "
             "an empty sentence is one unknown word, as Vocabulary.encode makes it"
         )
-
-
-def word_table(vocabulary_size: int, words: int) -> nn.Embedding:
-    """A table of word vectors, uniform in ±0.1; the padding's is 0 and stays so.
-
-    Args:
-        vocabulary_size: Rows, padding and unknown included.
-        words: Size of a word's vector.
-
-    Raises:
-        ValueError: If a size is too small.
-    """
-    if vocabulary_size < 2 or words < 1:
-        raise ValueError(
-            "expected at least 2 rows (padding and unknown) and vectors of at least 1, "
-            f"got vocabulary_size={vocabulary_size}, words={words}"
-        )
-    table = nn.Embedding(vocabulary_size, words, padding_idx=0)
-    with torch.no_grad():
-        table.weight[1:].uniform_(-INITIAL, INITIAL)
-    return table
 
 
 def positions(tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -123,7 +84,6 @@ class TransformerEncoder(nn.Module):
         layers: How many.
         heads: Of attention; they divide ``words``.
         max_length: The longest sentence it takes.
-        dropout: Within the layers, in training.
 
     Attributes:
         features: Size of the output, ``words``.
@@ -145,7 +105,6 @@ class TransformerEncoder(nn.Module):
         layers: int = 2,
         heads: int = 4,
         max_length: int = 30,
-        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if min(layers, heads, max_length) < 1 or words % heads:
@@ -156,7 +115,7 @@ class TransformerEncoder(nn.Module):
         self.words = word_table(vocabulary_size, words)
         self.places = nn.Parameter(torch.empty(max_length, words).uniform_(-INITIAL, INITIAL))
         layer = nn.TransformerEncoderLayer(
-            words, heads, 4 * words, dropout, "gelu", batch_first=True, norm_first=True
+            words, heads, 4 * words, 0.0, "gelu", batch_first=True, norm_first=True
         )
         self.layers = nn.TransformerEncoder(
             layer, layers, nn.LayerNorm(words), enable_nested_tensor=False

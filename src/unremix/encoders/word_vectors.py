@@ -1,21 +1,46 @@
-"""Word vectors from elsewhere: read for a vocabulary, or used to enlarge one."""
+"""Word vectors: drawn, read from elsewhere for a vocabulary, or used to enlarge one."""
 
 from __future__ import annotations
 
-import gzip
 import warnings
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unremix.data.sentence.tokens import Vocabulary, tokenise
+from unremix.data.archives import open_maybe_packed
+from unremix.data.bounds import shorten
+from unremix.data.sentence.tokens import Vocabulary, tokenize
 
+INITIAL = 0.1  # bound of the uniform distribution that Quick-Thought draws its weights from
+LONGEST = 1 << 20  # bytes of a line; 300 numbers take some three thousand
 MOST_WORDS = 400_000  # of a file that enlarges a vocabulary; files begin with frequent words
+
+
+def word_table(vocabulary_size: int, words: int) -> nn.Embedding:
+    """A table of word vectors, uniform in ±0.1; the padding's is 0 and stays so.
+
+    Args:
+        vocabulary_size: Rows, padding and unknown included.
+        words: Size of a word's vector.
+
+    Raises:
+        ValueError: If a size is too small.
+    """
+    if vocabulary_size < 2 or words < 1:
+        raise ValueError(
+            "expected at least 2 rows (padding and unknown) and vectors of at least 1, "
+            f"got vocabulary_size={vocabulary_size}, words={words}"
+        )
+    table = nn.Embedding(vocabulary_size, words, padding_idx=0)
+    with torch.no_grad():
+        table.weight[1:].uniform_(-INITIAL, INITIAL)
+    return table
 
 
 def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
@@ -58,8 +83,8 @@ def _read(path: Path, wanted: Callable[[str], bool], most: int | None = None) ->
     found: dict[str, np.ndarray] = {}
     exact: set[str] = set()
     size, broken = None, 0
-    with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
-        for line_number, line in enumerate(file):
+    with open_maybe_packed(path, path.name.lower().endswith(".gz")) as file:
+        for line_number, line in enumerate(_lines(file, path)):
             text = line.decode("utf-8", errors="replace").rstrip()
             if not text or (line_number == 0 and _is_header(text)):
                 continue
@@ -87,6 +112,24 @@ def _read(path: Path, wanted: Callable[[str], bool], most: int | None = None) ->
             f"left out {broken} lines of {path} that hold no {size} numbers", stacklevel=3
         )
     return found
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """The lines of a file, each of bounded length.
+
+    Raises:
+        ValueError: If one is longer, or the file is damaged.
+    """
+    try:
+        while line := file.readline(LONGEST):
+            if len(line) == LONGEST:
+                raise ValueError(f"a line of {LONGEST:,} bytes or more")
+            yield line
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise ValueError(
+            f"expected a word and its numbers in each line of {path}, got a damaged file "
+            f"({shorten(error)}); download it again"
+        ) from error
 
 
 def _is_header(line: str) -> bool:
@@ -226,7 +269,7 @@ def expand_encoder(
     Raises:
         ValueError: If the file shares too few words with the vocabulary.
     """
-    big = _read(Path(path), lambda word: tokenise(word) == [word], MOST_WORDS)
+    big = _read(Path(path), lambda word: tokenize(word) == [word], MOST_WORDS)
     if not big:
         raise ValueError(
             f"expected vectors of words in {path}, found none; a line is a word and its numbers, "

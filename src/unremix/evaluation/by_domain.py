@@ -45,6 +45,9 @@ def evaluate_run(
         data: What to measure on.
         own: Whether these are the data the run was trained on.
         progress: Told how far it is.
+
+    Returns:
+        What was measured, on what layer, after which epoch, with which seed.
     """
     module, _ = OBSERVERS[run.config.domain]
     card: dict[str, Any] = import_module(module).evaluate_run(run, data, own=own, progress=progress)

@@ -15,7 +15,7 @@ from unremix.data.atomic_files import read_text, write_text
 from unremix.data.fingerprint import fingerprint
 
 
-def kept(
+def cached(
     runs: Path, options: Sequence[Any], tensors: Iterable[Tensor], measure: Callable[[], Any]
 ) -> Any:
     """What was measured before, or is measured now.

@@ -53,6 +53,7 @@ def begin_card(
         "seed": run.config.seed,
         "batch_size": run.config.batch_size,
         "epoch": int(last.get("epoch", 0)),
+        "epochs": run.config.epochs,
         "step": int(last.get("step", 0)),
         "protocol": None,
         "health": {name: last[name] for name in health if own and name in last},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,10 @@ from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphStore
 from unremix.domains.base import Measuring
 from unremix.domains.graph import GraphShape, graph_features
-from unremix.evaluation.cache import kept
+from unremix.evaluation.cache import cached
 from unremix.evaluation.card import begin_card, label_of
 from unremix.evaluation.health import effective_rank
-from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
+from unremix.evaluation.knn import Accuracy, leave_one_out_knn, usual_neighbors
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework
 from unremix.options.config import TrainConfig
@@ -46,14 +47,22 @@ def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
     return plan
 
 
-class GraphObserver:
-    """Measures an encoder at an epoch's end; warns at once of what evaluation will leave out.
+def measure_knn(features: Tensor, labels: Tensor, config: TrainConfig) -> Accuracy:
+    """kNN accuracy of graphs, leaving one out.
 
     Args:
-        data: The graphs.
-        shape: What they decided.
+        features: Shape (G, F).
+        labels: Shape (G,).
         config: The options.
-        say: Shows a message.
+    """
+    k = config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
+    return leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
+
+
+class GraphObserver:
+    """Measures an encoder; warns at once of what evaluation will leave out.
+
+    See :func:`unremix.evaluation.by_domain.make_observer`.
     """
 
     def __init__(
@@ -68,8 +77,7 @@ class GraphObserver:
 
     def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
         """The measurements after an epoch; those that cost something, about ten times in all."""
-        every = self.config.evaluate_every or max(1, self.config.epochs // 10)
-        if epoch != self.config.epochs and epoch % every:
+        if not self.config.evaluates_after(epoch):
             return {}
         features = graph_features(model.encoder, self.data.train.store)
         row = {"effective_rank": effective_rank(features)}
@@ -79,11 +87,8 @@ class GraphObserver:
                 "The embeddings have collapsed: all graphs have the same. Where the graphs differ, "
                 "lower --lr; node features of very different sizes need scaling first."
             )
-        labels = self.labels
-        if labels is not None:
-            k = self.config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
-            temperature = self.config.knn_temperature
-            row["knn"] = leave_one_out_knn(features, labels, k=k, temperature=temperature).value
+        if self.labels is not None:
+            row["knn"] = measure_knn(features, self.labels, self.config).value
         return row
 
 
@@ -130,14 +135,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Measure a run's encoder, the same encoder untrained, and the summed node features.
 
-    Args:
-        run: The run.
-        data: Graphs to measure on; labels are needed.
-        own: Whether they are the run's own, so that what is left out is kept with its warnings.
-        progress: Told how far it is.
-
-    Returns:
-        The evaluation card.
+    Labels are needed. What is left out of the run's own graphs is kept with its warnings. Arguments
+    and result are those of :func:`unremix.evaluation.by_domain.evaluate_run`.
     """
     config, graph = run.config, run.config.graph
     labels = data.train.labels
@@ -172,6 +171,10 @@ def evaluate_run(
         "untrained": graph_features(run.encoder(trained=False), store),
         "summed node features": summed_features(store),
     }
+    # What the curve of the epochs is compared with; the classifiers below are the measurement.
+    card["monitored"] = {
+        kind: asdict(measure_knn(features, labels, config)) for kind, features in found.items()
+    }
     card["results"] = {}
     for kind, features in found.items():
         measure = partial(_measure, kind, features, labels, config, plan, progress)
@@ -180,7 +183,7 @@ def evaluate_run(
         else:  # recipes share it
             asked = (plan.outer, plan.inner, graph.classifiers, graph.repeats, config.seed)
             tensors = (features, labels, plan.kept)
-            card["results"][kind] = kept(run.path.parent, asked, tensors, measure)
+            card["results"][kind] = cached(run.path.parent, asked, tensors, measure)
     first = card["results"]["trained"]
     card["protocol"] = {
         name: measured.pop("protocol") for name, measured in first.items() if name != "features"

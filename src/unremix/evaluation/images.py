@@ -78,11 +78,7 @@ def measure_knn(
 class ImageObserver:
     """Measures a model; says in plain words, once, what looks wrong.
 
-    Args:
-        data: The images.
-        shape: What they decided.
-        config: The options.
-        say: Shows a message.
+    See :func:`unremix.evaluation.by_domain.make_observer`.
     """
 
     def __init__(
@@ -105,10 +101,8 @@ class ImageObserver:
         assert isinstance(model, Projecting)
         found, importance, samples = self._health(model)
         row = {name: value for name, value in asdict(found).items() if value is not None}
-        every = self.config.evaluate_every or max(1, self.config.epochs // 10)
-        due = epoch == self.config.epochs or epoch % every == 0
         labels = self.data.train.labels
-        if due and labels is not None and len(labels.unique()) > 1:
+        if self.config.evaluates_after(epoch) and labels is not None and len(labels.unique()) > 1:
             row["knn"] = measure_knn(model.encoder, self.data, self.shape, self.config).value
         audits = self.config.audit_every
         if audits is not None and epoch % audits == 0 and importance is not None:
@@ -132,7 +126,7 @@ class ImageObserver:
         was_training = model.training
         model.eval()
         first, second = embed(0), embed(1)
-        # As many images as a batch has at most: how many negatives count depends on how many are.
+        # At most a batch: the effective number of negatives depends on the batch size.
         batch = slice(self.config.batch_size)
         importance = model.importance(
             (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch]), indices[batch]
@@ -200,16 +194,9 @@ def _measure(
 def evaluate_run(
     run: Run, data: ImageData, *, own: bool = True, progress: Measuring | None = None
 ) -> dict[str, Any]:
-    """Measure a run's encoder, the same encoder untrained, and raw pixels.
+    """Measure a run's encoder, the same encoder untrained, and raw pixels; labels are needed.
 
-    Args:
-        run: The run.
-        data: Images to measure on; labels are needed.
-        own: Whether these are the images the run was trained on.
-        progress: Told how far it is.
-
-    Returns:
-        The evaluation card: what was measured, on what layer, after which epoch, with which seed.
+    Arguments and result are those of :func:`unremix.evaluation.by_domain.evaluate_run`.
     """
     config, shape = run.config, run.shape
     untrained = run.encoder(trained=False)

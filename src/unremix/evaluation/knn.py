@@ -106,7 +106,6 @@ def _class_shares(
     k: int,
     temperature: float,
     num_classes: int,
-    tile: int | None,
     leave_one_out: bool = False,
 ) -> Tensor:
     """The shares of :func:`knn_predict`, of checked inputs, shape (m, C).
@@ -117,10 +116,7 @@ def _class_shares(
         raise ValueError(f"expected k of at least 1, got {k}")
     if not temperature > 0:
         raise ValueError(f"expected a positive temperature, got {temperature}")
-    if tile is None:
-        tile = max(1, TILE_ENTRIES // bank.shape[0])
-    elif tile < 1:
-        raise ValueError(f"expected a tile of at least 1 query, got {tile}")
+    tile = max(1, TILE_ENTRIES // bank.shape[0])  # queries at a time
     k = min(k, bank.shape[0] - leave_one_out)
     bank = normalize(bank)[0]
     queries = bank if leave_one_out else normalize(queries)[0]
@@ -145,7 +141,6 @@ def knn_predict(
     k: int = 200,
     temperature: float = 0.5,
     num_classes: int | None = None,
-    tile: int | None = None,
 ) -> Tensor:
     """The share of each class among a query's k nearest neighbors, weighted by their cosine.
 
@@ -160,7 +155,6 @@ def knn_predict(
         k: Neighbors; all of them where the bank has fewer.
         temperature: t; the smaller, the more the nearest ones count.
         num_classes: C; one more than the highest label if None.
-        tile: Queries at a time; chosen by the size of the bank if None.
 
     Returns:
         p, shape (m, C); each row sums to 1.
@@ -187,7 +181,6 @@ def knn_predict(
         k=k,
         temperature=temperature,
         num_classes=int(bank_labels.max()) + 1 if num_classes is None else num_classes,
-        tile=tile,
     )
 
 
@@ -199,7 +192,6 @@ def knn_accuracy(
     *,
     k: int = 200,
     temperature: float = 0.5,
-    tile: int | None = None,
 ) -> Accuracy:
     """How often the class with the largest share in :func:`knn_predict` is the right one.
 
@@ -210,7 +202,6 @@ def knn_accuracy(
         labels: Their classes, shape (m,).
         k: Neighbors.
         temperature: t.
-        tile: Queries at a time.
 
     Returns:
         The accuracy over the m test samples.
@@ -236,7 +227,6 @@ def knn_accuracy(
         k=k,
         temperature=temperature,
         num_classes=num_classes,
-        tile=tile,
     )
     return top_accuracy(shares, labels)
 
@@ -266,7 +256,6 @@ def leave_one_out_shares(
     *,
     k: int = 200,
     temperature: float = 0.5,
-    tile: int | None = None,
 ) -> Tensor:
     """The shares of :func:`knn_predict`, each sample's neighbors looked for among all the others.
 
@@ -275,7 +264,6 @@ def leave_one_out_shares(
         labels: Shape (n,).
         k: Neighbors; all others where there are fewer.
         temperature: t.
-        tile: Samples at a time.
 
     Returns:
         Shape (n, C); each row sums to 1.
@@ -297,7 +285,6 @@ def leave_one_out_shares(
         k=k,
         temperature=temperature,
         num_classes=count_classes(labels, "labels"),
-        tile=tile,
         leave_one_out=True,
     )
 
@@ -308,7 +295,6 @@ def leave_one_out_knn(
     *,
     k: int = 200,
     temperature: float = 0.5,
-    tile: int | None = None,
 ) -> Accuracy:
     """The accuracy of :func:`knn_accuracy` with each sample classified by all the others.
 
@@ -319,7 +305,6 @@ def leave_one_out_knn(
         labels: Shape (n,).
         k: Neighbors; all others where there are fewer.
         temperature: t.
-        tile: Samples at a time.
 
     Raises:
         ValueError: As :func:`knn_accuracy`.
@@ -329,5 +314,5 @@ def leave_one_out_knn(
         >>> leave_one_out_knn(features, torch.tensor([0, 0, 1, 1]), k=1).value
         1.0
     """
-    shares = leave_one_out_shares(features, labels, k=k, temperature=temperature, tile=tile)
+    shares = leave_one_out_shares(features, labels, k=k, temperature=temperature)
     return top_accuracy(shares, torch.as_tensor(labels))

@@ -16,7 +16,7 @@ from unremix.domains.base import Measuring
 from unremix.domains.sentence import SentenceShape, corpus_features, encode_texts, reader
 from unremix.encoders.word_vectors import check_expansion, load_word_vectors
 from unremix.evaluation import senteval
-from unremix.evaluation.cache import kept
+from unremix.evaluation.cache import cached
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
@@ -37,14 +37,7 @@ def _topic_knn(features: Tensor, documents: Tensor, config: TrainConfig) -> dict
 
 
 class SentenceObserver:
-    """Measures an encoder at an epoch's end.
-
-    Args:
-        data: The text.
-        shape: What it decided.
-        config: The options.
-        say: Shows a message.
-    """
+    """Measures an encoder; see :func:`unremix.evaluation.by_domain.make_observer`."""
 
     def __init__(
         self,
@@ -111,38 +104,13 @@ def _measure(
     return result, protocol
 
 
-def _measure_untrained(
-    encoder: nn.Module,
-    data: EncodedCorpus,
-    vocabulary: Vocabulary,
-    config: TrainConfig,
-    folder: str | None,
-    progress: Measuring | None,
-) -> tuple[dict[str, Any], Any]:
-    """As :func:`_measure`, but what was found is kept beside the runs: recipes share it."""
-    text = data.name if data.topics is not None else None  # otherwise it is not looked at
-    neighbors = (config.knn_k, config.knn_temperature)
-    asked = (vocabulary.words, text, folder, asdict(config.sentence), *neighbors)
-    measure = partial(_measure, encoder, data, vocabulary, config, folder, progress)
-    weights = encoder.state_dict().values()
-    result, protocol = kept(Path(config.runs), asked, weights, measure)
-    return result, protocol
-
-
 def evaluate_run(
     run: Run, data: EncodedCorpus, *, own: bool = True, progress: Measuring | None = None
 ) -> dict[str, Any]:
-    """Measure a run's encoders, and the same untrained.
+    """Measure a run's encoders, and the same untrained, on topics where the text has any.
 
-    Args:
-        run: The run.
-        data: Text to measure topics on, where it has any.
-        own: Whether it is the text of the run. With another, SentEval's tasks, which do not look
-            at it, are left out.
-        progress: Told how far it is.
-
-    Returns:
-        The evaluation card.
+    With another text than the run's own, SentEval's tasks, which do not look at it, are left out.
+    Arguments and result are those of :func:`unremix.evaluation.by_domain.evaluate_run`.
     """
     config = run.config
     folder = asked_folder(config.sentence.senteval) if own else None
@@ -171,13 +139,26 @@ def evaluate_run(
             why = "for SentEval's tasks name their folder with --sentence.senteval or UNREMIX_DATA"
         card["note"] = f"the text has no topics to distinguish; {why}"
         return card
-    results = {}
+    results, monitored = {}, {}
     protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}
-    for kind, measure in (("trained", _measure), ("untrained", _measure_untrained)):
+    for kind in ("trained", "untrained"):
         encoder, vocabulary = reader(run, trained=kind == "trained")
-        results[kind], tasks = measure(encoder, data, vocabulary, config, folder, progress)
-        if tasks is not None:
-            protocol |= tasks
+        measure = partial(_measure, encoder, data, vocabulary, config, folder, progress)
+        if kind == "trained":
+            results[kind], tasks = measure()
+        else:  # recipes share it
+            text = data.name if data.topics is not None else None  # otherwise it is not looked at
+            neighbors = (config.knn_k, config.knn_temperature)
+            asked = (vocabulary.words, text, folder, asdict(config.sentence), *neighbors)
+            weights = encoder.state_dict().values()
+            results[kind], tasks = cached(Path(config.runs), asked, weights, measure)
+        protocol |= tasks or {}
+        if data.topics is not None:
+            features, documents = corpus_features(encoder, data, WATCHED)
+            if len(documents.unique()) > 1:
+                monitored[kind] = _topic_knn(features, documents, config)
+    if monitored:
+        card["monitored"] = monitored  # what the curve of the epochs is compared with
     if data.topics is not None:
         protocol["knn"] = "topic of a sentence by its nearest sentences, leaving one out, cosine"
     card["results"], card["protocol"] = results, protocol

@@ -76,7 +76,8 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
 
     Args:
         card: The card. Advice needs its ``batch_size``, ``epoch``, ``step`` and number of training
-            samples, and is left out where ``own_data`` is false.
+            samples, and is left out where ``own_data`` is false. With fewer epochs than ``epochs``,
+            which were asked for, the time was up.
 
     Example:
         >>> trained = {"knn": {"value": 0.9, "low": 0.88, "high": 0.92, "count": 1000}}
@@ -93,9 +94,9 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
             sentences += [sentence] if sentence else []
             helped = outcome if kind == "untrained" else helped
     counts = [m["count"] for m in measures_of(results.get("trained", {})).values() if "count" in m]
-    if helped == "unclear" and counts and min(counts) < FEW_MEASURED:
+    if helped == "unclear" and counts and max(counts) < FEW_MEASURED:
         sentences.append(
-            f"Only {min(counts)} samples were measured, so small differences cannot be seen. Label "
+            f"Only {max(counts)} samples were measured, so small differences cannot be seen. Label "
             "more samples."
         )
     if card.get("own_data", True):
@@ -185,9 +186,11 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
         wanted = math.ceil(FEW_STEPS / per_epoch)
         magnitude = 10 ** max(0, len(str(wanted)) - 2)
         wanted = math.ceil(wanted / magnitude) * magnitude
+        remedy = (
+            f"--epochs to {wanted}" if epochs >= card.get("epochs", epochs) else "--max_minutes"
+        )
         sentences.append(
-            f"The encoder was trained for only {steps} step{'s' * (steps != 1)}. Raise --epochs to "
-            f"{wanted}."
+            f"The encoder was trained for only {steps} step{'s' * (steps != 1)}. Raise {remedy}."
         )
     if unit == "images" and count < FEW_SAMPLES and helped != "better":
         sentences.append(

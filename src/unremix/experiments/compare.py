@@ -150,7 +150,7 @@ def _protocol(cards: Iterable[Mapping[str, Any]], measures: Sequence[Measure]) -
 
 
 def _sentence(how: Any) -> str:
-    """A protocol in words; a fold's seed is the run's, so it is not told here."""
+    """A protocol in words; a fold's seed is the run's, so it is left out."""
     if not isinstance(how, Mapping):
         return str(how)
     parts = {name.replace("_", " "): value for name, value in how.items() if name != "seed"}
@@ -322,6 +322,7 @@ def compare(
 def _check_threads(earlier: int, share: Share) -> None:
     if earlier != share.threads:
         raise ValueError(
-            f"expected {earlier} threads for every run, as those have had that are done, got "
-            f"{share.threads}: with a budget of time it would not be fair; choose --jobs to match"
+            f"expected {earlier} threads for every run, as in the finished ones, got "
+            f"{share.threads}; a budget of time is fair only with equal threads: choose --jobs to "
+            "match"
         )

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
+from unremix.data.printing import printable
 from unremix.data.quantities import duration, roughly
 from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
@@ -111,7 +112,7 @@ class Display:
 
     def say(self, message: str) -> None:
         """Print a line; on a terminal above the table."""
-        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(printable(message), highlight=False, markup=False, soft_wrap=True)
 
     def show(self, event: Event | None) -> None:
         """Show what has happened; the live table is redrawn if it is due."""
@@ -121,7 +122,7 @@ class Display:
             case Begun(job, work) if work.process is None:
                 self.say(f"{job}: still under way from an earlier start")
             case Begun(job, work) if self.live is None:
-                begins = f"goes on at {work.before:.0%}" if work.before else "begins"
+                begins = f"resumes at {work.before:.0%}" if work.before else "begins"
                 self.say(f"{job}: {begins}")
             case Ended(job, work):
                 self._ended(job, work)

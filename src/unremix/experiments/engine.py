@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from unremix.data.atomic_files import try_lock
+from unremix.data.printing import printable
 from unremix.experiments.display import show_progress
 from unremix.experiments.executors import On, make_executor
 from unremix.experiments.folder import Folder
@@ -47,7 +48,7 @@ class Engine:
 
     def say(self, message: str) -> None:
         """Print a line."""
-        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(printable(message), highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:

@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from unremix.data.atomic_files import read_text, write_text
+from unremix.data.bounds import shorten
 from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job
 from unremix.experiments.tables import Outcome
+from unremix.report.comparison import read_comparison
 from unremix.training.run import Run
 
 ENDINGS = (".tar", ".gz", ".tgz", ".zip", ".npz", ".jsonl", ".txt")  # of data in one file
@@ -106,7 +106,13 @@ class Folder:
         """
         file = self.path / "comparison.yaml"
         if file.exists():
-            options: dict[str, Any] = yaml.safe_load(read_text(file))
+            options = read_comparison(self.path)
+            for name, kind in (("seeds", int), ("threads", int), ("train", dict)):
+                if not isinstance(options.get(name), kind):
+                    raise ValueError(
+                        f"expected {name} as unremix wrote it in {file}, got "
+                        f"{shorten(options.get(name))}; restore a copy, or choose another --output"
+                    )
             return options
         strange = [entry.name for entry in self.path.iterdir() if entry.name != ".locks"]
         if strange:

@@ -32,8 +32,8 @@ class CompareConfig:
             minutes" is a time: a run ends with the epoch in which its time is up, or after
             --epochs, which still sets the schedule of the learning rate.
         jobs: Runs at a time; by default one per GPU, or one per core. The cores are shared out.
-        output: Folder of the comparison; comparisons/<data> by default. The same folder again goes
-            on where it was; recipes and seeds can be added.
+        output: Folder of the comparison; comparisons/<data> by default. The same folder again
+            resumes it; recipes and seeds can be added.
         on: Where runs are executed: on this machine (local), on Ray, or on SLURM. A cluster needs
             an output folder that all its nodes share.
         progress: Whether to show progress and the table.

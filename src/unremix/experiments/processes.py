@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
 
-from unremix.data.atomic_files import try_lock, write_text
+from unremix.data.atomic_files import appending, refuse_link, try_lock, write_text
 from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
 from unremix.options.config import TrainConfig, config_to_yaml
@@ -77,8 +77,8 @@ def share_out(
     """Share the machine out among the runs of an experiment.
 
     Args:
-        runs: How many there are in all, done or not: a comparison that goes on where it was gives
-            its runs what they had before.
+        runs: How many there are in all, done or not, so that a resumed comparison gives its runs
+            what they had before.
         cores: CPU cores.
         gpus: Names of the GPUs that may be used.
         jobs: Runs at a time, if they are given.
@@ -269,6 +269,7 @@ def start_process(
         bound: Whether it ends when this process does, where the system can.
     """
     run, log = folder.run(job), folder.log(job)
+    refuse_link(log.parent)
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, *command.program]
     if folder.has_checkpoint(job):
@@ -279,7 +280,7 @@ def start_process(
         write_text(options, command.options)
         words += ["--config", str(options)]
     words += command.code
-    with log.open("a", encoding="utf-8", errors="backslashreplace") as output:
+    with appending(log) as output:
         output.write(f"{BEGUN}{shlex.join(words)}\n")
         output.flush()
         if bound and sys.platform == "linux":

@@ -312,8 +312,8 @@ def _last(record: Mapping[str, Any]) -> Mapping[str, float]:
 def show_cost(settings: Sequence[Setting], console: Console) -> None:
     """Say what is to be run and what it costs: ``--dry_run``.
 
-    A run's cost is the mean of those that are done; else that of the reference row by a few of its
-    steps, on random images where the data are not there.
+    A run's cost is the mean of the finished ones; else it is estimated from a few steps of the
+    reference row, on random images where the data are not there.
     """
     table = Table(title="Runs; those that an earlier name has are counted there", box=None)
     headings = ("name", "data", "rows", "seeds", "epochs", "runs", "to do", "a run", "all")

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from unremix.data.atomic_files import appending, read_text
 from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job, train_command
 from unremix.experiments.tables import TRAINED, Outcome
@@ -66,11 +67,15 @@ class Results:
         self.path = path
         self.records: dict[str, dict[str, Any]] = {}
         if path.exists():
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            for number, line in enumerate(read_text(path).splitlines(), start=1):
                 try:
                     record = json.loads(line)
+                    if {"epochs", "loss"} - record.keys() or not isinstance(
+                        record["results"], dict
+                    ):
+                        raise TypeError("no results")
                     self.records[record["name"]] = record
-                except (ValueError, KeyError, TypeError) as error:
+                except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
                     raise ValueError(
                         f"expected a JSON record of a run in line {number} of {path}, got "
                         f"{line[:60]!r}; remove the line, and the run is made again"
@@ -82,7 +87,7 @@ class Results:
     def add(self, record: dict[str, Any]) -> None:
         """Note a run; the line is on the disk when this returns."""
         self.records[record["name"]] = record
-        with self.path.open("a", encoding="utf-8") as file:
+        with appending(self.path) as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())

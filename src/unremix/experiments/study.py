@@ -21,12 +21,15 @@ from typing import Any
 
 import yaml
 
+from unremix.data.atomic_files import read_text
+from unremix.data.printing import one_line
 from unremix.data.suggestions import did_you_mean
 from unremix.evaluation.statistics import summarize
 from unremix.experiments import plan
 from unremix.experiments.plan import Job, train_config
 from unremix.experiments.results import Results
 from unremix.options.config import code_of, untrusted
+from unremix.training.run import LARGEST_CONFIG
 
 Arm = Mapping[str, Any]
 """A setting: options by name, those of a section with a dot between (``loss.hardness``)."""
@@ -116,7 +119,17 @@ def read_study(path: str | Path, *, trust: bool = False) -> Study:
         raise FileNotFoundError(
             f"expected the YAML file of a study, got {str(path)!r}, which does not exist"
         )
-    options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    try:
+        return _read(path, trust=trust)
+    except (yaml.YAMLError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"expected a study in {path}, got a file that is none ({one_line(str(error))[:300]}); "
+            "see docs/study.md"
+        ) from error
+
+
+def _read(path: str | Path, *, trust: bool) -> Study:
+    options = yaml.safe_load(read_text(Path(path), LARGEST_CONFIG))
     if not isinstance(options, dict) or not isinstance(options.get("stages"), dict):
         raise ValueError(f"expected stages by name in {path}, got none; see docs/study.md")
     stages = {name: _read_stage(name, stage or {}) for name, stage in options["stages"].items()}
@@ -135,11 +148,13 @@ def read_study(path: str | Path, *, trust: bool = False) -> Study:
                     f"expected best_of of stage {name!r} to name an earlier stage, got "
                     f"{best.stage!r}; earlier are {', '.join(earlier) or 'none'}"
                 )
-        for arm in given_arms(stage):
+        arms = given_arms(stage)
+        for arm in ({}, *arms):  # none: those of best_of are trained with these options, too
             options = {**study.train, **stage.train, **arm}
             code = code_of(options.get("imports") or (), str(options.get("backbone") or ""))
             if code and not trust:
                 raise ValueError(untrusted([str(one) for one in code], str(path)))
+        for arm in arms:
             make_job(study, stage, arm, 0)  # options that do not exist are refused here
     return study
 
@@ -161,6 +176,8 @@ def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
     stage: Stage = _make(Stage, options, where)
     if not (stage.factors or stage.arms or stage.best_of):
         raise ValueError(f"expected factors, arms or best_of in {where}, got none of them")
+    if not all(isinstance(arm, Mapping) for arm in stage.arms):
+        raise TypeError(f"expected arms of options by name in {where}, got others")
     if not stage.rungs or stage.rungs[0] < 1 or stage.rungs != sorted(set(stage.rungs)):
         raise ValueError(f"expected growing numbers of seeds in {where}, got {stage.seeds}")
     if not 0 < stage.keep <= 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from unremix.data.printing import one_line
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments.engine import Engine
 from unremix.experiments.executors import On
@@ -26,13 +27,15 @@ from unremix.experiments.study_report import write_report
 def show_plan(study: Study, results: Results, console: Console) -> None:
     """Say what is to be run and what it costs."""
     minutes = core_minutes(study, results)
-    table = Table(title=study.title)
+    table = Table(title=one_line(str(study.title)))
     for heading in ("stage", "arms", "runs", "to do", "core-hours"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     hours = 0.0
     for name, arms, runs, to_do in planned(study, results):
         hours += to_do * minutes / 60
-        table.add_row(name, str(arms), str(runs), str(to_do), f"{to_do * minutes / 60:.1f}")
+        table.add_row(
+            one_line(str(name)), str(arms), str(runs), str(to_do), f"{to_do * minutes / 60:.1f}"
+        )
     console.print(table)
     spent = results.core_hours
     limit = "" if study.core_hours is None else f" of {study.core_hours:g} allowed"
@@ -76,7 +79,7 @@ def run_study(
         BlockingIOError: If another process is at work on it.
         KeyboardInterrupt: If it was stopped; the same call resumes it.
     """
-    console = console or Console()
+    console = console or Console(markup=False)
     study = read_study(path, trust=trust)
     if stage is not None and stage not in study.stages:
         hint = did_you_mean(stage, study.stages)

@@ -62,6 +62,12 @@ class Framework(nn.Module):
     has_queue: ClassVar[bool] = False
     """Whether it keeps old keys, which some further negatives need."""
 
+    takes_views: ClassVar[bool] = True
+    """Whether a batch holds two views of each sample; else it holds the samples as they are."""
+
+    is_divisible: ClassVar[bool] = True
+    """Whether processes may hold a part of each parameter (``--strategy fsdp``)."""
+
     encoder: nn.Module
     """What is kept in the end."""
 

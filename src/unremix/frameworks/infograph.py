@@ -84,6 +84,7 @@ class InfoGraph(Framework):
     section = "infograph"
     Options = InfoGraphOptions
     domains = ("graph",)
+    takes_views = False
 
     encoder: GraphEncoder
 
@@ -98,6 +99,7 @@ class InfoGraph(Framework):
         options = options or InfoGraphOptions()
         self.encoder = encoder
         self.loss = loss
+        loss.gather = bool(loss.gather)  # equally many graphs have different numbers of nodes
         self.objective = options.objective
         self.nodes = Discriminator(encoder.features)
         self.graphs = Discriminator(encoder.features)
@@ -134,9 +136,7 @@ class InfoGraph(Framework):
         nodes = Views(anchors, node_inputs if needs_inputs else None, samples[groups])
         known = Views(candidates, graph_inputs if needs_inputs else None, samples)
         if self.loss.gathers:  # the graphs of all processes
-            part = find_part(
-                *candidates.shape, dtype=candidates.dtype, equal=self.loss.gather == "equal"
-            )
+            part = find_part(candidates)
             known, groups = gather_views(known, part), groups + part.offset
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
             with full_precision(anchors.device):
@@ -144,8 +144,7 @@ class InfoGraph(Framework):
                 logits = logits / self.loss.current_temperature()
             of_nodes = None
             if self.loss.gathers:
-                equal = self.loss.gather == "equal"
-                of_nodes = find_part(*anchors.shape, dtype=anchors.dtype, equal=equal)
+                of_nodes = find_part(anchors)
             return hard_jsd(
                 logits,
                 groups,

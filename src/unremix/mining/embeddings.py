@@ -7,9 +7,9 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from unremix.core.precision import SMALLEST_NORM
-from unremix.data.atomic_files import write_whole
+from unremix.data.atomic_files import read_text, write_whole
+from unremix.data.bounds import allowance, shorten
+from unremix.data.npz import read_arrays, read_header
 from unremix.data.remote import fetch_or_refuse, is_url, list_files, remote_file
 from unremix.data.suggestions import needed_for
 
@@ -31,6 +33,8 @@ AT_ONCE = 2**24  # numbers of an array that are read at a time: 64 MB in float32
 FETCHED_AT_ONCE = 8  # files behind a URL
 ENDINGS = (".npy", ".npz", ".parquet", ".csv")
 NUMBERED = "embedding_"  # columns of a .csv file, from embedding_0 on
+PIECE = 2**20  # bytes
+LARGEST_PLAN = 1 << 20  # bytes
 PLAN = "_unremix.json"  # beside parquet parts; readers of parquet pass over names that begin so
 KEY = "embeddings"
 
@@ -86,7 +90,8 @@ def read_columns(
         return _remote_parts(str(source), wanted)
     path = fetch_or_refuse(remote_file(str(source))) if is_url(source) else Path(source)
     if (path / PLAN).is_file():
-        return _parts(str(path), sorted(path.iterdir()), wanted)
+        with _as_written(str(source)):
+            return _parts(str(path), sorted(path.iterdir()), wanted)
     if path.suffix not in ENDINGS:
         raise ValueError(
             f"expected a file that ends in {', '.join(ENDINGS)}, got {str(path)!r}; "
@@ -94,11 +99,27 @@ def read_columns(
         )
     if not path.is_file():
         raise FileNotFoundError(f"expected embeddings at {str(path)!r}, found no file")
-    if path.suffix == ".npy":
-        return {KEY: np.load(path, mmap_mode="r", allow_pickle=False)}
-    if path.suffix == ".parquet":
-        return _parquet_columns(str(path), [path], wanted)
-    return (_npz_arrays if path.suffix == ".npz" else _csv_columns)(path, wanted)
+    with _as_written(str(source)):
+        if path.suffix == ".npy":
+            return {KEY: _map_array(path)}
+        if path.suffix == ".parquet":
+            return _parquet_columns(str(path), [path], wanted)
+        return (_npz_arrays if path.suffix == ".npz" else _csv_columns)(path, wanted)
+
+
+@contextmanager
+def _as_written(source: str) -> Iterator[None]:
+    """Whatever a damaged file raises becomes one line that names it."""
+    try:
+        yield
+    except Exception as error:  # the libraries raise almost anything
+        known = isinstance(error, OSError) and error.errno is not None  # pyarrow's have no number
+        if known or isinstance(error, ImportError) or str(error).startswith("expected "):
+            raise
+        raise ValueError(
+            f"expected embeddings as 'unremix embed' or NumPy writes them in {source}, got a "
+            f"damaged file ({shorten(error)}); write it again"
+        ) from error
 
 
 def _remote_parts(url: str, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
@@ -111,7 +132,8 @@ def _remote_parts(url: str, wanted: list[str] | None) -> dict[str, NDArray[Any]]
         )
     with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool:
         paths = list(pool.map(fetch_or_refuse, (files[name] for name in sorted(files))))
-    return _parts(url, paths, wanted)
+    with _as_written(url):
+        return _parts(url, paths, wanted)
 
 
 def _parts(folder: str, paths: Sequence[Path], wanted: list[str] | None) -> dict[str, NDArray[Any]]:
@@ -123,9 +145,9 @@ def _parts(folder: str, paths: Sequence[Path], wanted: list[str] | None) -> dict
         wanted: Names of arrays.
     """
     plan = next(path for path in paths if path.name == PLAN)
-    expected = json.loads(plan.read_text(encoding="utf-8"))["parts"]
+    expected = int(json.loads(read_text(plan, LARGEST_PLAN))["parts"])
     parts = [path for path in paths if path.match("part-*.parquet")]
-    if len(parts) < expected:
+    if len(parts) < max(1, expected):
         raise ValueError(
             f"expected {expected} parts in {folder}, got {len(parts)}; the same 'unremix embed' "
             "writes the others"
@@ -144,39 +166,31 @@ def _check_present(path: str | Path, wanted: list[str] | None, present: Sequence
 
 def _npz_arrays(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file; those that are stored as they are stay on disk."""
-    try:
-        archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"expected an .npz file, got {path} ({error}); write it again") from error
-    with archive:
+    with zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         _check_present(path, wanted, list(members))
+        chosen = {n: one for n, one in members.items() if wanted is None or n in wanted}
         found: dict[str, NDArray[Any]] = {}
-        for name, info in members.items():
-            if wanted is not None and name not in wanted:
-                continue
-            with archive.open(info) as stream:
-                if info.compress_type == zipfile.ZIP_STORED:
-                    # The array begins where reading its header has arrived in the archive itself.
-                    shape, fortran, dtype = _header(stream)
-                    if not dtype.hasobject and info.file_size:
-                        start = _data_start(path, info) + stream.tell()
-                        found[name] = np.memmap(
-                            path, dtype, "r", start, shape, order="F" if fortran else "C"
-                        )
-                        continue
-            with archive.open(info) as stream:
-                found[name] = np.lib.format.read_array(stream, allow_pickle=False)
-    return found
+        for name, info in chosen.items():
+            if info.compress_type == zipfile.ZIP_STORED and info.file_size:
+                with archive.open(info) as stream:
+                    while stream.read(PIECE):  # at the end, the checksum is compared
+                        pass
+                found[name] = _map_array(path, _data_start(path, info))
+    packed = chosen.keys() - found.keys()
+    if packed:
+        arrays = read_arrays(path, packed)
+        found.update((name, arrays[name]) for name in packed)
+    return {name: found[name] for name in chosen}
 
 
-def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0
-    if version != (1, 0):
-        read = np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
-    return shape, fortran, dtype
+def _map_array(path: Path, start: int = 0) -> NDArray[Any]:
+    """The array that begins at a byte of a file, as .npy files do; it stays on disk."""
+    with path.open("rb") as file:
+        file.seek(start)
+        shape, by_columns, kind = read_header(file)
+        start = file.tell()
+    return np.memmap(path, kind, "r", start, shape, order="F" if by_columns else "C")
 
 
 def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
@@ -194,7 +208,11 @@ def _parquet_columns(
     """The columns of some parquet files in turn, which are called ``source`` in messages."""
     with needed_for("a .parquet file", "use another kind of file"):
         import pyarrow.parquet
-    table = pyarrow.concat_tables([pyarrow.parquet.read_table(path) for path in paths])
+    for path in paths:
+        _check_expansion(path, pyarrow.parquet.read_metadata(path))
+    table = pyarrow.concat_tables(
+        [pyarrow.parquet.read_table(path, page_checksum_verification=True) for path in paths]
+    )
     _check_present(source, wanted, table.column_names)
     found: dict[str, NDArray[Any]] = {}
     for name in table.column_names:
@@ -202,6 +220,12 @@ def _parquet_columns(
             continue
         column = table[name].combine_chunks()
         if name == KEY:
+            lists = pyarrow.types
+            if not (lists.is_list(column.type) or lists.is_fixed_size_list(column.type)):
+                raise ValueError(
+                    f"expected a list of numbers in each row of {KEY!r} in {source}, got "
+                    f"{column.type}; write the file again"
+                )
             flat = column.flatten().to_numpy(zero_copy_only=False)
             found[name] = flat.reshape(len(column), -1)
         else:
@@ -209,9 +233,22 @@ def _parquet_columns(
     return found
 
 
+def _check_expansion(path: Path, metadata: Any) -> None:
+    """Refuse a parquet file that holds more values than its size can justify."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    values = sum(
+        group.column(number).num_values for group in groups for number in range(group.num_columns)
+    )
+    if 8 * values > allowance(path.stat().st_size):
+        raise ValueError(
+            f"expected at most eight bytes for each of its own in {path}, got {values:,} values; "
+            "write them as .npz"
+        )
+
+
 def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
     """The columns of a table; those of the embedding's dimensions become one array."""
-    with path.open(newline="", encoding="utf-8") as stream:
+    with path.open(newline="", encoding="utf-8", errors="backslashreplace") as stream:
         reader = csv.reader(stream)
         headings = next(reader, [])
         places = [n for n, heading in enumerate(headings) if heading.startswith(NUMBERED)]

@@ -129,7 +129,7 @@ def read_pairs(path: str | Path, anchors: Collection, corpus: Collection) -> lis
 
 
 def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
-    with path.open(encoding="utf-8", newline="") as lines:
+    with path.open(encoding="utf-8", errors="backslashreplace", newline="") as lines:
         text = lines.readline()
         lines.seek(0)
         separator = "," if path.suffix == ".csv" else "\t" if "\t" in text else " "
@@ -140,7 +140,7 @@ def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
             quoting=quoting,  # type: ignore[arg-type]
             skipinitialspace=True,
         )
-        for number, cells in enumerate(reader, 1):
+        for number, cells in enumerate(_cells(reader, path), 1):
             cells = [cell.strip() for cell in cells if cell.strip()]
             if not cells:
                 continue
@@ -160,6 +160,13 @@ def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
                     f"expected a grade in line {number} of {path}, got {cells[2]!r}; write a number"
                 ) from None
             yield number, (cells[0], cells[1], grade)
+
+
+def _cells(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ValueError(f"expected lines of pairs in {path}, got others ({error})") from error
 
 
 def triplet_rows(
@@ -204,12 +211,14 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
-        table = pyarrow.table({name: [row[name] for row in rows] for name in columns})
-        write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))
+        table = pyarrow.table({name: [_encodable(row[name]) for row in rows] for name in columns})
+        write_whole(
+            path, lambda file: pyarrow.parquet.write_table(table, file, write_page_checksum=True)
+        )
         return
 
     def write(file: Path) -> None:
-        with file.open("w", newline="", encoding="utf-8") as stream:
+        with file.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
             if path.suffix == ".jsonl":
                 stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 return
@@ -221,6 +230,13 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str
                 )
 
     write_whole(path, write)
+
+
+def _encodable(value: Any) -> Any:
+    r"""A value as UTF-8 can hold it; bytes of a file's name that are no UTF-8 become ``\xff``."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "backslashreplace").decode()
 
 
 def write_triplets(

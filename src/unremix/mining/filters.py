@@ -5,7 +5,7 @@ Letters: A anchors, C rows of the corpus, P rows in an anchor's pool, D dimensio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,8 +82,9 @@ def as_lists(positives: Any, anchors: int, corpus: int) -> Lists:
     """
     if isinstance(positives, torch.Tensor):
         positives = positives.cpu().numpy()
-    if not hasattr(positives, "__len__") or len(positives) != anchors:
-        got = len(positives) if hasattr(positives, "__len__") else type(positives).__name__
+    in_order = hasattr(positives, "__len__") and not isinstance(positives, (Mapping, Set))
+    if not in_order or len(positives) != anchors:
+        got = len(positives) if in_order else type(positives).__name__
         raise ValueError(
             f"expected the positives of {anchors} anchors, got {got}; pass the row or the rows of "
             "the corpus for each anchor, an empty list for none"

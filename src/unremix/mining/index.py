@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from unremix.core.checks import choose
 from unremix.data.atomic_files import write_whole
+from unremix.data.seals import is_sealed, seal
 from unremix.data.suggestions import needed_for
 from unremix.mining.embeddings import AT_ONCE, Flags, Floats, Integers, digest_of, unit_rows
 
@@ -87,9 +88,15 @@ class Found:
 
 
 class Index(Protocol):
-    """A corpus that can be searched."""
+    """A corpus that can be searched.
+
+    Args:
+        corpus: Shape (C, D).
+        kind: How it is searched; what was found by one kind is not taken for another's.
+    """
 
     corpus: NDArray[Any]
+    kind: Kind
 
     def search(
         self,
@@ -116,7 +123,8 @@ def make_index(corpus: NDArray[Any], kind: Kind = "exact", folder: Path | None =
         corpus: Shape (C, D); may be mapped from disk.
         kind: ``exact``: no index, all rows in blocks. By faiss: ``flat`` (exact, a copy in
             memory), ``ivf`` (4 √C lists, one in 16 searched), ``hnsw`` (a graph).
-        folder: Keeps an ``ivf`` or ``hnsw`` index, so that it is built once for a corpus.
+        folder: Keeps an ``ivf`` or ``hnsw`` index, so that it is built once for a corpus. One that
+            another user or machine wrote, or that is damaged, is built again.
 
     Raises:
         ValueError: For another kind.
@@ -137,6 +145,8 @@ class ExactIndex:
     Args:
         corpus: Shape (C, D).
     """
+
+    kind: Kind = "exact"
 
     def __init__(self, corpus: NDArray[Any]) -> None:
         self.corpus = corpus
@@ -252,19 +262,25 @@ class FaissIndex:
     def __init__(self, corpus: NDArray[Any], kind: Kind, folder: Path | None = None) -> None:
         with needed_for(f"the index {kind!r}", "use the index 'exact'"):
             import faiss
-        self.corpus = corpus
+        self.corpus, self.kind = corpus, kind
         self.index: Any
         kept = None
         if folder is not None and kind != "flat":  # a flat one is nothing but a copy
             kept = folder / f"{kind}-{digest_of(corpus, kind)}.faiss"
-        if kept is not None and kept.exists():
+        if kept is not None and is_sealed(kept):  # faiss trusts the numbers in a file
             self.index = faiss.read_index(str(kept))
         else:
             self.index = _build(corpus, kind)
             if kept is not None:
-                write_whole(kept, lambda file: faiss.write_index(self.index, str(file)))
+                write_whole(kept, self._write)
         if kind == "ivf":
             self.index.nprobe = max(1, self.index.nlist // PROBED)
+
+    def _write(self, file: Path) -> None:
+        import faiss
+
+        faiss.write_index(self.index, str(file))
+        seal(file)
 
     def search(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from unremix.core.checks import choose, number
 from unremix.core.scores import COMPONENTS
 from unremix.data.atomic_files import write_arrays
+from unremix.data.npz import read_arrays
 from unremix.data.quantities import counted
 from unremix.mining.embeddings import (
     Floats,
@@ -100,7 +102,7 @@ class Mined:
             more = ", …" if len(self.short) > 5 else ""
             lines.append(
                 f"fewer than {k} negatives for {counted(len(self.short), 'anchor')} (numbers "
-                f"{few}{more}); a smaller margin leaves more"
+                f"{few}{more}); a smaller margin, a lower min_score or a larger corpus leaves more"
             )
         return lines
 
@@ -255,8 +257,9 @@ def mine_hard_negatives(
         index = make_index(rows, index, where)
     kept = None
     if where is not None:
-        same_text = forbidden.same_text.rows
-        kept = _Kept(where, digest_of(units, rows, known.rows, own, same_text, highest, choice))
+        texts_of = forbidden.same_text
+        lists = known.rows, known.starts, texts_of.rows, texts_of.starts
+        kept = _Kept(where, digest_of(index.kind, units, rows, *lists, own, highest, choice))
     miner = Miner(index, units, forbidden, known, highest, choice)
     starts = range(0, size, ANCHORS_AT_ONCE)
     parts = [slice(first, min(first + ANCHORS_AT_ONCE, size)) for first in starts]
@@ -313,6 +316,10 @@ def _checked_choice(
     min_score: float | None,
     seed: int,
 ) -> Choice:
+    counts: dict[str, object] = {"k": k, "skip": skip, "pool": k if pool is None else pool}
+    for name, value in counts.items():
+        if not isinstance(value, Integral):
+            raise ValueError(f"expected {name} as a whole number, got {value!r}; round it")
     if k < 1:
         raise ValueError(f"expected k of at least 1, got {k}; ask for one negative or more")
     if skip < 0:
@@ -339,13 +346,18 @@ def _checked_choice(
             f"expected a mix of {len(components)} numbers, one per component, got {len(mix)}; "
             "name the components in the same order"
         )
+    shares = tuple(number("each share of the mix", share, least=0) for share in mix)
+    if not any(shares):
+        raise ValueError(
+            f"expected a mix that is not all 0, got {tuple(mix)}; give a component a share"
+        )
     return Choice(
         k=int(k),
         pool=int(pool),
         skip=int(skip),
         sampling=sampling,
         components=tuple(components),
-        mix=tuple(number("each share of the mix", share, least=0) for share in mix),
+        mix=shares,
         posterior_temperature=number("posterior_temperature", posterior_temperature, above=0),
         duplicate_threshold=number("duplicate_threshold", duplicate_threshold, above=0),
         min_score=None if min_score is None else number("min_score", min_score),
@@ -387,11 +399,10 @@ class _Kept:
         self.folder = folder / f"mined-{digest}"
 
     def read(self, first: int) -> Block | None:
-        path = self.folder / f"{first}.npz"
-        if not path.exists():
+        try:
+            return read_arrays(self.folder / f"{first}.npz")
+        except (FileNotFoundError, ValueError):  # none yet, or a damaged one, which is mined again
             return None
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
 
     def write(self, first: int, arrays: Block) -> None:
         write_arrays(self.folder / f"{first}.npz", arrays)
@@ -442,6 +453,8 @@ class Miner:
                 for name, values in chosen.items():
                     arrays[name][who] = values
             # Search further for those that have too few, unless the corpus holds no more for them.
+            if width >= len(self.index.corpus):
+                break
             enough = (arrays["indices"][waiting, -1] >= 0) | (rows[:, -1] < 0)
             waiting = waiting[~enough]
             width = min(width * GROWTH, len(self.index.corpus))

@@ -376,7 +376,7 @@ class TrainConfig:
                 if is_dataclass(value) and not isinstance(value, hint):  # type: ignore[arg-type]
                     value = vars(value)
                 if isinstance(value, Mapping):
-                    self._set(name, value := make_options(hint, value, f"{name}."))  # type: ignore[arg-type]
+                    self._set(name, value := read_options(hint, value, f"{name}."))  # type: ignore[arg-type]
                 if not isinstance(value, hint):  # type: ignore[arg-type]
                     raise TypeError(mismatch(name, value, hint))
                 check_types(value, f"{name}.")
@@ -501,6 +501,12 @@ class TrainConfig:
                 "which have no use for it; leave it out"
             )
 
+    def evaluates_after(self, epoch: int) -> bool:
+        """Whether kNN is measured at the end of an epoch, from 1; it is at the last."""
+        return (
+            epoch == self.epochs or epoch % (self.evaluate_every or max(1, self.epochs // 10)) == 0
+        )
+
     @property
     def composed_name(self) -> str:
         """The recipe's name and the parts that differ from it."""
@@ -564,7 +570,7 @@ def check_types(options: Any, prefix: str = "") -> None:
             raise kind(mismatch(f"{prefix}{name}", value, hint))
 
 
-def make_options(kind: type, options: Mapping[str, Any], prefix: str = "") -> Any:
+def read_options(kind: type, options: Mapping[str, Any], prefix: str = "") -> Any:
     """A dataclass of options from options by name.
 
     Raises:
@@ -589,7 +595,7 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig:
         >>> make_config({"recipe": "hcl", "loss": {"hardness": 2.0}}).loss.hardness
         2.0
     """
-    made: TrainConfig = make_options(TrainConfig, options)
+    made: TrainConfig = read_options(TrainConfig, options)
     return made
 
 

@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from unremix.data.atomic_files import read_text, write_arrays, write_text
+from unremix.data.atomic_files import read_text, refuse_link, write_arrays, write_text
 from unremix.data.image.dataset import ImageData
 from unremix.data.image.items import read_items
 from unremix.data.locate import candidates
+from unremix.data.npz import read_arrays
 from unremix.data.quantities import counted
 from unremix.mining.embeddings import Floats, Integers, unit_rows
 from unremix.mining.files import write_rows
@@ -108,6 +109,7 @@ class RunData:
         self.data = domain.load_for(self.run, data)
         self.source = self.run.config.data if data is None else data
         kept = self.run.path / "embeddings" / f"{self._digest()}.npz"
+        refuse_link(kept.parent)
         if not kept.exists():
             found = domain.features(self.run, self.data)
             arrays = {"embeddings": found.embeddings.numpy(), "names": np.array(found.names)}
@@ -116,15 +118,19 @@ class RunData:
             if found.classes is not None:
                 arrays["classes"] = np.array(list(found.classes))
             write_arrays(kept, arrays)
-        with reading(kept, "remove it"), np.load(kept, allow_pickle=False) as arrays:
-            self.units: Floats = unit_rows(arrays["embeddings"])
-            self.names: list[str] = arrays["names"].tolist()
-            labels = arrays["labels"].tolist() if "labels" in arrays else None
-            classes = arrays["classes"].tolist() if "classes" in arrays else None
-        self.coarse = isinstance(self.data, ImageData) and self.run.shape.image_size < TILE
         self.labels: list[str] | None = None
-        if labels is not None:
-            self.labels = [str(one) if classes is None else classes[one] for one in labels]
+        with reading(kept, "remove it"):
+            arrays = read_arrays(kept)
+            self.units: Floats = unit_rows(arrays["embeddings"])
+            for name in ("names", "labels"):
+                if name in arrays and arrays[name].shape != (len(self.units),):
+                    raise ValueError(f"{name} of shape {arrays[name].shape}")
+            self.names: list[str] = arrays["names"].tolist()
+            if "labels" in arrays:
+                labels = arrays["labels"].tolist()
+                classes = arrays["classes"].tolist() if "classes" in arrays else None
+                self.labels = [str(one) if classes is None else classes[one] for one in labels]
+        self.coarse = isinstance(self.data, ImageData) and self.run.shape.image_size < TILE
 
     def _digest(self) -> str:
         """Of the encoder and of the data: of their files' names, sizes and times."""
@@ -135,7 +141,7 @@ class RunData:
             files += sorted(path for path in (where, *where.rglob("*")) if path.is_file())
         for path in files:
             stat = os.stat(path)
-            digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+            digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         return digest.hexdigest()[:16]
 
     def row_of(self, query: str) -> int:

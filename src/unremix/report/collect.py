@@ -5,20 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import unremix
 from unremix.core.importance import Importance
 from unremix.core.precision import normalize
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
 from unremix.data.fingerprint import spread
-from unremix.data.quantities import counted
 from unremix.evaluation.knn import leave_one_out_shares, usual_neighbors
 from unremix.losses import HCLLoss, TwoViewLoss, UnReMixLoss
 from unremix.mining.groups import NEAR_DUPLICATE, find_clusters
@@ -211,13 +208,6 @@ def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
     return found
 
 
-def device_of(run: Run) -> str:
-    """What the run was trained on, as far as its options say, on this machine."""
-    if run.config.accelerator != "cpu" and torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"CPU, {counted(run.config.threads or torch.get_num_threads(), 'thread')}"
-
-
 def collect(run: Run, data: Any) -> Stored:
     """What a page shows of a run; takes seconds for thousands of items.
 
@@ -275,11 +265,7 @@ def collect(run: Run, data: Any) -> Stored:
         "parameters": sum(parameter.numel() for parameter in run.encoder().parameters()),
         "step": int(state["step"]),
         "seconds": state.get("seconds"),
-        "device": device_of(run),
-        "date": datetime.fromtimestamp(run.checkpoint.stat().st_mtime, timezone.utc).isoformat(
-            timespec="minutes"
-        ),
-        "writer": unremix.__version__,
+        "trained": {name: state.get(name) for name in ("device", "date", "version")},
         "data": run.domain.name(data),
     }
     if sample.labels is not None:

@@ -21,7 +21,7 @@ from unremix.data.fingerprint import drawn
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphBatch
 from unremix.data.image.dataset import ImageData
-from unremix.data.sentence.dataset import tokenise
+from unremix.data.sentence.dataset import tokenize
 from unremix.domains.graph import graph_features
 from unremix.domains.image import features_of
 from unremix.domains.sentence import SentenceCorpus, corpus_features, reader
@@ -314,7 +314,7 @@ def _sentences(
         texts = torch.cat([part.texts for part in parts])
     numbers = torch.cat([torch.arange(start, start + count) for start, count in spans])
     wanted = set(numbers.tolist())
-    readable = (one.text for one in data.source if tokenise(one.text))
+    readable = (one.text for one in data.source if tokenize(one.text))
     names = [
         text for number, text in enumerate(islice(readable, int(numbers[-1]) + 1))
         if number in wanted
@@ -339,7 +339,7 @@ def _sentences(
         how_drawn = f"in passages of up to {PASSAGE}, drawn at random from {first}{len(data):,}"
     known = {*vocabulary.words}
     read_as = [
-        (names[item], [word if word in known else "…" for word in tokenise(names[item])])
+        (names[item], [word if word in known else "…" for word in tokenize(names[item])])
         for item in batch[:: max(1, len(batch) // SHOWN_VIEWS)][:SHOWN_VIEWS].tolist()
     ]
     return Sample(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unremix.data.atomic_files import write_arrays
+from unremix.data.npz import read_arrays
 
 NAME = "report.npz"
 VERSION = 2
@@ -42,9 +41,10 @@ class Stored:
     def read(cls, folder: Path) -> Stored | None:
         """What a run folder holds; None where it holds nothing that this version can read."""
         try:
-            with np.load(folder / NAME, allow_pickle=False) as found:
-                arrays = {name: found[name] for name in found.files}
+            arrays = read_arrays(folder / NAME)
             about = json.loads(arrays.pop("about").tobytes())
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+        except (OSError, KeyError, ValueError, RecursionError):
             return None
-        return cls(about, arrays) if about.pop("version", None) == VERSION else None
+        if not isinstance(about, dict) or about.pop("version", None) != VERSION:
+            return None
+        return cls(about, arrays)

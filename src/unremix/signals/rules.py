@@ -73,7 +73,7 @@ def threshold(evidence: Tensor, limit: Tensor) -> Tensor:
 
     Args:
         evidence: e, shape (B, M).
-        limit: λ, shape (B,); see :class:`Thresholds`.
+        limit: λ, shape (B,); see :class:`unremix.signals.memory.Thresholds`.
 
     Returns:
         1 where e_ij ≤ λ_i, up to rounding, and 0 elsewhere, shape (B, M).

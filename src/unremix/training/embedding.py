@@ -117,7 +117,7 @@ def _write_csv(path: Path, arrays: dict[str, Any]) -> None:
     others = [name for name in arrays if name != "embeddings"]
 
     def write(file: Path) -> None:
-        with file.open("w", newline="", encoding="utf-8") as stream:
+        with file.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
             writer = csv.writer(stream)
             writer.writerow([*others, *(f"embedding_{i}" for i in range(embeddings.shape[1]))])
             for row, values in enumerate(embeddings):
@@ -132,7 +132,9 @@ def _write_parquet(path: Path, arrays: dict[str, Any]) -> None:
     table = parquet_table(arrays)
     import pyarrow.parquet
 
-    write_whole(path, lambda file: pyarrow.parquet.write_table(table, file))
+    write_whole(
+        path, lambda file: pyarrow.parquet.write_table(table, file, write_page_checksum=True)
+    )
 
 
 def parquet_table(arrays: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unremix.data.bounds import shorten
 from unremix.data.image.items import read_items
 from unremix.data.suggestions import needed_for
 from unremix.domains import find_domain
@@ -77,7 +78,15 @@ def load_exported(path: str | Path) -> ExportedEncoder:
         )
     if not path.exists():
         raise FileNotFoundError(f"expected an exported encoder at {str(path)!r}, found no file")
-    return (_from_onnx if path.suffix == ".onnx" else _from_safetensors)(path)
+    try:
+        return (_from_onnx if path.suffix == ".onnx" else _from_safetensors)(path)
+    except Exception as error:  # its facts and its weights may be anything
+        if isinstance(error, ImportError | OSError) or str(error).startswith("expected "):
+            raise
+        raise ValueError(
+            f"expected an encoder as 'unremix export' wrote it, got {path} "
+            f"({type(error).__name__}: {shorten(error)}); write it again"
+        ) from error
 
 
 def _facts(path: Path, texts: dict[str, str] | None) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from unremix.data.bounds import shorten
 from unremix.data.suggestions import needed_for
 from unremix.frameworks.base import Framework
 from unremix.options.config import TrainConfig
@@ -72,8 +74,11 @@ def read_weights(source: str, channels: int = 3) -> dict[str, Tensor]:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        # torch's own text for a pickle would have it loaded with its code.
+        code = isinstance(error, UnpicklingError)
+        why = "it holds more than tensors" if code else f"{type(error).__name__}: {shorten(error)}"
         raise ValueError(
-            f"expected a state dict in {path}, got {type(error).__name__}: {error}; save one with "
+            f"expected a state dict in {path}, got another file ({why}); save one with "
             "torch.save(model.state_dict(), path)"
         ) from error
     for name in NESTED:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unremix
-from unremix.data.atomic_files import write_text
+from unremix.data.atomic_files import refuse_link, write_text
 from unremix.data.printing import to_csv
 from unremix.domains.base import Observer, Streams
 from unremix.domains.sampling import scramble
@@ -46,6 +46,7 @@ from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
+from unremix.training.record import device_in_words
 from unremix.training.run import Run
 from unremix.training.sharding import divide, gathered, is_divided, shard
 from unremix.training.stopping import Stop, requeue, resume_command
@@ -300,9 +301,8 @@ class Training:
         inputs = [images.split(size) for images in self.model.inputs(batch)]
         alone: AbstractContextManager[None] = nullcontext()
         if isinstance(self.wrapped, DistributedDataParallel):
-            alone = (
-                self.wrapped.no_sync()
-            )  # it would average after the first chunk: we do at the end
+            # It would average after the first chunk; we do so at the end.
+            alone = self.wrapped.no_sync()
         with alone:
             with torch.no_grad(), _running_statistics_held(self.model):
                 parts = [[self.model.embed(chunk) for chunk in chunks] for chunks in inputs]
@@ -350,6 +350,12 @@ class Training:
             "record": self.prepared.record,
             "step": self.step,
             "seconds": self.seconds,
+            "device": device_in_words(
+                self.fabric.device,
+                processes=self.fabric.world_size,
+                threads=torch.get_num_threads(),
+            ),
+            "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
             "stopped": self.stopped,
             "losses": self.losses,
             "rows": self.rows,
@@ -378,6 +384,7 @@ def _running_statistics_held(model: nn.Module) -> Iterator[None]:
 def _loggers(config: TrainConfig, run: Run) -> list[Logger]:
     made: list[Logger] = []
     if "tensorboard" in config.loggers:
+        refuse_link(run.path / "tensorboard")
         made.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     if "wandb" in config.loggers:
         from lightning.pytorch.loggers import WandbLogger

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unremix.data.atomic_files import sweep, try_lock
+from unremix.data.atomic_files import refuse_link, sweep, try_lock
 from unremix.domains import Domain, find_domain
 from unremix.encoders import make_encoder
 from unremix.frameworks.base import Framework
@@ -34,7 +34,7 @@ EXTENDED = ("epochs", "max_minutes", "threads")  # what may change when a run is
 
 
 def _is_first_process() -> bool:
-    """Whether this is the first of the processes, as far as those who start them have said yet."""
+    """Whether this is the first of the processes, as far as the launcher has said."""
     if "RANK" in os.environ:  # torchrun, also within a SLURM job, whose numbers are not its own
         return os.environ["RANK"] == "0"
     places = ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
@@ -140,10 +140,11 @@ def check(config: TrainConfig) -> None:
             "expected --strategy fsdp without --chunk and --audit_every, which need whole "
             "gradients, got one of them; leave it out, or use ddp"
         )
-    if config.strategy == "fsdp" and "swav" in (config.recipe, config.framework):
+    composition = config.composition()
+    if config.strategy == "fsdp" and not getattr(composition.framework, "is_divisible", True):
         raise ValueError(
-            "expected --strategy fsdp with another framework than SwAV, whose prototypes are "
-            "normalized whole, got swav; use ddp"
+            "expected --strategy fsdp with a framework whose parameters can be divided, got "
+            f"{composition.parts['framework']}; use ddp"
         )
     needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
     needed |= {
@@ -159,10 +160,8 @@ def check(config: TrainConfig) -> None:
         with torch.random.fork_rng(devices=[]):
             _check_encoder(config)
             # The parts together, around layers of size 1: the images decide the real ones.
-            framework = config.composition().make_framework(
-                nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1))
-            )
-        if config.audit_every is not None and not config.composition().has_weights:
+            framework = composition.make_framework(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
+        if config.audit_every is not None and not composition.has_weights:
             raise ValueError(
                 f"expected a framework with negatives for --audit_every, got {config.recipe!r}, "
                 "which has none; leave it out"
@@ -238,6 +237,7 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | No
     assert config.resume is not None
     assert config.given is not None
     run = Run(config.resume)
+    refuse_link(run.checkpoint.parent)
     # Code that was typed as well is not the folder's.
     typed = set(run.config.code) <= set(config.code)
     run.config = run.config.released(trust=config.trust or typed, where=str(run.path))

@@ -17,10 +17,12 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
+from unremix.core.engines import find_engine
 from unremix.data.printing import printable
 from unremix.data.quantities import counted, roughly
 from unremix.domains import find_domain
 from unremix.encoders.registry import chosen_name
+from unremix.losses import TwoViewLoss
 from unremix.options.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -112,10 +114,15 @@ class Progress:
 
     def _left(self, training: Training) -> list[str]:
         """How long the remaining steps take, evaluation aside."""
-        steps = training.total - training.step
-        if self.speed is None or not steps:
+        if self.speed is None or training.step == training.total or training.stopped:
             return []
-        return [f"about {roughly(steps * self.batch_size / self.speed)} left"]
+        return [f"about {roughly(self._seconds_left(training, self.batch_size / self.speed))} left"]
+
+    @staticmethod
+    def _seconds_left(training: Training, step: float) -> float:
+        """How long the remaining steps take if each takes so many seconds, or the time allows."""
+        left, minutes = (training.total - training.step) * step, training.config.max_minutes
+        return left if minutes is None else max(0.0, min(left, 60 * minutes - training.seconds))
 
     def _forecast(self, training: Training, seconds: float) -> None:
         """Once, after the first steps: how long the rest takes, and what is faster."""
@@ -127,9 +134,7 @@ class Progress:
             return
         self.took = None
         config = training.config
-        left = (training.total - training.step) * median(timed)
-        if config.max_minutes is not None:
-            left = min(left, 60 * config.max_minutes - training.seconds)
+        left = self._seconds_left(training, median(timed))
         if left < WORTH_SAYING:
             return
         said = f"training takes about {roughly(left)} more, evaluation not included"
@@ -141,18 +146,21 @@ class Progress:
         self.say(said)
 
     def opened(self, training: Training) -> None:
-        """Before the first step: data, encoder and machine."""
-        run, data, config = training.run, training.data, training.config
+        """Before the first step: data, encoder, machine and engine."""
+        run, data, config, model = training.run, training.data, training.config, training.model
         train, test = getattr(data, "train", data), getattr(data, "test", None)
         classes = getattr(train, "classes", None) or getattr(train, "topics", None)
         parts = [f"{training.domain.size(data):,} {self.unit}"]
         parts += [f"{len(classes)} classes"] if classes else []
         parts += [f"{len(test):,} more to test on"] if test is not None else ["no test split"]
         self.say(f"{config.composed_name} on {training.domain.name(data)}: {', '.join(parts)}")
-        count = sum(parameter.numel() for parameter in training.model.encoder.parameters())
+        parameters = list(model.encoder.parameters())
+        count = sum(parameter.numel() for parameter in parameters)
         where = [str(training.fabric.device), counted(torch.get_num_threads(), "thread")]
         if training.fabric.world_size > 1:
             where.append(f"{training.fabric.world_size} processes")
+        if isinstance(loss := getattr(model, "loss", None), TwoViewLoss):
+            where.append(f"{find_engine(loss.options, parameters[0]).name} engine")
         encoder = training.domain.describe(config, run.shape)
         self.say(f"{encoder}, {count:,} parameters; {', '.join(where)}")
         if training.step:

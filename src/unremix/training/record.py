@@ -10,6 +10,7 @@ import torch
 
 import unremix
 from unremix.core.engines import engine_report
+from unremix.data.quantities import counted
 
 
 def versions() -> dict[str, str]:
@@ -34,6 +35,26 @@ def make_record(data: str, threads: int | None) -> dict[str, Any]:
         "threads": threads or torch.get_num_threads(),
         **versions(),
     }
+
+
+def device_in_words(device: torch.device, *, processes: int, threads: int) -> str:
+    """What a run is trained on.
+
+    Args:
+        device: The device of this process.
+        processes: How many processes train, each with a device of this kind.
+        threads: CPU threads of each.
+
+    Example:
+        >>> device_in_words(torch.device("cpu"), processes=4, threads=2)
+        '4 × CPU, 2 threads each'
+    """
+    if device.type == "cpu":
+        each = " each" * (processes > 1)
+        name = f"CPU, {counted(threads, 'thread')}{each}"
+    else:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+    return f"{processes} × {name}" if processes > 1 else name
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -123,8 +123,8 @@ def augment(batch: GraphBatch, settings: GraphAugmentation, keys: Tensor) -> Gra
     """
     if keys.shape != (batch.num_graphs,):
         raise ValueError(
-            f"keys must have shape ({batch.num_graphs},), one per graph, got {tuple(keys.shape)}; "
-            "draw them with unremix.views.randomness.keys"
+            f"expected keys of shape ({batch.num_graphs},), one per graph, got "
+            f"{tuple(keys.shape)}; draw them with unremix.views.randomness.keys"
         )
     places = Places.of(batch, keys)
     kind = choose(keys, len(settings.kinds))

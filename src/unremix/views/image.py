@@ -1,7 +1,7 @@
 """Random views of images, a batch at a time, on the device the images are on.
 
 The operations are those of torchvision and PIL, in SimCLR's order: crop and resize, flip, rotate,
-jitter the colors, drop them, blur, solarise, add noise, normalize. Every sample has its own
+jitter the colors, drop them, blur, solarize, add noise, normalize. Every sample has its own
 parameters, drawn from its key. Between operations values stay floats in [0, 1]: unlike a pipeline
 on PIL images, this one does not round to 256 levels after each step.
 
@@ -45,7 +45,7 @@ class Augmentation:
         grayscale: Probability of dropping the colors.
         blur: Probability of a Gaussian blur, whose kernel spans a tenth of the image.
         blur_sigma: Least and greatest standard deviation of the blur, in pixels.
-        solarise: Probability of inverting the values of 128 and more (of 255).
+        solarize: Probability of inverting the values of 128 and more (of 255).
         rotation: Greatest angle of a rotation either way, in degrees; black fills the corners.
         noise: Standard deviation of Gaussian noise, as a share of the full range.
         mean: Subtracted from each channel at the end, as a share of the full range.
@@ -67,39 +67,39 @@ class Augmentation:
     grayscale: float = 0.2
     blur: float = 0.5
     blur_sigma: tuple[float, float] = (0.1, 2.0)
-    solarise: float = 0.0
+    solarize: float = 0.0
     rotation: float = 0.0
     noise: float = 0.0
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name in ("flip", "jitter_probability", "grayscale", "blur", "solarise"):
+        for name in ("flip", "jitter_probability", "grayscale", "blur", "solarize"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be a probability in [0, 1], got {value}")
+                raise ValueError(f"expected {name} from 0 to 1, got {value}; it is a probability")
         for name in ("crop_scale", "crop_ratio", "blur_sigma"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
                 raise ValueError(
-                    f"{name} must be (low, high) with 0 < low <= high, got {low, high}"
+                    f"expected {name} as (low, high) with 0 < low <= high, got {low, high}"
                 )
         if self.crop_scale[1] > 1:
             raise ValueError(
-                f"crop_scale must not exceed 1, got {self.crop_scale}; no crop is larger"
+                f"expected crop_scale of at most 1, got {self.crop_scale}; no crop is larger"
             )
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[HUE] > 0.5:
             raise ValueError(
-                "jitter must be (brightness, contrast, saturation, hue), none negative and hue at "
-                f"most 0.5 turns, got {self.jitter}"
+                "expected jitter as (brightness, contrast, saturation, hue), none negative and hue "
+                f"at most 0.5 turns, got {self.jitter}"
             )
         for name in ("rotation", "noise"):
             value = getattr(self, name)
             if value < 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
+                raise ValueError(f"expected {name} of at least 0, got {value}")
         if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0:
             raise ValueError(
-                "mean and std must hold one number per channel and std must be positive, got "
+                "expected mean and std with one number per channel, std positive, got "
                 f"{self.mean} and {self.std}"
             )
 
@@ -150,7 +150,7 @@ def settings_for(channels: int, image_size: int) -> str:
     if channels == 3:
         return "cifar" if image_size < 128 else "imagenet"
     raise ValueError(
-        f"images must have 1 or 3 channels, got {channels}; for others write an Augmentation"
+        f"expected images of 1 or 3 channels, got {channels}; for others write an Augmentation"
     )
 
 
@@ -168,7 +168,7 @@ class Draws:
         grayscale: Whether to drop the colors, bool, shape (B,).
         blur: Whether to blur, bool, shape (B,).
         sigmas: Standard deviations of the blur, shape (B,).
-        solarise: Whether to solarise, bool, shape (B,).
+        solarize: Whether to solarize, bool, shape (B,).
     """
 
     boxes: Tensor
@@ -180,7 +180,7 @@ class Draws:
     grayscale: Tensor
     blur: Tensor
     sigmas: Tensor
-    solarise: Tensor
+    solarize: Tensor
 
 
 def draw(settings: Augmentation, keys: Tensor, size: int) -> Draws:
@@ -206,7 +206,7 @@ def draw(settings: Augmentation, keys: Tensor, size: int) -> Draws:
         grayscale=u[:, 8] < settings.grayscale,
         blur=u[:, 9] < settings.blur,
         sigmas=_between(u[:, 10], *settings.blur_sigma),
-        solarise=u[:, 11] < settings.solarise,
+        solarize=u[:, 11] < settings.solarize,
     )
 
 
@@ -421,7 +421,7 @@ def blur(images: Tensor, sigmas: Tensor) -> Tensor:
     return both.view(batch, size, channels, size).transpose(1, 2)
 
 
-def solarise(images: Tensor) -> Tensor:
+def solarize(images: Tensor) -> Tensor:
     """Invert values that, of 255, round to 128 or more.
 
     Args:
@@ -470,7 +470,7 @@ def augment(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
     _check(images, settings)
     if keys.shape != images.shape[:1]:
         raise ValueError(
-            f"keys must have shape ({len(images)},), one per image, got {tuple(keys.shape)}; "
+            f"expected keys of shape ({len(images)},), one per image, got {tuple(keys.shape)}; "
             "draw them with unremix.views.randomness.keys"
         )
     result = images.new_empty(images.shape, dtype=torch.float32)
@@ -519,9 +519,9 @@ def _distort(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
     if settings.blur:
         chosen = draws.blur.nonzero()[:, 0]
         x.index_copy_(0, chosen, blur(x.index_select(0, chosen), draws.sigmas[chosen]))
-    if settings.solarise:
-        chosen = draws.solarise.nonzero()[:, 0]
-        x.index_copy_(0, chosen, solarise(x.index_select(0, chosen)))
+    if settings.solarize:
+        chosen = draws.solarize.nonzero()[:, 0]
+        x.index_copy_(0, chosen, solarize(x.index_select(0, chosen)))
     if settings.noise:
         x.add_(gaussians(keys, x[:1].numel()).view(x.shape), alpha=settings.noise).clamp_(0, 1)
     return x
@@ -546,7 +546,7 @@ def _check(images: Tensor, settings: Augmentation) -> None:
         or images.shape[2] != images.shape[3]
     ):
         raise ValueError(
-            f"images must be uint8 of shape (B, {channels}, S, S) for these settings, got "
+            f"expected images as uint8 of shape (B, {channels}, S, S) for these settings, got "
             f"{images.dtype} of shape {tuple(images.shape)}; settings_for names the right settings"
         )
 

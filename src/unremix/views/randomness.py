@@ -40,7 +40,7 @@ def keys(seed: int, epoch: int, samples: Tensor, view: int) -> Tensor:
     """
     if samples.is_floating_point() or samples.is_complex() or samples.dtype == torch.bool:
         raise ValueError(
-            f"samples must hold integers, got {samples.dtype}; pass the samples' indices"
+            f"expected samples as integers, got {samples.dtype}; pass the samples' indices"
         )
     start = 0
     for part in (seed, epoch, view):

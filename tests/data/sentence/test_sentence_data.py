@@ -28,7 +28,7 @@ from unremix.data.sentence.dataset import (
     build_vocabulary,
     encode_sentences,
     load_sentences,
-    tokenise,
+    tokenize,
 )
 from unremix.data.sentence.text_files import Trouble, guess_format, read_lines, split_prose
 
@@ -74,27 +74,27 @@ def texts(data: SentenceData) -> list[str]:
     ],
 )
 def test_tokens(text: str, tokens: list[str]) -> None:
-    assert tokenise(text) == tokens
+    assert tokenize(text) == tokens
 
 
 @pytest.mark.parametrize(
-    ("raw", "tokenised"),
+    ("raw", "tokenized"),
     [
         ('"Don\'t," he said.', "`` Do n't , '' he said ."),
         ("It's the cat's.", "it 's the cat 's ."),
         ("They're (all) here; we've won!", "they 're ( all ) here ; we 've won !"),
     ],
 )
-def test_text_tokenised_before_gives_the_same_tokens(raw: str, tokenised: str) -> None:
-    assert tokenise(raw) == tokenise(tokenised)
+def test_text_tokenized_before_gives_the_same_tokens(raw: str, tokenized: str) -> None:
+    assert tokenize(raw) == tokenize(tokenized)
 
 
 @settings(max_examples=200)
 @given(st.text(max_size=40))
 def test_tokens_hold_no_space_and_lose_no_letter(text: str) -> None:
-    tokens = tokenise(text)
+    tokens = tokenize(text)
     assert all(token and token.split() == [token] for token in tokens)
-    again = tokenise(" ".join(tokens))
+    again = tokenize(" ".join(tokens))
     assert [t for t in again if t.isalpha()] == [t for t in tokens if t.isalpha()]
     letters = "".join(c for c in "".join(tokens) if c.isascii() and c.isalpha())
     assert letters == "".join(c for c in text.lower() if c.isascii() and c.isalpha())
@@ -445,7 +445,7 @@ def test_topics_keep_their_numbers_where_one_has_no_prose(monkeypatch: pytest.Mo
 
 def test_vocabulary_of_a_text_equals_counting_it(tmp_path: Path) -> None:
     data = load_sentences(write(tmp_path / "a.txt"))
-    counts = Counter(token for text in texts(data) for token in tokenise(text))
+    counts = Counter(token for text in texts(data) for token in tokenize(text))
     vocabulary = build_vocabulary(data, size=4)
     expected = sorted(counts, key=lambda word: (-counts[word], word))[:4]
     assert vocabulary.words[2:] == tuple(expected)
@@ -544,7 +544,7 @@ def test_a_large_vocabulary_takes_wider_numbers(tmp_path: Path) -> None:
 def test_text_is_encoded_once(
     corpus: EncodedCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "tokenise", None)
+    monkeypatch.setattr(module, "tokenize", None)
     data = load_sentences(tmp_path / "a.txt")
     again = encode_sentences(data, tmp_path / "cache", vocabulary_size=6, max_length=3)
     assert again == corpus

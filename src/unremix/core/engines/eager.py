@@ -52,7 +52,10 @@ def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -
         ]
         total, weightless = rows_loss(problem, *leaves)
         inputs = [each for each, want in zip(leaves, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(total, inputs, materialize_grads=True) if inputs else ())
+        if total.requires_grad:
+            found = iter(torch.autograd.grad(total, inputs, materialize_grads=True))
+        else:  # of constants: nothing is wanted, or a mix of no components alone
+            found = iter([torch.zeros_like(each) for each in inputs])
     return total.detach(), weightless, tuple(next(found) if want else None for want in wanted)
 
 

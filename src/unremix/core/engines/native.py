@@ -55,8 +55,7 @@ def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -
     """As :func:`unremix.core.engines.eager.evaluate`; see :func:`refusal` for what is served."""
     anchors, candidates, mix, temperature = tensors
     pairs, options = problem.pairs, problem.options
-    unscaled = problem.unscaled_logits(anchors, candidates)  # (B, M)
-    block = problem.block(unscaled, anchors, candidates)
+    unscaled, block = problem.compare(anchors, candidates)  # (B, M)
     scores = [score.contiguous() for score in raw_scores(block, options.weighting)]
     sums, slopes, total, by_mix = sweep(
         scores, block.negatives, mix, unscaled, temperature, options, differentiate=wanted[2]

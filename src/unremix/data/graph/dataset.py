@@ -1,8 +1,8 @@
 """Graphs from the files a user has, as batches without a loop over graphs.
 
-:func:`load_graphs` reads every format into the same steps: find the graphs (``graph_tu``,
-``graph_json``, ``graph_syntax``), give their nodes features (``graph_found``), and put them side by
-side into flat arrays (``graph_store``).
+:func:`load_graphs` reads every format into the same steps: find the graphs (``tu.py``,
+``json_lines.py``, ``syntax.py``), give their nodes features (``features.py``), and put them side by
+side into flat arrays (``store.py``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import posixpath
 import re
@@ -16,20 +15,18 @@ import numpy as np
 
 from unremix.data.archives import (
     Skipped,
-    Unusable,
-    ZipSpan,
     fill,
     open_maybe_packed,
     open_tar,
-    zip_members,
 )
 from unremix.data.bounds import allowance, shorten
 from unremix.data.image.decoding import Array, ArraySource, Pixels
 from unremix.data.image.pickles import read_pickle
+from unremix.data.npz import read_arrays
 from unremix.data.splits import ACCEPTED, Found, Split, index_names, labeled
 
 PIECE = 2**20  # bytes read at a time
-NPY_HEADER = 2**14  # bytes that a header of an array may take
+MEANT = ("images", "labels", "x_train", "y_train", "x_test", "y_test")  # arrays of an .npz
 SMALLEST = 4  # pixels, of an image's height and width
 
 
@@ -244,7 +241,7 @@ def _check_pixels(array: Array, where: str) -> None:
 
 def read_npz(name: str, path: Path) -> Found:
     """An .npz of images, perhaps with labels and a split."""
-    arrays = _npz_arrays(path)
+    arrays = read_arrays(path, MEANT)
     if "x_train" in arrays:
         keys = [("train", "x_train", "y_train"), ("test", "x_test", "y_test")]
     elif "images" in arrays:
@@ -262,54 +259,6 @@ def read_npz(name: str, path: Path) -> Found:
             splits.append((index_names(split, len(images)), ArraySource(images)))
             values.append(_label_values(arrays.get(labels_key), labels_key, len(images)))
     return Found(name, labeled(splits, values))
-
-
-def _npz_arrays(path: Path) -> dict[str, Array]:
-    """The arrays that have a meaning, and the names of all."""
-    wanted = {"images", "labels", "x_train", "y_train", "x_test", "y_test"}
-    found: dict[str, Array] = {}
-    left = allowance(path.stat().st_size)
-    try:
-        for file, span in zip_members(path):
-            key = file.removesuffix(".npy")
-            # The others are only named in an error, and not read.
-            found[key] = _npy_array(span, left) if key in wanted else np.empty(0)
-            left -= found[key].nbytes
-    except Exception as error:  # NumPy raises almost anything for a broken header
-        raise ValueError(
-            f"expected an .npz of plain arrays, got {path} ({shorten(error)}); write it with "
-            "numpy.savez, without objects"
-        ) from error
-    return found
-
-
-def _npy_array(span: ZipSpan, most: int) -> Array:
-    """The array of a member, after its header was held against its size."""
-    if span.size > most:
-        raise Unusable(
-            f"{span.name} unpacks to {span.size:,} bytes, too many for a file of its size; store "
-            "it unpacked, with numpy.savez"
-        )
-    header = io.BytesIO(span.read(NPY_HEADER, most=most))
-    version = np.lib.format.read_magic(header)
-    reader = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if reader is None:
-        raise Unusable(f"{span.name} is of version {version}")
-    shape, by_columns, kind = reader(header)
-    if kind.hasobject or kind.subdtype is not None or kind.kind not in "biufU":
-        raise Unusable(f"{span.name} holds {shorten(kind)}, not plain numbers or names")
-    size = math.prod(shape) * kind.itemsize
-    if size != span.size - header.tell():
-        raise Unusable(
-            f"{span.name} promises {size:,} bytes and holds {span.size - header.tell():,}"
-        )
-    content = bytearray(span.size)
-    span.fill(content)
-    values = np.frombuffer(content, kind, offset=header.tell())
-    return values.reshape(shape, order="F" if by_columns else "C")
 
 
 def image_array(array: Array, key: str) -> Pixels:

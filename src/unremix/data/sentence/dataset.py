@@ -28,7 +28,7 @@ from unremix.data.sentence.text_files import (
     read_lines,
     split_prose,
 )
-from unremix.data.sentence.tokens import TOKENS_VERSION, Vocabulary, tokenise
+from unremix.data.sentence.tokens import TOKENS_VERSION, Vocabulary, tokenize
 
 __all__ = [
     "Counts",
@@ -41,7 +41,7 @@ __all__ = [
     "build_vocabulary",
     "encode_sentences",
     "load_sentences",
-    "tokenise",
+    "tokenize",
 ]
 
 EMBEDDED = "pydocs"
@@ -262,7 +262,7 @@ def build_vocabulary(
     counts: Counter[str] = Counter()
     forgotten, rarest = 0, 0
     for sentence in data:
-        counts.update(tokenise(sentence.text))
+        counts.update(tokenize(sentence.text))
         while len(counts) > MOST_WORDS:
             rarest += 1
             rare = [word for word, count in counts.items() if count <= rarest]
@@ -305,7 +305,7 @@ def encode_sentences(
     folder = Path(cache) / f"corpus-{data.key(words=words, max_length=max_length)}"
     if not (folder / "corpus.json").exists():
         written = write_corpus(
-            ((sentence.document, tokenise(sentence.text)) for sentence in data),
+            ((sentence.document, tokenize(sentence.text)) for sentence in data),
             folder,
             vocabulary=vocabulary,
             max_length=max_length,

@@ -14,7 +14,7 @@ from torch import Tensor
 from unremix.data.atomic_files import write_text
 
 PADDING, UNKNOWN = 0, 1
-SPECIAL = ("<pad>", "<unk>")  # never tokens themselves: the tokeniser sets "<" apart
+SPECIAL = ("<pad>", "<unk>")  # never tokens themselves: the tokenizer sets "<" apart
 TOKENS_VERSION = 1  # raise it when the same text gives other tokens: caches are keyed by it
 
 _TOKENS = re.compile(
@@ -27,10 +27,10 @@ _TOKENS = re.compile(
 _PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "--", "…": "..."})
 
 
-def tokenise(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """Split a sentence into lower-case words and punctuation.
 
-    Raw text and text that was tokenised before (in the manner of the Penn Treebank, as SentEval's
+    Raw text and text that was tokenized before (in the manner of the Penn Treebank, as SentEval's
     files are) give the same tokens. Underscores are dropped. Made for languages that put spaces
     between words.
 
@@ -41,10 +41,10 @@ def tokenise(text: str) -> list[str]:
         Its tokens, none of which holds white space.
 
     Example:
-        >>> tokenise("“It doesn’t cost $2.50,” he said -- well-meaning.")
+        >>> tokenize("“It doesn’t cost $2.50,” he said -- well-meaning.")
         ['"', 'it', 'does', "n't", 'cost', '$', '2.50', ',', '"', 'he', 'said', '--', 'well', '-', \
 'meaning', '.']
-        >>> tokenise("it does n't") == tokenise("it does n 't") == tokenise("It doesn't")
+        >>> tokenize("it does n't") == tokenize("it does n 't") == tokenize("It doesn't")
         True
     """
     text = text.lower()
@@ -154,7 +154,7 @@ class Vocabulary:
     def encode(
         self, sentences: Sequence[str], *, max_length: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Tokenise and number sentences.
+        """Tokenize and number sentences.
 
         A sentence without any token, such as an empty one, becomes one unknown word, so that every
         length is at least 1 and every sentence has a vector.
@@ -175,7 +175,7 @@ class Vocabulary:
         if max_length is not None and max_length < 1:
             raise ValueError(f"expected max_length of at least 1, got {max_length}")
         rows = [
-            torch.tensor(self.numbers(tokenise(sentence)[:max_length]) or [UNKNOWN])
+            torch.tensor(self.numbers(tokenize(sentence)[:max_length]) or [UNKNOWN])
             for sentence in sentences
         ]
         lengths = torch.tensor([len(row) for row in rows])

@@ -4,55 +4,21 @@ import { make, percent, readData } from "./data.js";
 import { showNodeTypes } from "./galleries.js";
 import { Items } from "./items.js";
 import { setUpPage, setUpScheme } from "./page.js";
+import { Picker } from "./picker.js";
 
 class SideBySide {
   constructor(root, data, items) {
     this.data = data;
     this.items = items;
-    this.find = (name) => root.querySelector(`[data-part="${name}"]`);
-    this.buttons = data.batch.map((item, i) => {
-      const button = make(
-        "button",
-        { type: "button", class: "pick", title: items.describe(item), "aria-pressed": "false", onclick: () => this.choose(i) },
-        items.show(item, true),
-      );
-      this.find("anchors").append(button);
-      return button;
-    });
-    const total = (i) => data.runs.reduce((sum, run) => sum + run.false[i], 0);
-    this.order = data.batch.map((_, i) => i).sort((a, b) => total(b) - total(a));
-    this.worst = 1; // the page begins with the worst
-    this.find("random").addEventListener("click", () => {
-      const shown = data.batch.map((_, i) => i).filter((i) => !this.buttons[i].hidden);
-      if (shown.length) this.choose(shown[Math.floor(Math.random() * shown.length)]);
-    });
-    this.find("worst").addEventListener("click", () => this.choose(this.order[this.worst++ % this.order.length]));
-    const search = this.find("search");
-    search.addEventListener("input", () => {
-      const asked = search.value.trim().toLowerCase();
-      data.batch.forEach((item, i) => (this.buttons[i].hidden = !items.describe(item).toLowerCase().includes(asked)));
-    });
-    this.anchor = 0;
-    this.choose(this.order[0]);
+    this.rows = root.querySelector('[data-part="rows"]');
+    const total = data.batch.map((_, i) => data.runs.reduce((sum, run) => sum + run.false[i], 0));
+    this.picker = new Picker(root, data, items, { badness: () => total, chosen: (i) => this.show(i) });
+    this.picker.chooseWorst();
   }
 
-  choose(i) {
+  show(i) {
     const { data, items } = this;
-    this.buttons[this.anchor].setAttribute("aria-pressed", "false");
-    this.buttons[i].setAttribute("aria-pressed", "true");
-    this.buttons[i].scrollIntoView({ block: "nearest" });
-    this.anchor = i;
-    const item = data.batch[i];
-    this.find("anchor").replaceChildren(
-      make("div", { class: "portrait", style: data.kind === "sentence" ? "" : "max-width: 9rem" }, items.show(item, true)),
-      make(
-        "figcaption",
-        {},
-        data.kind === "sentence" ? null : make("strong", { dir: "auto" }, items.name(item)),
-        data.labels ? make("span", { class: "tag", dir: "auto" }, items.label(item)) : null,
-      ),
-    );
-    this.find("rows").replaceChildren(
+    this.rows.replaceChildren(
       ...data.runs.map((run) =>
         make(
           "section",

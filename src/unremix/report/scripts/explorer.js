@@ -2,8 +2,9 @@
 
 import { audit, matchedRates } from "./audits.js";
 import { legend, lineChart } from "./charts.js";
-import { bytes, csvLine, fixed, floats, make, percent } from "./data.js";
+import { bytes, csvLine, fixed, floats, make, percent, signed } from "./data.js";
 import { copyText } from "./page.js";
+import { Picker } from "./picker.js";
 import { COMPONENTS, MAGNITUDE, ranked, scale, weigh, weightings } from "./weights.js";
 
 const SHOWN = 6;
@@ -48,26 +49,20 @@ export class Explorer {
       overTemperature: start.over_temperature,
     };
     this.controls = { ...this.start, mix: [...this.start.mix] };
-    this.anchor = 0;
-    this.worst = -1;
     this.compared = "unremix"; // whose negatives of equal similarity the chart shows
     this.find = (name) => root.querySelector(`[data-part="${name}"]`);
     this.addControls();
-    this.addPicker();
-    this.update();
-    this.choose(this.startAnchor());
+    this.picker = new Picker(root, data, items, { badness: () => this.falseShares(), chosen: () => this.rank() });
+    this.find("copy").addEventListener("click", (event) => copyText(this.csv(), event.currentTarget));
+    this.find("copy-deciles").addEventListener("click", (event) => copyText(this.decilesAsCsv(), event.currentTarget));
+    this.picker.chooseWorst(); // an anchor with false negatives shows more than one without
+    this.examine();
   }
 
-  // An anchor with false negatives shows more than one without.
-  startAnchor() {
-    const weights = this.weightsOf("unremix");
-    const share = (i) => this.falseShare(i, weights[i]) || 0;
-    return this.rows.reduce((best, _, i) => (share(i) > share(best) ? i : best), 0);
-  }
-
-  weightsOf(name) {
-    const { how } = weightings(this.controls).find((one) => one.name === name);
-    return this.rows.map(({ scores, negatives }) => weigh(scores, negatives, how));
+  // The share of UnReMix's weight on false negatives, of every anchor.
+  falseShares() {
+    const { how } = weightings(this.controls).find(({ name }) => name === "unremix");
+    return this.rows.map(({ scores, negatives }, i) => this.falseShare(i, weigh(scores, negatives, how)) || 0);
   }
 
   falseShare(i, weights) {
@@ -150,105 +145,9 @@ export class Explorer {
     );
   }
 
-  addPicker() {
-    const grid = this.find("anchors");
-    this.buttons = this.data.batch.map((item, i) => {
-      const button = make(
-        "button",
-        { type: "button", class: "pick", title: this.items.describe(item), tabindex: -1, "aria-pressed": "false", onclick: () => this.choose(i) },
-        this.items.show(item, true),
-      );
-      grid.append(button);
-      return button;
-    });
-    const search = this.find("search");
-    // The name of a class finds its anchors; anything else, what is part of a name.
-    search.addEventListener("input", () => {
-      const asked = search.value.trim().toLowerCase();
-      const labels = this.data.batch.map((item) => (this.labels ? this.items.label(item).toLowerCase() : null));
-      const ofClass = labels.includes(asked);
-      this.data.batch.forEach((item, i) => {
-        this.buttons[i].hidden = ofClass ? labels[i] !== asked : !this.items.describe(item).toLowerCase().includes(asked);
-      });
-      const shown = `${this.visible().length} of ${this.size}`;
-      this.find("found").textContent = asked ? (ofClass ? `${shown}, of this class` : shown) : "";
-      this.worst = -1;
-      this.setTabStop();
-    });
-    grid.addEventListener("keydown", (event) => this.step(event));
-    this.find("random").addEventListener("click", () => {
-      const some = this.visible().filter((i) => i !== this.anchor);
-      if (some.length) this.choose(some[Math.floor(Math.random() * some.length)]);
-    });
-    this.find("worst").addEventListener("click", () => {
-      const weights = this.weightsOf("unremix");
-      const share = this.rows.map((_, i) => this.falseShare(i, weights[i]) || 0);
-      const order = this.visible().sort((a, b) => share[b] - share[a] || a - b);
-      if (!order.length) return;
-      this.worst += order[(this.worst + 1) % order.length] === this.anchor ? 2 : 1; // a click changes something
-      this.choose(order[this.worst % order.length]);
-    });
-    this.find("copy").addEventListener("click", (event) => copyText(this.csv(), event.currentTarget));
-  }
-
-  // The anchors that the search leaves.
-  visible() {
-    return this.rows.map((_, i) => i).filter((i) => !this.buttons[i].hidden);
-  }
-
-  // One anchor is reached with Tab, the others from there.
-  setTabStop() {
-    const shown = this.visible();
-    const stop = shown.includes(this.anchor) ? this.anchor : shown[0];
-    this.buttons.forEach((button, i) => (button.tabIndex = i === stop ? 0 : -1));
-  }
-
-  // Arrow keys, Home and End among the anchors.
-  step(event) {
-    const shown = this.visible();
-    const at = shown.findIndex((i) => this.buttons[i] === document.activeElement);
-    if (at < 0) return;
-    const top = (i) => this.buttons[i].offsetTop;
-    const columns = shown.filter((i) => top(i) === top(shown[0])).length;
-    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -shown.length, End: shown.length };
-    if (!(event.key in steps)) return;
-    event.preventDefault();
-    const next = shown[Math.min(shown.length - 1, Math.max(0, at + steps[event.key]))];
-    this.choose(next);
-    this.buttons[next].focus({ preventScroll: true });
-  }
-
-  choose(i) {
-    this.buttons[this.anchor].setAttribute("aria-pressed", "false");
-    this.anchor = i;
-    this.buttons[i].setAttribute("aria-pressed", "true");
-    this.setTabStop();
-    const grid = this.find("anchors");
-    const { offsetTop, offsetHeight } = this.buttons[i];
-    const above = offsetTop - grid.offsetTop;
-    if (above < grid.scrollTop || above + offsetHeight > grid.scrollTop + grid.clientHeight) {
-      grid.scrollTop = above - (grid.clientHeight - offsetHeight) / 2;
-    }
-    const item = this.data.batch[i];
-    const place = this.find("anchor");
-    place.replaceChildren(make("div", { class: "portrait" }, this.items.show(item, true)));
-    const caption = make("figcaption", {});
-    const around = this.items.around(item);
-    if (around) {
-      const line = (text, word) => (text ? make("p", { class: "around", dir: "auto" }, make("span", { class: "tag" }, word), text) : null);
-      place.prepend(...[line(around.before, "before")].filter(Boolean));
-      place.append(...[line(around.after, "after")].filter(Boolean));
-    } else {
-      caption.append(make("strong", { dir: "auto" }, this.items.name(item)));
-    }
-    if (this.data.labels) caption.append(make("span", { class: "tag", dir: "auto" }, this.items.label(item)));
-    place.append(caption);
-    this.rank();
-  }
-
   // Several changes between two frames are computed once.
   changed() {
-    this.worst = -1;
+    this.picker.worst = null;
     if (this.waiting) return;
     this.waiting = true;
     requestAnimationFrame(() => {
@@ -269,13 +168,8 @@ export class Explorer {
     return same("mix") && same("scaling") && same("mass") && (controls.scaling !== "zscore-exp" || same("hardness"));
   }
 
-  update() {
-    this.rank();
-    this.examine();
-  }
-
   rank() {
-    const i = this.anchor;
+    const i = this.picker.anchor;
     const { scores, negatives, suspects } = this.rows[i];
     const list = weightings(this.controls);
     // Bars need a range: from 0 to 1, whatever the scaling.
@@ -340,7 +234,7 @@ export class Explorer {
 
   // All negatives of the anchor, under every weighting.
   csv() {
-    const { scores, negatives, suspects } = this.rows[this.anchor];
+    const { scores, negatives, suspects } = this.rows[this.picker.anchor];
     const list = weightings(this.controls);
     const all = list.map(({ how }) => weigh(scores, negatives, how));
     const lines = [csvLine(["name", "label", "suspected", ...COMPONENTS, ...list.map(({ name }) => `weight_${name}`)])];
@@ -356,6 +250,19 @@ export class Explorer {
           ...all.map((weights) => weights[j]),
         ]),
       );
+    }
+    return `${lines.join("\n")}\n`;
+  }
+
+  // The rate of false negatives in each tenth, and among those of equal similarity.
+  decilesAsCsv() {
+    const columns = this.audits.flatMap(({ name, found }) => [
+      [name, found.deciles],
+      [`${name}, equal similarity`, found.matchedDeciles],
+    ]);
+    const lines = [csvLine(["tenth", ...columns.map(([name]) => name)])];
+    for (let tenth = 0; tenth < 10; tenth++) {
+      lines.push(csvLine([tenth + 1, ...columns.map(([, values]) => (Number.isFinite(values[tenth]) ? values[tenth] : ""))]));
     }
     return `${lines.join("\n")}\n`;
   }
@@ -394,7 +301,7 @@ export class Explorer {
       lineChart({
         title: `${what} by tenth of the weight`,
         series,
-        xLabel: "tenth of the negatives, from the least to the most weighted",
+        xLabel: "tenth of the negatives, least to most weighted",
         yLabel: `${what}, %`,
         width: place.clientWidth,
       }),
@@ -417,7 +324,7 @@ export class Explorer {
       const cells = [
         [found.top, percent(found.top)],
         [found.matched, percent(found.matched)],
-        [gap, Number.isFinite(gap) ? `${gap < 0 ? "−" : "+"}${Math.abs(100 * gap).toFixed(1)}` : "–"],
+        [gap, signed(100 * gap)],
         [found.effective, fixed(found.effective, 1)],
       ];
       if (this.labels) cells.push([found.distinct, percent(found.distinct, 0)]);
