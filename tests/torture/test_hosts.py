@@ -20,8 +20,8 @@ MISSING = why_not()
 TORTURE = os.environ.get("UNREMIX_TORTURE") == "1"  # `make torture`
 CUTS = 3 if TORTURE else 1
 PATIENCE = 0.15  # minutes
-# Seconds in which a failed rendezvous must end. Most of it is for imports on a busy machine; without
-# the options that the tests give, torch would wait for 300 seconds and torchrun for 600.
+# Seconds in which a failed rendezvous must end, also on a busy machine. Without the tests' options,
+# training would wait for 30 minutes and torchrun for 10.
 LIMIT = 240
 
 pytestmark = [
