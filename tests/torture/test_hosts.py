@@ -20,6 +20,9 @@ MISSING = why_not()
 TORTURE = os.environ.get("UNREMIX_TORTURE") == "1"  # `make torture`
 CUTS = 3 if TORTURE else 1
 PATIENCE = 0.15  # minutes
+# Seconds in which a failed rendezvous must end, also on a busy machine. Without the tests' options,
+# training would wait for 30 minutes and torchrun for 10.
+LIMIT = 240
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,11 +119,11 @@ def test_a_cut_during_the_rendezvous(hosts: Hosts, tmp_path: Path) -> None:
         for rank in range(2)
     ]
     for task in tasks:
-        said, _ = task.communicate(timeout=120)
+        said, _ = task.communicate(timeout=LIMIT)
         assert task.returncode == 1
         assert f"expected 2 processes to meet at {hosts.address(0)}:29500" in said
         assert "Traceback" not in said
-    assert time.monotonic() - began < 120  # most of it imports
+    assert time.monotonic() - began < LIMIT
     assert not (tmp_path / "run").exists()
 
 
@@ -132,7 +135,7 @@ def test_a_cut_while_torchrun_waits(hosts: Hosts, tmp_path: Path) -> None:
     for process in [
         join(hosts, number, words, "join_timeout=5,read_timeout=5") for number in range(2)
     ]:
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=LIMIT)
         assert process.returncode == 1
         assert "RendezvousTimeoutError" in said or "RendezvousConnectionError" in said
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - began < LIMIT

@@ -230,7 +230,8 @@ def mine(
     Args:
         anchors: Embeddings of the anchors: .npz, .npy, .parquet, .csv or a folder of parquet parts,
             as 'unremix embed' writes them; a path or a URL.
-        positives: Lines of anchor and positive, by name or number, separated by tabs.
+        positives: Lines of anchor and positive, separated by tabs: by name, or by number from 0
+            where the embeddings have no names.
         corpus: Embeddings to find negatives in; by default those of the anchors.
         k: Negatives per anchor.
         output: A .parquet, .csv, .tsv or .jsonl file of triplets, by default triplets.csv.

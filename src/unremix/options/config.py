@@ -198,9 +198,9 @@ class TrainConfig:
     """Options of a training run.
 
     Args:
-        data: What to train on, a path or an embedded data set. Images: the embedded ``digits``, or
-            a folder or zip of images, CIFAR's python files, idx files, an .npz, or WebDataset
-            shards. Graphs: the embedded ``stdlib-ast``, or
+        data: A path, a URL or an embedded data set. Images: the embedded
+            ``digits``, or a folder or zip of images, CIFAR's python files, idx files, an .npz, or
+            WebDataset shards. Graphs: the embedded ``stdlib-ast``, or
             a TU data set, or JSON lines. Sentences: the embedded ``pydocs``, or ordered text in
             .txt or .gz files. A name that is not found is looked up in the folder that
             UNREMIX_DATA names.
