@@ -8,7 +8,8 @@ from torch.nn.functional import embedding, linear
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from unremix.encoders.recurrence import final_state
-from unremix.encoders.text import INITIAL, check_sentences, positions, word_table
+from unremix.encoders.text import check_sentences, positions
+from unremix.encoders.word_vectors import INITIAL, word_table
 
 
 class GRUEncoder(nn.Module):

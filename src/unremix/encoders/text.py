@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-INITIAL = 0.1  # bound of the uniform distribution that Quick-Thought draws its weights from
+from unremix.encoders.word_vectors import INITIAL, word_table
 
 
 def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
@@ -31,27 +31,6 @@ def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
             f"expected lengths from 1 to {tokens.shape[1]}, got {shortest} to {longest}; "
             "an empty sentence is one unknown word, as Vocabulary.encode makes it"
         )
-
-
-def word_table(vocabulary_size: int, words: int) -> nn.Embedding:
-    """A table of word vectors, uniform in ±0.1; the padding's is 0 and stays so.
-
-    Args:
-        vocabulary_size: Rows, padding and unknown included.
-        words: Size of a word's vector.
-
-    Raises:
-        ValueError: If a size is too small.
-    """
-    if vocabulary_size < 2 or words < 1:
-        raise ValueError(
-            "expected at least 2 rows (padding and unknown) and vectors of at least 1, "
-            f"got vocabulary_size={vocabulary_size}, words={words}"
-        )
-    table = nn.Embedding(vocabulary_size, words, padding_idx=0)
-    with torch.no_grad():
-        table.weight[1:].uniform_(-INITIAL, INITIAL)
-    return table
 
 
 def positions(tokens: Tensor, lengths: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Word vectors from elsewhere: read for a vocabulary, or used to enlarge one."""
+"""Word vectors: drawn, read from elsewhere for a vocabulary, or used to enlarge one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,30 @@ from unremix.data.archives import open_maybe_packed
 from unremix.data.bounds import shorten
 from unremix.data.sentence.tokens import Vocabulary, tokenize
 
+INITIAL = 0.1  # bound of the uniform distribution that Quick-Thought draws its weights from
 LONGEST = 1 << 20  # bytes of a line; 300 numbers take some three thousand
 MOST_WORDS = 400_000  # of a file that enlarges a vocabulary; files begin with frequent words
+
+
+def word_table(vocabulary_size: int, words: int) -> nn.Embedding:
+    """A table of word vectors, uniform in ±0.1; the padding's is 0 and stays so.
+
+    Args:
+        vocabulary_size: Rows, padding and unknown included.
+        words: Size of a word's vector.
+
+    Raises:
+        ValueError: If a size is too small.
+    """
+    if vocabulary_size < 2 or words < 1:
+        raise ValueError(
+            "expected at least 2 rows (padding and unknown) and vectors of at least 1, "
+            f"got vocabulary_size={vocabulary_size}, words={words}"
+        )
+    table = nn.Embedding(vocabulary_size, words, padding_idx=0)
+    with torch.no_grad():
+        table.weight[1:].uniform_(-INITIAL, INITIAL)
+    return table
 
 
 def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from unremix.evaluation.checks import (
     checked_labels,
     count_classes,
 )
-from unremix.evaluation.knn import Accuracy
+from unremix.evaluation.knn import Accuracy, top_accuracy
 
 Progress = Callable[[int, float], None]
 
@@ -52,7 +52,6 @@ def linear_probe(
     weight_decay: float = 1e-6,
     batch_size: int = 512,
     seed: int = 0,
-    standardize: bool = False,
     progress: Progress | None = None,
 ) -> LinearResult:
     """Train one linear layer on frozen features with Adam, and test it.
@@ -72,8 +71,6 @@ def linear_probe(
         weight_decay: L2 penalty, added to the gradient as Adam does (not AdamW).
         batch_size: B; the last batch of an epoch may be smaller.
         seed: Draws the initial layer and the order of the samples.
-        standardize: Whether to shift and scale each feature to mean 0 and deviation 1 on the
-            training samples. The published protocol does not.
         progress: Called with the epoch, from 1, and its test top-1.
 
     Returns:
@@ -110,10 +107,6 @@ def linear_probe(
             "expected a positive learning rate and a weight decay of at least 0, "
             f"got lr={lr}, weight_decay={weight_decay}"
         )
-    if standardize:
-        mean, deviation = x.mean(0), x.std(0, correction=0)
-        deviation = deviation.masked_fill(deviation == 0, 1.0)
-        x, test = (x - mean) / deviation, (test - mean) / deviation
 
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same draws for every device
     size = x.shape[1]
@@ -133,16 +126,13 @@ def linear_probe(
             weight.grad, bias.grad = error.T @ inputs, error.sum(0)
             optimizer.step()
         logits = torch.addmm(bias, test, weight.T)  # (m, C)
-        curve.append(Accuracy.of(logits.argmax(1) == truth).value)
+        curve.append(top_accuracy(logits, truth).value)
         if progress is not None:
             progress(epoch, curve[-1])
 
-    top5 = None
-    if y.unique().numel() > TOP:
-        top5 = Accuracy.of((logits.topk(TOP, dim=1).indices == truth[:, None]).any(1))
     return LinearResult(
-        top1=Accuracy.of(logits.argmax(1) == truth),
-        top5=top5,
+        top1=top_accuracy(logits, truth),
+        top5=top_accuracy(logits, truth, TOP) if y.unique().numel() > TOP else None,
         curve=tuple(curve),
-        train_top1=Accuracy.of(torch.addmm(bias, x, weight.T).argmax(1) == y).value,
+        train_top1=top_accuracy(torch.addmm(bias, x, weight.T), y).value,
     )

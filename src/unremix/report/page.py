@@ -16,7 +16,7 @@ import yaml
 from markupsafe import Markup
 
 from unremix.core.scores import PAPER_COMPONENTS
-from unremix.data.atomic_files import write_text
+from unremix.data.atomic_files import refuse_link, write_text
 from unremix.data.quantities import counted, duration
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.evaluation.knn import wilson_interval
@@ -252,6 +252,7 @@ def write_report(
         charts = training_charts(rows, card)
         drawn = {name: svg for name, chart in charts.items() if (svg := draw(chart)) is not None}
         page = _page(run, rows, card, stored, data, missing, charts, drawn)
+    refuse_link(run.path / "figures")
     for name, svg in drawn.items():
         text = str(svg).replace(">", f" xmlns='http://www.w3.org/2000/svg'>{STANDALONE}", 1)
         write_text(run.path / "figures" / f"{name}.svg", text)
