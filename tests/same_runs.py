@@ -9,13 +9,15 @@ import torch
 from unremix.training.checkpoints import read_safetensors
 from unremix.training.run import Run
 
+WHEN = ("seconds", "date")  # of checkpoints: they differ between runs that are the same
+
 
 def plain(value: Any) -> Any:
     """Something that can be compared, with tensors as bytes."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape), value.contiguous().view(-1).numpy().tobytes()
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items() if key != "seconds"}
+        return {key: plain(item) for key, item in value.items() if key not in WHEN}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 

@@ -523,6 +523,7 @@ def test_every_weighting_has_its_negatives_of_equal_similarity(
     page.locator("#audit-table").get_by_role("button", name="Uncertainty").click()
     assert page.evaluate(drawn) != before
     assert "to those of Uncertainty" in page.locator(".audit .legend").inner_text()
+    assert "that Uncertainty weights most" in page.locator("[data-part='audit-says']").inner_text()
     for one in page.evaluate("unremix.explorer.audits"):
         assert len(one["found"]["matchedDeciles"]) == 10
 
@@ -542,6 +543,21 @@ def test_bars_and_sliders_tell_what_the_weights_use(changed: Callable[..., Any])
     assert max(widths) == 100
     assert min(widths) < 99
     assert widths == sorted(widths, reverse=True)
+
+
+def test_a_run_with_hcl_is_about_hcl(changed: Callable[..., Any]) -> None:
+    def change(about: dict[str, Any], arrays: dict[str, Any]) -> None:
+        about["weighting"] = {**about["weighting"], "kind": "hcl", "hardness": 3.0}
+
+    page = changed(change)
+    assert "that HCL weights most" in page.locator("[data-part='audit-says']").inner_text()
+    shares = page.evaluate(
+        """() => { const { explorer } = unremix; return explorer.rows.map((_, i) => {
+            explorer.picker.choose(i);
+            const shown = document.querySelector("[data-weighting=hcl] .figure b").textContent;
+            return Number.parseFloat(shown) / 100; }); }"""
+    )
+    assert page.evaluate("unremix.explorer.falseShares()") == pytest.approx(shares, abs=6e-4)
 
 
 def test_scores_that_are_not_finite_are_told(changed: Callable[..., Any]) -> None:

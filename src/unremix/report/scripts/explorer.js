@@ -49,7 +49,8 @@ export class Explorer {
       overTemperature: start.over_temperature,
     };
     this.controls = { ...this.start, mix: [...this.start.mix] };
-    this.compared = "unremix"; // whose negatives of equal similarity the chart shows
+    this.own = start.kind === "hcl" ? "hcl" : "unremix"; // the weighting that the run is about
+    this.compared = this.own; // the one that the audit speaks of
     this.find = (name) => root.querySelector(`[data-part="${name}"]`);
     this.addControls();
     this.picker = new Picker(root, data, items, { badness: () => this.falseShares(), chosen: () => this.rank() });
@@ -59,9 +60,9 @@ export class Explorer {
     this.examine();
   }
 
-  // The share of UnReMix's weight on false negatives, of every anchor.
+  // The share of its weight on false negatives, of every anchor.
   falseShares() {
-    const { how } = weightings(this.controls).find(({ name }) => name === "unremix");
+    const { how } = weightings(this.controls).find(({ name }) => name === this.own);
     return this.rows.map(({ scores, negatives }, i) => this.falseShare(i, weigh(scores, negatives, how)) || 0);
   }
 
@@ -349,16 +350,16 @@ export class Explorer {
       make("thead", {}, make("tr", {}, ...headings.map(([text, whole]) => make("th", { scope: "col", title: whole, "data-value": whole }, text)))),
       make("tbody", {}, ...body),
     );
-    const own = of("unremix");
-    const gap = 100 * (own.top - own.matched);
+    const found = of(compared);
+    const gap = 100 * (found.top - found.matched);
     const beside = "than negatives of equal similarity hold (as many just above as just below)";
     let verdict = "";
     if (Math.abs(gap) < 0.5) verdict = `, no more and no fewer ${beside}`;
     else if (Number.isFinite(gap)) verdict = `, ${Math.abs(gap).toFixed(1)} points ${gap < 0 ? "fewer" : "more"} ${beside}`;
     const subject = looked === 1 ? "the negative" : `the ${looked} negatives`;
     this.find("audit-says").textContent =
-      `Of ${subject} that UnReMix weights most at these settings, ${percent(own.top)} ` +
+      `Of ${subject} that ${TITLES[compared][0]} weights most at these settings, ${percent(found.top)} ` +
       `${this.data.labels ? "are of the anchor’s own class" : "are suspected to show the same as the anchor"}${verdict}. ` +
-      `Among all negatives it is ${percent(own.base)}.`;
+      `Among all negatives it is ${percent(found.base)}.`;
   }
 }
