@@ -98,7 +98,8 @@ def test_quoted_code_is_the_source(file: str, function: str, code: str) -> None:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FunctionDef) and node.name == function
     ]
-    assert any(textwrap.indent(code, "    ") in found + "\n" for found in sources)
+    indented = [textwrap.indent(code, " " * depth) for depth in (4, 8)]
+    assert any(each in found + "\n" for each in indented for found in sources)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

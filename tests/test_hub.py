@@ -51,6 +51,25 @@ def test_saved_and_read_again(run: SharedRun, tmp_path: Path) -> None:
     assert torch.equal(again.embed(DIGITS), run.embed(DIGITS))
 
 
+def test_a_run_gets_a_card_in_its_own_folder(run: SharedRun) -> None:
+    pytest.importorskip("huggingface_hub")
+    before = run.embed(DIGITS)
+    run.save_pretrained(run.path)
+    card = run.path / "README.md"
+    assert card.read_text() == model_card(run)
+    card.unlink()
+    assert torch.equal(unremix.load(run.path).embed(DIGITS), before)
+
+
+def test_the_head_is_not_published(run: SharedRun, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    run.save_pretrained(tmp_path)
+    for name in (tmp_path, "user/digits"):
+        with pytest.raises(ValueError, match="expected layer='backbone' of a published run, got"):
+            unremix.load.from_pretrained(name, layer="head")
+    assert unremix.load.from_pretrained(run.path, layer="head").embed(DIGITS).shape[0] == 3
+
+
 @pytest.fixture
 def repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """A Hub that is a folder."""

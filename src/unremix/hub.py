@@ -115,9 +115,14 @@ class SharedRun(Run):
 
         Raises:
             ImportError: Without the extra ``hub``, unless it is a folder.
+            ValueError: For another layer of a run that was published.
         """
         if Path(name).is_dir():
+            if layer != "backbone" and not (Path(name) / "checkpoints").is_dir():
+                raise _unpublished(layer)
             return cls(name, layer=layer, trust=trust)
+        if layer != "backbone":
+            raise _unpublished(layer)
         folder = _hub().snapshot_download(
             str(name),
             revision=revision,
@@ -127,6 +132,13 @@ class SharedRun(Run):
             allow_patterns=list(FILES),
         )
         return cls(folder, layer=layer, trust=trust)
+
+
+def _unpublished(layer: str) -> ValueError:
+    return ValueError(
+        f"expected layer='backbone' of a published run, got {layer!r}, which is not published; "
+        "load the run's own folder for it"
+    )
 
 
 def _hub() -> Any:
@@ -148,8 +160,9 @@ def _on_the_hub(run: SharedRun) -> ModelHubMixin:
 
     class Model(hub.ModelHubMixin):  # type: ignore[misc, name-defined, unused-ignore]
         def _save_pretrained(self, save_directory: Path) -> None:
+            in_place = run.path.resolve() == save_directory.resolve()
             for name in FILES:
-                if (run.path / name).is_file():
+                if (run.path / name).is_file() and not in_place:
                     shutil.copyfile(run.path / name, save_directory / name)
             write_text(save_directory / "README.md", model_card(run))
 

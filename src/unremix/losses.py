@@ -184,10 +184,11 @@ class TwoViewLoss(Filtering):
                     "layout='one-way'"
                 )
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
-            loss = self._contrast(self._arrange(first, second), own, temperature)
+            part = self._part(first)
+            loss = self._contrast(arrange(first, second, self.layout, part), own, temperature)
             if self.layout == "symmetric":
-                back = self._contrast(self._arrange(second, first), None, temperature)
-                loss = (loss + back) / 2
+                back = arrange(second, first, self.layout, part)
+                loss = (loss + self._contrast(back, None, temperature)) / 2
             return self._finite(loss, **named(first, second))
 
     def towards(
@@ -214,7 +215,7 @@ class TwoViewLoss(Filtering):
             self.check_evidence("mixed views")
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
             options = self._options(positives_in_denominator=True)
-            compared = self._arrange(first, second, aims=(keys, shares))
+            compared = arrange(first, second, self.layout, self._part(first), (keys, shares))
             loss = self._contrast(compared, own, options=options)
             return self._finite(loss, **named(first, second))
 
@@ -272,7 +273,7 @@ class TwoViewLoss(Filtering):
     def remember(self, ids: Tensor, *features: Tensor) -> None:
         """As :meth:`Filtering.remember`; with ``gather``, of the batches of all processes."""
         if self.gathers and self.bank is not None:
-            part = find_part(*features[0].shape, equal=self.gather == "equal")
+            part = find_part(features[0], equal=self.gather == "equal")
             ids, features = gather_rows(ids, part), tuple(gather_rows(x, part) for x in features)
         super().remember(ids, *features)
 
@@ -401,15 +402,7 @@ class TwoViewLoss(Filtering):
         """This process's part of the joint batch, where the loss gathers."""
         if not self.gathers:
             return None
-        size, width = views.embeddings.shape
-        inputs = 0 if views.inputs is None else views.inputs.shape[1]
-        dtype, equal = views.embeddings.dtype, self.gather == "equal"
-        return find_part(size, width, inputs, dtype=dtype, equal=equal)
-
-    def _arrange(
-        self, first: Views, second: Views, aims: tuple[Tensor, Tensor] | None = None
-    ) -> Comparison:
-        return arrange(first, second, self.layout, self._part(first), aims)
+        return find_part(views.embeddings, views.inputs, equal=self.gather == "equal")
 
     def _prepare_together(
         self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
@@ -684,8 +677,10 @@ class UnReMixLoss(TwoViewLoss):
         """Make the parameters that λ is learned by, or keep λ as it is given."""
         self.mix_parameters: nn.Parameter | None = None
         self.given_lambdas: Tensor
-        equal = torch.full((count,), 1 / max(count, 1))
-        if not isinstance(mix, str):
+        start = torch.full((count,), 1 / max(count, 1))
+        if isinstance(mix, str):
+            self.mix_kind = choose("mix", mix, get_args(MixName))
+        else:
             self.mix_kind = "given"
             given = [number("each number of mix", each, least=0) for each in mix]
             if len(given) != count or (count and sum(given) == 0):
@@ -693,12 +688,10 @@ class UnReMixLoss(TwoViewLoss):
                     f"expected mix to be one of {', '.join(get_args(MixName))} or {count} numbers, "
                     f"not all 0, one per component, got {tuple(mix)!r}; change it"
                 )
-            self.register_buffer("given_lambdas", torch.tensor(given), persistent=False)
-            return
-        self.mix_kind = choose("mix", mix, get_args(MixName))
-        if mix == "fixed":
-            self.register_buffer("given_lambdas", equal, persistent=False)
-        elif mix == "free":
+            start = torch.tensor(given)
+        if self.mix_kind in ("given", "fixed"):
+            self.register_buffer("given_lambdas", start, persistent=False)
+        elif self.mix_kind == "free":
             if self.weighting.mass == "none":
                 warnings.warn(
                     "mix='free' with mass='none' lets the loss fall by shrinking all weights to 0; "
@@ -706,7 +699,7 @@ class UnReMixLoss(TwoViewLoss):
                     stacklevel=4,
                 )
             # softplus of this is 1/count: the same start as the other mixes.
-            self.mix_parameters = nn.Parameter(equal.expm1().log())
+            self.mix_parameters = nn.Parameter(start.expm1().log())
         else:
             self.mix_parameters = nn.Parameter(torch.zeros(count))
 
@@ -767,7 +760,7 @@ def _mixed_weighting(
         components=tuple(components),
         scaling="zscore" if scaling == "zscore-exp" else scaling,
         sharpness=sharpness if exponential else None,
-        mass=choose("mass", preset.mass if mass is None else mass, get_args(Mass)),
+        mass=preset.mass if mass is None else mass,
         similarity_gradient=flows and bool(components),
     )
 

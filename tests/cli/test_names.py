@@ -46,7 +46,7 @@ def pictures(tmp_path: Path) -> bytes:
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
 def test_a_run_on_files_of_any_name(pictures: bytes, tmp_path: Path, locale: str) -> None:
-    """In ASCII as in UTF-8: training, report, embedding, resuming."""
+    """In ASCII as in UTF-8: training, report, embedding, neighbors, resuming."""
     environment = {
         **os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
         "PYTHONIOENCODING": "ascii" if locale == "C" else "utf-8",
@@ -59,6 +59,9 @@ def test_a_run_on_files_of_any_name(pictures: bytes, tmp_path: Path, locale: str
         ["embed", str(run), "-o", str(tmp_path / "e.csv")],
         ["embed", str(run), "--data", pictures, "-o", str(tmp_path / "e.npz")],
         ["embed", str(run), "-o", str(tmp_path / "e.parquet")],
+        ["neighbors", str(run), "--query", pictures + b"/" + NAMES[0], "-k", "3"],
+        ["duplicates", str(run), "--threshold", "0.1"],
+        ["cluster", str(run), "--clusters", "2"],
         ["train", "--resume", str(run), "--epochs", "2"],
     ]
     # One process: importing takes longer than the work.

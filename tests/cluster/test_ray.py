@@ -186,6 +186,14 @@ def make_slow(folder: str) -> Callable[[], Callable[[int], tuple[int, int]]]:
     return make
 
 
+def test_what_goes_wrong_on_a_node_is_told_as_here() -> None:
+    def make() -> Callable[[int], int]:
+        raise FileNotFoundError("expected the run, found none")
+
+    with pytest.raises(FileNotFoundError, match=r"^expected the run, found none$"):
+        list(ray_map(make, [1, 2]))
+
+
 def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
     killed: list[int] = []
 

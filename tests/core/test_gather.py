@@ -173,7 +173,7 @@ def rows_and_gradients(sizes: Sizes, shape: tuple[int, ...]) -> Report:
     draw = partial(torch.randn, dtype=torch.float64, generator=generator)
     rows, value = draw(sizes[rank], *shape).requires_grad_(), draw(3).requires_grad_()
     factor = draw(sum(sizes), *shape)
-    part = find_part(sizes[rank], 7, 9)
+    part = find_part(torch.empty(sizes[rank], 7), torch.empty(sizes[rank], 9))
     gathered, same = gather_rows(rows, part), mean_gradient(value)
     ((factor * gathered).sum() + (factor.sum() * same).sum()).backward()
     return {
@@ -206,7 +206,8 @@ def averaged_by_wrapper(world: int) -> Report:
 
 
 def share(size: int = 2, width: int = 3, input_width: int = 0) -> None:
-    find_part(size, width, input_width)
+    inputs = torch.empty(size, input_width) if input_width else None
+    find_part(torch.empty(size, width), inputs)
 
 
 def withdraw_from_others(second: bool) -> None:
@@ -392,7 +393,7 @@ def test_sizes_travel_over_a_cpu_group_beside_one_of_an_accelerator(
         monkeypatch.setattr(dist, "get_backend", get_backend)
         monkeypatch.setattr(dist, "new_group", make)
         for _ in range(2):  # one group serves all calls
-            assert find_part(5, 3, 2) == Part((5,), 0)
+            assert find_part(torch.empty(5, 3), torch.empty(5, 2)) == Part((5,), 0)
             assert [_cpu_group()] == made
         assert backend_of(made[0]) == "gloo"
 

@@ -611,6 +611,26 @@ def test_embeddings_modified_after_the_layer(
         loss_fn(change(z0), change(z1))
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [slice(None, None, 2), slice(1, None, 2), slice(1, 9, 3), slice(-4, None), slice(-6, -2)],
+    ids=str,
+)
+def test_any_slice_of_a_call(rows: slice, model: Encoder, loss_fn: UnReMixLoss) -> None:
+    """Such as views in turns, z[::2] and z[1::2]."""
+    x = torch.cat(draw())
+    h, z = model.body(x).detach(), model(x)
+    first = slice(len(z[rows]))
+    expected = loss_fn(z[rows], z[first], h[rows], h[first])
+    torch.testing.assert_close(loss_fn(z[rows], z[first]), expected)
+
+
+def test_a_mixture_of_two_calls_is_refused(model: Encoder, loss_fn: UnReMixLoss) -> None:
+    z0, z1 = in_two_calls(model, *draw())
+    with pytest.raises(ValueError, match=NOT_MADE):
+        loss_fn(0.3 * z0 + 0.7 * z1, z1)
+
+
 def test_embeddings_modified_in_place(model: Encoder, loss_fn: UnReMixLoss) -> None:
     with torch.no_grad():
         z0, z1 = in_two_calls(model, *draw())

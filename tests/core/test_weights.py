@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import reference
@@ -162,6 +163,14 @@ def test_a_fourth_component_is_one_function() -> None:
     loss_fn = unremix.UnReMixLoss(components=["uncertainty", second_only])
     assert set(loss_fn.mix) == {"uncertainty", "second_only"}
     assert loss_fn(*batch.views).isfinite()
+
+
+@pytest.mark.parametrize("name", ["output_gradients", "inputs"])
+def test_what_a_component_did_not_ask_for_is_named(name: Any) -> None:
+    batch = make_batch(3)
+    component = Component(lambda block: block.inner_products(name))
+    with pytest.raises(ValueError, match=rf"expected {name} .* needs_gradients=True"):
+        unremix.UnReMixLoss(components=[component])(batch.z0, batch.z1)
 
 
 class LastSeen(torch.nn.Module):

@@ -12,6 +12,7 @@ import pytest
 
 from unremix.data import atomic_files
 from unremix.data.atomic_files import (
+    appending,
     disk_error,
     read_text,
     replacing,
@@ -136,3 +137,16 @@ def test_only_what_the_dead_left_is_swept(tmp_path: Path) -> None:
     sweep(tmp_path)
     sweep(tmp_path / "nothing")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("one\n")
+    (tmp_path / "log").symlink_to(tmp_path / "other")
+    (tmp_path / "new").symlink_to(tmp_path / "absent")
+    for name in ("log", "new"):
+        with pytest.raises(OSError, match=name), appending(tmp_path / name):
+            pass
+    assert not (tmp_path / "absent").exists()
+    with appending(tmp_path / "other") as file:
+        file.write("two\udcff\n")
+    assert (tmp_path / "other").read_text() == "one\ntwo\\udcff\n"

@@ -383,3 +383,12 @@ def test_damaged_notes_are_made_again(note: str, memory: str, cache: Path) -> No
         file.write_text(note)
     assert_same(load_images(f"{memory}/shards", image_size=12), whole)
     assert all(file.read_text() != note for file in files)
+
+
+def test_the_usual_cache_is_for_its_user_alone(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNREMIX_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    load_images(f"{memory}/shards")
+    assert (tmp_path / ".cache" / "unremix" / "data").stat().st_mode & 0o777 == 0o700

@@ -41,6 +41,11 @@ def test_too_few_measured_to_tell() -> None:
     told, few, *advice = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(5, 14)}))
     assert told.startswith("Training did not measurably help: no clear difference")
     assert few.startswith("Only 14 samples were measured")
+    probe = {"top1": accuracy(2, 5)}  # on a part of them
+    _, few, *_ = verdict(
+        card({"knn": accuracy(7, 14), "linear": probe}, {"knn": accuracy(5, 14), "linear": probe})
+    )
+    assert few.startswith("Only 14 samples were measured")
     assert advice == [
         "There were enough data and steps. Compare other recipes with 'unremix compare', or try "
         "another --lr."

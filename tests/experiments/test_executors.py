@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from unremix.cli import main
 from unremix.data.atomic_files import try_lock
-from unremix.experiments import engine, executors
+from unremix.experiments import engine, executors, processes
 from unremix.experiments.compare import CompareConfig, compare
 from unremix.experiments.executors import Slurm, Task
 from unremix.experiments.folder import Folder
@@ -110,6 +111,53 @@ def test_too_many_losses_are_a_failure(
     assert f"{RETRIES + 1} workers were lost" in printed
 
 
+class Late(Local):
+    """Shows the last file of a run some time after its end, as network storage does.
+
+    Args:
+        seconds: How long after.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Any:
+        process = super().start(job, folder, share, place, lock)
+        return Elsewhere(process, folder.run(job) / "evaluation.json", self.seconds)
+
+
+class Elsewhere:
+    """A process of another machine."""
+
+    def __init__(self, process: Process, last: Path, seconds: float) -> None:
+        self.process, self.last, self.seconds = process, last, seconds
+        self.ended: float | None = None
+        self.cpu_seconds = 0.0
+
+    def poll(self) -> int | None:
+        code, hidden = self.process.poll(), self.last.with_suffix(".late")
+        if code is not None and self.ended is None:
+            self.ended = time.monotonic()
+            self.last.rename(hidden)
+        late = self.ended is not None and time.monotonic() - self.ended > self.seconds
+        if late and hidden.exists():
+            hidden.rename(self.last)
+        return code
+
+    def stop(self, number: int) -> None:
+        self.process.stop(number)
+
+
+def test_results_that_are_seen_late_are_waited_for(
+    tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = run(tmp_path / "late", Late(1.0), monkeypatch)
+    assert found.succeeded
+    monkeypatch.setattr(processes, "LATENESS", 0.5)
+    found, _ = run(tmp_path / "never", Late(1e9), monkeypatch)
+    assert [outcome.failure for outcome in found.failed] == ["exit code 0"] * 4
+
+
 def task_of(tmp_path: Path, epochs: int = 1) -> tuple[Task, Folder, Job]:
     plan = Plan(("simclr",), 1, "simclr", replace(TINY, epochs=epochs))
     folder, job = Folder(tmp_path / "c"), plan.jobs[0]
@@ -139,6 +187,25 @@ def test_a_task_waits_for_the_process_of_a_lost_worker(
     assert task()[0] == 0
     assert time.monotonic() - began > 0.3
     holder.wait()
+
+
+def test_a_training_that_a_node_stops_counts_as_lost(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    fake(slow=["simclr-0"])
+    task, folder, job = task_of(tmp_path, epochs=2)
+
+    def stop() -> None:
+        place = folder.run(job) / "process"
+        while not (place.exists() and place.read_text() and folder.has_checkpoint(job)):
+            time.sleep(0.01)
+        os.kill(int(place.read_text()), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    with pytest.raises(InterruptedError, match="stopped the training"):
+        task()
+    stopping.join()
 
 
 def test_a_task_needs_the_shared_folder(tmp_path: Path) -> None:

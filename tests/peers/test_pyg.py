@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader, NeighborLoader
 from torch_geometric.nn import GCN
+from torch_geometric.utils import scatter
 
 import unremix
 from unremix.adapters.pyg import GraphContrast, UnReMixLoss
@@ -22,7 +23,12 @@ from unremix.adapters.pyg import GraphContrast, UnReMixLoss
 package = ModuleType("GCL")
 package.__path__ = list(find_spec("GCL").submodule_search_locations)  # type: ignore[union-attr, arg-type]
 sys.modules["GCL"] = package
+# One function of torch_scatter, which PyTorch Geometric has too.
+scatters = ModuleType("torch_scatter")
+scatters.scatter = scatter  # type: ignore[attr-defined]
+sys.modules.setdefault("torch_scatter", scatters)
 from GCL.losses import InfoNCE  # noqa: E402
+from GCL.models import DualBranchContrast, SingleBranchContrast  # noqa: E402
 
 
 def draw(count: int, width: int = 5) -> Tensor:
@@ -53,6 +59,26 @@ def test_without_components_it_is_pygcl_s_info_nce(name: str, tau: float) -> Non
     torch.testing.assert_close(found[0], found[1])
     weighted = UnReMixLoss(tau)(anchor, sample, positives, negatives)
     assert (weighted - loss).abs() > 1e-4
+
+
+@pytest.mark.parametrize("mode", ["L2L", "L2L within views", "G2G", "G2L", "single"])
+def test_pygcl_s_contrast_models(mode: str) -> None:
+    """Nodes against nodes, graphs against graphs, and graphs against nodes, as its examples do."""
+    nodes, graphs = [draw(6), draw(6)], [draw(3), draw(3)]
+    batch = torch.tensor([0, 0, 1, 1, 2, 2])
+    found = []
+    for loss_fn in (UnReMixLoss(tau=0.2, components=()), InfoNCE(tau=0.2)):
+        if mode == "single":
+            model = SingleBranchContrast(loss_fn, "G2L")
+            loss = model(h=nodes[0], g=graphs[0], batch=batch)
+            made_of = [nodes[0], graphs[0]]
+        else:
+            model = DualBranchContrast(loss_fn, mode[:3], intraview_negs="within" in mode)
+            given = {"h1": nodes[0], "h2": nodes[1], "g1": graphs[0], "g2": graphs[1]}
+            made_of = [given[name] for name in given if name[0].upper() in mode.replace("L", "H")]
+            loss = model(**given, batch=batch)
+        found.append([loss, *torch.autograd.grad(loss, made_of)])
+    torch.testing.assert_close(found[0], found[1])
 
 
 def test_all_others_are_negatives_by_default() -> None:

@@ -313,6 +313,19 @@ def test_training_and_resuming(folder: Path, tmp_path: Path, mini_batch_size: in
     assert losses[0][-1] == pytest.approx(losses[1][-1], abs=1e-4)
 
 
+def test_a_mix_of_another_run_is_not_taken(model: SentenceTransformer, tmp_path: Path) -> None:
+    """A checkpoint elsewhere, and one of another run with the same step in the output folder."""
+    for name, seed in (("one", 3), ("two", 4)):
+        torch.manual_seed(seed)
+        train(model, UnReMixLoss, tmp_path / name)
+    elsewhere = str(tmp_path / "one" / "checkpoint-4")
+    with pytest.warns(UserWarning, match="got that of another run, so it starts from its initial"):
+        _, loss_fn = train(model, UnReMixLoss, tmp_path / "two", resume=elsewhere)
+    assert loss_fn.mix == pytest.approx(dict.fromkeys(loss_fn.mix, 1 / 3))
+    with pytest.warns(UserWarning, match="got no such file, so it starts from its initial"):
+        train(model, UnReMixLoss, tmp_path / "three", resume=elsewhere)
+
+
 def test_the_model_card_names_loss_mix_and_paper(
     model: SentenceTransformer, tmp_path: Path
 ) -> None:

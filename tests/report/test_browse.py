@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -177,3 +178,26 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     assert main(["neighbors", str(run), *words]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_damaged_embeddings_in_a_run_are_told_in_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("embeddings"))
+    assert main(["cluster", str(copy)]) == 0
+    (kept,) = (copy / "embeddings").glob("*.npz")
+    with np.load(kept) as found:
+        sound = dict(found)
+    for changed in (
+        {"labels": sound["labels"][:2]},
+        {"labels": sound["labels"] + 99},
+        {"names": np.zeros((len(sound["names"]), 2))},
+        {"embeddings": np.zeros(3)},
+    ):
+        np.savez(kept, **(sound | changed))
+        capsys.readouterr()
+        assert main(["cluster", str(copy)]) == 1
+        assert f"{kept.name} as unremix wrote it, got " in capsys.readouterr().err
+    kept.write_bytes(b"PK")
+    assert main(["cluster", str(copy)]) == 1

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -441,6 +442,8 @@ def test_a_comparison(runs: dict[str, Run], opened: Opened, axe: str, tmp_path: 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         _picture(page, f"comparison-{width}-{scheme}")
         assert_accessible(page, axe)
+        letters = "all => all.map((one) => 12 * one.clientWidth / one.viewBox.baseVal.width)"
+        assert min(page.eval_on_selector_all("svg.chart", letters)) > 10
     assert "simclr" in page.locator("h1").inner_text()
     assert "2 seeds" in page.locator("h1").inner_text()
     stored = Stored.read(made[2])
@@ -687,6 +690,8 @@ def test_print(scheme: str, runs: dict[str, Run], opened: Opened) -> None:
     ink = page.evaluate(f"({color})('.column .figure b').color")
     assert max(int(part) for part in ink[4:-1].split(",")) < 90
     assert page.locator("#map .key").first.is_visible()
+    assert page.locator(".control output").first.is_visible()  # what the negatives depend on
+    assert not page.locator(".control input").first.is_visible()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("#option-table").is_visible()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
@@ -697,6 +702,35 @@ def test_only_anchors_are_circled(runs: dict[str, Run], opened: Opened) -> None:
     page = opened(runs["infograph-unremix"].path / "report.html")
     assert page.locator("#explorer .anchor .marked").count() == 1
     assert page.locator(".negative .marked, #neighbors .marked").count() == 0
+
+
+def test_classes_differ_in_shape_too_and_numbers_are_called_classes(
+    runs: dict[str, Run], opened: Opened
+) -> None:
+    page = opened(runs["digits"].path / "report.html", width=400)
+    looks = page.eval_on_selector_all(
+        "#map .key path", "all => all.map((one) => [one.getAttribute('d'), one.style.fill])"
+    )
+    shapes, colors = zip(*looks, strict=True)
+    assert len(set(map(tuple, looks))) == len(looks) == 10
+    assert len(set(shapes[:4])) == 4
+    assert len(set(colors[:7])) == 7
+    shown = page.locator("#explorer .anchor .tag").inner_text()
+    assert re.fullmatch(r"class \d", shown)
+    reset = page.get_by_role("button", name="Reset").bounding_box()
+    assert reset["height"] < 40  # on one line
+
+
+def test_the_audit_is_copied(runs: dict[str, Run], opened: Opened) -> None:
+    page = opened(runs["digits"].path / "report.html")
+    rows = list(csv.DictReader(io.StringIO(page.evaluate("unremix.explorer.decilesAsCsv()"))))
+    assert [row["tenth"] for row in rows] == [str(tenth) for tenth in range(1, 11)]
+    for name in ("hcl", "unremix"):
+        found = page.evaluate(AUDIT, name)
+        assert [float(row[name]) for row in rows] == pytest.approx(found["deciles"])
+    # A difference that is shown as 0 has no sign.
+    cells = page.locator("#audit-table tr:has-text('Uniform') td").all_inner_texts()
+    assert not re.search(r"[-+−]0\.0$", cells[2])
 
 
 def test_letters_in_charts_can_be_read(runs: dict[str, Run], opened: Opened) -> None:

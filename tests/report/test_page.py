@@ -13,6 +13,7 @@ import shutil
 import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -230,7 +231,8 @@ def test_a_page_of_graphs(tmp_path: Path) -> None:
     rows = run.metrics()
     chart = training_charts(rows, run.evaluation)["knn"]
     ends = binomtest(round(40 * rows[-1]["knn"]), 40).proportion_ci(method="wilson")
-    assert chart.lines[0].band == [pytest.approx((ends.low, ends.high))]
+    (band,) = chart.lines[0].band or ()
+    assert band == pytest.approx((ends.low, ends.high))
     assert set(chart.levels) == {"untrained encoder", "summed node features"}
     assert run.evaluation is not None
     assert run.evaluation["monitored"]["trained"]["value"] == pytest.approx(rows[-1]["knn"])
@@ -286,9 +288,12 @@ def test_charts() -> None:
     shown = [float(text) for text in re.findall(r'text-anchor="end">([\d.]+)<', svg)]
     assert max(shown) - min(shown) >= 15
     assert draw(Chart("nothing", [Line("none", [])])) is None
-    plot = draw_intervals([Interval("a & b", 0.1, 0.05, 0.2)], factor=100, unit="u", title="t")
+    plot = draw_intervals([Interval("a & b", 0.1, 0.05, 0.2)], factor=100, title="t")
     assert "a &amp; b" in plot
     assert "clear" in plot
+    plot = draw_intervals([Interval("a", 0.0, -0.2, 0.2)], factor=100, title="t")
+    assert "clear" not in plot
+    assert re.findall(r">([−+\d]+)</text>", plot) == ["−20", "−10", "0", "+10", "+20"]
     rows = [{"epoch": 1.0, "knn": 0.9}, {"epoch": 2.0, "knn": 1.0}]
     bare = training_charts(rows, None)["knn"]
     assert bare.good == "Good: it rises."  # there are no lines to rise above
@@ -335,6 +340,9 @@ def test_headlines() -> None:
     )
     assert tone == "open"
     assert headline(None, {"spread": 0.01}, about)[1] == "bad"
+    said, tone = headline(None, {"spread": 0.9, "effective_rank": 2.34}, about)
+    assert said.startswith("Close to collapse: only 2.3 dimensions are in use; 93 % of images")
+    assert tone == "open"
     correlation = {"trained": {"sick": {"pearson": good}}, "untrained": {"sick": {"pearson": bad}}}
     said, _ = headline({"results": correlation}, {}, None)
     assert said.endswith("points of sick pearson")  # a correlation is no accuracy
@@ -369,6 +377,9 @@ def test_differences_are_paired_by_seed() -> None:
     worse = gap(hcl, simclr, "sick.mse")  # of which less is better
     assert worse is not None
     assert (worse.low, worse.high) == pytest.approx((-expected.high, -expected.low))
+    error = {"value": 0.8, "percent": False}
+    assert "0.037 [" in sentence(hcl, simclr, worse, error, "sick.mse")
+    assert sentence(hcl, simclr, worse, error, "sick.mse").endswith(" sick mse; 3 seeds.")
     # Two runs with the same options and seed: each stands for itself.
     again: Any = [Told("hcl", 0, 0.8), Told("hcl", 0, 0.7)]
     assert len(grouped(again)) == 2
@@ -408,6 +419,16 @@ def test_the_command_compares_any_runs(
     page = tmp_path / "page.html"
     assert main(["report", *folders, "-o", str(page)]) == 0
     assert "No clear difference between other and one: +0.0" in page.read_text()
+    assert page.read_text().count("another seed may reverse the order") == 1
+    # What the page copies is in the unit that it names.
+    copied = unescape(re.findall(r'data-copy-value="([^"]*)"', page.read_text())[0])
+    (header, row) = csv.reader(io.StringIO(copied))
+    assert header == ["name", "points of kNN accuracy ahead of one", "low", "high"]
+    measure = run.evaluation["results"]["trained"]["knn"]  # type: ignore[index]
+    half = 100 * math.hypot(measure["value"] - measure["low"], measure["high"] - measure["value"])
+    assert row[0] == "other"
+    assert [float(cell) for cell in row[1:]] == pytest.approx([0.0, -half, half])
+    assert "2 settings compared on digits" in page.read_text()
     # A comparison's folder names its runs and its reference.
     assert main(["report", str(tmp_path / "c")]) == 1
     assert "config.yaml" in capsys.readouterr().err

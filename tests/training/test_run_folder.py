@@ -17,6 +17,7 @@ from pictures import save
 from test_training import assert_same_run, small
 
 import unremix
+from unremix.cli import main
 from unremix.data.fingerprint import fingerprint, spread
 from unremix.options.config import TrainConfig
 from unremix.training import preparation
@@ -233,3 +234,28 @@ def test_fingerprints_tell_apart() -> None:
 def test_busy_is_said_of_a_name(tmp_path: Path) -> None:
     with locked(tmp_path / "run"), pytest.raises(BlockingIOError, match="another name"):
         preparation.prepare(small(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("checkpoints", ["train", "--resume", "RUN", "--epochs", "4"]),
+        ("figures", ["report", "RUN"]),
+        ("embeddings", ["cluster", "RUN"]),
+    ],
+)
+def test_nothing_is_written_through_a_link_in_a_run(
+    name: str, words: list[str], tmp_path: Path, whole: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run from elsewhere, whose folder is a link to that of another run."""
+    run, elsewhere = copy_of(whole, tmp_path), tmp_path / "elsewhere"
+    if (run.path / name).exists():
+        shutil.move(run.path / name, elsewhere)
+    elsewhere.mkdir(exist_ok=True)
+    (run.path / name).symlink_to(elsewhere)
+    before = {file.name: file.read_bytes() for file in elsewhere.iterdir()}
+    times = {file.name: file.stat().st_mtime_ns for file in elsewhere.iterdir()}
+    assert main([word.replace("RUN", str(run.path)) for word in words]) == 1
+    assert f"{name}, got a link to " in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in elsewhere.iterdir()} == before
+    assert {file.name: file.stat().st_mtime_ns for file in elsewhere.iterdir()} == times

@@ -56,7 +56,8 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
             :class:`unremix.adapters.weighted.WeightingOptions`.
 
     Relations:
-        With ``components=()`` this equals the library's ``NTXentLoss``, value and gradient.
+        With ``components=()`` this equals the library's ``NTXentLoss``, value and gradient, up to
+        a loss of 87 per pair, where that one clips and has no gradient.
 
     Example:
         >>> loss_fn = UnReMixLoss()

@@ -89,7 +89,7 @@ class GraphContrast(nn.Module):
     Args:
         encoder: ``encoder(x, edge_index)`` → embeddings of the nodes, (nodes, C).
         head: Makes the embeddings (N, D) that are contrasted.
-        loss: ``loss(z0, z1, ids=…)``; :class:`unremix.UnReMixLoss` with ``last_layer=head[-1]``,
+        loss: ``loss(z0, z1)``; :class:`unremix.UnReMixLoss` with ``last_layer=head[-1]``,
             for example.
         level: ``node``, or ``graph``: node embeddings are summed by graph before the head.
         drop_edges: The share of edges that each view loses.

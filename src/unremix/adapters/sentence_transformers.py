@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -32,6 +33,7 @@ try:
     from sentence_transformers.sentence_transformer.modules import Dense
     from sentence_transformers.util import all_gather, all_gather_with_grad
     from transformers import TrainerCallback
+    from transformers.trainer import TRAINER_STATE_NAME
 except ImportError as error:
     raise missing("sentence_transformers", error) from error
 
@@ -301,16 +303,24 @@ class MixCallback(TrainerCallback):
         """Restore what a checkpoint holds, if training resumes from one."""
         if state.global_step == 0:
             return
+        # The trainer does not say from which checkpoint; it is known by its step and its history.
         path = self._folder(args, state) / LOSS_FILE
-        if not path.is_file():
+        known = path.with_name(TRAINER_STATE_NAME)
+        history = json.loads(known.read_text())["log_history"] if known.is_file() else None
+        if not path.is_file() or history != state.log_history:
+            got = "that of another run" if path.is_file() else "no such file"
             warnings.warn(
-                f"expected the mix in {path}, got no such file, so it starts from its initial "
-                "value; resume from a checkpoint in the output folder that was written with this "
-                "callback",
+                f"expected the mix in {path}, got {got}, so it starts from its initial value; "
+                "resume from a checkpoint in the output folder that was written with this callback",
                 stacklevel=2,
             )
             return
         kept = torch.load(path, map_location="cpu", weights_only=True)
+        if missing_names := self.losses.keys() - kept.keys():
+            raise ValueError(
+                f"expected the mix of {sorted(missing_names)} in {path}, got that of "
+                f"{sorted(kept)}; resume with the same names of data sets"
+            )
         for name, loss in self.losses.items():
             loss.weighted.load_state_dict(kept[name])
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from unremix.data.archives import Skipped
+from unremix.data.archives import RemoteSpan, Skipped
 from unremix.data.graph.store import GraphSet
 from unremix.data.image.dataset import find_splits
-from unremix.data.image.decoding import Shape, quiet_pillow
+from unremix.data.image.decoding import ArraySource, FileSource, Shape, quiet_pillow
 from unremix.data.image.stores import store_images
+from unremix.data.remote import RemoteFile, cache_folder
 from unremix.data.sentence.corpus import SentenceBatch
 from unremix.data.splits import Split
 from unremix.domains.base import Features
@@ -41,12 +45,12 @@ class Cut(NamedTuple):
 
     Args:
         parts: In the order of the data.
-        identity: Texts that tell these data from others.
+        identity: Texts and tensors that tell these data from others.
         skipped: What was left out when the data were listed.
     """
 
     parts: Sequence[Part]
-    identity: Iterable[str]
+    identity: Iterable[str | Tensor]
     skipped: Sequence[Skipped]
 
 
@@ -57,7 +61,17 @@ class ImagePart:
     split: Split
 
     def embed(self, encoder: nn.Module, shape: Any) -> tuple[Features, list[Skipped]]:
-        """See :class:`Part`."""
+        """See :class:`Part`.
+
+        Raises:
+            FileNotFoundError: If this machine does not see a file.
+        """
+        for file in _files(self.split):
+            if isinstance(file, str) and not os.path.exists(file):
+                raise FileNotFoundError(
+                    f"expected {file} on {os.uname().nodename}, found none; put --data on storage "
+                    "that all nodes share, or name shards by their URL"
+                )
         budget = len(self.split.names) * shape.channels * shape.image_size**2
         with quiet_pillow():
             images, skipped = store_images(
@@ -130,8 +144,34 @@ def _cut_images(run: Run, source: Any, rows: int) -> Cut:
         validation=config.validation if source is None else None,
     )
     parts = [ImagePart(split) for split in _pieces(found.splits, rows)]
-    names = (name for part in parts for name in part.split.names)
-    return Cut(parts, names, found.skipped)
+    identity = (one for part in parts for one in _identity(part.split))
+    return Cut(parts, identity, found.skipped)
+
+
+def _files(split: Split) -> dict[str | RemoteFile, None]:
+    """The files that images lie in, each once; none if they are in memory."""
+    source = split.source
+    spans = source.spans if isinstance(source, FileSource) else ()
+    return dict.fromkeys(s.file if isinstance(s, RemoteSpan) else s.path for s in spans)
+
+
+def _identity(split: Split) -> Iterator[str | Tensor]:
+    """What tells images from others, also from others of the same names."""
+    yield from split.names
+    yield repr((split.labels, split.classes))
+    yield from map(_version, _files(split))
+    if isinstance(split.source, ArraySource):
+        yield torch.from_numpy(np.ascontiguousarray(split.source.array))
+
+
+def _version(file: str | RemoteFile) -> str:
+    """What changes when a file does, though not if it is moved."""
+    if isinstance(file, RemoteFile):
+        return f"{file.size} {file.tag}"
+    if Path(file).is_relative_to(cache_folder()):
+        return Path(file).parent.name  # made of its URL, size and tag
+    status = os.stat(file)
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _pieces(splits: Sequence[Split], rows: int) -> Iterator[Split]:

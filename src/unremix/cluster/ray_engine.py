@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from unremix.data.suggestions import needed_for
@@ -38,22 +40,58 @@ def node_resources(ray: Any) -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
+def places_for(nodes: Sequence[dict[str, float]], *, cpus: int, gpus: float = 0.0) -> int:
+    """How many workers the nodes have room for at a time; a warning if they have none.
+
+    It is no error: a cluster that grows by itself may add a node that is large enough.
+
+    Args:
+        nodes: From :func:`node_resources`.
+        cpus: CPUs of a worker, which are on one node.
+        gpus: GPUs of a worker.
+
+    Example:
+        >>> places_for([{"CPU": 8.0}, {"CPU": 3.0, "GPU": 1.0}], cpus=2)
+        5
+    """
+    found = sum(
+        int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) // gpus if gpus else 1e9))
+        for node in nodes
+    )
+    if not found:
+        wanted = f"{cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+        have = ", ".join(f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in nodes)
+        warnings.warn(
+            f"expected a node with {wanted}, which a worker needs, got {have or 'no nodes'}; Ray "
+            "waits for such a node: add one, or stop and ask for less",
+            stacklevel=3,
+        )
+    return found
+
+
 class _Worker:
     """An actor of the pool: it makes a function once and applies it to every item it gets."""
 
     def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
-        self.function = make()
+        try:
+            self.function = make()
+        except (OSError, ValueError) as error:
+            self.function = partial(_fail, error)  # for the caller to read, not for Ray to wrap
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         try:
             result, failed = self.function(pickle.loads(batch["item"][0])), False
-        except (OSError, ValueError) as error:  # the caller's to read, not Ray's to wrap
+        except (OSError, ValueError) as error:  # likewise
             result, failed = error, True
         return {
             "number": [int(batch["number"][0])],
             "result": [pickle.dumps(result)],
             "failed": [failed],
         }
+
+
+def _fail(error: Exception, _: Any) -> Any:
+    raise error
 
 
 def ray_map(
@@ -78,8 +116,8 @@ def ray_map(
         The number of an item and the result, in the order in which they are ready.
 
     Raises:
-        OSError: As the function does.
-        ValueError: As the function does.
+        OSError: As the function, or what makes it, does.
+        ValueError: Likewise.
     """
     if not items:
         return
@@ -90,11 +128,7 @@ def ray_map(
     context = data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    nodes = node_resources(ray)
-    places = sum(
-        int(min(node.get("CPU", 0) // threads, node.get("GPU", 0) // gpus if gpus else 1e9))
-        for node in nodes
-    )
+    places = places_for(node_resources(ray), cpus=threads, gpus=gpus)
     rows = [{"number": n, "item": pickle.dumps(item)} for n, item in enumerate(items)]
     found = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         _Worker,

@@ -70,30 +70,23 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def find_part(
-    size: int,
-    width: int,
-    input_width: int = 0,
-    *,
-    dtype: torch.dtype = torch.float32,
-    equal: bool = False,
-) -> Part:
+def find_part(rows: Tensor, inputs: Tensor | None = None, *, equal: bool = False) -> Part:
     """Tell every process how many samples each holds, without waiting for an accelerator.
 
     Args:
-        size: Samples held here.
-        width: Size of an embedding, which must be the same everywhere.
-        input_width: Size of the last layer's input, likewise; 0 where it is not known.
-        dtype: Of the embeddings, likewise.
+        rows: One of each sample held here, such as its embedding, shape (n, D). D and the dtype
+            must be the same everywhere.
+        inputs: The last layer's inputs, shape (n, H), where they are known; H likewise.
         equal: Whether all are known to hold as many: then nothing is exchanged, or checked.
 
     Raises:
         ValueError: In every process, if one holds no sample or the widths or dtypes differ.
     """
     if equal:
-        return Part((size,) * dist.get_world_size(), dist.get_rank())
-    kind = DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)
-    sizes, widths, input_widths, kinds = _exchange([size, width, input_width, kind])
+        return Part((len(rows),) * dist.get_world_size(), dist.get_rank())
+    kind = DTYPES.index(rows.dtype) if rows.dtype in DTYPES else len(DTYPES)
+    input_width = 0 if inputs is None else inputs.shape[1]
+    sizes, widths, input_widths, kinds = _exchange([*rows.shape, input_width, kind])
     if min(sizes) == 0:
         raise ValueError(
             f"expected samples in every process, got {sizes}; drop the last, incomplete batch, or "

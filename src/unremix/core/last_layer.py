@@ -384,16 +384,39 @@ def traced(given: Tensor, leaf: Tensor, weight: Tensor, bias: Tensor | None = No
         h and, where z may be something else, W h + b; None if the graph does not tell.
     """
     top: Any = given.grad_fn  # its saved values are attributes that types do not know
-    start, size = 0, given.shape[0]
+    start, step, size = 0, 1, given.shape[0]
     part = top is not None and top.name() in ("SplitBackward0", "SliceBackward0")
     if part:  # z is some rows of what was made in one call
         if top._saved_dim not in (0, 2**64 - given.dim()):
             return None
         whole = top.name() == "SplitBackward0"
         start = given.output_nr * top._saved_split_size if whole else top._saved_start
+        step = 1 if whole else top._saved_step
         top = top.next_functions[0][0]
     while top is not None and top.name() == "ToCopyBackward0":  # the same in another precision
         top = top.next_functions[0][0]
+    products = _products(top, leaf)
+    if len(products) != 1:  # none, or a mixture of several calls
+        return None
+    (node,) = products
+    try:
+        h = getattr(node, MULTIPLICATIONS[node.name()][0])
+    except RuntimeError:  # freed by a backward pass
+        return None
+    if h is None or h.dim() != 2 or not (part or h.shape[0] == size):
+        return None
+    if start >= 2**63:  # counted from the end
+        start += h.shape[0] - 2**64
+    h = h[start : start + size * step : step].detach()
+    if h.shape[0] != size:
+        return None
+    made = None if node is top else linear(h.to(weight), weight, bias).to(given.dtype)
+    return Found(h.to(given.dtype), made)
+
+
+def _products(top: Any, leaf: Tensor) -> list[Any]:
+    """The nodes that multiply by a leaf, from which operations row by row lead to a node."""
+    found: list[Any] = []
     waiting: list[Any] = [top]
     seen: set[Any] = set()
     while waiting:
@@ -402,23 +425,12 @@ def traced(given: Tensor, leaf: Tensor, weight: Tensor, bias: Tensor | None = No
             continue
         seen.add(node)
         if node.name() in MULTIPLICATIONS:
-            attribute, place = MULTIPLICATIONS[node.name()]
-            if not _leads_to(node.next_functions[place][0], leaf):
-                continue
-            try:
-                h = getattr(node, attribute)
-            except RuntimeError:  # freed by a backward pass
-                return None
-            if h is None or h.dim() != 2 or not (part or h.shape[0] == size):
-                return None
-            h = h[start : start + size].detach()
-            if h.shape[0] != size:
-                return None
-            made = None if node is top else linear(h.to(weight), weight, bias).to(given.dtype)
-            return Found(h.to(given.dtype), made)
-        if node.name().rstrip("0123456789").removesuffix("Backward") in ROW_BY_ROW:
+            weight = node.next_functions[MULTIPLICATIONS[node.name()][1]][0]
+            if _leads_to(weight, leaf):
+                found.append(node)
+        elif node.name().rstrip("0123456789").removesuffix("Backward") in ROW_BY_ROW:
             waiting += [parent for parent, _ in node.next_functions]
-    return None
+    return found
 
 
 def _leads_to(node: Any, leaf: Tensor) -> bool:

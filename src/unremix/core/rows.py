@@ -31,8 +31,8 @@ def rows_loss(
     pairs, options = problem.pairs, problem.options
     weighting, objective = options.weighting, options.objective
     logits, block = problem.compare(anchors, candidates)  # (N, M)
-    logits = logits / temperature
     weights = weights_of(block, mix, weighting, temperature)  # Eq. 4 and 5; δ of Eq. 3 is given
+    logits = logits / temperature
     count = block.count[:, 0]
     losses = objective.against_positives(  # Eq. 1
         objective.sum_negatives(logits, weights, block.negatives),

@@ -54,6 +54,11 @@ class Block:
     def inner_products(self, name: Literal["output_gradients", "inputs"]) -> Tensor:
         """Inner products x_i · x_j of δ or of h of anchors and candidates, shape (B, M)."""
         anchors, candidates = getattr(self.anchors, name), getattr(self.candidates, name)
+        if anchors is None or candidates is None:
+            raise ValueError(
+                f"expected {name} of anchors and candidates, got none; use Component(score, "
+                "needs_gradients=True), and for inputs pass last_layer=, or h0 and h1"
+            )
         return inner_products(anchors, candidates, getattr(self.own, name, None))
 
 

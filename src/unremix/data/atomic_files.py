@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 try:
     import fcntl
@@ -122,6 +122,30 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     r"""Write a text, whole, as UTF-8; bytes of a file's name that are no UTF-8 become ``\xff``."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def appending(path: Path) -> TextIO:
+    """Open a text to write at its end, as UTF-8; a link that waits there is not followed."""
+    beside = getattr(os, "O_NOFOLLOW", 0)
+    return open(
+        path, "a", encoding="utf-8", errors="backslashreplace",
+        opener=lambda name, flags: os.open(name, flags | beside, 0o666),
+    )  # fmt: skip
+
+
+def refuse_link(folder: Path) -> None:
+    """Refuse to write to a folder of a run that lies elsewhere.
+
+    Who sends a run chooses its links: they could lead to the checkpoints of another run.
+
+    Raises:
+        ValueError: If it is a link.
+    """
+    if folder.is_symlink():
+        raise ValueError(
+            f"expected a folder of its own at {folder}, got a link to {os.readlink(folder)}; put "
+            "a folder in its place"
+        )
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], *, compressed: bool = False) -> None:

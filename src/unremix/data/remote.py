@@ -274,6 +274,8 @@ def locked(name: str) -> Iterator[None]:
     Args:
         name: Of what is done.
     """
+    if not os.environ.get("UNREMIX_CACHE"):  # what needs a password there is not for all here
+        cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     while (held := try_lock(cache_folder() / ".locks" / name)) is None:
         time.sleep(POLL)
     try:

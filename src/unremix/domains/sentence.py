@@ -277,7 +277,8 @@ class SentenceDomain:
         size = f"words of {options.words}"
         if options.encoder == "gru":
             size += f", {'2 × ' if options.bidirectional else ''}{options.units} units"
-        return f"two {options.encoder} encoders ({size}), {len(shape.words):,} words known"
+        kind = "GRU" if options.encoder == "gru" else options.encoder
+        return f"two {kind} encoders ({size}), {len(shape.words):,} words known"
 
     def name(self, data: SentenceCorpus) -> str:
         """What the text is called."""

@@ -94,9 +94,9 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
             sentences += [sentence] if sentence else []
             helped = outcome if kind == "untrained" else helped
     counts = [m["count"] for m in measures_of(results.get("trained", {})).values() if "count" in m]
-    if helped == "unclear" and counts and min(counts) < FEW_MEASURED:
+    if helped == "unclear" and counts and max(counts) < FEW_MEASURED:
         sentences.append(
-            f"Only {min(counts)} samples were measured, so small differences cannot be seen. Label "
+            f"Only {max(counts)} samples were measured, so small differences cannot be seen. Label "
             "more samples."
         )
     if card.get("own_data", True):

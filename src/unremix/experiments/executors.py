@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from unremix.cluster.ray_engine import connect, node_resources
+from unremix.cluster.ray_engine import connect, node_resources, places_for
 from unremix.data.atomic_files import try_lock
 from unremix.data.printing import one_line
 from unremix.data.suggestions import needed_for
@@ -41,6 +41,7 @@ On = Literal["local", "ray", "slurm"]
 SLURM_THREADS = 4  # CPUs of a run's process, unless SBATCH_CPUS_PER_TASK says
 SLURM_MINUTES = 24 * 60  # SBATCH_TIMELIMIT overrides it
 REASON = 200  # characters of a lost worker's error
+STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # exit codes of a training that was asked to stop
 
 
 def make_executor(on: On) -> Executor:
@@ -98,6 +99,7 @@ class Task:
 
         Raises:
             FileNotFoundError: If this machine does not see the experiment's folder.
+            InterruptedError: If the training was asked to stop, such as by a node that shuts down.
         """
         if not self.path.is_dir():
             raise FileNotFoundError(
@@ -131,6 +133,8 @@ class Task:
             if process.wait(GRACE) is None:
                 process.stop(signal.SIGKILL)
             raise
+        if code in STOPPED:
+            raise InterruptedError(f"{os.uname().nodename} stopped the training")
         return code, process.cpu_seconds
 
     def checkpoint(self) -> Any:
@@ -168,7 +172,9 @@ class Ray:
             processes=processes,
         )
         most = max(1, max(cores) // processes)  # more than the largest node has would wait for ever
-        return Share(share.jobs, min(share.threads, most), share.gpus)
+        threads = min(share.threads, most)
+        places_for(nodes, cpus=threads * processes, gpus=processes if share.gpus else 0)
+        return Share(share.jobs, threads, share.gpus)
 
     def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> RayRun:
         """Submit a task; it takes the lock itself, wherever it runs."""

@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
 
-from unremix.data.atomic_files import try_lock, write_text
+from unremix.data.atomic_files import appending, refuse_link, try_lock, write_text
 from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
 from unremix.options.config import TrainConfig, config_to_yaml
@@ -30,6 +30,7 @@ TRAIN = ("-m", "unremix", "train")  # what Python is called with
 POLL = 0.1  # seconds between looks at the processes
 GRACE = 20.0  # seconds that a process has to end before it is killed
 RETRIES = 3  # times that a run begins again after its worker was lost
+LATENESS = 90.0  # seconds until files of another machine are seen here; NFS looks again after 60
 
 # Begins a process that gets SIGTERM when its parent dies (prctl's PR_SET_PDEATHSIG is 1), and that
 # SLURM's notice of a timeout, which is for its parent, does not end.
@@ -268,6 +269,7 @@ def start_process(
         bound: Whether it ends when this process does, where the system can.
     """
     run, log = folder.run(job), folder.log(job)
+    refuse_link(log.parent)
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, *command.program]
     if folder.has_checkpoint(job):
@@ -278,7 +280,7 @@ def start_process(
         write_text(options, command.options)
         words += ["--config", str(options)]
     words += command.code
-    with log.open("a", encoding="utf-8", errors="backslashreplace") as output:
+    with appending(log) as output:
         output.write(f"{BEGUN}{shlex.join(words)}\n")
         output.flush()
         if bound and sys.platform == "linux":
@@ -318,12 +320,14 @@ class Work:
         process: Its process; None if an earlier start of the experiment began it.
         before: Share of the run that was done when we began.
         began: When that was.
+        ended_well: When it was first seen to have done so.
     """
 
     place: int
     process: Running | None
     before: float
     began: float = field(default_factory=time.monotonic)
+    ended_well: float | None = None
 
     @property
     def elapsed(self) -> float:
@@ -334,6 +338,14 @@ class Work:
     def cpu_seconds(self) -> float:
         """What the process took of the CPU, once it has ended."""
         return 0.0 if self.process is None else self.process.cpu_seconds
+
+    def may_be_late(self) -> bool:
+        """Whether what it wrote before it ended well may not be seen here yet."""
+        if isinstance(self.process, Process):
+            return False
+        if self.ended_well is None:
+            self.ended_well = time.monotonic()
+        return time.monotonic() - self.ended_well < LATENESS
 
     def ended(self) -> bool:
         """Whether it has ended, however it did."""
@@ -470,8 +482,11 @@ class Runner:
                 continue
             if code is None:
                 continue
+            done = code == 0 and self.folder.is_done(job)
+            if code == 0 and not done and work.may_be_late():
+                continue
             del self.working[job]
-            if code == 0 and self.folder.is_done(job):
+            if done:
                 self.done.add(job)
                 yield Ended(job, work)
             else:

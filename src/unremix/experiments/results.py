@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from unremix.data.atomic_files import read_text
+from unremix.data.atomic_files import appending, read_text
 from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job, train_command
 from unremix.experiments.tables import TRAINED, Outcome
@@ -87,7 +87,7 @@ class Results:
     def add(self, record: dict[str, Any]) -> None:
         """Note a run; the line is on the disk when this returns."""
         self.records[record["name"]] = record
-        with self.path.open("a", encoding="utf-8") as file:
+        with appending(self.path) as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())

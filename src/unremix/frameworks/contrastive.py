@@ -177,7 +177,7 @@ class Contrastive(Projecting):
         """This process's part of the joint batch, where the loss gathers."""
         if not self.loss.gathers:
             return None
-        return find_part(len(batch.samples), 1, equal=self.loss.gather == "equal")
+        return find_part(batch.samples[:, None], equal=self.loss.gather == "equal")
 
     def anchor_images(self, batch: Batch, view: int) -> Iterator[Tensor]:
         """What of a view is embedded with gradient: itself, mixed, or both."""

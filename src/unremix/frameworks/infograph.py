@@ -136,7 +136,7 @@ class InfoGraph(Framework):
         nodes = Views(anchors, node_inputs if needs_inputs else None, samples[groups])
         known = Views(candidates, graph_inputs if needs_inputs else None, samples)
         if self.loss.gathers:  # the graphs of all processes
-            part = find_part(*candidates.shape, dtype=candidates.dtype)
+            part = find_part(candidates)
             known, groups = gather_views(known, part), groups + part.offset
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
             with full_precision(anchors.device):
@@ -144,7 +144,7 @@ class InfoGraph(Framework):
                 logits = logits / self.loss.current_temperature()
             of_nodes = None
             if self.loss.gathers:
-                of_nodes = find_part(*anchors.shape, dtype=anchors.dtype)
+                of_nodes = find_part(anchors)
             return hard_jsd(
                 logits,
                 groups,

@@ -178,10 +178,7 @@ class MoCo(Contrastive):
             keys = replace(keys, inputs=None)
         if not is_distributed():
             return keys, 0
-        count, width = keys.embeddings.shape
-        input_width = 0 if keys.inputs is None else keys.inputs.shape[1]
-        dtype, equal = keys.embeddings.dtype, self.loss.gather == "equal"
-        part = find_part(count, width, input_width, dtype=dtype, equal=equal)
+        part = find_part(keys.embeddings, keys.inputs, equal=self.loss.gather == "equal")
         return gather_views(keys, part), part.offset
 
     def _loss(

@@ -144,7 +144,7 @@ class QuickThought(Framework):
         anchors = Views(f, f_inputs, batch.samples)
         candidates = Views(g, g_inputs, batch.samples)
         if self.gather and is_distributed():
-            part = find_part(*f.shape, dtype=f.dtype, equal=self.gather == "equal")
+            part = find_part(f, equal=self.gather == "equal")
             documents, texts = (gather_rows(rows, part) for rows in (documents, texts))
             anchors, candidates = (gather_views(views, part) for views in (anchors, candidates))
         pairs = Pairs.windows(

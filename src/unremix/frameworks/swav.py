@@ -248,7 +248,7 @@ class SwAV(Projecting):
             raise
         n, part = len(views[0]), None
         if is_distributed():
-            part = find_part(n, views[0].shape[1], dtype=views[0].dtype)
+            part = find_part(views[0])
         with torch.autocast(device_type=weight.device.type, enabled=False):
             features = [normalize(at_least_float32(z))[0] for z in views]  # each (N, D)
             frozen = batch.epoch < self.frozen_epochs

@@ -102,7 +102,7 @@ class Mined:
             more = ", …" if len(self.short) > 5 else ""
             lines.append(
                 f"fewer than {k} negatives for {counted(len(self.short), 'anchor')} (numbers "
-                f"{few}{more}); a smaller margin leaves more"
+                f"{few}{more}); a smaller margin, a lower min_score or a larger corpus leaves more"
             )
         return lines
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from unremix.data.atomic_files import read_text, write_arrays, write_text
+from unremix.data.atomic_files import read_text, refuse_link, write_arrays, write_text
 from unremix.data.image.dataset import ImageData
 from unremix.data.image.items import read_items
 from unremix.data.locate import candidates
@@ -109,6 +109,7 @@ class RunData:
         self.data = domain.load_for(self.run, data)
         self.source = self.run.config.data if data is None else data
         kept = self.run.path / "embeddings" / f"{self._digest()}.npz"
+        refuse_link(kept.parent)
         if not kept.exists():
             found = domain.features(self.run, self.data)
             arrays = {"embeddings": found.embeddings.numpy(), "names": np.array(found.names)}
@@ -121,9 +122,10 @@ class RunData:
         with reading(kept, "remove it"):
             arrays = read_arrays(kept)
             self.units: Floats = unit_rows(arrays["embeddings"])
+            for name in ("names", "labels"):
+                if name in arrays and arrays[name].shape != (len(self.units),):
+                    raise ValueError(f"{name} of shape {arrays[name].shape}")
             self.names: list[str] = arrays["names"].tolist()
-            if len(self.names) != len(self.units):
-                raise ValueError(f"{len(self.names)} names and {len(self.units)} embeddings")
             if "labels" in arrays:
                 labels = arrays["labels"].tolist()
                 classes = arrays["classes"].tolist() if "classes" in arrays else None

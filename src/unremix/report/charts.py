@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 48, 14, 14, 34
 FEW_POINTS = 30  # up to here every point gets a marker
 LEAST_SPAN = 0.2  # of a chart of shares: less would show noise as if it were progress
+LONGEST_NAME = 48  # letters of a name that fit above its interval
 SERIES = 7  # colors; then they come again, dashed
 
 
@@ -117,8 +118,9 @@ def draw(chart: Chart) -> Markup | None:
     for tick in ticks(factor * low, factor * high):
         at = y(tick / factor)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
+        shown = f"{tick:g}".replace("-", "−")
         parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{tick:g}</text>'
+            f'<text class="tick" x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{shown}</text>'
         )
     for tick in ticks(first, last, 7):
         if tick == int(tick):
@@ -187,19 +189,16 @@ class Interval:
     high: float | None
 
 
-def draw_intervals(
-    intervals: Sequence[Interval], *, factor: float, unit: str, title: str
-) -> Markup:
+def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) -> Markup:
     """Differences as points with bars, one below the other, around a line at 0.
 
     Args:
         intervals: What to draw.
         factor: Multiplies the values: 100 for shares shown in points.
-        unit: Of the axis.
         title: What it shows, for those who do not see it.
     """
-    width, row, left = 720, 34, 190
-    height = row * len(intervals) + 44
+    width, row, edge = 360, 44, 12
+    height = row * len(intervals) + 26
     ends = [0.0] + [
         end for one in intervals for end in (one.low, one.high, one.value) if end is not None
     ]
@@ -208,36 +207,28 @@ def draw_intervals(
     low, high = low - pad, high + pad
 
     def x(value: float) -> float:
-        return round(left + (width - left - 20) * (value - low) / (high - low), 1)
+        return round(edge + (width - 2 * edge) * (value - low) / (high - low), 1)
 
     parts = []
-    for tick in ticks(low, high, 8):
-        look = "zero" if tick == 0 else "grid"
+    for tick in ticks(low, high, 6):
+        look, shown = ("zero", "0") if tick == 0 else ("grid", f"{tick:+g}".replace("-", "−"))
         parts.append(
-            f'<line class="{look}" x1="{x(tick)}" x2="{x(tick)}" y1="4" y2="{height - 36}"/>'
-            f'<text class="tick" x="{x(tick)}" y="{height - 20}" text-anchor="middle">'
-            f"{tick:+g}</text>".replace("+0<", "0<")
+            f'<line class="{look}" x1="{x(tick)}" x2="{x(tick)}" y1="4" y2="{height - 20}"/>'
+            f'<text class="tick" x="{x(tick)}" y="{height - 4}" text-anchor="middle">{shown}</text>'
         )
-    parts.append(
-        f'<text class="axis" x="{(left + width - 20) / 2:g}" y="{height - 3}" '
-        f'text-anchor="middle">{escape(unit)}</text>'
-    )
     for number, one in enumerate(intervals):
-        at = row * number + row / 2 + 4
+        at = row * number + 31
         clear = one.low is not None and one.high is not None and (one.low > 0 or one.high < 0)
-        name = one.name if len(one.name) <= 26 else f"{one.name[:25]}…"
-        parts.append(
-            f'<text class="name" x="{left - 12}" y="{at + 5:g}" text-anchor="end">'
-            f"{escape(name)}</text>"
-        )
+        name = one.name if len(one.name) <= LONGEST_NAME else f"{one.name[: LONGEST_NAME - 1]}…"
+        parts.append(f'<text class="name" x="2" y="{at - 14}">{escape(name)}</text>')
         if one.low is not None and one.high is not None:
             a, b = x(factor * one.low), x(factor * one.high)
             parts.append(
-                f'<path class="whisker{" clear" * clear}" d="M{a} {at:g}H{b}M{a} {at - 5:g}v10'
-                f'M{b} {at - 5:g}v10"/>'
+                f'<path class="whisker{" clear" * clear}" d="M{a} {at}H{b}M{a} {at - 5}v10'
+                f'M{b} {at - 5}v10"/>'
             )
         parts.append(
-            f'<circle class="point{" clear" * clear}" cx="{x(factor * one.value)}" cy="{at:g}" '
+            f'<circle class="point{" clear" * clear}" cx="{x(factor * one.value)}" cy="{at}" '
             'r="5"/>'
         )
     return Markup(

@@ -17,15 +17,16 @@ from markupsafe import Markup
 from torch import Tensor
 
 from unremix.data.atomic_files import read_text, write_text
-from unremix.data.quantities import duration
+from unremix.data.quantities import counted, duration
 from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
 from unremix.options.config import flat_options
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
-from unremix.report.page import page_data
+from unremix.report.page import as_csv, chart_csv, page_data
 from unremix.report.rendering import as_json, render
 from unremix.report.storage import Stored
+from unremix.report.words import difference_named, named
 from unremix.training.run import LARGEST_CONFIG, Run, reading
 
 SHOWN = 12  # negatives of an anchor
@@ -170,38 +171,30 @@ def gap(group: Group, other: Group, path: str) -> Gap | None:
 
 def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any], path: str) -> str:
     """A verdict on a pair in words."""
-    (factor, digits), unit = scale_of(measure), " points" * in_percent(measure)
-    accuracy = " accuracy" if path.split(".")[0] in ("knn", "linear") else ""
-    what = f"{unit} of {label_of(path)}{accuracy}"
+    (factor, digits), what = scale_of(measure), difference_named(path, measure)
     ours, theirs = found.seeds
-    several = ours > 1
     if not found.paired:
         seeds = f"{ours} and {theirs} seeds, not paired"
     else:
-        seeds = f"{ours} seeds" if several else "one seed each"
+        seeds = f"{ours} seeds" if ours > 1 else "one seed each"
     size = f"{factor * abs(found.mean):.{digits}f}"
     if found.low is None or found.high is None:
         if found.mean == 0:
-            return f"{group.name} and {other.name} are equal in {label_of(path)}; {seeds}."
+            return f"{group.name} and {other.name} are equal in {named(path, measure)}; {seeds}."
         return (
-            f"{group.name} and {other.name} differ by {size}{what}; {seeds}, which tell no error."
+            f"{group.name} and {other.name} differ by {size} {what}; {seeds}, which tell no error."
         )
     low, high = factor * found.low, factor * found.high
-    caution = "" if several else (
-        " The interval is the measurement’s error alone: another seed may reverse the order."
-    )  # fmt: skip
     if found.low > 0 or found.high < 0:
         ahead, behind = (group, other) if found.mean > 0 else (other, group)
         ends = (low, high) if found.mean > 0 else (-high, -low)
         interval = f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
-        return (
-            f"{ahead.name} is ahead of {behind.name} by {size} {interval}{what}; {seeds}.{caution}"
-        )
+        return f"{ahead.name} is ahead of {behind.name} by {size} {interval} {what}; {seeds}."
     interval = f"[{low:+.{digits}f}, {high:+.{digits}f}]".replace("-", "−")
     value = f"{factor * found.mean:+.{digits}f}".replace("-", "−")
     return (
-        f"No clear difference between {group.name} and {other.name}: {value} {interval}{what} "
-        f"({group.name} − {other.name}); {seeds}.{caution}"
+        f"No clear difference between {group.name} and {other.name}: {value} {interval} {what} "
+        f"({group.name} − {other.name}); {seeds}."
     )
 
 
@@ -273,6 +266,47 @@ def _negatives(groups: Sequence[Group]) -> Negatives:
     return Negatives(data | {"runs": shown})
 
 
+def _example(groups: Sequence[Group], path: str) -> dict[str, Any]:
+    """A measure as one of the runs has it."""
+    return next(measure for group in groups for measure in group.values(path).values())
+
+
+@dataclass(frozen=True)
+class IntervalPlot:
+    """How far the groups are ahead of the first in a measure.
+
+    Args:
+        title: The measure.
+        drawn: The plot.
+        unit: What its axis shows.
+        values: The same as CSV.
+    """
+
+    title: str
+    drawn: Markup
+    unit: str
+    values: str
+
+
+def _interval_plot(groups: Sequence[Group], path: str) -> IntervalPlot | None:
+    first, example = groups[0], _example(groups, path)
+    gaps = [(other, found) for other in groups[1:] if (found := gap(other, first, path))]
+    if not gaps:
+        return None
+    less = path.rpartition(".")[2] in SMALLER_IS_BETTER
+    unit = f"{difference_named(path, example)} ahead of {first.name}"
+    unit += " (smaller is better)" * less
+    factor, _ = scale_of(example)
+    rows = [Interval(other.name, found.mean, found.low, found.high) for other, found in gaps]
+    ends = [[r.name, *(v and factor * v for v in (r.value, r.low, r.high))] for r in rows]
+    return IntervalPlot(
+        label_of(path),
+        draw_intervals(rows, factor=factor, title=unit),
+        unit[0].upper() + unit[1:],
+        as_csv([["name", unit, "low", "high"], *ends]),
+    )
+
+
 def _curves(groups: Sequence[Group]) -> list[Chart]:
     from unremix.report.curves import mean_curve
 
@@ -309,27 +343,32 @@ CURVES = {
 }
 
 
-def _costs(groups: Sequence[Group]) -> list[list[str]]:
-    rows = []
+def _costs(groups: Sequence[Group]) -> list[list[tuple[str, object]]]:
+    """A row per group: each cell as text, and its value as CSV has it."""
+    rows: list[list[tuple[str, object]]] = []
     for group in groups:
-        epochs, seconds, parameters = [], [], None
+        epochs, seconds, parameters, devices = [], [], None, set()
         for run in group.runs.values():
             metrics, stored = run.metrics(), Stored.read(run.path)
             epochs.append(metrics[-1]["epoch"] if metrics else 0.0)
             if stored is not None:
                 parameters = stored.about["parameters"]
+                devices.add(stored.about.get("trained", {}).get("device") or "–")
                 if stored.about["seconds"]:
                     seconds.append(stored.about["seconds"])
         time = sum(seconds) / len(seconds) if seconds else None
         trained = sum(epochs) / len(epochs)
         rows.append(
             [
-                group.name,
-                str(len(group.runs)),
-                f"{trained:g}",
-                "–" if parameters is None else f"{parameters:,}",
-                "–" if time is None else duration(time),
-                "–" if not time or not trained else f"{time / trained:.2f} s",
+                (group.name, group.name),
+                (str(len(group.runs)), len(group.runs)),
+                (f"{trained:g}", trained),
+                ("–", "") if parameters is None else (f"{parameters:,}", parameters),
+                ("–", "") if time is None else (duration(time), time),
+                ("–", "")
+                if not time or not trained
+                else (f"{time / trained:.2f} s", time / trained),
+                (device := "; ".join(sorted(devices)) or "–", device),
             ]
         )
     return rows
@@ -371,8 +410,7 @@ def write_comparison_of(folder: Path) -> Path | None:
     if found is None or len(found[0]) < 2:
         return None
     runs, reference = found
-    title = f"Comparison on {folder.name}"
-    return write_comparison(runs, folder / "report.html", reference=reference, title=title)
+    return write_comparison(runs, folder / "report.html", reference=reference)
 
 
 def _mark(runs: Sequence[str | Path]) -> str:
@@ -420,7 +458,6 @@ def write_comparison(
     path: str | Path,
     *,
     reference: str | None = None,
-    title: str | None = None,
 ) -> Path:
     """Write a page that compares runs.
 
@@ -431,7 +468,6 @@ def write_comparison(
         runs: Run folders, at least two.
         path: The page.
         reference: The recipe that others are compared with; by default the first.
-        title: What to call it.
 
     Returns:
         The page.
@@ -444,49 +480,33 @@ def write_comparison(
     groups.sort(key=lambda group: group.name != reference)
     paths = list(dict.fromkeys(p for g in groups for run in g.runs.values() for p in _paths(run)))
     paths.sort(key=lambda one: one != "knn")
-    says, plots, paired = [], [], False
     pairs = [(second, first) for first, second in combinations(groups, 2)]
     if len(pairs) > MOST_PAIRS:
         pairs = [(group, groups[0]) for group in groups[1:]]
-    for measure in paths[:PLOTTED]:
-        example = next(iter(m for g in groups for m in g.values(measure).values()))
-        share = in_percent(example)
-        gaps = [(other, found) for other in groups[1:] if (found := gap(other, groups[0], measure))]
-        if gaps:
-            less = measure.rpartition(".")[2] in SMALLER_IS_BETTER
-            unit = (
-                f"{'points of ' * share}{label_of(measure)} ahead of {groups[0].name}"
-                f"{' (smaller is better)' * less}"
-            )
-            intervals = [Interval(o.name, f.mean, f.low, f.high) for o, f in gaps]
-            plots.append(
-                (label_of(measure), draw_intervals(
-                    intervals, factor=100 if share else 1, unit=unit, title=unit
-                ))
-            )  # fmt: skip
-        if measure == paths[0]:
-            found_gaps = [(a, b, gap(a, b, measure)) for a, b in pairs]
-            paired = all(found is None or found.paired for _, _, found in found_gaps)
-            says = [
-                sentence(a, b, found, example, measure)
-                for a, b, found in found_gaps
-                if found is not None
-            ]
+    plots = [plot for path in paths[:PLOTTED] if (plot := _interval_plot(groups, path)) is not None]
+    found = [(a, b, between) for a, b in pairs if paths and (between := gap(a, b, paths[0]))]
+    example = _example(groups, paths[0]) if paths else {}
+    says = [sentence(a, b, between, example, paths[0]) for a, b, between in found]
     different = [f"{a.name} and {b.name}" for a, b in pairs if a.data != b.data]
     if different:
         says.append(f"Measured on different data, and not compared: {'; '.join(different)}.")
+    data = {name for group in groups for name, *_ in group.data}
+    on = f" on {data.pop()}" if len(data) == 1 and None not in data else ""
     charts = _curves(groups)
     negatives = _negatives(groups)
     page = render(
         "comparison.html",
         "comparison",
-        title=title or f"{len(groups)} setting{'s' * (len(groups) > 1)} compared",
+        title=f"{counted(len(groups), 'setting')} compared" + on,
         mark=_mark(runs),
         says=says,
-        paired=paired,
+        paired=bool(found) and all(between.paired for _, _, between in found),
+        single=any(between.seeds == (1, 1) for _, _, between in found),
+        several=any(len(group.runs) > 1 for group in groups),
         plots=plots,
         table=_table(groups, paths),
-        charts=[(c, Markup(svg), looks(c)) for c in charts if (svg := draw(c)) is not None],
+        table_csv=_table_csv(groups, paths),
+        charts=[(c, svg, looks(c), chart_csv(c)) for c in charts if (svg := draw(c)) is not None],
         data=None if negatives.data is None else as_json(negatives.data),
         about=negatives.data,
         why=negatives.why,
@@ -524,3 +544,17 @@ def _table(groups: Sequence[Group], paths: Sequence[str]) -> tuple[list[str], li
         for number, group in enumerate(groups)
     ]
     return headings, rows
+
+
+def _table_csv(groups: Sequence[Group], paths: Sequence[str]) -> str:
+    """Mean and standard deviation of each measure as numbers, a row per group."""
+    headings = [f"{label_of(path)}{part}" for path in paths for part in ("", ", deviation")]
+    rows: list[list[object]] = []
+    for group in groups:
+        row: list[object] = [group.name, len(group.runs)]
+        for path in paths:
+            found = [measure["value"] for measure in group.values(path).values()]
+            short = summarize(found) if found else None
+            row += [None, None] if short is None else [short.mean, short.deviation]
+        rows.append(row)
+    return as_csv([["recipe", "runs", *headings], *rows])

@@ -16,7 +16,7 @@ import yaml
 from markupsafe import Markup
 
 from unremix.core.scores import PAPER_COMPONENTS
-from unremix.data.atomic_files import write_text
+from unremix.data.atomic_files import refuse_link, write_text
 from unremix.data.quantities import counted, duration
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.evaluation.knn import wilson_interval
@@ -90,8 +90,8 @@ def training_charts(rows: Sequence[Row], card: Mapping[str, Any] | None) -> dict
             from_zero=True,
         ),
         "rank": one(
-            "effective_rank", "Effective rank", "Good: well above the number of a few directions; "
-            "it may fall while classes form.", from_zero=True,
+            "effective_rank", "Effective rank", "Dimensions in use. Good: well above 2; it may "
+            "fall while classes form.", from_zero=True,
         ),
         "spread": one(
             "spread", "Spread", "Good: near 1. Near 0 all embeddings are the same.", from_zero=True
@@ -173,7 +173,8 @@ def class_table(stored: Stored) -> dict[str, Any] | None:
     }
 
 
-def _csv(rows: Iterable[Sequence[object]]) -> str:
+def as_csv(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV; None is an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -196,7 +197,7 @@ def chart_csv(chart: Chart) -> str:
             columns[f"{line.name} {name}"] = {epoch: band[end] for (epoch, _), band in ends}
     epochs = sorted({epoch for values in columns.values() for epoch in values})
     rows = ([f"{epoch:g}", *(c.get(epoch, "") for c in columns.values())] for epoch in epochs)
-    return _csv([[chart.unit, *columns], *rows])
+    return as_csv([[chart.unit, *columns], *rows])
 
 
 def card_csv(card: Mapping[str, Any]) -> str:
@@ -207,7 +208,7 @@ def card_csv(card: Mapping[str, Any]) -> str:
         for kind, result in card["results"].items()
         for path, measure in measures_of(result).items()
     ]
-    return _csv([["features", "measure", *ends], *rows])
+    return as_csv([["features", "measure", *ends], *rows])
 
 
 def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
@@ -251,6 +252,7 @@ def write_report(
         charts = training_charts(rows, card)
         drawn = {name: svg for name, chart in charts.items() if (svg := draw(chart)) is not None}
         page = _page(run, rows, card, stored, data, missing, charts, drawn)
+    refuse_link(run.path / "figures")
     for name, svg in drawn.items():
         text = str(svg).replace(">", f" xmlns='http://www.w3.org/2000/svg'>{STANDALONE}", 1)
         write_text(run.path / "figures" / f"{name}.svg", text)
@@ -321,27 +323,24 @@ def _facts(
         labels, classes = about["labels"], about["classes"]
         data += ", no labels" if labels is None else f", {len(classes or set(labels))} classes"
     tau = "" if about is None else f", τ {about['weighting']['temperature']:.3g}"
-    epochs = config.epochs if card is None else card["epoch"]
+    rows = run.metrics()
+    epochs = int(rows[-1]["epoch"]) if rows else 0
     facts = [
         ("Data", data),
         ("Encoder", encoder),
         ("Recipe", f"{config.composed_name}{tau}, seed {config.seed}"),
         ("Training", f"{counted(epochs, 'epoch')}, batches of {config.batch_size}"),
     ]
-    # A run of an earlier version may not tell where and when it was trained.
-    trained = (about or {}).get("trained", {})
-    seconds, date, version = (
-        (about or {}).get("seconds"),
-        trained.get("date"),
-        trained.get("version"),
-    )
-    told = {
-        "Device": trained.get("device"),
-        "Time": seconds and duration(seconds),
-        "Finished": date and date.replace("T", " ").replace("+00:00", " UTC"),
-        "Version": version and f"unremix {version}",
-    }
-    facts += [(name, value) for name, value in told.items() if value]
+    # What a run of an earlier version did not record is left out.
+    trained, seconds = (about or {}).get("trained", {}), (about or {}).get("seconds")
+    if trained.get("device"):
+        facts.append(("Device", trained["device"]))
+    if seconds:
+        facts.append(("Time", duration(seconds)))
+    if trained.get("date"):
+        facts.append(("Finished", trained["date"].replace("T", " ").replace("+00:00", " UTC")))
+    if trained.get("version"):
+        facts.append(("Version", f"unremix {trained['version']}"))
     return facts
 
 
@@ -352,10 +351,15 @@ def _options(run: Run) -> list[tuple[str, str]]:
         if value is None or OF_DOMAIN.get(name, run.config.domain) != run.config.domain:
             continue
         if isinstance(value, dict):
-            found += [(f"{name}.{k}", str(v)) for k, v in value.items() if v is not None]
+            found += [(f"{name}.{k}", _as_text(v)) for k, v in value.items() if v is not None]
         else:
-            found.append((name, str(value)))
-    return found
+            found.append((name, _as_text(value)))
+    return [(name, text) for name, text in found if text]
+
+
+def _as_text(value: object) -> str:
+    """A value as a table shows it: lists without brackets."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _protocol(card: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -368,7 +372,10 @@ def _protocol(card: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ]
     for name, how in ((card or {}).get("protocol") or {}).items():
         if isinstance(how, Mapping):
-            found += [(f"{label_of(name)}: {inner}", str(value)) for inner, value in how.items()]
+            found += [
+                (f"{label_of(name)}: {inner.replace('_', ' ')}", _as_text(value))
+                for inner, value in how.items()
+            ]
         else:
             found.append((label_of(name).replace("_", " "), str(how)))
     return found

@@ -11,6 +11,7 @@ from unremix.evaluation.verdict import comparable, with_article
 
 NO_ACCURACIES = ("f1", "pearson", "spearman")
 FEW_DIMENSIONS = 2.0  # in use: below, the embeddings lie on a line
+LOW_RANK = 4.0  # dimensions in use: below, a collapse is near
 
 
 def headline(
@@ -46,6 +47,8 @@ def headline(
     ):
         return "The embeddings have collapsed: all items look alike to the encoder", "bad"
     said = "No sign of collapse" if last else "Not trained: the encoder as it was initialized"
+    if rank is not None and rank < LOW_RANK:
+        said = f"Close to collapse: only {rank:.1f} dimensions are in use"
     if about is not None:
         which = "a neighbor of theirs" if about["kind"] == "sentence" else "their own second view"
         if about["kind"] == "graph" and "node" in about["about_batch"]:
@@ -62,15 +65,25 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
-def named(path: str) -> str:
-    """What a share is called in a sentence.
+def named(path: str, measure: Mapping[str, Any]) -> str:
+    """What a measure is called in a sentence.
 
     Example:
-        >>> named("knn"), named("sick_r.pearson")
-        ('kNN accuracy', 'sick_r pearson')
+        >>> named("knn", {"value": 0.9}), named("sick_r.mse", {"value": 0.4, "percent": False})
+        ('kNN accuracy', 'sick_r mse')
     """
-    accuracy = path.rpartition(".")[2] not in NO_ACCURACIES
+    accuracy = in_percent(measure) and path.rpartition(".")[2] not in NO_ACCURACIES
     return label_of(path) + " accuracy" * accuracy
+
+
+def difference_named(path: str, measure: Mapping[str, Any]) -> str:
+    """What follows the size of a difference: of shares, points.
+
+    Example:
+        >>> difference_named("knn", {"value": 0.9})
+        'points of kNN accuracy'
+    """
+    return "points of " * in_percent(measure) + named(path, measure)
 
 
 def _against(
@@ -82,9 +95,9 @@ def _against(
     for path, (delta, low, high) in sorted(
         comparable(trained, other), key=lambda found: found[0] != "knn"
     ):
-        share, (factor, digits) = in_percent(ours[path]), scale_of(ours[path])
+        factor, digits = scale_of(ours[path])
         size = f"{factor * abs(delta):.{digits}f} ± {factor * (high - low) / 2:.{digits}f}"
-        what = f"points of {named(path)}" if share else label_of(path)
+        what = difference_named(path, ours[path])
         if low <= 0 <= high:
             sign = "+" if delta >= 0 else "−"
             unclear.append((label_of(path), f"{sign}{size} {what}"))

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unremix
-from unremix.data.atomic_files import write_text
+from unremix.data.atomic_files import refuse_link, write_text
 from unremix.data.printing import to_csv
 from unremix.domains.base import Observer, Streams
 from unremix.domains.sampling import scramble
@@ -384,6 +384,7 @@ def _running_statistics_held(model: nn.Module) -> Iterator[None]:
 def _loggers(config: TrainConfig, run: Run) -> list[Logger]:
     made: list[Logger] = []
     if "tensorboard" in config.loggers:
+        refuse_link(run.path / "tensorboard")
         made.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     if "wandb" in config.loggers:
         from lightning.pytorch.loggers import WandbLogger

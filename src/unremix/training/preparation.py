@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unremix.data.atomic_files import sweep, try_lock
+from unremix.data.atomic_files import refuse_link, sweep, try_lock
 from unremix.domains import Domain, find_domain
 from unremix.encoders import make_encoder
 from unremix.frameworks.base import Framework
@@ -237,6 +237,7 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | No
     assert config.resume is not None
     assert config.given is not None
     run = Run(config.resume)
+    refuse_link(run.checkpoint.parent)
     # Code that was typed as well is not the folder's.
     typed = set(run.config.code) <= set(config.code)
     run.config = run.config.released(trust=config.trust or typed, where=str(run.path))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ from torch import Tensor
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.engines import compiled, engine_report, find_engine, native
 from unremix.core.options import Options
+from unremix.core.pairs import Pairs
+from unremix.core.views import Own, Views
 from unremix.core.weights import Weighting, hard_negatives
+from unremix.losses import TwoViewLoss
 
 MIXED = Weighting(("similarity", "representativeness"))
 needed = pytest.mark.skipif(
@@ -90,7 +95,29 @@ CASES: dict[str, Any] = {
 }
 
 
-def check_compiled(name: str, sizes: tuple[int, ...] = (6, 11)) -> None:
+def two_views(loss_fn: TwoViewLoss, z0: Tensor, z1: Tensor, h0: Tensor, h1: Tensor) -> Tensor:
+    loss: Tensor = loss_fn(z0, z1, h0, h1)
+    return loss
+
+
+def graphs(loss_fn: TwoViewLoss, z0: Tensor, z1: Tensor, h0: Tensor, h1: Tensor) -> Tensor:
+    """Nodes against three graphs."""
+    nodes, known = Views(z0, h0), Views(z1[:3], h1[:3])
+    pairs = Pairs.membership(torch.arange(len(z0)) % 3, 3)
+    return loss_fn.against(nodes, known, pairs, logits="dot", objective="jsd")
+
+
+def queue(loss_fn: TwoViewLoss, z0: Tensor, z1: Tensor, h0: Tensor, h1: Tensor) -> Tensor:
+    """Two queries against their keys, a queue and negatives of their own."""
+    pairs = Pairs.queue(torch.arange(2), torch.arange(len(z1) - 2))
+    own = Own(-z1[:4].detach().view(2, 2, -1), h1[:4].view(2, 2, -1), logit_factor=2.0)
+    return loss_fn.against(Views(z0[:2], h0[:2]), Views(z1, h1), pairs, own=own)
+
+
+Call = Callable[..., Tensor]
+
+
+def check_compiled(name: str, sizes: tuple[int, ...] = (6, 11), call: Call = two_views) -> None:
     torch.manual_seed(0)
     for n in sizes:
         views = [torch.randn(n, 5).double().requires_grad_() for _ in range(2)]
@@ -99,23 +126,31 @@ def check_compiled(name: str, sizes: tuple[int, ...] = (6, 11)) -> None:
         for engine in ("eager", "compiled"):
             loss_fn = CASES[name](engine).double()
             loss_fn.options = loss_fn.options.__class__(**{**vars(loss_fn.options), "tile": 8})
-            loss = loss_fn(*views)
+            loss = call(loss_fn, *views)
             inputs = [*views[:2], *loss_fn.parameters()]
             results.append([loss, *torch.autograd.grad(loss, inputs)])
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_compiled_equals_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def traced(function: Any, **options: Any) -> Any:
-        return torch.compile(function, backend="aot_eager", **options)
-
-    monkeypatch.setattr(compiled, "compile", traced)
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compiled code that is traced, and not generated, which takes longer."""
+    monkeypatch.setattr(compiled, "compile", partial(torch.compile, backend="aot_eager"))
     compiled._compiled.cache_clear()
-    check_compiled(name)
+    yield
     compiled._compiled.cache_clear()
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_equals_eager(name: str, traced: None) -> None:
+    check_compiled(name)
+
+
+@pytest.mark.parametrize("call", [graphs, queue])
+def test_compiled_equals_eager_for_other_pairs(call: Call, traced: None) -> None:
+    check_compiled("UnReMix", sizes=(6,), call=call)
 
 
 @pytest.mark.slow

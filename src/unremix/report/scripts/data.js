@@ -46,6 +46,12 @@ export function fixed(value, digits) {
   return Number.isFinite(value) ? value.toFixed(digits) : "–";
 }
 
+// A difference with its sign; one that is shown as 0 has none.
+export function signed(value, digits = 1) {
+  const text = fixed(Math.abs(value), digits);
+  return Number(text) > 0 ? `${value < 0 ? "−" : "+"}${text}` : text;
+}
+
 export function percent(share, digits = 1) {
   return Number.isFinite(share) ? `${(100 * share).toFixed(digits)} %` : "–";
 }

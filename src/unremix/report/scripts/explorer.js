@@ -2,7 +2,7 @@
 
 import { audit, matchedRates } from "./audits.js";
 import { legend, lineChart } from "./charts.js";
-import { bytes, csvLine, fixed, floats, make, percent } from "./data.js";
+import { bytes, csvLine, fixed, floats, make, percent, signed } from "./data.js";
 import { copyText } from "./page.js";
 import { Picker } from "./picker.js";
 import { COMPONENTS, MAGNITUDE, ranked, scale, weigh, weightings } from "./weights.js";
@@ -54,6 +54,7 @@ export class Explorer {
     this.addControls();
     this.picker = new Picker(root, data, items, { badness: () => this.falseShares(), chosen: () => this.rank() });
     this.find("copy").addEventListener("click", (event) => copyText(this.csv(), event.currentTarget));
+    this.find("copy-deciles").addEventListener("click", (event) => copyText(this.decilesAsCsv(), event.currentTarget));
     this.picker.chooseWorst(); // an anchor with false negatives shows more than one without
     this.examine();
   }
@@ -253,6 +254,19 @@ export class Explorer {
     return `${lines.join("\n")}\n`;
   }
 
+  // The rate of false negatives in each tenth, and among those of equal similarity.
+  decilesAsCsv() {
+    const columns = this.audits.flatMap(({ name, found }) => [
+      [name, found.deciles],
+      [`${name}, equal similarity`, found.matchedDeciles],
+    ]);
+    const lines = [csvLine(["tenth", ...columns.map(([name]) => name)])];
+    for (let tenth = 0; tenth < 10; tenth++) {
+      lines.push(csvLine([tenth + 1, ...columns.map(([, values]) => (Number.isFinite(values[tenth]) ? values[tenth] : ""))]));
+    }
+    return `${lines.join("\n")}\n`;
+  }
+
   examine() {
     const list = weightings(this.controls);
     this.audits = list.map(({ name, how }) => ({
@@ -287,7 +301,7 @@ export class Explorer {
       lineChart({
         title: `${what} by tenth of the weight`,
         series,
-        xLabel: "tenth of the negatives, from the least to the most weighted",
+        xLabel: "tenth of the negatives, least to most weighted",
         yLabel: `${what}, %`,
         width: place.clientWidth,
       }),
@@ -310,7 +324,7 @@ export class Explorer {
       const cells = [
         [found.top, percent(found.top)],
         [found.matched, percent(found.matched)],
-        [gap, Number.isFinite(gap) ? `${gap < 0 ? "−" : "+"}${Math.abs(100 * gap).toFixed(1)}` : "–"],
+        [gap, signed(100 * gap)],
         [found.effective, fixed(found.effective, 1)],
       ];
       if (this.labels) cells.push([found.distinct, percent(found.distinct, 0)]);

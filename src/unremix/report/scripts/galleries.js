@@ -12,7 +12,7 @@ function shownItem(items, item, note, marked = false) {
     make(
       "figcaption",
       {},
-      !labels ? null : make("span", { dir: "auto" }, items.label(item)),
+      !labels ? null : make("span", { dir: "auto" }, items.tag(item)),
       note ? make("small", {}, note) : null,
     ),
   );

@@ -21,8 +21,14 @@ function nodeColor(type) {
   return type < 7 ? colorOf(type) : "var(--muted)";
 }
 
+// With seven colors, groups one after the other differ in both, and 28 in one of them.
 export function shapeOf(number) {
-  return Math.floor(number / 7) % SHAPES;
+  return number % SHAPES;
+}
+
+// What a class is called beside other text: a number alone would say nothing.
+export function classTag(name) {
+  return /^[-+]?\d+(\.\d+)?$/.test(name) ? `class ${name}` : String(name);
 }
 
 export class Items {
@@ -54,13 +60,13 @@ export class Items {
     return clusters ? `cluster ${clusters[item] + 1}` : "";
   }
 
-  group(item) {
-    return (this.data.labels ?? this.data.clusters)[item];
+  // The label as it is shown beside an item.
+  tag(item) {
+    return this.data.labels ? classTag(this.label(item)) : this.label(item);
   }
 
   describe(item) {
-    const label = this.data.labels ? this.label(item) : "";
-    return label ? `${this.name(item)}, ${label}` : this.name(item);
+    return this.data.labels ? `${this.name(item)}, ${this.tag(item)}` : this.name(item);
   }
 
   tile(atlas, place, label) {

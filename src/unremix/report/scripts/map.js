@@ -1,7 +1,7 @@
 // The embedding map: every item a point on a canvas; hover shows it, a click its neighbors.
 
 import { floats, make, wholes } from "./data.js";
-import { shapeOf, shapePath } from "./items.js";
+import { classTag, shapeOf, shapePath } from "./items.js";
 
 const RADIUS = 3.4;
 const MANY = 2000; // more items than this get smaller points, so that the map does not fill up
@@ -50,7 +50,7 @@ export class EmbeddingMap {
       path.setAttribute("d", shapePath(shapeOf(number), 6, 6, 4));
       path.setAttribute("style", `fill: var(--class-${number % 7})`);
       sign.append(path);
-      const name = labels ? (classes ? String(classes[group]) : `class ${group}`) : `cluster ${group + 1}`;
+      const name = labels ? classTag(classes ? classes[group] : group) : `cluster ${group + 1}`;
       place.append(
         make(
           "button",
@@ -334,7 +334,7 @@ export class EmbeddingMap {
       this.side.replaceChildren(make("p", { class: "note" }, "Point at the map to see an item. Click, or use the arrow keys, to see its nearest neighbors."));
       return;
     }
-    const label = this.items.label(item);
+    const label = this.items.tag(item);
     const parts = [
       make("div", { class: "portrait" }, this.items.show(item)),
       this.data.kind === "sentence" ? null : make("strong", { dir: "auto", class: "name" }, this.items.name(item)),

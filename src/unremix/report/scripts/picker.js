@@ -109,7 +109,7 @@ export class Picker {
         "figcaption",
         {},
         around ? null : make("strong", { dir: "auto" }, items.name(item)),
-        this.data.labels ? make("span", { class: "tag", dir: "auto" }, items.label(item)) : null,
+        this.data.labels ? make("span", { class: "tag", dir: "auto" }, items.tag(item)) : null,
       ),
     );
   }
