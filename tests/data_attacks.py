@@ -465,7 +465,7 @@ ARRAYS = {
     ),
     "npz of objects": Attack(
         {"a.npz": npz_of("images", shaped("|O", 1), pickle.dumps([Calls(os.system, "true")]))},
-        read_images, "a.npz", "not plain numbers",
+        read_images, "a.npz", "not of plain numbers",
     ),
     "npz with a header of code": Attack(
         {"a.npz": npz_of("images", "__import__('os').system('true')")}, read_images, "a.npz",

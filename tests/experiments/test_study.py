@@ -365,7 +365,8 @@ def test_a_study_that_cannot_be_is_refused(
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / RESULTS
-    file.write_text('{"name": "a"}\n{"na')
+    record = {"name": "a", "epochs": 1, "loss": 0.5, "results": {}}
+    file.write_text(json.dumps(record) + '\n{"na')
     with pytest.raises(ValueError, match="line 2 of"):
         Results(file)
 
