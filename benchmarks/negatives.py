@@ -22,8 +22,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,25 @@ from unremix.mining.audit import audit_negatives
 from unremix.mining.mine import mine_hard_negatives
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "mining.json"
-K, BATCH, SCALE = 5, 64, 20.0
-LINEAR = {"lr": 1e-3, "epochs": 10, "folds": 5}
-MINILM = {"lr": 2e-5, "epochs": 1, "folds": 2, "tokens": 64}
+K, SCALE = 5, 20.0
+TOKENS = 64  # of the texts that MiniLM is trained and measured with
 FLICKR_PAIRS = 2000
+
+
+@dataclass(frozen=True)
+class Training:
+    """How an encoder is trained: learning rate, epochs, anchors in a batch; folds of Cranfield."""
+
+    rate: float
+    epochs: int
+    batch: int
+    folds: int
+
+
+TRAINING = {
+    "linear": {"Cranfield": Training(1e-3, 10, 64, 5), "Flickr8k": Training(1e-3, 10, 64, 1)},
+    "minilm": {"Cranfield": Training(1e-4, 2, 16, 2), "Flickr8k": Training(2e-5, 1, 64, 1)},
+}
 
 
 @dataclass
@@ -200,16 +216,18 @@ def batch_loss(anchor: Tensor, positive: Tensor, negatives: Tensor) -> Tensor:
     return F.cross_entropy(scores, torch.arange(len(anchor)))
 
 
-def train_linear(task: Task, rows: NDArray[Any], mined: NDArray[Any], seed: int) -> Any:
+def train_linear(
+    task: Task, how: Training, rows: NDArray[Any], mined: NDArray[Any], seed: int
+) -> Any:
     """A matrix on frozen embeddings; returns what embeds rows."""
     torch.manual_seed(seed)
     everything = torch.from_numpy(task.embeddings)
     size = everything.shape[1]
     layer = nn.Linear(size, size, bias=False)
     nn.init.eye_(layer.weight)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=LINEAR["lr"])
-    for _ in range(int(LINEAR["epochs"]) if len(rows) else 0):
-        for part in torch.from_numpy(rows)[torch.randperm(len(rows))].split(BATCH):
+    optimizer = torch.optim.Adam(layer.parameters(), lr=how.rate)
+    for _ in range(how.epochs if len(rows) else 0):
+        for part in torch.from_numpy(rows)[torch.randperm(len(rows))].split(how.batch):
             numbers = part.numpy()
             negatives = everything[task.corpus[mined[numbers]]]
             optimizer.zero_grad()
@@ -222,12 +240,14 @@ def train_linear(task: Task, rows: NDArray[Any], mined: NDArray[Any], seed: int)
     return lambda wanted: layer(everything[wanted]).detach()
 
 
-def train_minilm(task: Task, rows: NDArray[Any], mined: NDArray[Any], seed: int) -> Any:
+def train_minilm(
+    task: Task, how: Training, rows: NDArray[Any], mined: NDArray[Any], seed: int
+) -> Any:
     """All weights of MiniLM; returns what embeds rows."""
     torch.manual_seed(seed)
     model = minilm()
-    model.max_seq_length = MINILM["tokens"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=MINILM["lr"])
+    model.max_seq_length = TOKENS
+    optimizer = torch.optim.AdamW(model.parameters(), lr=how.rate)
 
     def embed(wanted: NDArray[Any]) -> Tensor:
         features = model.preprocess([task.texts[row] for row in wanted])
@@ -235,8 +255,8 @@ def train_minilm(task: Task, rows: NDArray[Any], mined: NDArray[Any], seed: int)
         return found
 
     model.train()
-    for _ in range(int(MINILM["epochs"]) if len(rows) else 0):
-        for part in torch.from_numpy(rows)[torch.randperm(len(rows))].split(BATCH):
+    for _ in range(how.epochs if len(rows) else 0):
+        for part in torch.from_numpy(rows)[torch.randperm(len(rows))].split(how.batch):
             numbers = part.numpy()
             optimizer.zero_grad()
             negatives = embed(task.corpus[mined[numbers]].reshape(-1))
@@ -269,34 +289,36 @@ def quality(embed: Any, fold: Any) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def measure(task: Task, train: Callable[..., Any], seeds: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    nothing = np.empty((0, K), dtype=np.int64)
-    plain = [quality(train(task, fold[0][:0], nothing, 0), fold) for fold in task.folds]
-    found["untrained"] = {"quality": [{n: float(np.mean([f[n] for f in plain])) for n in plain[0]}]}
+def measure(
+    task: Task, train: Callable[..., Any], seeds: int, found: dict[str, Any]
+) -> Iterator[str]:
+    """Add to what was found of each method what is missing; tells whenever something was added."""
+    if "untrained" not in found:
+        nothing = np.empty((0, K), dtype=np.int64)
+        plain = [quality(train(fold[0][:0], nothing, 0), fold) for fold in task.folds]
+        found["untrained"] = {"quality": [_mean(plain)]}
+        yield f"{task.name}, untrained: {found['untrained']['quality'][0]}"
     anchors, corpus = task.embeddings[task.anchors], task.embeddings[task.corpus]
     for name, mine in methods(task).items():
         mined = mine(0)
         audit = audit_negatives(
             mined, anchors, corpus, task.positives, relevant=task.relevant, anchor_rows=task.own
         )
-        per_seed = []
-        for seed in range(seeds):
+        entry = found.setdefault(name, {"quality": []})
+        entry |= {"audit": asdict(audit), "anchors": int((mined >= 0).all(1).sum())}
+        for seed in range(len(entry["quality"]), seeds):
             if name == "random":  # the others do not depend on the seed
                 mined = mine(seed)
             whole = (mined >= 0).all(1)
             folds = [
-                quality(train(task, fold[0][whole[fold[0]]], mined, seed), fold)
-                for fold in task.folds
+                quality(train(fold[0][whole[fold[0]]], mined, seed), fold) for fold in task.folds
             ]
-            per_seed.append({n: float(np.mean([f[n] for f in folds])) for n in folds[0]})
-            print(f"{task.name}, {name}, seed {seed}: {per_seed[-1]}", flush=True)
-        found[name] = {
-            "audit": asdict(audit),
-            "anchors": int(whole.sum()),
-            "quality": per_seed,
-        }
-    return found
+            entry["quality"].append(_mean(folds))
+            yield f"{task.name}, {name}, seed {seed}: {entry['quality'][-1]}"
+
+
+def _mean(folds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([fold[name] for fold in folds])) for name in folds[0]}
 
 
 def show(task: Task, found: dict[str, Any]) -> None:
@@ -304,7 +326,8 @@ def show(task: Task, found: dict[str, Any]) -> None:
     headings = ("", "false", "equal similarity", "difference", "cosine", "diversity")
     for heading in (*headings, "recall@1", "MRR", "nDCG@10"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, result in found.items():
+    for name in ("untrained", *methods(task)):
+        result = found[name]
         cells = [""] * 5
         if "audit" in result:
             audit = result["audit"]
@@ -334,18 +357,22 @@ def main() -> int:
     if data is None:
         print("expected the folder of the data in UNREMIX_DATA, got nothing; set it")
         return 1
-    settings = LINEAR if given.train == "linear" else MINILM
+    how = TRAINING[given.train]
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     train = train_linear if given.train == "linear" else train_minilm
-    tasks = [cranfield(Path(data), given.embeddings, int(settings["folds"]))]
+    tasks = [cranfield(Path(data), given.embeddings, how["Cranfield"].folds)]
     if not given.quick:
         tasks.append(flickr8k(Path(data), given.embeddings))
     for task in tasks:
-        found = measure(task, train, 1 if given.quick else given.seeds)
-        show(task, found)
+        found: dict[str, Any] = {"training": asdict(how[task.name])}
         if not given.quick:
-            results.setdefault(given.train, {"settings": settings})[task.name] = found
-            write_bytes(RESULTS, json.dumps(results, indent=1).encode())
+            found = results.setdefault(given.train, {}).setdefault(task.name, found)
+        train_so = partial(train, task, how[task.name])
+        for news in measure(task, train_so, 1 if given.quick else given.seeds, found):
+            print(news, flush=True)
+            if not given.quick:
+                write_bytes(RESULTS, json.dumps(results, indent=1).encode())
+        show(task, found)
     return 0
 
 
