@@ -389,13 +389,17 @@ class TwoViewLoss(Filtering):
         )
 
     def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
-        """The loss; if it is not finite, an error that says why."""
-        if checks_on(self.options.check, loss) and not math.isfinite(loss.item()):
-            check_finite(**made_of)
-            raise ValueError(
-                f"expected a finite loss, got {loss.item()} from finite input: numbers overflow; "
-                "scale embeddings and inputs down, or use mass='mean'"
-            )
+        """The loss; if it, or its gradient at the mix, overflows, an error that says why."""
+        if checks_on(self.options.check, loss):
+            dtypes = {loss.dtype, *(each.dtype for each in self.parameters())}
+            largest = min(torch.finfo(dtype).max for dtype in dtypes)
+            if not abs(loss.item()) <= largest:
+                check_finite(**made_of)
+                raise ValueError(
+                    f"expected a finite loss, at most {largest:.2g}, got {loss.item()} from "
+                    "finite input: numbers overflow; scale embeddings and inputs down, or use "
+                    "mass='mean'"
+                )
         return loss
 
     def _part(self, views: Views) -> Part | None:
