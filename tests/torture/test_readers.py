@@ -22,4 +22,5 @@ def test_damaged_files_are_read_or_refused(name: str, turn: int) -> None:
     form = formats()[name]
     found = fuzz(form.read, form.seeds, examples=EXAMPLES, seed=1000 + turn, name=form.name)
     assert sum(found.values()) >= EXAMPLES
-    assert found["refused"] > 0  # some damage is noticed
+    if name != "folder":  # there, damaged pictures are left out, and the rest is read
+        assert found["refused"] > 0  # some damage is noticed
