@@ -4,7 +4,7 @@ Nodes dropped, edges exchanged, attributes masked, or a connected part kept: one
 each graph. Nothing loops over graphs, nodes or edges, and every number drawn is a function of the
 graph's key and of a place within the graph. So a view does not depend on what else is in the batch.
 
-Node features are not computed anew: a degree among them stays that of the whole graph.
+Node features are not recomputed: a degree among them stays that of the whole graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NODES, EDGES, ATTRIBUTES, SUBGRAPH, IDENTITY = KINDS = (
     "nodes", "edges", "attributes", "subgraph", "identity",
 )  # fmt: skip
 
-# Numbers of a graph are told apart by what they are for, in steps of one odd constant, and by their
+# Numbers of a graph are distinguished by their purpose, in steps of one odd constant, and by their
 # place, in steps of another; `uniforms` itself goes in steps of a third.
 _KIND, _NODE, _DROPPED, _ADDED, _START, _EDGE = range(6)
 _PURPOSE_STEP = 0x0851F42D4C957F2D
@@ -36,7 +36,7 @@ class GraphAugmentation:
     """How views of a graph are drawn.
 
     Args:
-        kinds: What may befall a graph, each equally likely; one named twice is twice as likely:
+        kinds: The changes to draw from, each equally likely; one named twice is twice as likely:
 
             - ``nodes``: a share of the nodes is dropped, with their edges;
             - ``edges``: a share of the edges is dropped, and as many are added between nodes that
