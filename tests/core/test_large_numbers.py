@@ -94,14 +94,11 @@ def test_dot_products_that_overflow_are_refused(objective: Any, engine: Any) -> 
 def test_a_loss_too_large_for_the_dtype_of_the_mix_is_refused(engine: Any) -> None:
     """In float64 it is finite, but its gradient at the mix, which is float32, is not."""
     z0, z1 = draw(2, 6, 4, dtype=torch.float64) * 1e25
-    pairs = Pairs.from_masks(MASK, ~MASK)
-    for loss_fn, fits in ((UnReMixLoss(engine=engine), False), (InfoNCELoss(engine=engine), True)):
-        given = Views(z0), Views(z1), pairs
-        if fits:
-            assert loss_fn.against(*given, logits="dot", objective="jsd").isfinite()
-        else:
-            with pytest.raises(ValueError, match=r"expected a finite loss, at most 3.4e\+38"):
-                loss_fn.against(*given, logits="dot", objective="jsd")
+    given = Views(z0), Views(z1), Pairs.from_masks(MASK, ~MASK)
+    uniform, mixed = InfoNCELoss(engine=engine), UnReMixLoss(engine=engine)
+    assert uniform.against(*given, logits="dot", objective="jsd").isfinite()
+    with pytest.raises(ValueError, match=r"expected a finite loss, at most 3.4e\+38"):
+        mixed.against(*given, logits="dot", objective="jsd")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -241,7 +241,7 @@ def _present(parts: Parts, plan: dict[str, Any]) -> set[str]:
     """
     names = parts.names()
     if PLAN in names:
-        if not _is(plan, parts.read(PLAN)):
+        if not _holds(parts.read(PLAN), plan):
             raise ValueError(
                 f"expected a new folder or one of the same embeddings, got {parts.path!r} with "
                 "those of another run, other data or other options; choose another --output"
@@ -256,8 +256,8 @@ def _present(parts: Parts, plan: dict[str, Any]) -> set[str]:
     return {name for name in names if name.startswith("part-")}
 
 
-def _is(plan: dict[str, Any], data: bytes) -> bool:
-    """Whether a file holds a plan; a damaged one does not."""
+def _holds(data: bytes, plan: dict[str, Any]) -> bool:
+    """Whether a file holds this plan; a damaged one does not."""
     try:
         return bool(json.loads(data) == plan)
     except (ValueError, RecursionError):
