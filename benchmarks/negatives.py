@@ -11,9 +11,9 @@ is a hidden relevant row. "Equal similarity" is the same rate among the rows nex
 in the order of similarity, at most two on either side. Then an encoder is trained on anchor,
 positive and mined negatives, together with the negatives of the batch (cosine × 20, cross-entropy),
 and measured on queries that training did not see: ``linear`` trains a matrix on frozen embeddings,
-``minilm`` all weights, of texts cut to 64 tokens, two-fold on Cranfield instead of five-fold. Each
-result is added to docs/results/mining.json as soon as it is there; what is there is not computed
-again.
+``minilm`` all weights, with bfloat16 autocast, of texts cut to 64 tokens, two-fold on Cranfield
+instead of five-fold. Each result is added to docs/results/mining.json as soon as it is there; what
+is there is not computed again.
 """
 
 from __future__ import annotations
@@ -253,8 +253,9 @@ def train_minilm(
 
     def embed(wanted: NDArray[Any]) -> Tensor:
         features = model.preprocess([task.texts[row] for row in wanted])
-        found: Tensor = model(features)["sentence_embedding"]
-        return found
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # 2.2 times as fast
+            found: Tensor = model(features)["sentence_embedding"]
+        return found.float()
 
     model.train()
     for _ in range(how.epochs if len(rows) else 0):
