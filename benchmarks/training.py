@@ -1,7 +1,7 @@
 """Images per CPU-second: ``unremix train`` against lightly's SimCLR example and solo-learn's loop.
 
     python benchmarks/training.py [--peers .venv-peers/bin/python] [--rounds 3] [--width 16]
-        [--images 2048] [--quick]
+        [--images 2048] [--workers 1 2] [--quick]
 
 How to read the table. Each contender trains SimCLR on the same pictures in a process of its own,
 with one thread and, the others, one or two workers beside it (``unremix train`` has none). It
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from measuring import Options, conclude, show_race
@@ -30,13 +31,16 @@ LEAST_OVER_LIGHTLY = 1.3
 FEW, MANY = 1, 3
 """Epochs of the two trainings whose difference counts."""
 SIZE = 32
-CONTENDERS = (
-    ("unremix train", "", 0),
-    ("lightly, 1 worker", "lightly", 1),
-    ("lightly, 2 workers", "lightly", 2),
-    ("solo-learn's loop, 1 worker", "lightning", 1),
-    ("solo-learn's loop, 2 workers", "lightning", 2),
-)
+LOOPS = {"lightly": "lightly", "solo-learn's loop": "lightning"}
+
+
+def contenders(workers: Sequence[int]) -> list[tuple[str, str, int]]:
+    """Name, loop and workers of each; ``unremix train`` has no loop of another library."""
+    return [("unremix train", "", 0)] + [
+        (f"{name}, {count} worker{'s' if count > 1 else ''}", loop, count)
+        for name, loop in LOOPS.items()
+        for count in workers
+    ]
 
 
 def pictures(into: Path, count: int) -> Path:
@@ -115,6 +119,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--images", type=int, default=2048, help="of CIFAR-10")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="of the others")
     parser.add_argument("--quick", action="store_true", help="small, for a smoke test")
     parser.add_argument("--strict", action="store_true", help="fail if a target is missed")
     given = parser.parse_args()
@@ -126,7 +131,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         data = pictures(Path(folder), count)
         for _ in range(rounds):
-            for name, loop, workers in CONTENDERS:
+            for name, loop, workers in contenders(given.workers):
                 took = {}
                 for epochs in (FEW, MANY):
                     if loop:
@@ -142,7 +147,7 @@ def main() -> int:
     ratios = show_race(
         found,
         f"SimCLR, ResNet-18 of width {width}, {SIZE} px, batch {batch_size}",
-        reference="lightly, 1 worker",
+        reference=contenders(given.workers)[1][0],
         column="images per CPU-second",
         amount=lambda spent: f"{images / spent:.0f}",
         faster=True,
