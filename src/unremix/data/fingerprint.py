@@ -45,11 +45,7 @@ def spread(count: int, most: int) -> Tensor:
 
 
 def drawn(count: int, most: int | None) -> Tensor:
-    """At most this many indices, drawn with a fixed seed, in order, shape (k,), int64.
-
-    Args:
-        count: How many there are to draw from.
-        most: How many to draw; None for all.
+    """At most this many of ``count`` indices, drawn with a fixed seed, in order, shape (k,), int64.
 
     Example:
         >>> drawn(3, 10), len(drawn(1000, 10))

@@ -268,10 +268,7 @@ def read_tars(
 ) -> Found:
     """WebDataset shards; those whose names say train and those that say test (val) are a split.
 
-    Args:
-        name: Of the data.
-        shards: Name and place of each.
-        read: Gives their samples.
+    Shards are given by name and place, and ``read`` gives their samples.
     """
     parts, outside = _split_by_name(shards)
     skipped = [Skipped(shard, "outside the shards for train and test") for shard in outside]

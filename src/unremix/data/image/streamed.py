@@ -200,5 +200,4 @@ def stream_images(split: Split, shape: Shape) -> ImageSet:
     source = split.source
     assert isinstance(source, FileSource)
     images = StreamedImages(LazyImages(source, split.names, *shape), shards_of(source))
-    labels = None if split.labels is None else torch.tensor(split.labels, dtype=torch.int64)
-    return ImageSet(images, split.names, labels, split.classes)
+    return ImageSet.of(split, images)

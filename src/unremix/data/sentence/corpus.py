@@ -113,11 +113,7 @@ class EncodedCorpus:
         return self.unknown / self.tokens
 
     def batch(self, start: int, count: int) -> SentenceBatch:
-        """Read consecutive sentences.
-
-        Args:
-            start: The first, from 0.
-            count: How many.
+        """Read ``count`` consecutive sentences; the first is number ``start``, from 0.
 
         Raises:
             ValueError: If the corpus does not have them all.
