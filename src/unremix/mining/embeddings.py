@@ -137,13 +137,7 @@ def _remote_parts(url: str, wanted: list[str] | None) -> dict[str, NDArray[Any]]
 
 
 def _parts(folder: str, paths: Sequence[Path], wanted: list[str] | None) -> dict[str, NDArray[Any]]:
-    """The arrays of parts.
-
-    Args:
-        folder: Where they are, for messages.
-        paths: All files of the folder, sorted by name.
-        wanted: Names of arrays.
-    """
+    """The arrays of parts; the paths are all files of their folder, sorted by name."""
     plan = next(path for path in paths if path.name == PLAN)
     expected = int(json.loads(read_text(plan, LARGEST_PLAN))["parts"])
     parts = [path for path in paths if path.match("part-*.parquet")]
