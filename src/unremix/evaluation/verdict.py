@@ -109,10 +109,6 @@ def comparable(
 ) -> Iterator[tuple[str, tuple[float, float, float]]]:
     """How much better each measure is than that of other features, with a 95 % interval.
 
-    Args:
-        trained: A part of an evaluation card.
-        other: Another part, such as the untrained encoder's.
-
     Yields:
         The measure's path; the difference and both ends of its interval, positive where better.
     """

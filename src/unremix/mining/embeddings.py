@@ -291,10 +291,7 @@ def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:
 
 
 def unit_rows(embeddings: NDArray[Any]) -> Floats:
-    """Rows of length 1 in float32, shape (n, D); a zero row stays 0.
-
-    Args:
-        embeddings: Shape (n, D), any floating-point type.
+    """Rows (n, D) of any floating-point type as rows of length 1 in float32; a zero row stays 0.
 
     Raises:
         ValueError: If a row holds NaN or infinity.

@@ -37,14 +37,7 @@ class ImageStore(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor) -> Tensor:
-        """Some of the images.
-
-        Args:
-            indices: Which, shape (B,), int64.
-
-        Returns:
-            Shape (B, C, S, S), uint8.
-        """
+        """Some of the images: int64 indices of shape (B,) to uint8 of shape (B, C, S, S)."""
 
 
 @dataclass(frozen=True)
