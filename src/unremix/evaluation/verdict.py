@@ -28,10 +28,6 @@ def difference(
       training samples that folds share, s² (1/n + 1/(k - 1)) for n values of k folds.
     - Others: d ± 1.96 √(e₁² + e₂²) for standard errors e₁ and e₂.
 
-    Args:
-        measure: A measure of an evaluation card.
-        other: The same measure of other features.
-
     Returns:
         The difference and both ends of the interval; None if the card has no error.
 

@@ -163,9 +163,6 @@ class Projecting(Framework, ABC):
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
         """Scores and weights of the negatives of a batch; None where there are no negatives.
 
-        Args:
-            first: z and h of the first views.
-            second: z and h of the second views.
-            samples: Which samples they show, shape (N,).
+        Both views are given by their z and h; the samples that they show have shape (N,).
         """
         return None

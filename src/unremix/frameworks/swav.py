@@ -200,16 +200,10 @@ class SwAV(Projecting):
         return batch.views
 
     def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
-        """The loss of a batch.
-
-        Args:
-            embedded: Of each view, z, shape (N, D), and h, shape (N, H), which is not used; the
-                first two views are the full ones.
-            batch: Tells the epoch.
+        """The loss of a batch, whose first two views are the full ones; h is not used.
 
         Returns:
-            The loss, a scalar, in float32 or better; the mean over processes is the loss of the
-            joint batch.
+            A scalar in float32 or better; the mean over processes is the loss of the joint batch.
 
         Raises:
             ValueError: If there is no second view, or the views are not of the same samples.

@@ -270,11 +270,9 @@ def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]
 
 
 def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:
-    """Embeddings that were computed before, mapped from a file, or are computed now and kept.
+    """Embeddings (n, D) that were computed before, mapped from an ``.npy`` file, or are now kept.
 
-    Args:
-        path: An ``.npy`` file; None keeps nothing.
-        compute: Gives the embeddings, shape (n, D).
+    Without a path, nothing is kept.
     """
     if path is not None and path.exists():
         kept: Floats = np.load(path, mmap_mode="r", allow_pickle=False)
