@@ -117,28 +117,22 @@ class SharedRun(Run):
             ImportError: Without the extra ``hub``, unless it is a folder.
             ValueError: For another layer of a run that was published.
         """
-        if Path(name).is_dir():
-            if layer != "backbone" and not (Path(name) / "checkpoints").is_dir():
-                raise _unpublished(layer)
-            return cls(name, layer=layer, trust=trust)
-        if layer != "backbone":
-            raise _unpublished(layer)
-        folder = _hub().snapshot_download(
-            str(name),
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            allow_patterns=list(FILES),
-        )
+        folder = Path(name)
+        if layer != "backbone" and not (folder / "checkpoints").is_dir():
+            raise ValueError(
+                f"expected layer='backbone' of a published run, got {layer!r}, which is not "
+                "published; load the run's own folder for it"
+            )
+        if not folder.is_dir():
+            folder = _hub().snapshot_download(
+                str(name),
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+                allow_patterns=list(FILES),
+            )
         return cls(folder, layer=layer, trust=trust)
-
-
-def _unpublished(layer: str) -> ValueError:
-    return ValueError(
-        f"expected layer='backbone' of a published run, got {layer!r}, which is not published; "
-        "load the run's own folder for it"
-    )
 
 
 def _hub() -> Any:
@@ -173,11 +167,7 @@ def _on_the_hub(run: SharedRun) -> ModelHubMixin:
 def model_card(run: Run) -> str:
     """The model card of a run: what it is, how to use it, what was measured.
 
-    Args:
-        run: The run.
-
-    Returns:
-        Markdown with the metadata that the Hub reads.
+    It is in Markdown, with the metadata that the Hub reads.
     """
     config, card = run.config, run.evaluation
     parts = [

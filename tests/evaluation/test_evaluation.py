@@ -28,7 +28,6 @@ from unremix.evaluation import (
     linear_probe,
     warnings_of,
 )
-from unremix.evaluation.knn import leave_one_out_shares
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -156,10 +155,10 @@ class TestNeighbors:
         self, digits: Split, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bank, labels, queries, truth = digits
-        whole, others = knn_predict(bank, labels, queries), leave_one_out_shares(queries, truth)
+        whole, others = knn_predict(bank, labels, queries), knn_predict(queries, truth)
         monkeypatch.setattr("unremix.evaluation.knn.TILE_ENTRIES", 5000)  # a few queries at a time
         torch.testing.assert_close(knn_predict(bank, labels, queries), whole)
-        torch.testing.assert_close(leave_one_out_shares(queries, truth), others)
+        torch.testing.assert_close(knn_predict(queries, truth), others)
 
     def test_only_directions_count(self) -> None:
         bank, labels = draw(9)
@@ -225,6 +224,7 @@ class TestRefusals:
         lambda x, y: knn_accuracy(x, y, x, y, k=0),
         lambda x, y: knn_accuracy(x, y, x, y, temperature=0.0),
         lambda x, y: leave_one_out_knn(x, y * 0),
+        lambda x, y: knn_predict(x[:1], y[:1]),
         lambda x, y: knn_predict(x, y, x, num_classes=2),
         lambda x, y: linear_probe(x, y, x, y, epochs=0),
         lambda x, y: linear_probe(x, y, x, y, batch_size=0),

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy.stats import ttest_rel
 
+from unremix.evaluation.accuracy import Accuracy
 from unremix.evaluation.card import card_table, shown, spread_of
-from unremix.evaluation.knn import Accuracy
 from unremix.evaluation.verdict import difference, verdict
 from unremix.training.preparation import auto_batch
 

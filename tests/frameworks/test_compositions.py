@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unremix.frameworks import negatives as further_negatives
 from unremix.frameworks.base import Framework
-from unremix.frameworks.moco import MoCo
+from unremix.frameworks.moco import MoCo, MoCoOptions
 from unremix.frameworks.negatives import MoCHi, Patches
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.swav import SwAVOptions
@@ -151,8 +151,8 @@ def test_options_of_moco_in_every_composition(
     for negatives in ("mochi", "patch"):
         model = composed("moco", mixing_name, negatives, "unremix", moco=option)
         assert isinstance(model, MoCo)
-        assert (model.memory.size, model.momentum) == (5, 0.5)
-        assert (model.symmetric, model.group) == (symmetric, group)
+        assert (model.memory.size, model.options.momentum) == (5, 0.5)
+        assert (model.options.symmetric, model.options.group) == (symmetric, group)
         assert_trains(model)
 
 
@@ -258,7 +258,8 @@ def test_options_reach_their_parts() -> None:
     )  # fmt: skip
     model = config.composition().make_framework(*make_parts(), gather=True)
     assert isinstance(model, MoCo)
-    assert (model.memory.size, model.momentum, model.symmetric, model.group) == (17, 0.3, True, 5)
+    assert model.memory.size == 17
+    assert model.options == MoCoOptions(queue=17, momentum=0.3, symmetric=True, group=5)
     assert model.mixing == UnMix(alpha=2.0, cutmix=0.25)
     assert model.negatives == MoCHi(5, 6, 7, 8)
     assert model.loss.temperature == 0.7
@@ -288,10 +289,10 @@ def test_recipes_are_what_their_papers_say() -> None:
     assert temperatures["unmix"] == temperatures["unremix"] == 0.5
     model = settings["imix"].make_framework(*make_parts())
     assert isinstance(model, MoCo)
-    assert (model.momentum, model.memory.size) == (0.999, 4096)
+    assert (model.options.momentum, model.memory.size) == (0.999, 4096)
     model = settings["patch"].make_framework(*make_parts())
     assert isinstance(model, MoCo)
-    assert (model.momentum, model.memory.size) == (0.99, 16384)
+    assert (model.options.momentum, model.memory.size) == (0.99, 16384)
     assert model.negatives == Patches(factor=2.0)
     model = settings["mochi"].make_framework(*make_parts())
     assert model.negatives == MoCHi(512, 512, 64, 10)

@@ -763,7 +763,7 @@ def test_options_reach_the_model() -> None:
     )
     model = SentenceDomain().build(config, SentenceShape(("the", "cat"), (2, 1), 0))
     assert isinstance(model, QuickThought)
-    assert (model.reach, model.mask_repeats) == (3, False)
+    assert (model.options.reach, model.options.mask_repeats) == (3, False)
     assert model.loss.weighting.sharpness == 2.0
     assert model.loss.temperature == 1.0
     assert model.encoder.features == 10

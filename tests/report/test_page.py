@@ -27,7 +27,7 @@ from small_runs import COMMON, HOSTILE, digits, graphs, sentences, with_classes
 
 import unremix
 from unremix.cli import main
-from unremix.data.fingerprint import drawn
+from unremix.data.subsets import drawn
 from unremix.options.config import TrainConfig
 from unremix.report import write_comparison, write_report
 from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, ticks

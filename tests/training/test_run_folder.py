@@ -18,7 +18,8 @@ from test_training import assert_same_run, small
 
 import unremix
 from unremix.cli import main
-from unremix.data.fingerprint import fingerprint, spread
+from unremix.data.fingerprint import fingerprint
+from unremix.data.subsets import spread
 from unremix.options.config import TrainConfig
 from unremix.training import preparation
 from unremix.training.checkpoints import read_checkpoint, write_checkpoint

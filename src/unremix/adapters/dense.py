@@ -48,12 +48,8 @@ def weighted_negatives(
 ) -> tuple[Tensor, Tensor]:
     """log Σ_j w_ij e^{l_ij} over the negatives of each anchor, shape (N,), and l, shape (N, M).
 
-    Args:
-        loss: Says how negatives are weighted.
-        anchors: N views.
-        candidates: M views; the same object as ``anchors`` where every view is both.
-        pairs: Positives and negatives.
-        counts: How often each negative counts, shape (N, M); once by default.
+    Arguments are those of :func:`weights_of`; ``counts`` (N, M) says how often each negative
+    counts, once by default.
     """
     weights, logits = weights_of(loss, anchors, candidates, pairs)
     weights = weights if counts is None else weights * counts

@@ -103,9 +103,17 @@ class UnReMixClipLoss(Weighted, nn.Module):
                     (images, texts), self.weighted.find_inputs(images, texts), strict=True
                 )
             ]
+        gathered = gather_features(  # with gradient as open_clip would have it
+            images,
+            texts,
+            local_loss=self.local_loss,
+            gather_with_grad=self.gather_with_grad,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
         everything = [
             Views(z, self._gather(each.inputs), outputs=self._gather(each.outputs))
-            for z, each in zip(self._features(images, texts), own, strict=True)
+            for z, each in zip(gathered, own, strict=True)
         ]
         count = images.shape[0]
         total = count * self.world_size
@@ -119,18 +127,6 @@ class UnReMixClipLoss(Weighted, nn.Module):
             self.weighted.against(own[0], everything[1], pairs, temperature=temperature)
             + self.weighted.against(own[1], everything[0], pairs, temperature=temperature)
         ) / 2
-
-    def _features(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """The features of all processes, with gradient as open_clip would have it."""
-        gathered: tuple[Tensor, Tensor] = gather_features(
-            images,
-            texts,
-            local_loss=self.local_loss,
-            gather_with_grad=self.gather_with_grad,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
-        return gathered
 
     def _gather(self, values: Tensor | None) -> Tensor | None:
         """Constants of all processes."""

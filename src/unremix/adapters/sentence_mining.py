@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from unremix.core.checks import choose
+from unremix.core.scores import PAPER_COMPONENTS
 from unremix.mining.embeddings import Floats, digest_of, kept_embeddings, unit_rows
 from unremix.mining.index import Kind
-from unremix.mining.mine import COMPONENT_NAMES, Mined
+from unremix.mining.mine import Mined, Sampling
 from unremix.mining.mine import mine_hard_negatives as mine
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer
 
-Sampling = Literal["importance", "top", "random"]
 Format = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
 
 
@@ -48,7 +48,7 @@ def mine_hard_negatives(
     verbose: bool = True,
     cache_folder: str | None = None,
     duplicate_threshold: float = 0.95,
-    components: Sequence[str] = COMPONENT_NAMES,
+    components: Sequence[str] = PAPER_COMPONENTS,
     mix: Literal["fixed"] | Sequence[float] = "fixed",
     posterior_temperature: float = 0.05,
     seed: int = 0,

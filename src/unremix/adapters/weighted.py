@@ -48,15 +48,7 @@ def weighted_loss(
     last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None,
     projection: tuple[Tensor, Tensor] | None = None,
 ) -> losses.UnReMixLoss:
-    """The loss that an adapter calls.
-
-    Args:
-        options: What the adapter's user chose.
-        layout: See :class:`unremix.UnReMixLoss`, and so the following.
-        temperature: τ.
-        gather: Whether the negatives come from all processes.
-        last_layer: One layer, or one for each encoder.
-        projection: In its place, the parameters of two encoders.
+    """The loss that an adapter calls: :class:`unremix.UnReMixLoss` with options of its user.
 
     Raises:
         TypeError: For an option that adapters do not have.

@@ -255,10 +255,11 @@ def mine(
     """
     import shutil
 
+    from unremix.core.scores import PAPER_COMPONENTS
     from unremix.data.progress import showing
     from unremix.mining.audit import audit_negatives
     from unremix.mining.files import Collection, check_output, read_pairs, write_triplets
-    from unremix.mining.mine import COMPONENT_NAMES, mine_hard_negatives
+    from unremix.mining.mine import mine_hard_negatives
 
     path = _on_disk("triplets.csv" if output is None else output, "name a file")
     check_output(path)
@@ -286,7 +287,7 @@ def mine(
         "max_score": max_score,
         "min_score": min_score,
         "duplicate_threshold": duplicate_threshold,
-        "components": COMPONENT_NAMES if components is None else components,
+        "components": PAPER_COMPONENTS if components is None else components,
         "mix": "fixed" if mix is None else mix,
         "posterior_temperature": posterior_temperature,
         "sampling": sampling,

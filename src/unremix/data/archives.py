@@ -65,10 +65,7 @@ class Span(NamedTuple):
         wanted = min(self.size, limit)
         with open(self.path, "rb") as file:
             file.seek(self.offset)
-            data = file.read(wanted)
-        if len(data) < wanted:
-            raise Unusable("truncated")
-        return data
+            return _whole(file.read(wanted), wanted)
 
 
 class RemoteSpan(NamedTuple):
@@ -113,14 +110,7 @@ AnySpan = Span | RemoteSpan
 
 
 class ZipSpan(NamedTuple):
-    """A member of a zip.
-
-    Args:
-        path: The zip.
-        name: The member's name in it.
-        size: Bytes once unpacked.
-        packed: Bytes that it takes in the zip.
-    """
+    """A member of a zip, of ``size`` bytes once unpacked and ``packed`` bytes in the zip."""
 
     path: str
     name: str
@@ -130,9 +120,7 @@ class ZipSpan(NamedTuple):
     def read(self, limit: int = MAX_FILE_BYTES, most: int | None = None) -> bytes:
         """The unpacked bytes, or the first ``limit`` of them.
 
-        Args:
-            limit: How many to read.
-            most: The largest size accepted; by default what pictures of this packed size may have.
+        By default, the largest size accepted is what pictures of this packed size may have.
 
         Raises:
             Unusable: As for :meth:`Span.read`; also if encrypted, packed otherwise, or corrupt.
@@ -141,10 +129,7 @@ class ZipSpan(NamedTuple):
         _check_size(self.size, usual if most is None else most)
         wanted = min(self.size, limit)
         with self._open() as file:
-            data = b"".join(_pieces(file, wanted))
-        if len(data) < wanted:
-            raise Unusable("truncated")
-        return data
+            return _whole(b"".join(_pieces(file, wanted)), wanted)
 
     def fill(self, content: bytearray) -> None:
         """Read all of the unpacked bytes into an array of their size.
@@ -182,6 +167,12 @@ def fill(file: IO[bytes], content: bytearray) -> int:
         view[place : place + len(piece)] = piece
         place += len(piece)
     return place
+
+
+def _whole(data: bytes, wanted: int) -> bytes:
+    if len(data) < wanted:
+        raise Unusable("truncated")
+    return data
 
 
 def _pieces(file: IO[bytes], wanted: int) -> Iterator[bytes]:
@@ -247,12 +238,7 @@ class Endless(tarfile.ReadError):
 
 
 class _Guarded:
-    """A file whose headers are read a few bytes at a time.
-
-    Args:
-        file: The tar, unpacked.
-        end: Where it ends at the latest.
-    """
+    """An unpacked tar of at most ``end`` bytes, whose headers are read a few bytes at a time."""
 
     def __init__(self, file: IO[bytes], end: int) -> None:
         self.file = file
@@ -313,10 +299,7 @@ class BoundedTar:
         """
         _check_size(member.size, most)
         self.guard.file.seek(member.offset_data)
-        data = b"".join(_pieces(self.guard.file, member.size))
-        if len(data) < member.size:
-            raise Unusable("truncated")
-        return data
+        return _whole(b"".join(_pieces(self.guard.file, member.size)), member.size)
 
 
 def open_maybe_packed(path: Path, packed: bool) -> IO[bytes]:
@@ -339,19 +322,19 @@ def tar_members(path: Path) -> tuple[list[tuple[str, Span]], str | None]:
         The files, and what is wrong with the tar: None, or the reason why it was not read on.
     """
     found: dict[str, Span] = {}
+    problem = None
     try:
         with open_tar(path, packed=False) as archive:
             for member in archive.files():
                 name = member.name.removeprefix("./")
                 found[name] = Span(str(path), member.offset_data, member.size)
             if not archive.has_end:  # cut off between two members, where nothing else shows it
-                return list(found.items()), "truncated: no mark of its end"
+                problem = "truncated: no mark of its end"
     except Endless as error:
-        return list(found.items()), f"not read on: {error}"
+        problem = f"not read on: {error}"
     except Exception as error:  # broken headers raise almost anything
-        reason = "truncated" if found else f"not a tar file: {shorten(error)}"
-        return list(found.items()), reason
-    return list(found.items()), None
+        problem = "truncated" if found else f"not a tar file: {shorten(error)}"
+    return list(found.items()), problem
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -402,10 +385,7 @@ def read_shards(shards: Iterable[tuple[str, Path]]) -> tuple[list[Sample], list[
 
     The files of a sample share folder and name up to the first dot. The image is its first file of
     an extension in `IMAGE_EXTENSIONS`; the label is the integer in its ``.cls``, or else the
-    integer ``label`` in its ``.json``.
-
-    Args:
-        shards: Name and path of each tar.
+    integer ``label`` in its ``.json``. The tars are given by name and path.
 
     Returns:
         The samples, shard by shard and sorted by name in each; and what was left out: samples

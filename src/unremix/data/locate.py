@@ -35,11 +35,7 @@ def locate(
 ) -> Path:
     """The path, or what has that name below UNREMIX_DATA; a file behind a URL is fetched.
 
-    Args:
-        data: A path, a name, or the URL of a file.
-        accepted: What could have been there, for the error.
-        folders: See :func:`candidates`.
-        suffixes: Likewise.
+    See :func:`candidates`; the error names what would have been accepted.
 
     Raises:
         FileNotFoundError: If there is nothing.

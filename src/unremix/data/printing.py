@@ -14,11 +14,7 @@ KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def printable(text: str, *, keep: str = "\n") -> str:
-    r"""The text with every character that a terminal would obey written out.
-
-    Args:
-        text: Any text.
-        keep: Characters to leave as they are.
+    r"""The text with every character that a terminal would obey written out, but for ``keep``.
 
     Example:
         >>> printable("a\x1b[31mb.png")
@@ -56,10 +52,7 @@ def markdown_table(
 ) -> str:
     r"""A table in Markdown.
 
-    Args:
-        headings: One per column.
-        rows: The cells of each row.
-        rule: How the columns after the first are aligned: ``---``, or ``--:`` for numbers.
+    ``rule`` aligns the columns after the first: ``---``, or ``--:`` for numbers.
 
     Example:
         >>> print(markdown_table(["a", "b"], [["x|y", "1"]], "--:"))

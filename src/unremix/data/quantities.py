@@ -42,11 +42,7 @@ def roughly(seconds: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number and what it counts.
-
-    Args:
-        count: The number.
-        what: Its noun in the singular.
+    """A number and what it counts, a noun in the singular.
 
     Example:
         >>> counted(1, "thread"), counted(1200, "thread")

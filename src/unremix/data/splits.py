@@ -11,8 +11,8 @@ import torch
 
 from unremix.data.archives import Skipped
 from unremix.data.bounds import shorten
-from unremix.data.fingerprint import drawn
 from unremix.data.image.decoding import Source
+from unremix.data.subsets import drawn
 
 ACCEPTED = (
     "the word 'digits'; a folder of images or a zip of one; CIFAR-10/100 python pickles, as a "

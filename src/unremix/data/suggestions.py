@@ -10,10 +10,6 @@ from difflib import get_close_matches
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error message: the known name nearest to the one received, if any is near.
 
-    Args:
-        name: What was received.
-        known: What would have been understood.
-
     Example:
         >>> did_you_mean("resnet81", ["resnet18", "small"])
         "; did you mean 'resnet18'?"
@@ -42,10 +38,7 @@ EXTRAS = {
 
 
 def how_to_install(module: str) -> str:
-    """What to say where a module is missing.
-
-    Args:
-        module: Its name, as an import has it.
+    """What to say where a module is missing, named as an import has it.
 
     Example:
         >>> how_to_install("torch_geometric.data")

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unremix.data.fingerprint import fingerprint, spread
+from unremix.data.fingerprint import fingerprint
 from unremix.data.image.dataset import ImageData, ImageSet, StreamedImages, load_images
 from unremix.data.image.items import read_items
+from unremix.data.subsets import spread
 from unremix.domains.base import Features, Trained, make_batch
 from unremix.domains.sampling import permuted, streamed
 from unremix.encoders import make_encoder, projection_head

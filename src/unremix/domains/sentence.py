@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.data.fingerprint import fingerprint, spread
+from unremix.data.fingerprint import fingerprint
 from unremix.data.sentence.dataset import (
     EncodedCorpus,
     SentenceBatch,
@@ -24,6 +24,7 @@ from unremix.data.sentence.dataset import (
     tokenize,
 )
 from unremix.data.sentence.senteval_files import asked_folder, canonical_name
+from unremix.data.subsets import spread
 from unremix.domains.base import Features, Trained, make_batch
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.text import BagOfWords, TransformerEncoder

@@ -9,12 +9,7 @@ from unremix.encoders.gin import GIN
 
 
 class GraphEncoder(nn.Module):
-    """A GIN on batches of graphs.
-
-    Args:
-        in_features: Features of a node.
-        hidden: Size of each layer.
-        layers: Their number.
+    """A :class:`GIN` on batches of graphs, with the same arguments.
 
     Attributes:
         features: Size of an embedding, hidden · layers.

@@ -29,11 +29,7 @@ def _downsample(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Sequen
 class BasicBlock(nn.Module):
     """y = relu(x' + bn2(conv2(relu(bn1(conv1(x)))))), two 3x3 convolutions; x' is the shortcut.
 
-    Args:
-        inputs: Channels of x.
-        planes: Channels of both convolutions.
-        stride: Stride of the first convolution.
-        norm: Makes a normalization layer for so many channels.
+    x has ``inputs`` channels, both convolutions ``planes``; the first has the stride.
     """
 
     expansion: ClassVar[int] = 1
@@ -60,12 +56,7 @@ class Bottleneck(nn.Module):
     """Convolutions of 1x1, 3x3 and 1x1 beside a shortcut, with four times the channels at the end.
 
     The stride is in the 3x3 convolution, as in torchvision ("v1.5"); the paper has it in the first.
-
-    Args:
-        inputs: Channels of the input.
-        planes: Channels of the first two convolutions.
-        stride: Stride of the 3x3 convolution.
-        norm: Makes a normalization layer for so many channels.
+    The first two convolutions have ``planes`` channels.
     """
 
     expansion: ClassVar[int] = 4
@@ -189,12 +180,6 @@ def to_torchvision(model: ResNet) -> dict[str, Tensor]:
     Load it with ``torchvision.models.resnet18().load_state_dict(state, strict=False)``; the only
     names reported missing are then ``fc.weight`` and ``fc.bias``. A model with the ``cifar`` stem
     has a 3x3 ``conv1``, for which torchvision's has to be replaced first.
-
-    Args:
-        model: The encoder.
-
-    Returns:
-        Names to tensors, detached.
 
     Example:
         >>> list(to_torchvision(ResNet(18, width=8)))[:3]

@@ -14,12 +14,7 @@ from unremix.encoders.word_vectors import INITIAL, word_table
 
 
 def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
-    """Raise ValueError unless there are sentences of 1 to L words.
-
-    Args:
-        tokens: Shape (n, L).
-        lengths: Shape (n,).
-    """
+    """Raise ValueError unless tokens (n, L) and lengths (n,) are of sentences of 1 to L words."""
     if tokens.dim() != 2 or lengths.shape != tokens.shape[:1] or not tokens.numel():
         raise ValueError(
             "expected tokens (n, L) and lengths (n,), got "
@@ -34,12 +29,7 @@ def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
 
 
 def positions(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Which places of a padded batch hold words: bool, shape (n, L).
-
-    Args:
-        tokens: Shape (n, L).
-        lengths: Shape (n,).
-    """
+    """Which places of padded tokens (n, L) hold words, given lengths (n,): bool, shape (n, L)."""
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
 

@@ -23,11 +23,7 @@ MOST_WORDS = 400_000  # of a file that enlarges a vocabulary; files begin with f
 
 
 def word_table(vocabulary_size: int, words: int) -> nn.Embedding:
-    """A table of word vectors, uniform in ±0.1; the padding's is 0 and stays so.
-
-    Args:
-        vocabulary_size: Rows, padding and unknown included.
-        words: Size of a word's vector.
+    """A table of word vectors of size ``words``, uniform in ±0.1; the padding's is 0 and stays so.
 
     Raises:
         ValueError: If a size is too small.
@@ -156,12 +152,7 @@ def _size_of(line: str, path: Path) -> int:
 
 @torch.no_grad()
 def set_word_vectors(table: nn.Embedding, vectors: Tensor, found: Tensor) -> None:
-    """Put vectors into a table of words; rows not found keep theirs.
-
-    Args:
-        table: V rows of size d.
-        vectors: From :func:`load_word_vectors`, shape (V, d).
-        found: Shape (V,).
+    """Put the vectors (V, d) that were found (V,) into a table of words; other rows keep theirs.
 
     Raises:
         ValueError: If the sizes differ.

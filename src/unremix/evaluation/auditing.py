@@ -14,11 +14,7 @@ PREFIX = "audit_"
 
 
 def spread(score: Tensor, negatives: Tensor) -> float:
-    """Standard deviation of a score over an anchor's negatives, mean over anchors.
-
-    Args:
-        score: Shape (A, C).
-        negatives: Boolean, shape (A, C).
+    """Standard deviation of a score over an anchor's negatives, both (A, C), mean over anchors.
 
     Example:
         >>> spread(torch.tensor([[1.0, 3.0, 50.0]]), torch.tensor([[True, True, False]]))
@@ -31,12 +27,7 @@ def spread(score: Tensor, negatives: Tensor) -> float:
 
 
 def audit_columns(importance: Importance, labels: Tensor, k: int = 10) -> dict[str, float]:
-    """A batch as :func:`unremix.audit` sees it, and the spread of each score.
-
-    Args:
-        importance: Scores and weights of the batch.
-        labels: The class of each sample, shape (N,).
-        k: How many of the most weighted negatives to look at, per anchor.
+    """A batch as :func:`unremix.audit`, with the same arguments, sees it; the spread of each score.
 
     Returns:
         ``audit_false_negative_rate``, ``audit_matched_false_negative_rate``, ``audit_base_rate``,
@@ -54,13 +45,9 @@ def audit_columns(importance: Importance, labels: Tensor, k: int = 10) -> dict[s
 
 
 def gradient_columns(model: nn.Module) -> dict[str, float]:
-    """The norm of the latest gradient of each part of a model: encoder, head, loss.
+    """The norm of the latest gradient, clipped if it is, of each part: encoder, head, loss.
 
-    Args:
-        model: With the gradients of its latest step, clipped if they are.
-
-    Returns:
-        ``audit_gradient_NAME`` for each part that has a gradient.
+    The columns are ``audit_gradient_NAME``, for each part that has a gradient.
     """
     norms = {}
     for name, part in model.named_children():

@@ -30,14 +30,7 @@ class Estimate:
 def _estimate(
     statistic: Callable[..., Any], first: np.ndarray, second: np.ndarray, seed: int
 ) -> Estimate:
-    """A statistic of pairs, and its bootstrap standard error.
-
-    Args:
-        statistic: Takes both arrays and, as ``axis``, the dimension of the samples.
-        first: Shape (n,).
-        second: Shape (n,).
-        seed: Draws the resamples.
-    """
+    """A statistic of pairs, arrays (n,) and the ``axis`` of the samples, and its standard error."""
     from scipy.stats import bootstrap  # type: ignore[import-untyped]
 
     value, count = float(statistic(first, second, axis=-1)), len(first)
@@ -56,12 +49,7 @@ def _estimate(
 
 
 def f1(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
-    """F1 of class 1: 2 TP / (2 TP + FP + FN), and 0 if class 1 occurs in neither array.
-
-    Args:
-        predictions: 0 or 1, shape (n,).
-        truth: 0 or 1, shape (n,).
-        seed: Draws the resamples.
+    """F1 of class 1: 2 TP / (2 TP + FP + FN), and 0 if class 1 occurs in neither array (n,).
 
     Example:
         >>> f1(np.array([1, 1, 0, 0]), np.array([1, 0, 1, 0]), seed=0).value
@@ -86,12 +74,7 @@ def pearson_correlation(x: np.ndarray, y: np.ndarray, axis: int = -1) -> Any:
 
 
 def pearson(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
-    """The linear correlation of predictions and truth.
-
-    Args:
-        predictions: Shape (n,).
-        truth: Shape (n,).
-        seed: Draws the resamples.
+    """The linear correlation of predictions and truth, both (n,).
 
     Example:
         >>> round(pearson(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 7.0]), seed=0).value, 4)
@@ -101,12 +84,7 @@ def pearson(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimat
 
 
 def spearman(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
-    """The rank correlation; resamples keep the ranks among all samples.
-
-    Args:
-        predictions: Shape (n,).
-        truth: Shape (n,).
-        seed: Draws the resamples.
+    """The rank correlation of arrays (n,); resamples keep the ranks among all samples.
 
     Example:
         >>> round(spearman(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 7.0]), seed=0).value, 4)
@@ -118,12 +96,7 @@ def spearman(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estima
 
 
 def squared_error(predictions: np.ndarray, truth: np.ndarray) -> Estimate:
-    """The mean squared error, with the standard error of a mean.
-
-    Args:
-        predictions: Shape (n,).
-        truth: Shape (n,).
-    """
+    """The mean squared error of predictions (n,), with the standard error of a mean."""
     errors = (predictions - truth) ** 2
     count = len(errors)
     deviation = float(errors.std(ddof=1)) if count > 1 else 0.0

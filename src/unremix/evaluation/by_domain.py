@@ -22,14 +22,7 @@ OBSERVERS = {
 def make_observer(
     data: Any, shape: Any, config: TrainConfig, say: Callable[[str], None]
 ) -> Observer:
-    """What is measured at an epoch's end.
-
-    Args:
-        data: The data of the run.
-        shape: What they decided about the model.
-        config: The options.
-        say: Shows a message.
-    """
+    """What is measured at an epoch's end; ``say`` shows a message."""
     module, name = OBSERVERS[config.domain]
     observer: Observer = getattr(import_module(module), name)(data, shape, config, say)
     return observer
@@ -38,16 +31,13 @@ def make_observer(
 def evaluate_run(
     run: Run, data: Any, *, own: bool = True, progress: Measuring | None = None
 ) -> dict[str, Any]:
-    """The evaluation card of a run.
+    """The evaluation card of a run: what was measured, on what layer, after which epoch.
 
     Args:
         run: The run.
         data: What to measure on.
         own: Whether these are the data the run was trained on.
         progress: Told how far it is.
-
-    Returns:
-        What was measured, on what layer, after which epoch, with which seed.
     """
     module, _ = OBSERVERS[run.config.domain]
     card: dict[str, Any] = import_module(module).evaluate_run(run, data, own=own, progress=progress)

@@ -18,13 +18,9 @@ from unremix.data.fingerprint import fingerprint
 def cached(
     runs: Path, options: Sequence[Any], tensors: Iterable[Tensor], measure: Callable[[], Any]
 ) -> Any:
-    """What was measured before, or is measured now.
+    """What was measured before, or is measured now; it can be written as JSON.
 
-    Args:
-        runs: Folder of the runs.
-        options: All that the measurement depends on, as JSON has it; and
-        tensors: The tensors, of any shape.
-        measure: Measures; what it returns can be written as JSON.
+    Options, as JSON has them, and tensors are all that the measurement depends on.
     """
     digest = fingerprint([json.dumps([unremix.__version__, *options]), *tensors])
     path = runs / ".cache" / f"untrained-{digest[:16]}.json"

@@ -31,16 +31,9 @@ def begin_card(
     health: Sequence[str],
     own: bool,
 ) -> dict[str, Any]:
-    """A card without results yet.
+    """A card without results yet, with facts about data and model.
 
-    Args:
-        run: The run that is measured.
-        data: What it is measured on.
-        facts: About data and model.
-        layer: Which output is measured.
-        health: The figures to take over from the last row of metrics, where the data are the run's
-            own.
-        own: Whether they are.
+    ``health`` names figures of the last row of metrics to take over, if the data are the run's own.
     """
     rows = run.metrics()
     last = rows[-1] if rows else {}

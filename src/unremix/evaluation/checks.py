@@ -7,11 +7,7 @@ from torch import Tensor
 
 
 def checked_features(features: Tensor, name: str) -> Tensor:
-    """The features, detached and in at least float32.
-
-    Args:
-        features: Shape (n, D).
-        name: What to call them in an error.
+    """The features (n, D), which an error calls ``name``, detached and in at least float32.
 
     Raises:
         ValueError: If they are not a matrix of finite floating-point numbers with a row.
@@ -74,11 +70,7 @@ def checked_labels(
 
 
 def count_classes(labels: Tensor, name: str) -> int:
-    """C, one more than the highest label.
-
-    Args:
-        labels: Checked labels, shape (n,).
-        name: What to call them in an error.
+    """C, one more than the highest of checked labels (n,), which an error calls ``name``.
 
     Raises:
         ValueError: If all labels are the same.
@@ -93,13 +85,7 @@ def count_classes(labels: Tensor, name: str) -> int:
 
 
 def check_same_size(first: Tensor, second: Tensor, names: str) -> None:
-    """Raise ValueError unless both have the same number of columns.
-
-    Args:
-        first: Shape (n, D).
-        second: Shape (m, D).
-        names: What to call them in the error.
-    """
+    """Raise ValueError unless features (n, D) and (m, D) have the same number of columns."""
     if first.shape[1] != second.shape[1]:
         raise ValueError(
             f"expected {names} of the same size, got {first.shape[1]} and {second.shape[1]} "

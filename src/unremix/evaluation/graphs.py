@@ -15,10 +15,11 @@ from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphStore
 from unremix.domains.base import Measuring
 from unremix.domains.graph import GraphShape, graph_features
+from unremix.evaluation.accuracy import Accuracy
 from unremix.evaluation.cache import cached
 from unremix.evaluation.card import begin_card, label_of
 from unremix.evaluation.health import effective_rank
-from unremix.evaluation.knn import Accuracy, leave_one_out_knn, usual_neighbors
+from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
 from unremix.frameworks.base import Framework
 from unremix.options.config import TrainConfig
@@ -31,12 +32,7 @@ MOST_NEIGHBORS = 20
 def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
     """The folds that the graphs' classes allow; a `UserWarning` for each change to those asked for.
 
-    Args:
-        data: The graphs.
-        config: The options.
-
-    Returns:
-        The folds, or None where there are no labels or all are the same.
+    None where there are no labels or all are the same.
     """
     labels = data.train.labels
     if labels is None or len(labels.unique()) < 2:
@@ -48,13 +44,7 @@ def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
 
 
 def measure_knn(features: Tensor, labels: Tensor, config: TrainConfig) -> Accuracy:
-    """kNN accuracy of graphs, leaving one out.
-
-    Args:
-        features: Shape (G, F).
-        labels: Shape (G,).
-        config: The options.
-    """
+    """kNN accuracy of graphs with features (G, F) and labels (G,), leaving one out."""
     k = config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
     return leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
 
@@ -184,12 +174,10 @@ def evaluate_run(
             asked = (plan.outer, plan.inner, graph.classifiers, graph.repeats, config.seed)
             tensors = (features, labels, plan.kept)
             card["results"][kind] = cached(run.path.parent, asked, tensors, measure)
-    first = card["results"]["trained"]
-    card["protocol"] = {
-        name: measured.pop("protocol") for name, measured in first.items() if name != "features"
-    }
-    for other in ("untrained", "summed node features"):
-        for name, measured in card["results"][other].items():
-            if name != "features":
-                measured.pop("protocol")
+    for result in card["results"].values():  # measured alike: one protocol for all
+        card["protocol"] = {
+            name: measured.pop("protocol")
+            for name, measured in result.items()
+            if name != "features"
+        }
     return card

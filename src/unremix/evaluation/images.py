@@ -17,14 +17,12 @@ from unremix.domains.base import Measuring
 from unremix.domains.image import ImageShape, set_features
 from unremix.domains.sampling import permuted
 from unremix.encoders.registry import chosen_name
+from unremix.evaluation.accuracy import Accuracy, top_accuracy
 from unremix.evaluation.auditing import audit_columns, gradient_columns
 from unremix.evaluation.card import begin_card
 from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.knn import (
-    Accuracy,
     knn_predict,
-    leave_one_out_shares,
-    top_accuracy,
     usual_neighbors,
 )
 from unremix.evaluation.linear import TOP, linear_probe
@@ -60,7 +58,7 @@ def _neighbor_shares(
     labels, k, t = data.train.labels, neighbors(data, config), config.knn_temperature
     assert labels is not None
     if test is None or data.test is None or data.test.labels is None:
-        return leave_one_out_shares(train, labels, k=k, temperature=t), labels
+        return knn_predict(train, labels, k=k, temperature=t), labels
     truth = data.test.labels
     classes = 1 + int(max(labels.max(), truth.max()))
     return knn_predict(train, labels, test, k=k, temperature=t, num_classes=classes), truth

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from unremix.evaluation.accuracy import Accuracy, top_accuracy
 from unremix.evaluation.checks import (
     check_same_size,
     checked_features,
     checked_labels,
     count_classes,
 )
-from unremix.evaluation.knn import Accuracy, top_accuracy
 
 Progress = Callable[[int, float], None]
 
@@ -40,7 +41,8 @@ class LinearResult:
     train_top1: float
 
 
-@torch.no_grad()
+@torch.inference_mode(False)
+@torch.enable_grad()
 def linear_probe(
     train_features: Tensor,
     train_labels: Tensor,
@@ -56,10 +58,9 @@ def linear_probe(
 ) -> LinearResult:
     """Train one linear layer on frozen features with Adam, and test it.
 
-    p = softmax(W x + b);  L = mean over the batch of -log p_y;  ∂L/∂W = Σ (p - e_y) xᵀ / B.
+    p = softmax(W x + b);  L = mean over the batch of -log p_y.
 
-    The gradient is written out, so that it works on features made in inference mode as well. The
-    result depends on the seed and not on the global random state, which stays as it was.
+    The result depends on the seed and not on the global random state, which stays as it was.
 
     Args:
         train_features: x, shape (n, D).
@@ -110,29 +111,30 @@ def linear_probe(
 
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same draws for every device
     size = x.shape[1]
-    bound = 1 / math.sqrt(size)  # as torch.nn.Linear
+    bound = 1 / math.sqrt(size)  # as torch.nn.Linear, but from the seed
     draws = torch.empty(num_classes, size + 1).uniform_(-bound, bound, generator=generator)
-    weight, bias = draws[:, :-1].contiguous().to(x), draws[:, -1].contiguous().to(x)
-    optimizer = torch.optim.Adam([weight, bias], lr=lr, weight_decay=weight_decay)
+    layer = nn.utils.skip_init(nn.Linear, size, num_classes, dtype=x.dtype, device=x.device)
+    layer.load_state_dict({"weight": draws[:, :-1], "bias": draws[:, -1]})
+    optimizer = torch.optim.Adam(layer.parameters(), lr=lr, weight_decay=weight_decay)
+
+    @torch.no_grad()
+    def accuracy(features: Tensor, labels: Tensor, top: int = 1) -> Accuracy:
+        return top_accuracy(layer(features), labels, top)
 
     curve = []
     for epoch in range(1, epochs + 1):
         order = torch.randperm(x.shape[0], generator=generator).to(x.device)
         for batch in order.split(batch_size):
-            inputs = x[batch]
-            error = torch.addmm(bias, inputs, weight.T).softmax(1)  # p, (B, C)
-            error[torch.arange(batch.numel(), device=x.device), y[batch]] -= 1
-            error /= batch.numel()
-            weight.grad, bias.grad = error.T @ inputs, error.sum(0)
+            optimizer.zero_grad()
+            cross_entropy(layer(x[batch]), y[batch]).backward()
             optimizer.step()
-        logits = torch.addmm(bias, test, weight.T)  # (m, C)
-        curve.append(top_accuracy(logits, truth).value)
+        curve.append(accuracy(test, truth).value)
         if progress is not None:
             progress(epoch, curve[-1])
 
     return LinearResult(
-        top1=top_accuracy(logits, truth),
-        top5=top_accuracy(logits, truth, TOP) if y.unique().numel() > TOP else None,
+        top1=accuracy(test, truth),
+        top5=accuracy(test, truth, TOP) if y.unique().numel() > TOP else None,
         curve=tuple(curve),
-        train_top1=top_accuracy(torch.addmm(bias, x, weight.T), y).value,
+        train_top1=accuracy(x, y).value,
     )

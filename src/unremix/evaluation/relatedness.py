@@ -20,13 +20,9 @@ EPOCHS_BETWEEN, MOST_EPOCHS, PATIENCE = 50, 1000, 3
 
 
 def score_bins(scores: Tensor) -> Tensor:
-    """A distribution over the scores 1 to 5 whose mean is the given score.
+    """A distribution over the scores 1 to 5, (n, 5), whose mean is the given score, (n,).
 
-    Args:
-        scores: From 1 to 5, shape (n,).
-
-    Returns:
-        Shares of the two nearest whole scores, shape (n, 5).
+    It has shares of the two nearest whole scores.
 
     Example:
         >>> score_bins(torch.tensor([3.25, 5.0]))

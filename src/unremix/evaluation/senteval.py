@@ -26,8 +26,8 @@ from unremix.data.sentence.senteval_files import (
     find_folder,
     read_task,
 )
+from unremix.evaluation.accuracy import Accuracy
 from unremix.evaluation.bootstrap import RESAMPLES, f1, pearson, spearman, squared_error
-from unremix.evaluation.knn import Accuracy
 from unremix.evaluation.logistic import eigenbasis, fit_logistic
 from unremix.evaluation.nested import Split, cross_validate, stratified
 from unremix.evaluation.relatedness import (
@@ -255,12 +255,7 @@ def _measure(
 
 
 class _Logistic:
-    """Logistic regression on the same samples for many splits and strengths at once.
-
-    Args:
-        features: Shape (n, D).
-        labels: Integers from 0, shape (n,).
-    """
+    """Logistic regression on samples (n, D) with labels (n,), for many splits and C at once."""
 
     def __init__(self, features: Tensor, labels: Tensor) -> None:
         self.features, self.labels = features, labels
@@ -300,14 +295,7 @@ class _Logistic:
 def nested_folds(
     features: Tensor, labels: Tensor, *, seed: int, folds: int, strengths: Sequence[float]
 ) -> dict[str, Any]:
-    """Accuracy over stratified folds, the penalty chosen in each by inner folds.
-
-    Args:
-        features: Shape (n, D).
-        labels: Integers from 0, shape (n,).
-        seed: Draws the folds.
-        folds: Outer and inner folds.
-        strengths: C, to choose from.
+    """Accuracy of features (n, D) for labels (n,) over stratified folds, C chosen by inner folds.
 
     Returns:
         The accuracy over all samples, each classified when it was held out; the accuracy of each
@@ -379,13 +367,8 @@ def choose_and_test(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Predict a test set, the penalty chosen by stratified folds of the training set.
 
-    Args:
-        features: Of the training samples, then of the test samples, shape (n, D).
-        labels: Integers from 0, shape (n,); those of test samples are not looked at.
-        num_train: How many are training samples.
-        seed: Draws the folds.
-        folds: Folds.
-        strengths: C, to choose from.
+    Features (n, D) and labels (n,) are those of the training samples, then of the test samples,
+    whose labels are not looked at.
 
     Returns:
         The predictions for the test samples, int64, shape (n - num_train,); the strength chosen

@@ -48,13 +48,7 @@ def _checked(values: Sequence[float]) -> list[float]:
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Mean and standard deviation.
-
-    Args:
-        values: One per seed.
-
-    Returns:
-        The mean, and the deviation sqrt(Σ (x - mean)² / (n - 1)) where there are two or more.
+    """Mean and standard deviation sqrt(Σ (x - mean)² / (n - 1)) of values, one per seed.
 
     Raises:
         ValueError: If there is no value, or one is not finite.

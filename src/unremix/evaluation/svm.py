@@ -204,6 +204,7 @@ def svm_accuracy(
     Reference:
         InfoGraph (Sun et al. 2020), Section 4.1: 10 folds, C from 1e-3 to 1e3.
     """
+    from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     features = checked_features(features, "the features")
@@ -242,7 +243,7 @@ def svm_accuracy(
         warnings.catch_warnings(),
         ThreadPoolExecutor(jobs or torch.get_num_threads()) as pool,
     ):
-        warnings.simplefilter("ignore", _convergence_warning())
+        warnings.simplefilter("ignore", ConvergenceWarning)
 
         def predict(splits: Sequence[Split], grids: Sequence[Sequence[float]]) -> list[Labels]:
             nonlocal results, unfinished
@@ -349,10 +350,3 @@ def _classifier(kernel: Kernel, C: float) -> Any:
     return LogisticRegression(
         C=C, solver="newton-cholesky", max_iter=MAX_ITERATIONS, random_state=0
     )
-
-
-def _convergence_warning() -> type[Warning]:
-    from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
-
-    kind: type[Warning] = ConvergenceWarning
-    return kind

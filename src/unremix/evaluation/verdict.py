@@ -28,10 +28,6 @@ def difference(
       training samples that folds share, s² (1/n + 1/(k - 1)) for n values of k folds.
     - Others: d ± 1.96 √(e₁² + e₂²) for standard errors e₁ and e₂.
 
-    Args:
-        measure: A measure of an evaluation card.
-        other: The same measure of other features.
-
     Returns:
         The difference and both ends of the interval; None if the card has no error.
 
@@ -108,10 +104,6 @@ def comparable(
     trained: Mapping[str, Any], other: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[float, float, float]]]:
     """How much better each measure is than that of other features, with a 95 % interval.
-
-    Args:
-        trained: A part of an evaluation card.
-        other: Another part, such as the untrained encoder's.
 
     Yields:
         The measure's path; the difference and both ends of its interval, positive where better.

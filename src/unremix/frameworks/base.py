@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.importance import Importance
+from unremix.losses import TwoViewLoss
 
 Embedded = tuple[Tensor, Tensor]
 
@@ -34,6 +35,14 @@ class Batch:
     keys: Tensor
     batch_key: Tensor
     epoch: int = 0
+
+
+def refuse_nt_xent(loss: TwoViewLoss, where: str) -> None:
+    """Refuse uncertainty by ``gradient='nt-xent'`` where candidates have not one positive each."""
+    if loss.options.gradient == "nt-xent" and loss.weighting.needs_gradients:
+        raise ValueError(
+            f"expected gradient='pseudo-label' {where}, got 'nt-xent'; change one of them"
+        )
 
 
 class Framework(nn.Module):
@@ -154,9 +163,6 @@ class Projecting(Framework, ABC):
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
         """Scores and weights of the negatives of a batch; None where there are no negatives.
 
-        Args:
-            first: z and h of the first views.
-            second: z and h of the second views.
-            samples: Which samples they show, shape (N,).
+        Both views are given by their z and h; the samples that they show have shape (N,).
         """
         return None

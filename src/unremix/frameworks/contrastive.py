@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unremix.core.gather import Part, exchange_rows, find_part, gather_rows
 from unremix.core.importance import Importance
 from unremix.core.views import Own
-from unremix.frameworks.base import Batch, Embedded, Projecting
+from unremix.frameworks.base import Batch, Embedded, Projecting, refuse_nt_xent
 from unremix.frameworks.queue import Queue
 from unremix.losses import TwoViewLoss
 from unremix.views.mixing import Joint, Mixed, Mixing
@@ -50,27 +50,32 @@ def shown_samples(samples: Tensor, mixed: Mixed | None, part: Part | None = None
     return torch.cat([torch.where(aim.shares > 0, each, own) for each, aim in shown], dim=1)
 
 
+@dataclass(frozen=True)
+class Anchors:
+    """N anchors that want further negatives.
+
+    Args:
+        embedded: Their z and h.
+        images: What they show, shape (N, C, S, S).
+        samples: Which samples they show, shape (N, P); a mixed image shows several.
+        keys: One random key per anchor, shape (N,), for these negatives alone.
+        epoch: Epochs completed.
+    """
+
+    embedded: Embedded
+    images: Tensor
+    samples: Tensor
+    keys: Tensor
+    epoch: int
+
+
 class Negatives(Protocol):
     """A way of making further negatives for each anchor alone."""
 
-    def __call__(
-        self,
-        framework: Contrastive,
-        anchors: Embedded,
-        images: Tensor,
-        samples: Tensor,
-        keys: Tensor,
-        epoch: int,
-    ) -> Own | None:
+    def __call__(self, framework: Contrastive, anchors: Anchors) -> Own | None:
         """The negatives of N anchors, or None while there are none.
 
-        Args:
-            framework: Embeds further images, and holds the queue if there is one.
-            anchors: z and h of the anchors.
-            images: What they show, shape (N, C, S, S).
-            samples: Which samples they show, shape (N, P); a mixed image shows several.
-            keys: One random key per anchor, shape (N,), for these negatives alone.
-            epoch: Epochs completed.
+        The framework embeds further images, and holds the queue if there is one.
         """
         ...
 
@@ -109,15 +114,8 @@ class Contrastive(Projecting):
         loss.options = replace(loss.options, bias=self.last_layer.bias is not None)
         if mixing is not None:
             loss.check_evidence("mixed views")
-        if (
-            negatives is not None
-            and loss.options.gradient == "nt-xent"
-            and loss.weighting.needs_gradients
-        ):
-            raise ValueError(
-                "expected gradient='pseudo-label' with further negatives, which have no positive, "
-                "got 'nt-xent'; change one of them"
-            )
+        if negatives is not None:
+            refuse_nt_xent(loss, "with further negatives, which have no positive")
 
     def reserve(self, samples: int) -> None:
         """See :meth:`Framework.reserve`."""
@@ -198,7 +196,8 @@ class Contrastive(Projecting):
         stream = STREAMS * view + (NEGATIVES if mixed is None else NEGATIVES_OF_MIXED)
         part = None if mixed is None else self._part(batch)
         shown = shown_samples(batch.samples, mixed, part)
-        return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
+        keys = batch.keys + stream
+        return self.negatives(self, Anchors(anchors, images, shown, keys, batch.epoch))
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
         """See :meth:`Projecting.importance`; of negatives within the batch."""

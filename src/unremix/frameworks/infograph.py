@@ -16,7 +16,7 @@ from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32, full_precision
 from unremix.core.views import Views
 from unremix.encoders.graph import GraphEncoder
-from unremix.frameworks.base import Batch, Framework
+from unremix.frameworks.base import Batch, Framework, refuse_nt_xent
 from unremix.losses import PRESETS, Fidelity, HCLLoss, TwoViewLoss
 
 
@@ -120,11 +120,7 @@ class InfoGraph(Framework):
                 f"of its own, got {loss.false_negatives.rule!r}; use --infograph.objective "
                 "info-nce, or another weighting"
             )
-        if loss.options.gradient == "nt-xent" and loss.weighting.needs_gradients:
-            raise ValueError(
-                "expected gradient='pseudo-label' on InfoGraph, got 'nt-xent': a graph has "
-                "as many positives as nodes, not one"
-            )
+        refuse_nt_xent(loss, "on InfoGraph, where a graph has as many positives as nodes")
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of graphs."""
@@ -142,9 +138,6 @@ class InfoGraph(Framework):
             with full_precision(anchors.device):
                 logits = at_least_float32(anchors) @ at_least_float32(known.embeddings).T
                 logits = logits / self.loss.current_temperature()
-            of_nodes = None
-            if self.loss.gathers:
-                of_nodes = find_part(anchors)
             return hard_jsd(
                 logits,
                 groups,
@@ -152,7 +145,7 @@ class InfoGraph(Framework):
                 class_prior=self.loss.class_prior,
                 similarity_gradient=self.loss.weighting.similarity_gradient,
                 fidelity=self.loss.fidelity,
-                part=of_nodes,
+                part=find_part(anchors) if self.loss.gathers else None,
             )
         return self.loss.against(
             nodes,

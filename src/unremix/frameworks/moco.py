@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unremix.core.gather import find_part, gather_views, is_distributed
 from unremix.core.pairs import Pairs
 from unremix.core.views import Own, Views, stack
-from unremix.frameworks.base import Batch, Embedded
+from unremix.frameworks.base import Batch, Embedded, refuse_nt_xent
 from unremix.frameworks.contrastive import Contrastive, Negatives
 from unremix.frameworks.queue import Queue
 from unremix.losses import TwoViewLoss
@@ -63,12 +63,9 @@ class MoCo(Contrastive):
     which query.
 
     Args:
-        encoder: Images (N, C, S, S) to features (N, F).
-        head: Features to embeddings (N, D); its last module is ``nn.Linear``.
-        loss: Weights the negatives.
+        encoder: As :class:`Contrastive`, and so ``head``, ``loss`` and ``negatives``.
         mixing: Mixes the images of the queries; i-Mix takes the other keys of the batch as
             negatives too.
-        negatives: Makes further negatives.
         options: The queue, the momentum and the groups.
 
     Raises:
@@ -96,17 +93,10 @@ class MoCo(Contrastive):
         options: MoCoOptions | None = None,
     ) -> None:
         super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
-        options = options or MoCoOptions()
+        self.options = options = options or MoCoOptions()
         loss.check_evidence("a queue of keys", ids=True)
         needs_inputs = loss.weighting.needs_gradients
-        if needs_inputs and loss.options.gradient == "nt-xent":
-            raise ValueError(
-                "expected gradient='pseudo-label' with a queue, whose old keys have no positive, "
-                "got 'nt-xent'; change one of them"
-            )
-        self.momentum = options.momentum
-        self.symmetric = options.symmetric
-        self.group = options.group
+        refuse_nt_xent(loss, "with a queue, whose old keys have no positive")
         self.key_encoder = deepcopy(encoder).requires_grad_(False)
         self.key_head = deepcopy(head).requires_grad_(False)
         last = self.last_layer
@@ -133,7 +123,7 @@ class MoCo(Contrastive):
         return z[back], h[back]
 
     def _in_groups(self, forward: Callable[[Tensor], Embedded], images: Tensor) -> Embedded:
-        count = images.shape[0] // self.group if self.group else 1
+        count = images.shape[0] // self.options.group if self.options.group else 1
         if not self.training or count < 2:
             return forward(images)
         parts = [forward(part) for part in images.tensor_split(count)]
@@ -142,7 +132,7 @@ class MoCo(Contrastive):
     @property
     def _ways(self) -> tuple[tuple[int, int], ...]:
         """Which view asks, and which answers."""
-        return ((0, 1), (1, 0)) if self.symmetric else ((0, 1),)
+        return ((0, 1), (1, 0)) if self.options.symmetric else ((0, 1),)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """The queries: the views as they are, mixed, or both."""
@@ -215,7 +205,7 @@ class MoCo(Contrastive):
         """Let the key encoder follow, and keep the batch's keys."""
         for query, key in ((self.encoder, self.key_encoder), (self.head, self.key_head)):
             for leading, following in zip(query.parameters(), key.parameters(), strict=True):
-                following.lerp_(leading, 1 - self.momentum)
+                following.lerp_(leading, 1 - self.options.momentum)
         for keys in self._fresh:
             assert keys.ids is not None
             self.memory.add(keys.embeddings, keys.inputs, keys.ids)

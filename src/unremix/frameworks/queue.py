@@ -1,4 +1,4 @@
-"""A queue of old keys."""
+"""Queues of fixed length: the oldest rows make room for new ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from unremix.core.views import Views
+
+
+def enqueue(queue: Tensor, pointer: int, rows: Tensor) -> int:
+    """Write rows over the oldest ones of a queue; of more rows than fit, the last stay.
+
+    Args:
+        queue: Shape (L, ...); changed in place.
+        pointer: Where the oldest row stands.
+        rows: From the oldest to the latest, shape (n, ...).
+
+    Returns:
+        Where the oldest row stands now.
+
+    Example:
+        >>> queue = torch.tensor([1, 2, 3])
+        >>> enqueue(queue, 0, torch.tensor([4, 5])), queue
+        (2, tensor([4, 5, 3]))
+    """
+    length, end = len(queue), pointer + len(rows)
+    rows = rows[-length:]
+    places = torch.arange(end - len(rows), end, device=queue.device) % length
+    queue[places] = rows.to(queue)
+    return end % length
 
 
 class Queue(nn.Module):
@@ -79,13 +102,9 @@ class Queue(nn.Module):
             inputs: h, shape (n, H), where they are kept.
             samples: Shape (n,).
         """
-        count = samples.numel()
-        last = slice(max(0, count - self.size), count)
-        numbers = torch.arange(self._count, self._count + count, device=self.added.device)
-        place = numbers[last] % self.size
-        self.embeddings[place] = embeddings[last].to(self.embeddings.dtype)
+        enqueue(self.embeddings, self._count, embeddings)
         if self.inputs.shape[1] and inputs is not None:
-            self.inputs[place] = inputs[last].to(self.inputs.dtype)
-        self.sample_ids[place] = samples[last]
-        self.added += count
-        self._count += count
+            enqueue(self.inputs, self._count, inputs)
+        enqueue(self.sample_ids, self._count, samples)
+        self.added += len(samples)
+        self._count += len(samples)

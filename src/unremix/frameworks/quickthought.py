@@ -12,7 +12,7 @@ from unremix.core.gather import find_part, gather_rows, gather_views, is_distrib
 from unremix.core.pairs import Pairs
 from unremix.core.views import Own, Views
 from unremix.data.sentence.corpus import SentenceBatch
-from unremix.frameworks.base import Batch, Framework
+from unremix.frameworks.base import Batch, Framework, refuse_nt_xent
 from unremix.losses import PRESETS, Fidelity, TwoViewLoss
 
 
@@ -115,24 +115,17 @@ class QuickThought(Framework):
         options: QuickThoughtOptions | None = None,
     ) -> None:
         super().__init__()
-        options = options or QuickThoughtOptions()
+        self.options = options or QuickThoughtOptions()
         if loss.class_prior:
             raise ValueError(
                 "expected class_prior=0 on Quick-Thought, whose products are not bounded, got "
                 f"{loss.class_prior}; leave it out"
             )
         loss.check_evidence("sentences")
-        if loss.options.gradient == "nt-xent" and loss.weighting.needs_gradients:
-            raise ValueError(
-                "expected gradient='pseudo-label' on Quick-Thought, got 'nt-xent': a sentence "
-                "without neighbors has no positive"
-            )
+        refuse_nt_xent(loss, "on Quick-Thought, where a lonely sentence has no positive")
         self.encoder = encoder
         self.loss = loss
         self.gather, loss.gather = loss.gather, False  # done here, for sentences and not views
-        self.reach = options.reach
-        self.mask_repeats = options.mask_repeats
-        self.fidelity = options.fidelity
         if encoder.maps is not None:
             loss.options = replace(loss.options, bias=encoder.maps[0].bias is not None)
 
@@ -147,8 +140,9 @@ class QuickThought(Framework):
             part = find_part(f, equal=self.gather == "equal")
             documents, texts = (gather_rows(rows, part) for rows in (documents, texts))
             anchors, candidates = (gather_views(views, part) for views in (anchors, candidates))
+        options = self.options
         pairs = Pairs.windows(
-            documents, reach=self.reach, texts=texts if self.mask_repeats else None
+            documents, reach=options.reach, texts=texts if options.mask_repeats else None
         )
         if checks_on(None, f) and not (pairs.has_positives() and pairs.has_negatives()):
             everything = (f, g, *self.loss.parameters())  # all have a gradient, of 0
@@ -157,7 +151,7 @@ class QuickThought(Framework):
             anchors,
             candidates,
             pairs,
-            own=self._kept_self(anchors) if self.fidelity == "code" else None,
+            own=self._kept_self(anchors) if options.fidelity == "code" else None,
             logits="dot",
             positives_in_denominator=True,
         )

@@ -82,10 +82,7 @@ class SimCLR(Contrastive):
         self.labels = labels.to(next(self.parameters()).device)
 
     def pairs(self, samples: Tensor) -> Pairs:
-        """Both views of a batch, with negatives of the first few classes only.
-
-        Args:
-            samples: Which samples are in the batch, shape (N,).
+        """Both views of a batch of samples (N,), with negatives of the first few classes only.
 
         Raises:
             ValueError: If the labels are not known.

@@ -18,6 +18,7 @@ from unremix.core.checks import number
 from unremix.core.gather import Part, find_part, gather_rows, is_distributed, withdraw
 from unremix.core.precision import at_least_float32, normalize
 from unremix.frameworks.base import Batch, Embedded, Projecting
+from unremix.frameworks.queue import enqueue
 
 FULL_VIEWS = 2  # the views that codes are computed of; further ones are small crops
 
@@ -100,29 +101,6 @@ def swapped_prediction(
     return torch.stack(terms).mean()
 
 
-def enqueue(queue: Tensor, pointer: int, rows: Tensor) -> int:
-    """Write rows over the oldest ones of a queue; of more rows than fit, the last stay.
-
-    Args:
-        queue: Shape (L, ...); changed in place.
-        pointer: Where the oldest row stands.
-        rows: From the oldest to the latest, shape (n, ...).
-
-    Returns:
-        Where the oldest row stands now.
-
-    Example:
-        >>> queue = torch.tensor([1, 2, 3])
-        >>> enqueue(queue, 0, torch.tensor([4, 5])), queue
-        (2, tensor([4, 5, 3]))
-    """
-    length, end = len(queue), pointer + len(rows)
-    rows = rows[-length:]
-    places = torch.arange(end - len(rows), end, device=queue.device) % length
-    queue[places] = rows.to(queue)
-    return end % length
-
-
 @dataclass(frozen=True)
 class SwAVOptions:
     """Options of SwAV.
@@ -149,13 +127,13 @@ class SwAVOptions:
     crops: int = 0
 
     def __post_init__(self) -> None:
-        _count("prototypes", self.prototypes, 2, "take some ten per class that you expect")
-        _count("iterations", self.iterations, 1, "3 are usual")
+        _check_count("prototypes", self.prototypes, 2, "take some ten per class that you expect")
+        _check_count("iterations", self.iterations, 1, "3 are usual")
         number("epsilon", self.epsilon, above=0)
-        _count("frozen_epochs", self.frozen_epochs, 0, "0 freezes nothing")
-        _count("queue", self.queue, 0, "0 is no queue")
-        _count("queue_from_epoch", self.queue_from_epoch, 0, "0 is at once")
-        _count("crops", self.crops, 0, "0 is two full views alone")
+        _check_count("frozen_epochs", self.frozen_epochs, 0, "0 freezes nothing")
+        _check_count("queue", self.queue, 0, "0 is no queue")
+        _check_count("queue_from_epoch", self.queue_from_epoch, 0, "0 is at once")
+        _check_count("crops", self.crops, 0, "0 is two full views alone")
 
 
 class SwAV(Projecting):
@@ -200,18 +178,15 @@ class SwAV(Projecting):
         options: SwAVOptions | None = None,
     ) -> None:
         super().__init__(encoder, head)
-        options = options or SwAVOptions()
+        self.options = options = options or SwAVOptions()
         last = self.last_layer
         self.temperature = number("temperature", temperature, above=0)
-        self.iterations, self.epsilon = options.iterations, float(options.epsilon)
-        self.frozen_epochs = options.frozen_epochs
-        self.queue_length, self.queue_from_epoch = options.queue, options.queue_from_epoch
         self.crops = options.crops
-        count = options.prototypes
-        self.prototypes = nn.Linear(last.out_features, count, bias=False).to(last.weight)
+        prototypes = nn.Linear(last.out_features, options.prototypes, bias=False)
+        self.prototypes = prototypes.to(last.weight)
         self._to_sphere()
-        if self.queue_length:
-            shape = (self.queue_length, FULL_VIEWS, last.out_features)
+        if options.queue:
+            shape = (options.queue, FULL_VIEWS, last.out_features)
             self.register_buffer("queue", last.weight.new_zeros(shape))
             self.register_buffer("queue_pointer", torch.tensor(0))
             self.register_buffer("queued", torch.tensor(0))
@@ -225,16 +200,10 @@ class SwAV(Projecting):
         return batch.views
 
     def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
-        """The loss of a batch.
-
-        Args:
-            embedded: Of each view, z, shape (N, D), and h, shape (N, H), which is not used; the
-                first two views are the full ones.
-            batch: Tells the epoch.
+        """The loss of a batch, whose first two views are the full ones; h is not used.
 
         Returns:
-            The loss, a scalar, in float32 or better; the mean over processes is the loss of the
-            joint batch.
+            A scalar in float32 or better; the mean over processes is the loss of the joint batch.
 
         Raises:
             ValueError: If there is no second view, or the views are not of the same samples.
@@ -251,7 +220,7 @@ class SwAV(Projecting):
             part = find_part(views[0])
         with torch.autocast(device_type=weight.device.type, enabled=False):
             features = [normalize(at_least_float32(z))[0] for z in views]  # each (N, D)
-            frozen = batch.epoch < self.frozen_epochs
+            frozen = batch.epoch < self.options.frozen_epochs
             directions = (weight.detach() if frozen else weight).to(features[0].dtype)
             scores = [feature @ directions.T for feature in features]  # each (N, K)
             earlier = self._earlier(batch.epoch, part).to(directions.dtype)  # (n, 2, D)
@@ -266,14 +235,14 @@ class SwAV(Projecting):
                 loss = loss * (part.processes * n / part.total)
         if self.training:
             self._held = weight.detach().clone() if frozen else None
-            if self.queue_length:
+            if self.options.queue:
                 fresh = torch.stack([f.detach() for f in features[:FULL_VIEWS]], dim=1)
                 self._fresh = fresh if part is None else gather_rows(fresh, part)
         return loss
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *others)
-        if self.queue_length:
+        if self.options.queue:
             self._pointer, self._queued = int(self.queue_pointer), int(self.queued)
 
     @torch.no_grad()
@@ -288,7 +257,7 @@ class SwAV(Projecting):
             self.prototypes.weight.copy_(self._held)
         if self._fresh is not None:
             self._pointer = enqueue(self.queue, self._pointer, self._fresh)
-            self._queued = min(self._queued + len(self._fresh), self.queue_length)
+            self._queued = min(self._queued + len(self._fresh), self.options.queue)
             self.queue_pointer.fill_(self._pointer)
             self.queued.fill_(self._queued)
         self._held = self._fresh = None
@@ -300,26 +269,25 @@ class SwAV(Projecting):
     def _codes(self, scores: Tensor, earlier: Tensor) -> Tensor:
         """Codes of the batch, shape (N, K), from its scores and those of earlier samples."""
         joint = torch.cat([earlier, scores.detach()])
-        codes = sinkhorn(joint, iterations=self.iterations, epsilon=self.epsilon)
+        codes = sinkhorn(joint, iterations=self.options.iterations, epsilon=self.options.epsilon)
         return codes[len(earlier) :]
 
     def _earlier(self, epoch: int, part: Part | None) -> Tensor:
         """This process's part of the queue, shape (n, 2, D); empty while it is not in use."""
-        if not self.queue_length:
+        if not self.options.queue:
             return self.prototypes.weight.new_zeros(0, FULL_VIEWS, self.prototypes.in_features)
-        if epoch < self.queue_from_epoch or self._queued < self.queue_length:
+        if epoch < self.options.queue_from_epoch or self._queued < self.options.queue:
             return self.queue[:0]
         if part is None:
             return self.queue
         return self.queue.tensor_split(part.processes)[part.rank]
 
 
-def _count(name: str, value: int, least: int, hint: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return value
-    raise ValueError(
-        f"expected {name} to be a whole number of at least {least}, got {value!r}; {hint}"
-    )
+def _check_count(name: str, value: int, least: int, hint: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(
+            f"expected {name} to be a whole number of at least {least}, got {value!r}; {hint}"
+        )
 
 
 def _check_views(views: Sequence[Tensor]) -> None:

@@ -22,6 +22,7 @@ class Filtered:
     """
 
     section: ClassVar[str] = "loss"
+    loss: ClassVar[type[InfoNCELoss] | type[HCLLoss] | type[UnReMixLoss]]
 
     false_negatives: Literal["ring", "threshold", "rank", "mixture"] | None = field(
         default=None, metadata={"unset": "none: nothing"}
@@ -32,6 +33,10 @@ class Filtered:
     false_negative_share: float | None = field(
         default=None, metadata={"unset": "0.1, with false_negatives only"}
     )
+
+    def __call__(self, **given: Any) -> InfoNCELoss | HCLLoss | UnReMixLoss:
+        """The loss; ``given`` are the options that all losses share."""
+        return self.loss(**self.loss_options(), **given)
 
     def loss_options(self) -> dict[str, Any]:
         """All options as the losses take them: what concerns false negatives is one.
@@ -66,13 +71,10 @@ class Uniform(Filtered):
     """
 
     summary: ClassVar[str] = "all negatives alike"
+    loss = InfoNCELoss
 
     class_prior: float = 0.0
     decoupled: bool = False
-
-    def __call__(self, **given: Any) -> InfoNCELoss:
-        """The loss; ``given`` are the options that it shares with the others."""
-        return InfoNCELoss(**self.loss_options(), **given)
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,13 @@ class HCL(Filtered):
     """
 
     summary: ClassVar[str] = "by similarity (HCL)"
+    loss = HCLLoss
 
     hardness: float = 1.0
     class_prior: float = 0.1
     similarity_gradient: bool = True
     decoupled: bool = False
     fidelity: Literal["sound", "paper", "code"] = "sound"
-
-    def __call__(self, **given: Any) -> HCLLoss:
-        """The loss; ``given`` are the options that it shares with the others."""
-        return HCLLoss(**self.loss_options(), **given)
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,7 @@ class UnReMix(Filtered):
     """
 
     summary: ClassVar[str] = "by uncertainty, similarity and representativeness"
+    loss = UnReMixLoss
 
     components: tuple[str, ...] = ("uncertainty", "similarity", "representativeness")
     mix: Literal["learned", "free", "fixed", "adversarial"] | tuple[float, ...] = "learned"
@@ -134,10 +134,6 @@ class UnReMix(Filtered):
     decoupled: bool = False
     sketch: int | None = field(default=None, metadata={"unset": "none: not projected"})
     fidelity: Literal["sound", "paper", "code"] = "sound"
-
-    def __call__(self, **given: Any) -> UnReMixLoss:
-        """The loss; ``given`` are the options that it shares with the others."""
-        return UnReMixLoss(**self.loss_options(), **given)
 
     def settled(self, *, epochs: int) -> UnReMix:
         """The same with the values of the preset where there are none."""

@@ -137,13 +137,7 @@ def _remote_parts(url: str, wanted: list[str] | None) -> dict[str, NDArray[Any]]
 
 
 def _parts(folder: str, paths: Sequence[Path], wanted: list[str] | None) -> dict[str, NDArray[Any]]:
-    """The arrays of parts.
-
-    Args:
-        folder: Where they are, for messages.
-        paths: All files of the folder, sorted by name.
-        wanted: Names of arrays.
-    """
+    """The arrays of parts; the paths are all files of their folder, sorted by name."""
     plan = next(path for path in paths if path.name == PLAN)
     expected = int(json.loads(read_text(plan, LARGEST_PLAN))["parts"])
     parts = [path for path in paths if path.match("part-*.parquet")]
@@ -276,11 +270,9 @@ def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]
 
 
 def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:
-    """Embeddings that were computed before, mapped from a file, or are computed now and kept.
+    """Embeddings (n, D) that were computed before, mapped from an ``.npy`` file, or are now kept.
 
-    Args:
-        path: An ``.npy`` file; None keeps nothing.
-        compute: Gives the embeddings, shape (n, D).
+    Without a path, nothing is kept.
     """
     if path is not None and path.exists():
         kept: Floats = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -297,10 +289,7 @@ def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:
 
 
 def unit_rows(embeddings: NDArray[Any]) -> Floats:
-    """Rows of length 1 in float32, shape (n, D); a zero row stays 0.
-
-    Args:
-        embeddings: Shape (n, D), any floating-point type.
+    """Rows (n, D) of any floating-point type as rows of length 1 in float32; a zero row stays 0.
 
     Raises:
         ValueError: If a row holds NaN or infinity.

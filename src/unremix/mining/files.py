@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unremix.core.scores import PAPER_COMPONENTS
 from unremix.data.atomic_files import write_text, write_whole
 from unremix.data.suggestions import needed_for
 from unremix.mining.audit import NegativesAudit
 from unremix.mining.embeddings import KEY, Integers, open_embeddings, read_columns, unit_rows
-from unremix.mining.mine import COMPONENT_NAMES, Mined
+from unremix.mining.mine import Mined
 
 OUTPUTS = (".parquet", ".csv", ".tsv", ".jsonl")
 SAME = 1 - 1e-4  # the cosine of two embeddings of one sample, which may differ by rounding
@@ -96,13 +97,10 @@ class Collection:
 def read_pairs(path: str | Path, anchors: Collection, corpus: Collection) -> list[list[int]]:
     """The rows of the corpus that a file pairs with each anchor.
 
-    Args:
-        path: Lines of an anchor and a row of the corpus, by name or, where the embeddings have no
-            names, by number from 0; separated by tabs, by commas in a ``.csv`` file. A third column
-            is a grade; TREC's four columns (query, 0, document, grade) are read too. Rows of grade
-            0 and below do not count. A heading is left out.
-        anchors: The anchors.
-        corpus: The corpus.
+    A line has an anchor and a row of the corpus, by name or, where the embeddings have no names, by
+    number from 0; separated by tabs, by commas in a ``.csv`` file. A third column is a grade;
+    TREC's four columns (query, 0, document, grade) are read too. Rows of grade 0 and below do not
+    count. A heading is left out.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -183,7 +181,8 @@ def triplet_rows(
                     "negative": corpus_names[negatives[place]],
                     "score": float(mined.scores[number, place]),
                     **{
-                        name: float(getattr(mined, name)[number, place]) for name in COMPONENT_NAMES
+                        name: float(getattr(mined, name)[number, place])
+                        for name in PAPER_COMPONENTS
                     },
                 }
 
@@ -250,20 +249,13 @@ def write_triplets(
 ) -> Path:
     """Write the triplets, and beside them what was left out and for whom too little was found.
 
-    Args:
-        path: ``.parquet``, ``.csv``, ``.tsv`` or ``.jsonl``: columns anchor, positive, negative,
-            score and the three components.
-        mined: The negatives.
-        anchors: The anchors.
-        corpus: The corpus.
-        positives: Of each anchor.
-        options: How they were mined.
-        audit: What judgements or labels say of them, where there are any.
+    The columns are anchor, positive, negative, score and the three components. Options and audit
+    go into the report.
 
     Returns:
         The report beside the triplets, a ``.json`` file.
     """
-    columns = ["anchor", "positive", "negative", "score", *COMPONENT_NAMES]
+    columns = ["anchor", "positive", "negative", "score", *PAPER_COMPONENTS]
     write_rows(path, list(triplet_rows(mined, anchors, corpus, positives)), columns)
     shown = anchors.names or [str(n) for n in range(len(anchors.embeddings))]
     report = {

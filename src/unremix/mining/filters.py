@@ -109,10 +109,7 @@ def as_lists(positives: Any, anchors: int, corpus: int) -> Lists:
 def positive_similarity(anchors: Floats, corpus: NDArray[Any], positives: Lists) -> Floats:
     """The similarity of each anchor to its least similar positive, shape (A,); inf without one.
 
-    Args:
-        anchors: Of length 1, shape (A, D).
-        corpus: Shape (C, D).
-        positives: Of the A anchors.
+    Anchors (A, D) are of length 1, the corpus (C, D) need not be.
     """
     lowest = np.full(len(anchors), np.inf, dtype=np.float32)
     who = positives.anchors
@@ -197,12 +194,7 @@ class Forbidden:
         }
 
     def allowed(self, anchors: slice, highest: Floats) -> Allowed:
-        """What may be found for some anchors that follow each other.
-
-        Args:
-            anchors: Which.
-            highest: The largest similarity allowed to each of them, shape (B,).
-        """
+        """What may be found for B anchors in a row, up to the highest similarity of each (B,)."""
         positives, same, own = self.positives[anchors], self.same_text[anchors], self.own[anchors]
         has_row = np.flatnonzero(own >= 0)
         query = np.concatenate([positives.anchors, same.anchors, has_row])
@@ -223,14 +215,7 @@ def forbidden_rows(
     anchor_texts: Sequence[str] | None,
     corpus_texts: Sequence[str] | None,
 ) -> Forbidden:
-    """What must not be returned, of known positives, own rows and texts.
-
-    Args:
-        positives: Of the A anchors.
-        own: Shape (A,), -1 where the corpus does not hold the anchor.
-        anchor_texts: A texts, where known.
-        corpus_texts: C texts, where known.
-    """
+    """What must not be returned, of known positives, own rows and, where known, texts."""
     nothing = Lists(np.empty(0, np.int64), np.zeros(len(own) + 1, np.int64))
     if corpus_texts is None:
         return Forbidden(positives, own, nothing)
@@ -260,10 +245,7 @@ def forbidden_rows(
 def near_duplicates(pool: Tensor, positives: Tensor, threshold: float) -> Tensor:
     """Which rows of the pools are near-duplicates of a positive, boolean, shape (B, P).
 
-    Args:
-        pool: Of length 1, shape (B, P, D).
-        positives: Of length 1, shape (B, p, D); 0 where an anchor has fewer.
-        threshold: The similarity from which two rows count as duplicates.
+    Pools (B, P, D) and positives (B, p, D) are of length 1; positives are 0 where there are fewer.
     """
     return torch.bmm(pool, positives.transpose(1, 2)).amax(2) >= threshold
 
@@ -271,9 +253,7 @@ def near_duplicates(pool: Tensor, positives: Tensor, threshold: float) -> Tensor
 def copies(products: Tensor, valid: Tensor) -> Tensor:
     """Which rows of the pools equal a row before them, boolean, shape (B, P).
 
-    Args:
-        products: Of the pool's rows with each other, shape (B, P, P).
-        valid: Which rows count, boolean, shape (B, P).
+    By the products of a pool's rows (B, P, P), among those that are valid (B, P).
     """
     equal = products >= 1 - noise(products)
     return (equal & valid[:, None, :]).tril(-1).any(2) & valid

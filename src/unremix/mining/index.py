@@ -200,12 +200,7 @@ def _larger(products: Floats, least: Floats) -> tuple[Integers, Integers]:
 
 
 class Best:
-    """The largest values of each of B queries, out of many that come along.
-
-    Args:
-        queries: B.
-        count: How many to keep of each.
-    """
+    """The largest values of each of B queries, ``count`` of each, out of many that come along."""
 
     def __init__(self, queries: int, count: int) -> None:
         self.queries, self.count = queries, count

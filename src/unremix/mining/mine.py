@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unremix.core.checks import choose, number
-from unremix.core.scores import COMPONENTS
+from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS
 from unremix.data.atomic_files import write_arrays
 from unremix.data.npz import read_arrays
 from unremix.data.quantities import counted
@@ -43,7 +43,6 @@ Sampling = Literal["importance", "top", "random"]
 Block = dict[str, NDArray[Any]]
 """The arrays of :class:`Mined` for some anchors, by name."""
 
-COMPONENT_NAMES = ("uncertainty", "similarity", "representativeness")
 POOL_PER_NEGATIVE = 10
 SMALLEST_POOL = 50
 ANCHORS_AT_ONCE = 1024  # that a pass over the corpus serves
@@ -137,7 +136,7 @@ def mine_hard_negatives(
     max_score: float | None = None,
     min_score: float | None = None,
     duplicate_threshold: float = 0.95,
-    components: Sequence[str] = COMPONENT_NAMES,
+    components: Sequence[str] = PAPER_COMPONENTS,
     mix: Literal["fixed"] | Sequence[float] = "fixed",
     posterior_temperature: float = 0.05,
     sampling: Sampling = "importance",
@@ -259,14 +258,17 @@ def mine_hard_negatives(
     if where is not None:
         texts_of = forbidden.same_text
         lists = known.rows, known.starts, texts_of.rows, texts_of.starts
-        kept = _Kept(where, digest_of(index.kind, units, rows, *lists, own, highest, choice))
+        digest = digest_of(index.kind, units, rows, *lists, own, highest, choice)
+        kept = where / f"mined-{digest}"  # finished blocks, by their first anchor
     miner = Miner(index, units, forbidden, known, highest, choice)
     starts = range(0, size, ANCHORS_AT_ONCE)
     parts = [slice(first, min(first + ANCHORS_AT_ONCE, size)) for first in starts]
     blocks: dict[int, Block] = {}
     if kept is not None:
         blocks = {
-            place: found for place, part in enumerate(parts) if (found := kept.read(part.start))
+            place: found
+            for place, part in enumerate(parts)
+            if (found := _read_block(kept / f"{part.start}.npz"))
         }
     missing = [place for place in range(len(parts)) if place not in blocks]
 
@@ -277,7 +279,7 @@ def mine_hard_negatives(
     told(0.0)
     for n, block in (each or _one_by_one)(miner, [parts[place] for place in missing], told):
         if kept is not None:
-            kept.write(parts[missing[n]].start, block)
+            write_arrays(kept / f"{parts[missing[n]].start}.npz", block)
         blocks[missing[n]] = block
         told(0.0)
     arrays = {
@@ -336,7 +338,7 @@ def _checked_choice(
     if not components or len(set(components)) < len(components):
         raise ValueError(
             f"expected different components, at least one, got {tuple(components)}; "
-            f"choose from {', '.join(COMPONENT_NAMES)}"
+            f"choose from {', '.join(PAPER_COMPONENTS)}"
         )
     if isinstance(mix, str):
         choose("mix", mix, ("fixed",))
@@ -387,25 +389,11 @@ def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
     return [array[start : start + step] for start in range(0, len(array), step)]
 
 
-class _Kept:
-    """Finished blocks of anchors on disk.
-
-    Args:
-        folder: Where.
-        digest: Of everything that decides the result.
-    """
-
-    def __init__(self, folder: Path, digest: str) -> None:
-        self.folder = folder / f"mined-{digest}"
-
-    def read(self, first: int) -> Block | None:
-        try:
-            return read_arrays(self.folder / f"{first}.npz")
-        except (FileNotFoundError, ValueError):  # none yet, or a damaged one, which is mined again
-            return None
-
-    def write(self, first: int, arrays: Block) -> None:
-        write_arrays(self.folder / f"{first}.npz", arrays)
+def _read_block(path: Path) -> Block | None:
+    try:
+        return read_arrays(path)
+    except (FileNotFoundError, ValueError):  # none yet, or a damaged one, which is mined again
+        return None
 
 
 @dataclass(frozen=True)
@@ -434,7 +422,7 @@ class Miner:
         allowed = self.forbidden.allowed(part, self.highest[part])
         size, k = len(anchors), self.choice.k
         arrays: Block = {"indices": np.full((size, k), -1, dtype=np.int64)}
-        for name in ("scores", *COMPONENT_NAMES):
+        for name in ("scores", *PAPER_COMPONENTS):
             arrays[name] = np.full((size, k), np.nan, dtype=np.float32)
         for name in ("too_similar", "near_duplicate", "copy"):
             arrays[name] = np.zeros(size, dtype=np.int64)

@@ -138,13 +138,9 @@ def choose_greedily(
 
 
 def choose_largest(keys: Tensor, similarity: Tensor, valid: Tensor, k: int) -> Chosen:
-    """Take the k candidates with the largest keys; they come in the order of the pool.
+    """Take the k valid candidates with the largest keys; they come in the order of the pool.
 
-    Args:
-        keys: Shape (B, P).
-        similarity: Of anchor and candidate, shape (B, P).
-        valid: Which candidates count, boolean, shape (B, P).
-        k: How many.
+    Keys, similarity to the anchor and validity have shape (B, P).
     """
     width = min(k, valid.shape[1])
     order = torch.where(valid, keys, -torch.inf).sort(dim=1, descending=True, stable=True).indices

@@ -15,8 +15,8 @@ from unremix.core.importance import Importance
 from unremix.core.precision import normalize
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
-from unremix.data.fingerprint import spread
-from unremix.evaluation.knn import leave_one_out_shares, usual_neighbors
+from unremix.data.subsets import spread
+from unremix.evaluation.knn import knn_predict, usual_neighbors
 from unremix.losses import HCLLoss, TwoViewLoss, UnReMixLoss
 from unremix.mining.groups import NEAR_DUPLICATE, find_clusters
 from unremix.report.drawings import packed
@@ -170,7 +170,7 @@ def _predicted(labels: Tensor, units: Tensor) -> tuple[Tensor, int]:
     """The class of each item by its k nearest neighbors among the others, shape (n,), and k."""
     used, numbers = labels.unique(return_inverse=True)
     k = usual_neighbors(labels, MOST_NEIGHBORS_VOTING)
-    shares = leave_one_out_shares(units, numbers, k=k, temperature=0.1)
+    shares = knn_predict(units, numbers, k=k, temperature=0.1)
     return used[shares.argmax(1)], k
 
 

@@ -18,8 +18,8 @@ from markupsafe import Markup
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.data.atomic_files import refuse_link, write_text
 from unremix.data.quantities import counted, duration
+from unremix.evaluation.accuracy import wilson_interval
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
-from unremix.evaluation.knn import wilson_interval
 from unremix.options.config import OF_DOMAIN, config_to_yaml
 from unremix.report.charts import Chart, Line, draw, looks
 from unremix.report.rendering import as_json, numbers, render

@@ -17,11 +17,11 @@ from torch import Tensor
 from unremix.core.options import Logits
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
-from unremix.data.fingerprint import drawn
 from unremix.data.graph.dataset import GraphData
 from unremix.data.graph.store import GraphBatch
 from unremix.data.image.dataset import ImageData
 from unremix.data.sentence.dataset import tokenize
+from unremix.data.subsets import drawn
 from unremix.domains.graph import graph_features
 from unremix.domains.image import features_of
 from unremix.domains.sentence import SentenceCorpus, corpus_features, reader
@@ -329,8 +329,9 @@ def _sentences(
     passage = torch.cat([torch.full((spans[p][1],), p) for p in used])
     anchors, candidates = _both(model, data, [spans[p] for p in used])
     separate = torch.unique(torch.stack([passage, documents[batch]]), dim=1, return_inverse=True)[1]
+    options = model.options
     pairs = Pairs.windows(
-        separate, reach=model.reach, texts=texts[batch] if model.mask_repeats else None
+        separate, reach=options.reach, texts=texts[batch] if options.mask_repeats else None
     )
     breaks = (documents.diff() != 0) | (numbers.diff() != 1)
     how_drawn = ""

@@ -154,27 +154,14 @@ def choose(keys: Tensor, count: int) -> Tensor:
 
 
 def pick_nodes(places: Places, ratio: float) -> Tensor:
-    """Exactly ⌊ratio · size⌋ nodes of every graph, at random.
-
-    Args:
-        places: Of the nodes.
-        ratio: From 0 to 1.
-
-    Returns:
-        Whether each node is picked, shape (n,).
-    """
+    """Pick exactly ⌊ratio · size⌋ nodes of every graph at random: a boolean of shape (n,)."""
     numbers = _numbers(places.keys[places.graph], _NODE, places.node)
     wanted = _share(places.sizes, ratio)
     return _ranks(numbers, places.graph, places.node) < wanted[places.graph]
 
 
 def keep_nodes(batch: GraphBatch, kept: Tensor) -> GraphBatch:
-    """The graphs without some nodes and their edges; the others keep their order.
-
-    Args:
-        batch: The graphs.
-        kept: Which nodes stay, a boolean of shape (n,).
-    """
+    """The graphs with the kept nodes alone, a boolean of shape (n,), in their order."""
     place = kept.cumsum(0) - 1  # (n,)
     edges = batch.edge_index[:, kept[batch.edge_index].all(0)]
     return GraphBatch(batch.x[kept], place[edges], batch.graph[kept], batch.num_graphs)
@@ -186,13 +173,7 @@ def exchange_edges(edge_index: Tensor, places: Places, chosen: Tensor, ratio: fl
     Fewer are joined where fewer are free. The free ones are cut into as many equal parts as are
     wanted and one is drawn from each part, so that no two are the same. The r-th free pair has the
     number r plus that of joined pairs before it, which bisection finds. Both directions are added.
-    Self-loops stay.
-
-    Args:
-        edge_index: Shape (2, E).
-        places: Of the nodes.
-        chosen: Whether to do so in each graph, shape (G,).
-        ratio: Share of the pairs.
+    Self-loops stay. Graphs that are not chosen, a boolean of shape (G,), stay as they are.
 
     Returns:
         Shape (2, E'): the edges that stay, in their order, then the new ones.
@@ -238,13 +219,7 @@ def outside_subgraph(edge_index: Tensor, places: Places, chosen: Tensor, share: 
     Every edge takes a random time, exponentially distributed, and the part grows from a random node
     along all its edges at once. As such times have no memory, the next node comes in over any edge
     that leaves the part with equal probability. The first ⌊share · size⌋ nodes stay, at least one,
-    or as many as can be reached.
-
-    Args:
-        edge_index: Shape (2, E).
-        places: Of the nodes.
-        chosen: Whether to do so in each graph, shape (G,); nothing is left out in the others.
-        share: Above 0.
+    or as many as can be reached. Nothing is left out of graphs that are not chosen, (G,).
 
     Returns:
         Whether each node is left out, shape (n,).
@@ -269,13 +244,8 @@ def outside_subgraph(edge_index: Tensor, places: Places, chosen: Tensor, share: 
 def _arrivals(edges: Tensor, duration: Tensor, first: Tensor, count: int) -> Tensor:
     """The least time from any of the first nodes to each of ``count`` nodes, shape (count,).
 
-    Dijkstra's algorithm, for all graphs at once; infinite where no way leads.
-
-    Args:
-        edges: Shape (2, E).
-        duration: Time that each edge takes, shape (E,).
-        first: Where it begins, shape (S,).
-        count: n.
+    Dijkstra's algorithm, for all graphs at once; infinite where no way leads. Edges are (2, E),
+    their durations (E,), the first nodes (S,).
     """
     from scipy.sparse import csr_array  # type: ignore[import-untyped]
     from scipy.sparse.csgraph import dijkstra  # type: ignore[import-untyped]
@@ -294,12 +264,9 @@ def _numbers(keys: Tensor, purpose: int, places: Tensor) -> Tensor:
 
 
 def _ranks(numbers: Tensor, owner: Tensor, index: Tensor) -> Tensor:
-    """How many numbers of the same graph are smaller, shape (m,).
+    """How many numbers of the same graph are smaller, shape (m,), as of all arguments.
 
-    Args:
-        numbers: In [0, 1), float64, shape (m,).
-        owner: The graph of each, ascending, shape (m,).
-        index: Its place among those of the graph, shape (m,).
+    Numbers are in [0, 1); their owners are graphs, ascending; an index is a place in the graph.
     """
     ranks = torch.empty_like(owner)
     ranks[(owner + numbers).argsort(stable=True)] = index

@@ -184,13 +184,7 @@ class Draws:
 
 
 def draw(settings: Augmentation, keys: Tensor, size: int) -> Draws:
-    """The parameters of one view per key.
-
-    Args:
-        settings: Ranges and probabilities.
-        keys: Shape (B,).
-        size: S, pixels along a side of the images.
-    """
+    """The parameters of one view per key (B,), of images of S = ``size`` pixels along a side."""
     u = uniforms(keys, _DRAWS)  # (B, draws)
     crops, u = u[:, : 2 * _TRIES + 2], u[:, 2 * _TRIES + 2 :]
     low = [max(0.0, 1 - strength) for strength in settings.jitter[:HUE]] + [-settings.jitter[HUE]]
@@ -275,14 +269,9 @@ def crop(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Rotate counter-clockwise about the center, bilinearly; what comes from outside is black.
+    """Rotate images (B, C, S, S) by degrees (B,) counter-clockwise about the center, bilinearly.
 
-    Args:
-        images: Shape (B, C, S, S).
-        degrees: Shape (B,).
-
-    Returns:
-        Shape (B, C, S, S).
+    What comes from outside is black.
     """
     angles = torch.deg2rad(degrees)
     cosine, sine, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
@@ -380,14 +369,7 @@ def shift_hue(pixels: Tensor, shift: Tensor) -> Tensor:
 
 
 def gray(images: Tensor) -> Tensor:
-    """Luma 0.2989 r + 0.587 g + 0.114 b in every channel.
-
-    Args:
-        images: Shape (B, C, S, S); with one channel, the result.
-
-    Returns:
-        Shape (B, C, S, S).
-    """
+    """Luma 0.2989 r + 0.587 g + 0.114 b in every channel of images (B, C, S, S), if C is not 1."""
     if images.shape[1] == 1:
         return images
     luma = _luma(images) @ images.flatten(2)  # (B, P)
@@ -395,16 +377,10 @@ def gray(images: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, sigmas: Tensor) -> Tensor:
-    """Gaussian blur G x Gᵀ, G a band matrix per sample; borders are reflected.
+    """Gaussian blur G x Gᵀ of images x (B, C, S, S), G a band matrix per sample.
 
-    The kernel spans 2 max(1, ⌊S/10⌋ div 2) + 1 pixels: 3 at 32 pixels, 23 at 224, as in SimCLR.
-
-    Args:
-        images: Shape (B, C, S, S).
-        sigmas: Standard deviations in pixels, shape (B,).
-
-    Returns:
-        Shape (B, C, S, S).
+    Borders are reflected. The standard deviations (B,) are in pixels. The kernel spans
+    2 max(1, ⌊S/10⌋ div 2) + 1 pixels: 3 at 32 pixels, 23 at 224, as in SimCLR.
     """
     batch, channels, size, _ = images.shape
     radius = max(1, size // 10 // 2)
@@ -422,24 +398,12 @@ def blur(images: Tensor, sigmas: Tensor) -> Tensor:
 
 
 def solarize(images: Tensor) -> Tensor:
-    """Invert values that, of 255, round to 128 or more.
-
-    Args:
-        images: In [0, 1], any shape.
-    """
+    """Invert values in [0, 1] that, of 255, round to 128 or more."""
     return torch.where(images >= 0.5, 1 - images, images)
 
 
 def gaussians(keys: Tensor, count: int) -> Tensor:
-    """Standard normal numbers that no other operation uses, by Box and Muller's method.
-
-    Args:
-        keys: Shape (B,).
-        count: Numbers per key.
-
-    Returns:
-        Shape (B, count).
-    """
+    """Standard normal numbers that no other operation uses, (B, count), by Box and Muller."""
     half = (count + 1) // 2
     radii, angles = uniforms(keys, _DRAWS + 2 * half)[:, _DRAWS:].split(half, dim=1)
     radii = (1 - radii).log_().mul_(-2).sqrt_()

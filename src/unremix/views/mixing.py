@@ -127,14 +127,7 @@ def beta(numbers: Tensor, *, alpha: float) -> Tensor:
 
 
 def permutation(key: Tensor, count: int) -> Tensor:
-    """A random order, every one equally likely.
-
-    Args:
-        key: int64, shape (1,).
-        count: N.
-
-    Returns:
-        Each of 0 ... N - 1 once, int64, shape (N,), on the device of the key.
+    """Each of 0 ... N - 1 once, in a random order drawn by a key (1,); int64, shape (N,).
 
     Example:
         >>> permutation(torch.tensor([7]), 5).sort().values
@@ -146,15 +139,9 @@ def permutation(key: Tensor, count: int) -> Tensor:
 
 
 def mixup(images: Tensor, others: Tensor, lam: Tensor) -> Tensor:
-    """λ_i x_i + (1 - λ_i) y_i; at λ = 1 the images themselves.
+    """λ_i x_i + (1 - λ_i) y_i of images x and their partners y, both (N, C, S, S).
 
-    Args:
-        images: x, floating-point, shape (N, C, S, S).
-        others: y, their partners, shape (N, C, S, S).
-        lam: λ, shape (N,), or one for all, shape (1,).
-
-    Returns:
-        Shape (N, C, S, S).
+    λ has shape (N,), or (1,) for one that all share; at λ = 1 they are the images themselves.
 
     Example:
         >>> images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
@@ -170,13 +157,7 @@ def mixup(images: Tensor, others: Tensor, lam: Tensor) -> Tensor:
 def cutmix_box(size: int, lam: float, center: tuple[int, int]) -> Box:
     """The box of CutMix: a square of side S sqrt(1 - λ), in whole pixels, clipped at the border.
 
-    Args:
-        size: S, pixels along a side of the images.
-        lam: λ, the share that is to stay.
-        center: Row and column of the middle, from 0 to S - 1.
-
-    Returns:
-        Top, bottom, left and right; bottom and right are outside.
+    λ is the share that is to stay; the center is a row and a column, from 0 to S - 1.
 
     Example:
         >>> cutmix_box(8, 0.75, (4, 7))
@@ -188,12 +169,7 @@ def cutmix_box(size: int, lam: float, center: tuple[int, int]) -> Box:
 
 
 def cutmix(images: Tensor, others: Tensor, box: Box) -> tuple[Tensor, float]:
-    """Paste a box of each image's partner into the image.
-
-    Args:
-        images: Shape (N, C, S, S).
-        others: Their partners, shape (N, C, S, S).
-        box: Top, bottom, left and right, the same for all.
+    """Paste a box of each image's partner into the image, both (N, C, S, S).
 
     Returns:
         The images, shape (N, C, S, S), and λ, the share of the area that stayed.
@@ -310,9 +286,7 @@ class IMix:
         self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
     ) -> Mixed:
         """Mix images (N, C, S, S) by keys (N,) and the batch's key (1,)."""
-        _check_images(images)
-        _check_keys(images, sample_keys)
-        _check_batch_key(batch_key)
+        _check_batch(images, sample_keys, batch_key)
         lam = beta(uniforms(sample_keys, _SHARE_DRAWS), alpha=self.alpha)
         lam = torch.maximum(lam, 1 - lam)
         if joint is None:
@@ -363,9 +337,7 @@ class UnMix:
         self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
     ) -> Mixed:
         """Mix images (N, C, S, S) by the batch's key (1,); the keys of samples play no part."""
-        _check_images(images)
-        _check_keys(images, sample_keys)
-        _check_batch_key(batch_key)
+        _check_batch(images, sample_keys, batch_key)
         numbers = uniforms(batch_key, _SHARE_DRAWS + 3)[0]
         lam = float(beta(numbers[:_SHARE_DRAWS], alpha=self.alpha))
         choice, row, column = numbers[_SHARE_DRAWS:].tolist()
@@ -405,8 +377,7 @@ def patch_negatives(images: Tensor, sample_keys: Tensor, *, smallest: int, large
     Reference:
         Ge et al. 2021; there p is 16 ... 72 of 224 pixels.
     """
-    _check_square(images)
-    _check_keys(images, sample_keys)
+    _check_images_and_keys(images, sample_keys)
     n, size = images.shape[0], images.shape[-1]
     if not 1 <= smallest <= largest <= size:
         raise ValueError(
@@ -436,24 +407,12 @@ def _check_alpha(alpha: float) -> None:
         )
 
 
-def _check_square(images: Tensor) -> None:
+def _check_images_and_keys(images: Tensor, sample_keys: Tensor) -> None:
     if images.ndim != 4 or images.shape[2] != images.shape[3]:
         raise ValueError(
             f"expected images of shape (N, C, S, S), got {tuple(images.shape)}; give a batch "
             "of square images"
         )
-
-
-def _check_images(images: Tensor) -> None:
-    _check_square(images)
-    if not images.is_floating_point():
-        raise ValueError(
-            f"expected images in floating point, got {images.dtype}; mix the augmented views, "
-            "not the stored images"
-        )
-
-
-def _check_keys(images: Tensor, sample_keys: Tensor) -> None:
     if sample_keys.shape != images.shape[:1] or sample_keys.dtype != torch.int64:
         raise ValueError(
             f"expected int64 sample_keys of shape ({len(images)},), one per image, got "
@@ -462,7 +421,13 @@ def _check_keys(images: Tensor, sample_keys: Tensor) -> None:
         )
 
 
-def _check_batch_key(batch_key: Tensor) -> None:
+def _check_batch(images: Tensor, sample_keys: Tensor, batch_key: Tensor) -> None:
+    _check_images_and_keys(images, sample_keys)
+    if not images.is_floating_point():
+        raise ValueError(
+            f"expected images in floating point, got {images.dtype}; mix the augmented views, "
+            "not the stored images"
+        )
     if batch_key.shape != (1,) or batch_key.dtype != torch.int64:
         raise ValueError(
             f"expected an int64 batch_key of shape (1,), got {batch_key.dtype} of shape "

@@ -114,12 +114,9 @@ class NodeEncoding:
     def fit(
         cls, found: FoundGraphs, degrees: Ints, use_attributes: bool | None = None
     ) -> NodeEncoding:
-        """The encoding that suits these graphs.
+        """The encoding that suits these graphs, of whose nodes so many edges (n,) leave.
 
-        Args:
-            found: The graphs.
-            degrees: Edges that leave each node, shape (n,).
-            use_attributes: Whether attributes are features; None leaves it to the format.
+        Whether attributes are features is left to the format by default.
 
         Raises:
             ValueError: If there are no attributes to use.
@@ -141,14 +138,10 @@ class NodeEncoding:
         return cls("normalized-degree", mean=float(degrees.mean()), std=spread or 1.0)
 
     def encode(self, found: FoundGraphs, degrees: Ints) -> Tensor:
-        """Features of all nodes, shape (n, F).
+        """Features of all nodes, shape (n, F), given how many edges leave each, shape (n,).
 
         A label without a column becomes zeros, and a degree above the greatest becomes the
         greatest; a `UserWarning` counts both.
-
-        Args:
-            found: The graphs.
-            degrees: Edges that leave each node, shape (n,).
 
         Raises:
             ValueError: If the data lack the labels or attributes that the encoding needs, or the
@@ -208,13 +201,9 @@ def _check_memory(found: FoundGraphs, needed: int) -> None:
 
 
 def simple_edges(edges: Ints, nodes: int) -> Ints:
-    """Edges without self-loops and duplicates, sorted by source and target.
+    """Edges (2, E) without self-loops and duplicates, sorted by source and target.
 
     The two directions of an edge count as two, and none is added: what PyG's ``TUDataset`` does.
-
-    Args:
-        edges: Source and target, shape (2, E).
-        nodes: n.
     """
     code = edges[0] * nodes
     code += edges[1]

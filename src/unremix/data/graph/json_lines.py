@@ -67,11 +67,7 @@ def is_json_lines(path: Path) -> bool:
 
 
 def read_json_lines(name: str, paths: Sequence[Path]) -> FoundGraphs:
-    """Read graphs from files, in their order.
-
-    Args:
-        name: Short name of the data.
-        paths: The files, packed by gzip or not.
+    """Read graphs from files, in their order; they may be packed by gzip.
 
     Raises:
         ValueError: If a file or line is not as expected, or lines do not fit to each other.
@@ -98,11 +94,7 @@ def read_json_lines(name: str, paths: Sequence[Path]) -> FoundGraphs:
 
 
 class _Graphs:
-    """Graphs in flat arrays: as one object each they would take many times the memory.
-
-    Args:
-        most: Bytes that they may take.
-    """
+    """Graphs in flat arrays of ``most`` bytes: one object each would take many times the memory."""
 
     def __init__(self, most: int) -> None:
         self.most, self.used, self.nodes = most, 0, 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unremix.data.fingerprint import drawn
+from unremix.data.subsets import drawn
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data  # type: ignore[import-untyped]
@@ -126,10 +126,7 @@ class GraphStore:
         return self.x.shape[1]
 
     def batch(self, indices: Tensor) -> GraphBatch:
-        """Some of the graphs, in the order of the indices; one may come several times.
-
-        Args:
-            indices: Which, int64, shape (B,).
+        """Some of the graphs, in the order of the indices (B,); one may come several times.
 
         Raises:
             IndexError: If there is no such graph.

@@ -47,10 +47,7 @@ def read_syntax_trees(library: Path | None = None) -> FoundGraphs:
     Functions and methods of :data:`PACKAGES` with 10 to 200 nodes, at most 400 of a package, spread
     evenly over its files. A nested function is part of the one around it. Nodes that only say
     whether a name is read or written are left out. The same for every installation of a version of
-    Python.
-
-    Args:
-        library: Folder of the standard library; that of this Python if None.
+    Python. The library's folder is that of this Python by default.
 
     Raises:
         FileNotFoundError: If the sources of the library are not there.

@@ -23,7 +23,6 @@ from unremix.data.image.stores import (
     LazyImages,
     free_memory,
     store_images,
-    stored_bytes,
 )
 from unremix.data.image.streamed import StreamedImages, stream_images, stream_split
 from unremix.data.locate import candidates
@@ -158,9 +157,10 @@ def load_images(
             )
             sets.append(images)
             skipped += bad
-            if isinstance(images.images, LazyImages):
+            if isinstance(images.images, CachedImages):
+                budget -= images.images.images.numel()
+            elif isinstance(images.images, LazyImages):
                 _warn_of_ranges(images.images)
-            budget -= stored_bytes(images.images)
     message = f"skipped {len(skipped)} of {total} files: {name_some(skipped)}"
     if not len(sets[0]):
         if not isinstance(data, str | Path):

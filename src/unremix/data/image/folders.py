@@ -11,7 +11,6 @@ from stat import S_ISREG
 from typing import Any, TypeVar
 
 from unremix.data.archives import (
-    AnySpan,
     RemoteSpan,
     Sample,
     Skipped,
@@ -268,15 +267,11 @@ def read_tars(
 ) -> Found:
     """WebDataset shards; those whose names say train and those that say test (val) are a split.
 
-    Args:
-        name: Of the data.
-        shards: Name and place of each.
-        read: Gives their samples.
+    Shards are given by name and place, and ``read`` gives their samples.
     """
     parts, outside = _split_by_name(shards)
     skipped = [Skipped(shard, "outside the shards for train and test") for shard in outside]
-    names: list[list[str]] = []
-    spans: list[list[AnySpan]] = []
+    sources: list[tuple[list[str], FileSource]] = []
     values: list[list[int] | None] = []
     for part in parts:
         samples, bad = read(part)
@@ -288,10 +283,9 @@ def read_tars(
                 stacklevel=4,
             )
         skipped += bad
-        names.append([sample.name for sample in samples])
-        spans.append([sample.image for sample in samples])
+        images = FileSource([sample.image for sample in samples])
+        sources.append(([sample.name for sample in samples], images))
         values.append(labels if labels and len(labels) == len(samples) else None)
-    sources = [(some, FileSource(places)) for some, places in zip(names, spans, strict=True)]
     return Found(name, labeled(sources, values), skipped)
 
 

@@ -11,7 +11,7 @@ import math
 import pickletools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,8 +94,8 @@ class _Machine:
             "EMPTY_DICT": lambda _: self.stack.append({}),
             "EMPTY_LIST": lambda _: self.stack.append([]),
             "MARK": lambda _: self.stack.append(_MARK),
-            "DICT": lambda _: self._set_items({}, self._since_mark(), new=True),
-            "LIST": lambda _: self._extend([], self._since_mark(), new=True),
+            "DICT": lambda _: self._push_dict({}, self._since_mark()),
+            "LIST": lambda _: self._push_list([], self._since_mark()),
             "TUPLE": lambda _: self._push_tuple(tuple(self._since_mark())),
             "SETITEM": self._set_item,
             "SETITEMS": lambda _: self._set_items_of_top(self._since_mark()),
@@ -151,18 +151,17 @@ class _Machine:
             raise Refused(f"it nests tuples more than {DEEPEST} deep")
         self.stack.append(items)
 
-    def _extend(self, items: list[Any], more: list[Any], new: bool = False) -> None:
+    def _push_list(self, items: list[Any], more: list[Any]) -> None:
         if not all(isinstance(item, str | bytes | int | float) for item in more):
             raise Refused("it has a list of something other than text and numbers")
         items += more
-        if new:
-            self.stack.append(items)
+        self.stack.append(items)
 
     def _extend_top(self, more: list[Any]) -> None:
         items = self._pop()
         if not isinstance(items, list):
             raise Refused(f"it appends to a {type(items).__name__}")
-        self._extend(items, more, new=True)
+        self._push_list(items, more)
 
     def _set_item(self, _: Any) -> None:
         value, key = self._pop(), self._pop()
@@ -172,9 +171,9 @@ class _Machine:
         fields = self._pop()
         if not isinstance(fields, dict):
             raise Refused(f"it puts a field into a {type(fields).__name__}")
-        self._set_items(fields, items, new=True)
+        self._push_dict(fields, items)
 
-    def _set_items(self, fields: dict[Any, Any], items: list[Any], new: bool = False) -> None:
+    def _push_dict(self, fields: dict[Any, Any], items: list[Any]) -> None:
         if len(items) % 2:
             raise Refused("a field lacks its value")
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -183,8 +182,7 @@ class _Machine:
             if isinstance(value, dict | tuple | Name | ByteType):
                 raise Refused(f"it has a {type(value).__name__} in the field {key[:40]!r}")
             fields[key] = value
-        if new:
-            self.stack.append(fields)
+        self.stack.append(fields)
 
     def _remember(self, place: int) -> None:
         value = self._pop()
@@ -222,7 +220,7 @@ class _Machine:
                 raise Refused("it makes an array in an unknown way")
             self.stack.append(Array())
         else:
-            _refuse_name(name)
+            raise Refused(f"it asks for {name.module[:60]}.{name.name[:60]}, which is not allowed")
 
     def _build(self, _: Any) -> None:
         """Give an array its state, or a type its own, which says nothing new."""
@@ -235,10 +233,6 @@ class _Machine:
         else:
             raise Refused(f"it gives a state to a {type(thing).__name__}")
         self.stack.append(thing)
-
-
-def _refuse_name(name: Name) -> NoReturn:
-    raise Refused(f"it asks for {name.module[:60]}.{name.name[:60]}, which is not allowed")
 
 
 def _depth(items: tuple[Any, ...]) -> int:

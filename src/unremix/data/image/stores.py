@@ -37,14 +37,7 @@ class ImageStore(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor) -> Tensor:
-        """Some of the images.
-
-        Args:
-            indices: Which, shape (B,), int64.
-
-        Returns:
-            Shape (B, C, S, S), uint8.
-        """
+        """Some of the images: int64 indices of shape (B,) to uint8 of shape (B, C, S, S)."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +137,12 @@ class ImageSet:
     labels: Tensor | None
     classes: list[str] | None
 
+    @classmethod
+    def of(cls, split: Split, images: ImageStore) -> ImageSet:
+        """The images of a split with its names, labels and classes."""
+        labels = None if split.labels is None else torch.tensor(split.labels, dtype=torch.int64)
+        return cls(images, split.names, labels, split.classes)
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -169,8 +168,7 @@ def store_images(
     split = split.keep([index for index, reason in enumerate(reasons) if reason is None])
     if images is None:
         images = LazyImages(split.source, split.names, *shape)
-    labels = None if split.labels is None else torch.tensor(split.labels, dtype=torch.int64)
-    return ImageSet(images, split.names, labels, split.classes), bad
+    return ImageSet.of(split, images), bad
 
 
 def _decode_all(
@@ -250,8 +248,3 @@ def free_memory() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return 4 * 2**30
-
-
-def stored_bytes(store: ImageStore) -> int:
-    """Memory that the decoded images take."""
-    return store.images.numel() if isinstance(store, CachedImages) else 0

@@ -117,12 +117,9 @@ class StreamedImages:
         return len(self.lazy)
 
     def expect(self, indices: Tensor) -> None:
-        """Begin to fetch the shards of images that will be asked for.
+        """Begin to fetch the shards of images (B,) that will be asked for.
 
         Errors are not reported here: the batch that needs the shard tries again, and reports them.
-
-        Args:
-            indices: Which images, shape (B,), int64.
         """
         with self._lock:
             known = self._expected | self._held.keys()
@@ -200,5 +197,4 @@ def stream_images(split: Split, shape: Shape) -> ImageSet:
     source = split.source
     assert isinstance(source, FileSource)
     images = StreamedImages(LazyImages(source, split.names, *shape), shards_of(source))
-    labels = None if split.labels is None else torch.tensor(split.labels, dtype=torch.int64)
-    return ImageSet(images, split.names, labels, split.classes)
+    return ImageSet.of(split, images)

@@ -113,11 +113,7 @@ class EncodedCorpus:
         return self.unknown / self.tokens
 
     def batch(self, start: int, count: int) -> SentenceBatch:
-        """Read consecutive sentences.
-
-        Args:
-            start: The first, from 0.
-            count: How many.
+        """Read ``count`` consecutive sentences; the first is number ``start``, from 0.
 
         Raises:
             ValueError: If the corpus does not have them all.
@@ -202,15 +198,8 @@ def write_corpus(
     """Write sentences so that :class:`EncodedCorpus` can read them.
 
     The folder appears once it is whole. If another process made it in the meantime, that one
-    stays.
-
-    Args:
-        sentences: The document and the tokens of each sentence, in order.
-        folder: Where to write.
-        vocabulary: Numbers the tokens.
-        max_length: Tokens kept of a sentence.
-        name: Short name of the text.
-        topics: Names of the documents, where they have any.
+    stays. Sentences are given by their document and their tokens, in order; further arguments are
+    those of :class:`EncodedCorpus`.
 
     Returns:
         Whether there was any sentence; if not, nothing is written.

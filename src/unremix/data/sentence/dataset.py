@@ -15,12 +15,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from unremix.data.sentence import pydocs
 from unremix.data.sentence.corpus import EncodedCorpus, SentenceBatch, batches, write_corpus
 from unremix.data.sentence.text_files import (
-    FORMATS,
     Format,
     Trouble,
     find_files,
@@ -220,7 +219,7 @@ def load_sentences(
         >>> data.counts
         Counts(sentences=2, documents=1)
     """
-    if format not in FORMATS:
+    if format not in get_args(Format):
         raise ValueError(f"expected the format 'auto', 'lines' or 'prose', got {format!r}")
     if limit is not None and limit < 1:
         raise ValueError(f"expected a limit of at least 1 sentence, got {limit}")

@@ -32,9 +32,6 @@ def prose(text: str) -> Iterator[str]:
     A sentence has at least three words, begins with a capital, ends in a full stop or the like and
     consists mostly of letters; that leaves out what is not prose, wherever it stands.
 
-    Args:
-        text: A topic.
-
     Example:
         >>> list(prose("Lists\n*****\n\nA *list* is\nmutable. It grows.\n\n   x = [1]\n"))
         ['A list is mutable.']

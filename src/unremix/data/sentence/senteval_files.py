@@ -7,7 +7,6 @@ same here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from unremix.data.locate import candidates
 from unremix.data.suggestions import did_you_mean
 
 BLANK = "."  # what SentEval's own examples hand to an encoder in place of an empty line
@@ -93,32 +93,26 @@ def find_folder(root: str | Path) -> Path:
     Raises:
         FileNotFoundError: If no folder of a task is there.
     """
-    starts = [Path(root).expanduser()]
-    data = os.environ.get("UNREMIX_DATA")
-    if data and not starts[0].is_absolute():
-        starts.append(Path(data).expanduser() / root)
-    candidates = [
-        start / below for start in starts for below in ("", "downstream", "senteval/downstream")
+    places = [
+        start / below
+        for start in candidates(root)
+        for below in ("", "downstream", "senteval/downstream")
     ]
-    for candidate in candidates:
-        if any((candidate / task).is_dir() for task in TASKS):
-            return candidate
+    for place in places:
+        if any((place / task).is_dir() for task in TASKS):
+            return place
     raise FileNotFoundError(
-        f"expected folders like CR and TREC in {' or '.join(map(str, candidates))}, found none; "
+        f"expected folders like CR and TREC in {' or '.join(map(str, places))}, found none; "
         "name the folder 'downstream' that SentEval's get_transfer_data.bash fills"
     )
 
 
 def read_task(folder: Path, task: str) -> Splits:
-    """Read a task.
+    """Read a task, one of ``TASKS``, from the folder that :func:`find_folder` gives.
 
     MR, CR, SUBJ and MPQA have one split, ``train``; class 1 is the first file (positive,
     objective), and an empty line is the sentence ``.``. TREC and MRPC also have ``test``, SICK
     ``dev`` and ``test``.
-
-    Args:
-        folder: From :func:`find_folder`.
-        task: One of ``TASKS``.
 
     Raises:
         FileNotFoundError: If a file of the task is missing.

@@ -18,12 +18,11 @@ from unremix.data.suggestions import needed_for
 from unremix.data.walk import walk
 
 Format = Literal["auto", "lines", "prose"]
-FORMATS = ("auto", "lines", "prose")
 
 ACCEPTED = (
-    "the word 'pydocs'; a .txt, .txt.gz or .gz file, a list of them or a folder of them, with one "
-    "sentence a line and blank lines between documents, or raw prose. A relative path is also "
-    "looked up in the folder that the environment variable UNREMIX_DATA names"
+    "accepted are the word 'pydocs'; a .txt, .txt.gz or .gz file, a list of them or a folder of "
+    "them, with one sentence a line and blank lines between documents, or raw prose. A relative "
+    "path is also looked up in the folder that the environment variable UNREMIX_DATA names"
 )
 
 BLOCK = 2**20  # bytes read at a time
@@ -72,13 +71,13 @@ def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]
     """
     if not isinstance(data, (str, Path)):
         if not data:
-            raise ValueError(f"expected at least one file, got an empty list; {_accepted()}")
+            raise ValueError(f"expected at least one file, got an empty list; {ACCEPTED}")
         found = [find_files(item) for item in data]
         return found[0][0], [file for _, files in found for file in files]
-    path = locate(data, _accepted())
+    path = locate(data, ACCEPTED)
     if not path.is_dir():
         if not _is_text(path) or not path.is_file():  # to open a pipe would wait for ever
-            raise ValueError(f"expected a text file, got {path}; {_accepted()}")
+            raise ValueError(f"expected a text file, got {path}; {ACCEPTED}")
         return _stem(path), [path]
     files = sorted(
         entry.path
@@ -90,13 +89,9 @@ def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]
     )
     if not files:
         raise ValueError(
-            f"expected .txt, .txt.gz or .gz files in the folder {path}, found none; {_accepted()}"
+            f"expected .txt, .txt.gz or .gz files in the folder {path}, found none; {ACCEPTED}"
         )
     return path.resolve().name, files
-
-
-def _accepted() -> str:
-    return f"accepted are {ACCEPTED}"
 
 
 def _is_text(path: Path) -> bool:
@@ -195,13 +190,10 @@ def _split(read: Callable[[int], bytes], trouble: Trouble, keep_all: bool) -> It
 
 
 def guess_format(lines: Iterable[str]) -> Literal["lines", "prose"]:
-    """Whether text has one sentence a line or is prose, from its first lines.
+    """Whether text has one sentence a line or is prose, from its first stripped lines.
 
     It is prose if many lines hold more than one sentence, or go on in small letters where the line
     before ended without a full stop, though the text has capitals.
-
-    Args:
-        lines: Stripped lines.
 
     Example:
         >>> guess_format(["He came. She left.", "It rained. Nobody knew why."])
@@ -221,10 +213,7 @@ def guess_format(lines: Iterable[str]) -> Literal["lines", "prose"]:
 
 
 def split_prose(lines: Iterable[str]) -> Iterator[str]:
-    """The sentences of prose whose paragraphs are separated by blank lines.
-
-    Args:
-        lines: Stripped lines.
+    """The sentences of prose, stripped lines whose paragraphs are separated by blank ones.
 
     Raises:
         ImportError: If sentencex is not installed.

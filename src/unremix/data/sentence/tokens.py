@@ -32,13 +32,7 @@ def tokenize(text: str) -> list[str]:
 
     Raw text and text that was tokenized before (in the manner of the Penn Treebank, as SentEval's
     files are) give the same tokens. Underscores are dropped. Made for languages that put spaces
-    between words.
-
-    Args:
-        text: A sentence.
-
-    Returns:
-        Its tokens, none of which holds white space.
+    between words. No token holds white space.
 
     Example:
         >>> tokenize("“It doesn’t cost $2.50,” he said -- well-meaning.")
