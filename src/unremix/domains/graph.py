@@ -13,7 +13,7 @@ from unremix.data.fingerprint import fingerprint
 from unremix.data.graph.dataset import GraphData, load_graphs, store_graphs
 from unremix.data.graph.features import NodeEncoding
 from unremix.data.graph.store import GraphBatch, GraphStore
-from unremix.domains.base import Features, Trained, make_batch
+from unremix.domains.base import Features, Trained, evaluating, make_batch
 from unremix.domains.sampling import permuted
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
@@ -37,17 +37,13 @@ class GraphShape:
     encoding: NodeEncoding
 
 
-@torch.no_grad()
 def graph_features(encoder: nn.Module, store: GraphStore) -> Tensor:
     """Embeddings of graphs in eval mode, shape (G, F), on the CPU."""
-    parameter = next(encoder.parameters())
-    was_training = encoder.training
-    encoder.eval()
     parts = []
-    for indices in torch.arange(len(store)).split(EVALUATION_BATCH):
-        batch = store.batch(indices).to(parameter.device)
-        parts.append(encoder(_in_dtype(batch, parameter.dtype)).float().cpu())
-    encoder.train(was_training)
+    with evaluating(encoder) as (device, dtype):
+        for indices in torch.arange(len(store)).split(EVALUATION_BATCH):
+            batch = _in_dtype(store.batch(indices).to(device), dtype)
+            parts.append(encoder(batch).float().cpu())
     return torch.cat(parts)
 
 
@@ -138,10 +134,6 @@ class GraphDomain:
         """The encoder, in a few words."""
         nodes = f"{shape.encoding.width} node features ({shape.encoding.kind})"
         return f"GIN, {config.graph.layers} layers of {config.graph.hidden}, {nodes}"
-
-    def name(self, data: GraphData) -> str:
-        """What the graphs are called."""
-        return data.name
 
     def fingerprint(self, data: GraphData) -> str:
         """Of all nodes, edges and labels."""

@@ -41,7 +41,7 @@ from unremix.experiments.forecast import (
     tensor_bytes,
 )
 from unremix.experiments.plan import Plan
-from unremix.experiments.processes import share_for
+from unremix.experiments.processes import Local
 from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
 from unremix.options.config import TrainConfig
@@ -107,7 +107,7 @@ class Stopwatch(Progress):
             "checkpoint": tensor_bytes([training.model.state_dict(), state]),
             "encoder": tensor_bytes(training.model.encoder.state_dict()),
             "parameters": count_parameters(training.model),
-            "device": training.fabric.device,
+            "device": training.fabric.device.type,
         }
         raise Enough
 
@@ -156,9 +156,9 @@ def memory_in_use() -> int | None:
     return _status("VmRSS")
 
 
-def _peak(device: torch.device, before: int | None) -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+def _peak(device: str, before: int | None) -> int | None:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
     peak = _status("VmHWM")
     return None if peak is None or before is None else max(0, peak - before)
 
@@ -237,17 +237,7 @@ def measure(
         in_full = min(whole, config.chunk or whole)
         if trial.at_once > other.at_once:
             memory = on_a_line((other.at_once, other.peak), (trial.at_once, memory), in_full)
-    found = trial.watch.found
-    return Measured(
-        seconds=trial.watch.seconds,
-        samples=size,
-        scale=whole / size,
-        memory=memory,
-        checkpoint=found["checkpoint"],
-        encoder=found["encoder"],
-        parameters=found["parameters"],
-        device=found["device"].type,
-    )
+    return Measured(trial.watch.seconds, size, whole / size, memory, **trial.watch.found)
 
 
 def load_or_imagine(domain: Domain, config: TrainConfig) -> tuple[Any, bool]:
@@ -366,16 +356,14 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     config = fit_to(domain, data, config)
     found = estimate(config, data)
     about = domain.describe(config, domain.shape(data, config))
-    title = f"{config.composed_name} on {domain.name(data)}, {about}"
+    title = f"{config.composed_name} on {data.name}, {about}"
     table = Table(box=None, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("")
     for row in rows_of(found, config, domain.unit):
         table.add_row(*row)
-    console.print(title, highlight=False, markup=False, soft_wrap=True)
-    console.print(table)
-    for line in _said(real, config, [found.measured]):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    tables.show(console, (), [title])
+    tables.show(console, [table], _said(real, config, [found.measured]))
     return found
 
 
@@ -396,7 +384,7 @@ def dry_comparison(
         ValueError: If no recipe can be run.
     """
     console = console or Console()
-    share = share_for(plan.jobs, jobs)
+    share = Local().share(plan.jobs, jobs)
     train = replace(plan.train, threads=share.threads)
     domain = find_domain(train.domain)
     data, real = load_or_imagine(domain, train)
@@ -421,7 +409,7 @@ def dry_comparison(
         f"In all {duration(seconds)} of training; {duration(seconds / share.jobs)} with "
         f"{share.jobs} at a time, if they do not hinder each other. Disk: {amount(disk)}."
     )
-    table = _comparison_table(f"{len(plan.jobs)} runs on {domain.name(data)}", found, plan)
+    table = _comparison_table(f"{len(plan.jobs)} runs on {data.name}", found, plan)
     notes = _said(real, train, [one.measured for one in every])
     tables.show(console, [table], (summary, *notes, *failed))
     return found

@@ -74,6 +74,11 @@ class Job:
     def __str__(self) -> str:
         return f"{self.row}, seed {self.seed}"
 
+    @property
+    def processes(self) -> int:
+        """How many processes it has, each with a GPU of its own where it uses GPUs."""
+        return self.train.devices if isinstance(self.train.devices, int) else 1
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -100,29 +100,6 @@ def share_out(
     return Share(jobs, threads or max(1, cores // (jobs * processes)), groups)
 
 
-def share_for(jobs: Sequence[Job], at_a_time: int | None) -> Share:
-    """Share this machine out among some jobs, which ask for the same devices and threads.
-
-    Args:
-        jobs: All jobs of the experiment, done or not.
-        at_a_time: Runs at a time, if they are given.
-    """
-    train = jobs[0].train
-    gpus: list[str] = []
-    if train.accelerator != "cpu" and torch.cuda.is_available():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        numbers = map(str, range(torch.cuda.device_count()))
-        gpus = visible.split(",") if visible else list(numbers)
-    return share_out(
-        len(jobs),
-        cores=cpu_count(),
-        gpus=gpus,
-        jobs=at_a_time,
-        threads=train.threads,
-        processes=train.devices if isinstance(train.devices, int) else 1,
-    )
-
-
 def _code_words(config: TrainConfig) -> list[str]:
     """The code that the user named, typed again: no file decides which code runs."""
     words = ["--imports", json.dumps(config.imports)] if config.imports else []
@@ -169,7 +146,12 @@ class Executor(Protocol):
     """Where runs are executed: here, see :class:`Local`, or as :mod:`.executors` says."""
 
     def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
-        """What each of some jobs gets; see :func:`share_for`."""
+        """What each job of an experiment gets, whether it is done or not.
+
+        Args:
+            jobs: All jobs.
+            at_a_time: Runs at a time, if they are given.
+        """
         ...
 
     def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Running:
@@ -302,8 +284,21 @@ class Local:
     """Runs as processes of this machine; see :class:`Executor`."""
 
     def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
-        """What of this machine each job gets."""
-        return share_for(jobs, at_a_time)
+        """What of this machine each job gets; all ask for the same devices and threads."""
+        train = jobs[0].train
+        gpus: list[str] = []
+        if train.accelerator != "cpu" and torch.cuda.is_available():
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            numbers = map(str, range(torch.cuda.device_count()))
+            gpus = visible.split(",") if visible else list(numbers)
+        return share_out(
+            len(jobs),
+            cores=cpu_count(),
+            gpus=gpus,
+            jobs=at_a_time,
+            threads=train.threads,
+            processes=jobs[0].processes,
+        )
 
     def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Process:
         """Begin a process, which inherits the lock."""

@@ -8,7 +8,7 @@ name has a folder with ``table.md``, ``table.csv``, ``results.json`` and its fig
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from unremix.experiments.paper.experiments import EXPERIMENTS
 from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, put
 from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
 from unremix.experiments.plan import Job
-from unremix.report.curves import write_figure
+from unremix.report.figures import write_figure
 from unremix.training.record import versions
 
 ALL = "all"
@@ -293,20 +293,13 @@ def _runs(setting: Setting) -> list[dict[str, Any]]:
         {"row": row.name, "data": source.paper, **{key: record.get(key) for key in kept},
          "mix": {
              column[4:]: share
-             for column, share in _last(record).items()
+             for column, share in (record.get("metrics") or [{}])[-1].items()
              if column.startswith("mix_")
          }}
         for row in setting.rows
         for source in setting.sources_of(row)
         for record in setting.records(row, source)
     ]  # fmt: skip
-
-
-def _last(record: Mapping[str, Any]) -> Mapping[str, float]:
-    """The last row of a run's metrics."""
-    rows = record.get("metrics") or [{}]
-    last: Mapping[str, float] = rows[-1]
-    return last
 
 
 def show_cost(settings: Sequence[Setting], console: Console) -> None:

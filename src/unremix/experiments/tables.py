@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from unremix.data.printing import markdown_table
-from unremix.data.quantities import duration
 from unremix.evaluation.card import FEATURES, label_of
 from unremix.evaluation.statistics import Difference, Summary, paired_difference, summarize
 from unremix.training.record import versions
@@ -115,16 +114,22 @@ def in_table(measures: Iterable[Measure]) -> list[Measure]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measure of one recipe.
+    """One measure of one recipe."""
 
-    Args:
-        summary: Over its seeds.
-        difference: To the reference, over the seeds that both have; None for the reference itself
-            or where they have none in common.
-    """
+    summary: Summary  # over its seeds
+    difference: Difference | None  # to the reference, over the seeds that both have, if any
 
-    summary: Summary
-    difference: Difference | None
+    def record(self) -> dict[str, float | None]:
+        """All of it by name."""
+        found = self.difference
+        return {
+            "mean": self.summary.mean,
+            "deviation": self.summary.deviation,
+            "difference": None if found is None else found.mean,
+            "low": None if found is None else found.low,
+            "high": None if found is None else found.high,
+            "pairs": None if found is None else found.count,
+        }
 
 
 @dataclass(frozen=True)
@@ -360,85 +365,12 @@ def run_records(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
 
 def row_records(rows: Iterable[TableRow]) -> list[dict[str, Any]]:
     """A record per row of the table, in full precision; shares stay from 0 to 1."""
-    records = []
-    for row in rows:
-        record: dict[str, Any] = {
-            "recipe": row.name,
-            "runs": row.runs,
-            "failed": row.failed,
-            "epochs": row.epochs,
+    return [
+        {"recipe": row.name, "runs": row.runs, "failed": row.failed, "epochs": row.epochs}
+        | {
+            f"{path}.{name}": value
+            for path, cell in row.cells.items()
+            for name, value in cell.record().items()
         }
-        for path, cell in row.cells.items():
-            difference = cell.difference
-            record |= {
-                f"{path}.mean": cell.summary.mean,
-                f"{path}.deviation": cell.summary.deviation,
-                f"{path}.difference": None if difference is None else difference.mean,
-                f"{path}.low": None if difference is None else difference.low,
-                f"{path}.high": None if difference is None else difference.high,
-                f"{path}.pairs": None if difference is None else difference.count,
-            }
-        records.append(record)
-    return records
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How far a recipe has come.
-
-    Args:
-        recipe: The recipe.
-        total: Its runs.
-        done: Those that ended well.
-        failed: Those that failed.
-        epochs: Epochs that each of its runs under way has completed.
-        loss: Mean of the latest losses.
-        measure: Mean of the latest measures.
-        left: Seconds of computing that its runs still need.
-    """
-
-    recipe: str
-    total: int
-    done: int
-    failed: int
-    epochs: tuple[int, ...]
-    loss: float | None
-    measure: float | None
-    left: float | None
-
-
-def progress_table(
-    standings: Sequence[Standing], *, epochs: int, measure: Measure, caption: str
-) -> Table:
-    """What a comparison shows while it is under way.
-
-    Args:
-        standings: One per recipe.
-        epochs: Epochs of a whole run.
-        measure: What is measured.
-        caption: Line below the table.
-    """
-    table = Table(caption=caption, caption_justify="left")
-    table.add_column("recipe")
-    for heading in (
-        "done",
-        "running",
-        "failed",
-        f"epoch of {epochs}",
-        "loss",
-        measure.heading,
-        "left",
-    ):
-        table.add_column(heading, justify="right")
-    for standing in standings:
-        table.add_row(
-            standing.recipe,
-            f"{standing.done} of {standing.total}",
-            str(len(standing.epochs) or ""),
-            f"[red]{standing.failed}[/]" if standing.failed else "",
-            ", ".join(map(str, standing.epochs)),
-            "" if standing.loss is None else f"{standing.loss:.3f}",
-            "" if standing.measure is None else measure.number(standing.measure),
-            "" if standing.done + standing.failed == standing.total else duration(standing.left),
-        )
-    return table
+        for row in rows
+    ]

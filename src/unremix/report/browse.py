@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from unremix.data.atomic_files import read_text, refuse_link, write_arrays, write_text
@@ -31,6 +28,7 @@ from unremix.mining.embeddings import Floats, Integers, unit_rows
 from unremix.mining.files import write_rows
 from unremix.mining.groups import find_clusters, find_duplicates, fitting_threshold
 from unremix.mining.index import Advance, Allowed, Kind, make_index
+from unremix.report.pictures import make_atlas
 from unremix.report.rendering import render
 from unremix.training.run import Run, reading
 
@@ -190,13 +188,8 @@ class RunData:
 
 def _data_uri(image: Tensor) -> str:
     """A picture (C, S, S) of bytes as a data URI."""
-    if image.shape[-1] > TILE:
-        small = F.interpolate(image[None].float(), TILE, mode="bilinear", antialias=True)[0]
-        image = small.round().clamp(0, 255).byte()
-    array = image[0].numpy() if len(image) == 1 else image.permute(1, 2, 0).contiguous().numpy()
-    stream = io.BytesIO()
-    Image.fromarray(array).save(stream, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    made = make_atlas(image[None], TILE)
+    return f"data:{made.kind};base64,{base64.b64encode(made.data).decode()}"
 
 
 def write_neighbors(

@@ -266,7 +266,7 @@ def collect(run: Run, data: Any) -> Stored:
         "step": int(state["step"]),
         "seconds": state.get("seconds"),
         "trained": {name: state.get(name) for name in ("device", "date", "version")},
-        "data": run.domain.name(data),
+        "data": data.name,
     }
     if sample.labels is not None:
         predicted, about["voting"] = _predicted(sample.labels, units)

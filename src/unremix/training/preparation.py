@@ -372,7 +372,7 @@ def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
     elif first:
         path = None if run is None else run.path
         if path is None:
-            path, made = _claim(config, domain.name(data), held)
+            path, made = _claim(config, data.name, held)
         try:
             run = Run.create(path, replace(config, name=path.name), shape)
         except OSError:

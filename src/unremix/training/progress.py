@@ -153,7 +153,7 @@ class Progress:
         parts = [f"{training.domain.size(data):,} {self.unit}"]
         parts += [f"{len(classes)} classes"] if classes else []
         parts += [f"{len(test):,} more to test on"] if test is not None else ["no test split"]
-        self.say(f"{config.composed_name} on {training.domain.name(data)}: {', '.join(parts)}")
+        self.say(f"{config.composed_name} on {data.name}: {', '.join(parts)}")
         parameters = list(model.encoder.parameters())
         count = sum(parameter.numel() for parameter in parameters)
         where = [str(training.fabric.device), counted(torch.get_num_threads(), "thread")]

@@ -132,13 +132,9 @@ def frames_of(anchor: int, images: Sequence[int], labels: Tensor) -> list[str]:
     ]
 
 
-def _picture(image: Tensor) -> np.ndarray:
-    """An image as matplotlib takes it: (S, S, 3)."""
-    return np.asarray(image.expand(3, -1, -1).permute(1, 2, 0))
-
-
 def _show(axes: Axes, image: Tensor, x: float, y: float, color: str | None) -> None:
-    axes.imshow(_picture(image), extent=(x, x + 1, y, y + 1), interpolation="nearest")
+    pixels = np.asarray(image.expand(3, -1, -1).permute(1, 2, 0))  # (S, S, 3)
+    axes.imshow(pixels, extent=(x, x + 1, y, y + 1), interpolation="nearest")
     if color is not None:
         dash = "--" if color == FRAMES[REDUNDANT] else "-"  # a second cue
         place = (x + 0.03, y + 0.03)
@@ -147,8 +143,8 @@ def _show(axes: Axes, image: Tensor, x: float, y: float, color: str | None) -> N
         )
 
 
-def _blank(axes: Axes, width: float, height: float) -> None:
-    axes.set(xlim=(-0.1, width), ylim=(height, 0.05), aspect="equal")
+def _pictures_only(axes: Axes, width: float, low: float, high: float) -> None:
+    axes.set(xlim=(-0.1, width), ylim=(low, high), aspect="equal")
     axes.set_axis_off()
 
 
@@ -190,7 +186,7 @@ def make_gallery(setting: Setting) -> Made:
                             "frame": frame,
                         }
                     )  # fmt: skip
-        _blank(axes, columns * width, -rows * height)
+        _pictures_only(axes, columns * width, -rows * height, 0.05)
         for frame, color in FRAMES.items():
             axes.plot([], [], "--" if frame == REDUNDANT else "-", color=color, lw=2, label=frame)
         figure.legend(loc="outside lower center", ncols=3)
@@ -270,8 +266,7 @@ def make_contributions(setting: Setting) -> Made:
         for place, one in enumerate([anchor, *picked]):
             image = look.images[one % len(look.labels)]
             _show(above, image, place, 0, GRAYS[0] if not place else None)
-        above.set(xlim=(-0.1, 6.1), ylim=(0, 1), aspect="equal")
-        above.set_axis_off()
+        _pictures_only(above, 6.1, 0, 1)
         above.set_title(f"anchor, and its heaviest negatives ({source.title})")
         for number, (name, part) in enumerate(parts.items()):
             values = [float(part[anchor, one]) for one in picked]
@@ -317,8 +312,7 @@ def overview(
     for place, one in enumerate([anchor, *chosen]):
         x = place + (0.4 if place else 0)
         _show(above, look.images[one % len(look.labels)], x, 0, GRAYS[0] if not place else None)
-    above.set(xlim=(-0.1, count + 1.5), ylim=(0, 1), aspect="equal")
-    above.set_axis_off()
+    _pictures_only(above, count + 1.5, 0, 1)
     similarity = float(normalize(look.z[0])[0][anchor] @ normalize(look.z[1])[0][anchor])
     above.set_title(
         f"anchor (its positive has similarity {similarity:.2f}) and negatives by falling weight"

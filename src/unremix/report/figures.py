@@ -1,0 +1,265 @@
+"""Figures of experiments: learning curves, bars beside a paper's, and differences of settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from unremix.data.atomic_files import write_whole
+from unremix.evaluation.statistics import Difference
+from unremix.report.style import BLACK, BLUE, GRAYS, PAGE, VERMILION, looks_of
+
+Row = dict[str, float]
+
+FEW_POINTS = 30  # up to here every point gets a marker
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One measure over the epochs."""
+
+    column: str  # of metrics.csv
+    title: str
+    percent: bool = False  # whether values are shares
+    levels: Mapping[str, float] = field(default_factory=dict)  # what there is without training
+    at_least: tuple[float, float] | None = None  # of the axis, so that noise does not fill it
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A measure over the epochs, over seeds."""
+
+    epochs: list[float]  # at which every seed was measured, E of them
+    mean: np.ndarray  # shape (E,)
+    deviation: np.ndarray | None  # shape (E,); None for a single seed
+
+
+def mean_curve(runs: Sequence[Sequence[Row]], column: str) -> Curve | None:
+    """The mean curve of several seeds, at the epochs that all of them have.
+
+    Args:
+        runs: Rows of metrics.csv, for each seed.
+        column: Which measure; seeds without any of it are left out.
+
+    Returns:
+        The curve; None if no epoch is common to all.
+
+    Example:
+        >>> first = [{"epoch": 1.0, "knn": 0.5}, {"epoch": 2.0, "knn": 0.7}]
+        >>> second = [{"epoch": 1.0, "knn": 0.7}]
+        >>> curve = mean_curve([first, second], "knn")
+        >>> curve.epochs, curve.mean.round(3).tolist(), curve.deviation.round(3).tolist()
+        ([1.0], [0.6], [0.141])
+    """
+    series = [
+        {row["epoch"]: row[column] for row in rows if math.isfinite(row.get(column, math.nan))}
+        for rows in runs
+    ]
+    series = [points for points in series if points]
+    if not series:
+        return None
+    epochs = sorted(set.intersection(*(set(points) for points in series)))
+    if not epochs:
+        return None
+    values = np.array([[points[epoch] for epoch in epochs] for points in series])  # (S, E)
+    deviation = values.std(0, ddof=1) if len(series) > 1 else None
+    return Curve(epochs, values.mean(0), deviation)
+
+
+def _draw(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[Sequence[Row]]]) -> None:
+    scale = 100 if panel.percent else 1
+    looks = looks_of(runs)
+    for name, seeds in runs.items():
+        curve = mean_curve(seeds, panel.column)
+        if curve is None:
+            continue
+        look = looks[name]
+        marker = look.marker if len(curve.epochs) <= FEW_POINTS else None
+        mean = scale * curve.mean
+        axes.plot(
+            curve.epochs, mean, color=look.color, linestyle=look.dash, lw=1.5, label=name,
+            marker=marker, ms=4 if look.turn else 3, mfc="white" if look.turn else look.color,
+        )  # fmt: skip
+        if curve.deviation is not None:
+            half = scale * curve.deviation
+            axes.fill_between(
+                curve.epochs, mean - half, mean + half, color=look.color, alpha=0.13, lw=0
+            )
+    patterns = ((0, (4, 3)), (0, (1, 2)))
+    for number, (name, value) in enumerate(panel.levels.items()):
+        axes.axhline(
+            scale * value, color=GRAYS[number % 2], linestyle=patterns[number % 2], lw=1.2,
+            label=name, zorder=1,
+        )  # fmt: skip
+    axes.set(title=panel.title, xlabel="epoch", ylabel="%" if panel.percent else "")
+    if panel.at_least is not None:
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, scale * panel.at_least[0]), max(high, scale * panel.at_least[1]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.grid(alpha=0.3)
+
+
+def learning_curves(
+    runs: Mapping[str, Sequence[Sequence[Row]]], panels: Sequence[Panel]
+) -> Figure | None:
+    """A line per recipe, the mean over its seeds, within a band of one standard deviation.
+
+    Args:
+        runs: For each recipe, for each of its seeds, the rows of metrics.csv.
+        panels: What to show, side by side.
+
+    Returns:
+        The figure; None if there is nothing to draw.
+    """
+    panels = [
+        panel
+        for panel in panels
+        if any(mean_curve(seeds, panel.column) is not None for seeds in runs.values())
+    ]
+    if not panels:
+        return None
+    columns = 4
+    height = 2.6 + 0.17 * math.ceil((len(runs) + 2) / columns)
+    figure = Figure(figsize=(PAGE, height), layout="constrained")
+    drawn = figure.subplots(1, len(panels), squeeze=False)[0]
+    entries: dict[str, Artist] = {}
+    for axes, panel in zip(drawn, panels, strict=True):
+        _draw(axes, panel, runs)
+        for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(name, line)
+    spread = any(len(seeds) > 1 for seeds in runs.values())
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside lower center", ncols=columns,
+        handlelength=3.2, title="mean ± standard deviation" if spread else None, title_fontsize=8,
+    )  # fmt: skip
+    return figure
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar in each group, as shares from 0 to 1; None where there is none."""
+
+    name: str
+    means: Sequence[float | None]
+    deviations: Sequence[float | None]  # drawn up and down
+    published: Sequence[float | None]  # what a paper reports, drawn as a diamond
+    level: bool = False  # whether they are level lines across the group instead: a baseline
+
+
+def _percent(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else 100 * value for value in values]
+
+
+def bar_chart(groups: Sequence[str], rows: Sequence[Bars]) -> Figure:
+    """A group of bars, by its name, for each column of a table."""
+    drawn = [row for row in rows if not row.level]
+    levels = [row for row in rows if row.level]
+    looks = looks_of(row.name for row in drawn)
+    figure = Figure(figsize=(PAGE, 3.1), layout="constrained")
+    axes = figure.subplots()
+    width = 0.84 / max(1, len(drawn))
+    labeled = False
+    for number, row in enumerate(drawn):
+        places = [place - 0.42 + (number + 0.5) * width for place in range(len(groups))]
+        look = looks[row.name]
+        axes.bar(
+            places, _percent(row.means), width, yerr=_percent(row.deviations), color=look.color,
+            hatch=look.hatch, edgecolor="white", linewidth=0.4, label=row.name, capsize=1.5,
+            error_kw={"lw": 0.8, "ecolor": "#333333"},
+        )  # fmt: skip
+        if any(value is not None for value in row.published):
+            axes.plot(
+                places, _percent(row.published), "D", color=BLACK, ms=3.2, mfc="white",
+                linestyle="none", label="" if labeled else "paper",
+            )  # fmt: skip
+            labeled = True
+    for number, row in enumerate(levels):
+        for place, value in enumerate(_percent(row.means)):
+            axes.hlines(
+                value, place - 0.45, place + 0.45, color=GRAYS[number % 2],
+                linestyle=((0, (4, 2)), (0, (1, 1.5)))[number % 2], lw=1.2,
+                label="" if place else row.name,
+            )  # fmt: skip
+    axes.set_xticks(range(len(groups)), list(groups))
+    axes.set(ylabel="%")
+    known = [
+        value
+        for row in rows
+        for value in (*_percent(row.means), *_percent(row.published))
+        if math.isfinite(value)
+    ]
+    if known:
+        axes.set_ylim(max(0.0, 10 * math.floor(min(known) / 10 - 0.5)), None)
+    axes.grid(axis="y")
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A setting beside the reference."""
+
+    name: str
+    values: Sequence[float]  # one per run
+    difference: Difference | None  # None for the reference itself
+
+
+def interval_chart(
+    rows: Sequence[Compared], *, label: str, reference: str, percent: bool
+) -> Figure:
+    """A line per setting: on the left its runs and their mean, on the right the difference.
+
+    Args:
+        rows: The settings, from top to bottom.
+        label: What was measured.
+        reference: What the differences are to.
+        percent: Whether values are shares.
+    """
+    scale = 100 if percent else 1
+    figure = Figure(figsize=(9.0, 1.3 + 0.28 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for place, row in enumerate(rows):
+        values = [scale * value for value in row.values]
+        left.plot(values, [place] * len(values), "o", ms=3.5, color=BLUE, alpha=0.6)
+        left.plot(sum(values) / len(values), place, "|", ms=11, mew=2, color="#222222")
+        found = row.difference
+        if found is None:
+            continue
+        clear = found.low is not None and found.high is not None and found.low * found.high > 0
+        color = VERMILION if clear else "#777777"
+        if found.low is not None and found.high is not None:
+            right.plot([scale * found.low, scale * found.high], [place, place], color=color, lw=1.6)
+        marker = "D" if clear else "o"  # a second cue, besides the color
+        right.plot(scale * found.mean, place, marker, ms=5, color=color)
+    right.axvline(0, color="#222222", lw=0.8)
+    unit = ", %" if percent else ""
+    left.set(xlabel=f"{label}{unit}, every run and mean")
+    right.set(xlabel=f"{label} − {reference}, 95 % interval")
+    left.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    left.invert_yaxis()
+    for axes in (left, right):
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+    return figure
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as ``path`` with .png and with .svg; the same data give the same bytes."""
+    for format, metadata in (
+        ("png", {"Software": None}),
+        ("svg", {"Date": None, "Creator": None}),
+    ):
+        write_whole(
+            path.with_suffix(f".{format}"),
+            lambda file, format=format, metadata=metadata: figure.savefig(  # type: ignore[misc]
+                file, format=format, dpi=150, metadata=metadata
+            ),
+        )
