@@ -52,19 +52,12 @@ def evaluating(encoder: nn.Module) -> Iterator[tuple[torch.device, torch.dtype]]
 
 
 class Features(NamedTuple):
-    """Whole data, embedded.
+    """Whole data, embedded."""
 
-    Args:
-        embeddings: Shape (n, F).
-        names: Of each, n.
-        labels: Shape (n,), where known.
-        classes: The name of each label, where known.
-    """
-
-    embeddings: Tensor
-    names: list[str]
-    labels: Tensor | None
-    classes: Sequence[str] | None
+    embeddings: Tensor  # shape (n, F)
+    names: list[str]  # of each, n
+    labels: Tensor | None  # shape (n,), where known
+    classes: Sequence[str] | None  # the name of each label, where known
 
 
 class Trained(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,13 +28,9 @@ MOST_FEATURES = 1 << 20  # of a node
 
 @dataclass(frozen=True)
 class GraphShape:
-    """What graphs decide about the model.
+    """What graphs decide about the model."""
 
-    Args:
-        encoding: How nodes become features.
-    """
-
-    encoding: NodeEncoding
+    encoding: NodeEncoding  # how nodes become features
 
 
 def graph_features(encoder: nn.Module, store: GraphStore) -> Tensor:
@@ -42,13 +38,19 @@ def graph_features(encoder: nn.Module, store: GraphStore) -> Tensor:
     parts = []
     with evaluating(encoder) as (device, dtype):
         for indices in torch.arange(len(store)).split(EVALUATION_BATCH):
-            batch = _in_dtype(store.batch(indices).to(device), dtype)
+            batch = in_dtype(store.batch(indices).to(device), dtype)
             parts.append(encoder(batch).float().cpu())
     return torch.cat(parts)
 
 
-def _in_dtype(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
-    return GraphBatch(batch.x.to(dtype), batch.edge_index, batch.graph, batch.num_graphs)
+def in_dtype(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
+    """The graphs with their features in a precision."""
+    return replace(batch, x=batch.x.to(dtype))
+
+
+def augmentation_of(config: TrainConfig) -> GraphAugmentation:
+    """How views of graphs are made."""
+    return GraphAugmentation(kinds=config.graph.kinds, ratio=config.graph.ratio)
 
 
 class GraphDomain:
@@ -60,7 +62,7 @@ class GraphDomain:
         """Refuse what can be refused before the data are read."""
         composition = config.composition()
         composition.make_loss()
-        self._views(config)
+        augmentation_of(config)
         options, usual = config.graph, GraphOptions()
         for name, least in (("folds", 2), ("repeats", 1), ("hidden", 1), ("layers", 1)):
             value = getattr(options, name)
@@ -80,10 +82,6 @@ class GraphDomain:
                 f"expected no --chunk for graphs, got {config.chunk}; a graph's nodes cannot "
                 "be split: use a smaller --batch_size"
             )
-
-    @staticmethod
-    def _views(config: TrainConfig) -> GraphAugmentation:
-        return GraphAugmentation(kinds=config.graph.kinds, ratio=config.graph.ratio)
 
     def load(self, config: TrainConfig) -> GraphData:
         """The graphs of a run."""
@@ -172,11 +170,11 @@ class GraphDomain:
         epoch: int,
     ) -> Batch:
         """The graphs as they are, or two views of each, as the framework takes them."""
-        fetched = _in_dtype(fetched.to(indices.device), model.dtype)
+        fetched = in_dtype(fetched.to(indices.device), model.dtype)
         views: tuple[GraphBatch, ...] = (fetched,)
         if model.takes_views:
             views = tuple(
-                augment(fetched, self._views(config), keys(config.seed, epoch, indices, view))
+                augment(fetched, augmentation_of(config), keys(config.seed, epoch, indices, view))
                 for view in (0, 1)
             )
         return make_batch(views, indices, config, step=step, epoch=epoch)

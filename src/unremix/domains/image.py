@@ -37,17 +37,11 @@ FINGERPRINTED_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class ImageShape:
-    """What images decide about the model.
+    """What images decide about the model."""
 
-    Args:
-        channels: 1 or 3.
-        image_size: Pixels per side.
-        augmentation: Name of the setting in unremix.views.image.SETTINGS.
-    """
-
-    channels: int
-    image_size: int
-    augmentation: str
+    channels: int  # 1 or 3
+    image_size: int  # pixels per side
+    augmentation: str  # name of the setting in unremix.views.image.SETTINGS
 
     @staticmethod
     def of(images: ImageSet, config: TrainConfig) -> ImageShape:

@@ -43,17 +43,11 @@ NAME_LENGTH = 200  # characters of a sentence that serve as its name
 
 @dataclass(frozen=True)
 class SentenceShape:
-    """What a text decides about the model.
+    """What a text decides about the model."""
 
-    Args:
-        words: The words known, most frequent first, without padding and unknown.
-        counts: How often each occurs in the text.
-        unknown: How often others do.
-    """
-
-    words: tuple[str, ...]
-    counts: tuple[int, ...]
-    unknown: int
+    words: tuple[str, ...]  # the words known, most frequent first, without padding and unknown
+    counts: tuple[int, ...]  # how often each occurs in the text
+    unknown: int  # how often others do
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -63,11 +57,7 @@ class SentenceShape:
 
 @dataclass(frozen=True)
 class SentenceCorpus(EncodedCorpus):
-    """Numbered sentences that know the text they come from.
-
-    Args:
-        source: The text.
-    """
+    """Numbered sentences that know the text they come from."""
 
     source: SentenceData = field(kw_only=True)
 

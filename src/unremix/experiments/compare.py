@@ -48,16 +48,10 @@ __all__ = ["CompareConfig", "Comparison", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison that has ended.
-
-    Args:
-        path: Its folder.
-        outcomes: How each run ended.
-        rows: The table.
-    """
+    """A comparison that has ended."""
 
     path: Path
-    outcomes: list[Outcome]
+    outcomes: list[Outcome]  # how each run ended
     rows: list[TableRow]
 
     @property

@@ -84,12 +84,7 @@ def latest(runs: Iterable[Sequence[Row]], column: str) -> float | None:
 
 
 class Display:
-    """A live table on a terminal, a line per event elsewhere.
-
-    Args:
-        runner: What is under way.
-        console: Where to show it.
-    """
+    """A live table on a terminal, a line per event elsewhere."""
 
     def __init__(self, runner: Runner, console: Console) -> None:
         self.runner = runner

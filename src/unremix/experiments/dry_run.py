@@ -179,19 +179,12 @@ def _measuring(config: TrainConfig) -> TrainConfig:
 
 @dataclass(frozen=True)
 class Trial:
-    """Steps of one size.
+    """Steps of one size."""
 
-    Args:
-        size: Samples in a step.
-        at_once: How many of them go through the encoder at a time.
-        peak: Most bytes in use, above those before there was a model.
-        watch: Knows their times, and the model.
-    """
-
-    size: int
-    at_once: int
-    peak: int | None
-    watch: Stopwatch
+    size: int  # samples in a step
+    at_once: int  # how many of them go through the encoder at a time
+    peak: int | None  # most bytes in use, above those before there was a model
+    watch: Stopwatch  # knows their times, and the model
 
 
 def _try(
@@ -213,15 +206,7 @@ def _try(
 def measure(
     config: TrainConfig, data: Any, shape: Any, *, seconds: float = SECONDS, before: int | None
 ) -> Measured:
-    """Make a few steps.
-
-    Args:
-        config: The run's options.
-        data: Its data.
-        shape: What they decide about the model.
-        seconds: How long the steps may take, about; a few of few samples are made in any case.
-        before: Bytes in memory before there was any model.
-    """
+    """Make a few steps, of few samples at least; see :func:`estimate`."""
     whole, few = config.batch_size, min(FEW, config.batch_size)
     quick = _try(config, data, shape, few, 2, seconds / 4, before)
     left = seconds - quick.watch.total
@@ -261,15 +246,10 @@ def load_or_imagine(domain: Domain, config: TrainConfig) -> tuple[Any, bool]:
 
 @dataclass(frozen=True)
 class RandomImages:
-    """Images of noise: see :class:`unremix.data.image.dataset.ImageStore`.
-
-    Args:
-        count: How many.
-        size: S.
-    """
+    """Images of noise: see :class:`unremix.data.image.dataset.ImageStore`."""
 
     count: int
-    size: int
+    size: int  # S
     channels: int = 3
 
     def __len__(self) -> int:
@@ -340,10 +320,6 @@ def _said(data_are_real: bool, config: TrainConfig, measured: Sequence[Measured]
 def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     """Print what a training run will take: ``unremix train --dry_run``.
 
-    Args:
-        config: The run's options.
-        console: Where to print.
-
     Raises:
         ValueError: For options or data that no run can be made of.
     """
@@ -371,11 +347,6 @@ def dry_comparison(
     plan: Plan, jobs: int | None, console: Console | None = None
 ) -> dict[str, Estimate]:
     """Print what a comparison will take: ``unremix compare --dry_run``.
-
-    Args:
-        plan: Its runs.
-        jobs: Runs at a time, if they are given.
-        console: Where to print.
 
     Returns:
         The estimate of one run, by recipe, of all that can be run.

@@ -57,21 +57,13 @@ def make_executor(on: On) -> Executor:
 
 @dataclass(frozen=True)
 class Task:
-    """A run as a worker of a cluster executes it: plain values, which can be sent anywhere.
+    """A run as a worker of a cluster executes it: plain values, which can be sent anywhere."""
 
-    Args:
-        name: Of the run.
-        path: The experiment's folder.
-        command: The program, options and code of the run's process.
-        environment: Environment variables that the worker may not have.
-        directory: Where the experiment was started.
-    """
-
-    name: str
-    path: Path
-    command: Command
-    environment: dict[str, str]
-    directory: str
+    name: str  # of the run
+    path: Path  # the experiment's folder
+    command: Command  # the program, options and code of the run's process
+    environment: dict[str, str]  # environment variables that the worker may not have
+    directory: str  # where the experiment was started
 
     @classmethod
     def of(cls, job: Job, folder: Folder, share: Share) -> Task:

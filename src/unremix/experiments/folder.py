@@ -31,11 +31,7 @@ def path_for(data: str) -> Path:
 
 
 class Folder:
-    """The folder of a comparison.
-
-    Args:
-        path: Where it is.
-    """
+    """The folder of a comparison."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

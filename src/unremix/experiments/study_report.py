@@ -245,13 +245,7 @@ def stage_parts(study: Study, name: str, results: Results, folder: Path) -> list
 
 
 def write_report(study: Study, results: Results, folder: Path) -> None:
-    """Write ``report.md`` and its figures.
-
-    Args:
-        study: The study.
-        results: Its finished runs.
-        folder: Where to.
-    """
+    """Write ``report.md`` and its figures."""
     limit = "" if study.core_hours is None else f" of {study.core_hours:g} planned"
     parts = [
         f"# {study.title}",

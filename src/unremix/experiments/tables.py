@@ -28,41 +28,25 @@ TWO_DECIMALS = 10_000  # samples measured, from which a hundredth of a percent i
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
-
-    Args:
-        recipe: Its recipe.
-        seed: Its seed.
-        failure: Why it failed; None if it did not.
-        epochs: Epochs it was trained.
-        loss: The last epoch's loss.
-        results: For each kind of features (trained, untrained, …), measures by their path.
-    """
+    """How a run ended."""
 
     recipe: str
     seed: int
-    failure: str | None = None
-    epochs: int | None = None
-    loss: float | None = None
+    failure: str | None = None  # why it failed; None if it did not
+    epochs: int | None = None  # that it was trained
+    loss: float | None = None  # of the last epoch
+    # For each kind of features (trained, untrained, …), measures by their path.
     results: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A column of the table.
+    """A column of the table."""
 
-    Args:
-        path: Its path on the cards.
-        label: What to call it.
-        percent: Whether values are shares, to be shown in percent: where every card says
-            ``"percent": true``, or says nothing and has a value from 0 to 1.
-        decimals: Digits after the point.
-    """
-
-    path: str
+    path: str  # its path on the cards
     label: str
-    percent: bool
-    decimals: int
+    percent: bool  # whether values are shares, to be shown in percent
+    decimals: int  # digits after the point
 
     @property
     def heading(self) -> str:
@@ -100,6 +84,7 @@ def measures_among(outcomes: Iterable[Outcome]) -> list[Measure]:
                 found.setdefault(path, []).append(item)
     columns = []
     for path, items in found.items():
+        # A value from 0 to 1 is a share unless its card says otherwise.
         percent = all(item.get("percent", 0 <= item["value"] <= 1) for item in items)
         fine = all(item.get("count", 0) >= TWO_DECIMALS for item in items)
         decimals = (2 if fine else 1) if percent else 3
@@ -134,23 +119,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A recipe, or a baseline, in the table.
-
-    Args:
-        name: What to call it.
-        baseline: Whether it is a baseline.
-        runs: Runs that ended well; for a baseline, seeds.
-        failed: Runs that failed.
-        epochs: Mean number of epochs trained.
-        cells: By the measure's path.
-    """
+    """A recipe, or a baseline, in the table."""
 
     name: str
     baseline: bool
-    runs: int
+    runs: int  # that ended well; for a baseline, seeds
     failed: int
-    epochs: float | None
-    cells: dict[str, Cell]
+    epochs: float | None  # mean number of epochs trained
+    cells: dict[str, Cell]  # by the measure's path
 
 
 def _by_seed(outcomes: Iterable[Outcome], features: str, path: str) -> dict[int, float]:
@@ -179,9 +155,7 @@ def table_rows(outcomes: Sequence[Outcome], *, reference: str) -> list[TableRow]
     A baseline does not depend on the recipe: where several recipes measured it with one seed, their
     mean counts once.
 
-    Args:
-        outcomes: Of all runs.
-        reference: The recipe that all are compared with, seed by seed.
+    All are compared with the reference, seed by seed.
     """
     paths = [measure.path for measure in measures_among(outcomes)]
     compared = [outcome for outcome in outcomes if outcome.recipe == reference]
@@ -228,17 +202,11 @@ def table_rows(outcomes: Sequence[Outcome], *, reference: str) -> list[TableRow]
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as text.
+    """A table as text."""
 
-    Args:
-        headings: Of the columns.
-        lines: Cells, a list per row.
-        baselines: How many of the last rows are baselines.
-    """
-
-    headings: list[str]
-    lines: list[list[str]]
-    baselines: int
+    headings: list[str]  # of the columns
+    lines: list[list[str]]  # cells, a list per row
+    baselines: int  # how many of the last rows are baselines
 
 
 def _runs(row: TableRow) -> str:

@@ -18,42 +18,25 @@ SERIES = 7  # colors; then they come again, dashed
 
 @dataclass(frozen=True)
 class Line:
-    """Values over the epochs.
-
-    Args:
-        name: What to call it.
-        points: Epoch and value.
-        band: Low and high at each point, or None.
-        look: A class of the style sheet; by default that of its number in the chart.
-    """
+    """Values over the epochs."""
 
     name: str
-    points: Sequence[tuple[float, float]]
-    band: Sequence[tuple[float, float]] | None = None
-    look: str | None = None
+    points: Sequence[tuple[float, float]]  # epoch and value
+    band: Sequence[tuple[float, float]] | None = None  # low and high at each point, or None
+    look: str | None = None  # a class of the style sheet; by default by its number in the chart
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn.
-
-    Args:
-        title: Title.
-        lines: The lines.
-        levels: Values to draw across, by name: what there is without training.
-        percent: Whether values are shares.
-        good: A line that says what is good.
-        from_zero: Whether the axis begins at 0.
-        unit: Of the horizontal axis.
-    """
+    """What is drawn."""
 
     title: str
     lines: Sequence[Line]
-    levels: Mapping[str, float] = field(default_factory=dict)
-    percent: bool = False
-    good: str = ""
-    from_zero: bool = False
-    unit: str = "epoch"
+    levels: Mapping[str, float] = field(default_factory=dict)  # what there is without training
+    percent: bool = False  # whether values are shares
+    good: str = ""  # a line that says what is good
+    from_zero: bool = False  # whether the axis begins at 0
+    unit: str = "epoch"  # of the horizontal axis
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

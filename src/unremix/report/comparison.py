@@ -45,15 +45,10 @@ INCIDENTAL = (
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone.
-
-    Args:
-        name: What to call them.
-        runs: By seed.
-    """
+    """Runs that differ in their seed alone."""
 
     name: str
-    runs: dict[int, Run]
+    runs: dict[int, Run]  # by seed
 
     @property
     def data(self) -> set[tuple[Any, ...]]:
@@ -77,21 +72,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far a group is ahead of another in a measure.
+    """How far a group is ahead of another in a measure."""
 
-    Args:
-        mean: The mean difference, above 0 where the group is better.
-        low: Lower end of the 95 % interval; None where it is not known.
-        high: Upper end.
-        seeds: How many runs of the group, and of the other.
-        paired: Whether runs with the same seed were compared.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    seeds: tuple[int, int]
-    paired: bool = True
+    mean: float  # the mean difference, above 0 where the group is better
+    low: float | None  # lower end of the 95 % interval; None where it is not known
+    high: float | None  # upper end
+    seeds: tuple[int, int]  # how many runs of the group, and of the other
+    paired: bool = True  # whether runs with the same seed were compared
 
 
 def stored_weights(stored: Stored) -> Tensor:
@@ -368,11 +355,7 @@ def runs_of_comparison(folder: Path) -> tuple[list[Path], str | None] | None:
 
 
 def write_comparison_of(folder: Path) -> Path | None:
-    """Write ``report.html`` of a comparison's folder; None while fewer than two runs are done.
-
-    Args:
-        folder: What ``unremix compare`` has written.
-    """
+    """Write ``report.html`` of a comparison's folder; None while fewer than two runs are done."""
     found = runs_of_comparison(folder)
     if found is None or len(found[0]) < 2:
         return None
@@ -403,9 +386,6 @@ def _check_runs(runs: Sequence[str | Path]) -> None:
 
 def comparison_page(runs: Sequence[str | Path]) -> Path:
     """The page of a comparison whose user named none: ``comparison.html`` in this folder.
-
-    Args:
-        runs: The run folders.
 
     Raises:
         FileExistsError: If it compares other runs.

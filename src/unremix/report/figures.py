@@ -215,14 +215,7 @@ class Compared:
 def interval_chart(
     rows: Sequence[Compared], *, label: str, reference: str, percent: bool
 ) -> Figure:
-    """A line per setting: on the left its runs and their mean, on the right the difference.
-
-    Args:
-        rows: The settings, from top to bottom.
-        label: What was measured.
-        reference: What the differences are to.
-        percent: Whether values are shares.
-    """
+    """A line per setting: on the left its runs and their mean, on the right the difference."""
     scale = 100 if percent else 1
     figure = Figure(figsize=(9.0, 1.3 + 0.28 * len(rows)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)

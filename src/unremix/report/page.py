@@ -68,12 +68,7 @@ def _measure_chart(rows: Sequence[Row], card: Mapping[str, Any] | None) -> Chart
 
 
 def training_charts(rows: Sequence[Row], card: Mapping[str, Any] | None) -> dict[str, Chart]:
-    """The charts of a run by name, each with a line that says what is good.
-
-    Args:
-        rows: Rows of metrics.csv.
-        card: The evaluation card, if there is one.
-    """
+    """The charts of a run by name, each with a line that says what is good."""
     mix = [Line(name, _points(rows, f"mix_{name}"), look=name) for name in PAPER_COMPONENTS]
 
     def one(column: str, title: str, good: str, *, from_zero: bool = False) -> Chart:

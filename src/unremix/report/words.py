@@ -23,11 +23,6 @@ def headline(
 ) -> tuple[str, str]:
     """A verdict in one sentence, and its tone: good, bad or open.
 
-    Args:
-        card: The evaluation card, if there is one.
-        last: The last row of the metrics.
-        about: What was collected of the run, if anything.
-
     Example:
         >>> trained, pixels = {"value": 0.9, "low": 0.88, "high": 0.92}, {"value": 0.7}
         >>> results = {

@@ -146,10 +146,7 @@ def average_ranks(
 ) -> dict[str, float]:
     """Mean rank of each row over the columns that lack no run; empty where there is none.
 
-    Args:
-        rows: The rows; baselines do not count.
-        columns: The columns.
-        seeds: Runs of each row that there are to be.
+    Baselines do not count, nor do columns in which a row has fewer runs than seeds.
     """
     trained = [row for row in rows if not row.baseline]
     found = [

@@ -20,13 +20,12 @@ from unremix.core.precision import normalize
 from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS, output_gradients
 from unremix.core.weights import scale
 from unremix.domains.sampling import permuted
-from unremix.experiments.paper.over_epochs import COLORS_OF_COMPONENTS
 from unremix.experiments.paper.records import Made, Row, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import Grid
 from unremix.frameworks.contrastive import Contrastive
 from unremix.losses import UnReMixLoss
-from unremix.report.style import FRAMES, GRAYS, PAGE, looks_of
+from unremix.report.style import COMPONENT_COLORS, FRAMES, GRAYS, PAGE, looks_of
 from unremix.training.run import Run
 from unremix.views.image import augment
 from unremix.views.randomness import keys
@@ -40,23 +39,14 @@ MOST_VALUES = 2**22  # of gradients, in a histogram
 
 @dataclass(frozen=True)
 class Look:
-    """A batch as a trained model sees it.
+    """A batch as a trained model sees it."""
 
-    Args:
-        model: The model, in eval mode.
-        images: uint8, shape (N, C, S, S).
-        labels: Their classes, shape (N,).
-        classes: Names of the classes.
-        z: Embeddings of both views, two tensors (N, D).
-        h: Inputs of the last layer, two tensors (N, H).
-    """
-
-    model: Contrastive
-    images: Tensor
-    labels: Tensor
-    classes: Sequence[str]
-    z: tuple[Tensor, Tensor]
-    h: tuple[Tensor, Tensor]
+    model: Contrastive  # in eval mode
+    images: Tensor  # uint8, shape (N, C, S, S)
+    labels: Tensor  # their classes, shape (N,)
+    classes: Sequence[str]  # their names
+    z: tuple[Tensor, Tensor]  # embeddings of both views, each (N, D)
+    h: tuple[Tensor, Tensor]  # inputs of the last layer, each (N, H)
 
     def importance(self) -> Importance:
         """Scores and weights of the batch, with the mix that was learned."""
@@ -90,10 +80,6 @@ def look_at(setting: Setting, row: Row, source: Source) -> Look:
 def anchors_of(labels: Tensor, count: int) -> list[int]:
     """The first image of each class, in the order they come up; then further ones.
 
-    Args:
-        labels: Of the batch, shape (N,).
-        count: How many anchors.
-
     Example:
         >>> anchors_of(torch.tensor([3, 3, 1, 3, 1]), 3)
         [0, 2, 1]
@@ -115,11 +101,6 @@ def heaviest(found: Importance, anchor: int, count: int) -> list[int]:
 
 def frames_of(anchor: int, images: Sequence[int], labels: Tensor) -> list[str]:
     """How each picked negative is framed: false, redundant, or true and diverse.
-
-    Args:
-        anchor: The anchor's image.
-        images: The images picked.
-        labels: The class of each image, shape (N,).
 
     Example:
         >>> frames_of(0, [1, 2, 3, 4], torch.tensor([5, 5, 7, 7, 8]))
@@ -272,7 +253,7 @@ def make_contributions(setting: Setting) -> Made:
             values = [float(part[anchor, one]) for one in picked]
             below.bar(
                 [place + 1 + 0.27 * (number - 1) for place in range(5)], values, 0.25,
-                color=COLORS_OF_COMPONENTS[name], label=name,
+                color=COMPONENT_COLORS[name], label=name,
             )  # fmt: skip
             lines.append([name, source.title, *(f"{value:.3f}" for value in values)])
             records += [
@@ -297,12 +278,7 @@ def overview(
 ) -> Figure:
     """The method for one real anchor: its negatives, the parts of each one's weight, their sum.
 
-    Args:
-        look: The batch.
-        found: Scores and weights.
-        parts: What each component adds to the weights.
-        anchor: The anchor.
-        count: How many negatives to show, evenly from the heaviest to the lightest.
+    ``count`` negatives are shown, spaced evenly from the heaviest to the lightest.
     """
     order = found.weights[anchor].masked_fill(~found.negatives[anchor], -torch.inf)
     ranked = order.sort(descending=True).indices[: int(found.negatives[anchor].sum())]
@@ -319,7 +295,7 @@ def overview(
     )
     for axes, name in zip(rows, [*parts, "weight"], strict=True):
         values = found.weights if name == "weight" else parts[name]
-        color = GRAYS[0] if name == "weight" else COLORS_OF_COMPONENTS[name]
+        color = GRAYS[0] if name == "weight" else COMPONENT_COLORS[name]
         axes.bar([1.9 + place for place in range(count)], values[anchor, chosen].tolist(), 0.8,
                  color=color)  # fmt: skip
         axes.set(xlim=(-0.1, count + 1.5), xticks=[])
@@ -333,10 +309,7 @@ def overview(
 def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
     """g of every view: gradients of its cross-entropy by the last layer's weights, (2N, D, H).
 
-    Args:
-        look: A batch.
-        kind: ``pseudo-label`` or ``nt-xent``.
-        temperature: t of the posterior.
+    ``kind`` is ``pseudo-label`` or ``nt-xent``, ``temperature`` that of the posterior.
     """
     units, lengths = normalize(torch.cat(look.z))
     h = torch.cat(look.h)

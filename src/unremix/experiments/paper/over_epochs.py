@@ -15,9 +15,7 @@ from unremix.experiments.paper.records import Made, Row, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import TRAINED, Grid
 from unremix.report.figures import Panel, learning_curves, mean_curve
-from unremix.report.style import DASHES, GRAYS, GREEN, ORANGE, PAGE, VERMILION, looks_of
-
-COLORS_OF_COMPONENTS = dict(zip(PAPER_COMPONENTS, (ORANGE, VERMILION, GREEN), strict=True))
+from unremix.report.style import COMPONENT_COLORS, DASHES, GRAYS, PAGE, looks_of
 
 
 def make_probe_curves(setting: Setting) -> Made:
@@ -87,7 +85,7 @@ def make_mix(setting: Setting) -> Made:
                     last.append("–")
                     continue
                 axes.plot(
-                    curve.epochs, curve.mean, color=COLORS_OF_COMPONENTS[component], lw=1.5,
+                    curve.epochs, curve.mean, color=COMPONENT_COLORS[component], lw=1.5,
                     linestyle=DASHES[number % len(DASHES)], label=f"{component}, {name}",
                 )  # fmt: skip
                 ends = summarize([points[-1]["share"] for points in seeds if points])
