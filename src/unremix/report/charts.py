@@ -169,7 +169,7 @@ def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) 
     """
     width, row, edge = 360, 44, 12
     height = row * len(intervals) + 26
-    ends = [0.0] + [end for _, *ends in intervals for end in ends if end is not None]
+    ends = [0.0] + [one for _, *numbers in intervals for one in numbers if one is not None]
     low, high = factor * min(ends), factor * max(ends)
     pad = 0.08 * (high - low) or 1.0
     low, high = low - pad, high + pad
