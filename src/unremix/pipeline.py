@@ -124,7 +124,7 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
         found = run.domain.load_for(run, data)
         with Progress(run.config) as progress:
             card = evaluate_run(run, found, own=data is None, progress=progress.measured)
-        name = "evaluation.json" if data is None else f"evaluation-{run.domain.name(found)}.json"
+        name = "evaluation.json" if data is None else f"evaluation-{found.name}.json"
         card["verdict"] = verdict(card)
         if data is None:
 

@@ -179,19 +179,12 @@ def find_recipe(name: str) -> Recipe:
 
 @dataclass(frozen=True)
 class OptionValue:
-    """An option of a recipe, as ``unremix recipes`` shows it.
+    """An option of a recipe, as ``unremix recipes`` shows it."""
 
-    Args:
-        kind: The kind of the part that takes it.
-        option: Its name on the command line.
-        value: Its value, written as there; in words where it depends on something else.
-        changed: Whether the recipe sets it to something else than the part does.
-    """
-
-    kind: Kind
-    option: str
-    value: str
-    changed: bool
+    kind: Kind  # the kind of the part that takes it
+    option: str  # its name on the command line
+    value: str  # its value, written as there; in words where it depends on something else
+    changed: bool  # whether the recipe sets it to something else than the part does
 
 
 def options_of(recipe: Recipe) -> list[OptionValue]:
@@ -220,19 +213,12 @@ def options_of(recipe: Recipe) -> list[OptionValue]:
 
 @dataclass(frozen=True)
 class Composition:
-    """What a recipe and changes to it come to.
+    """What a recipe and changes to it come to."""
 
-    Args:
-        parts: The name of each part; ``none`` where there is none.
-        options: Options of each section, those of the recipe included.
-        temperature: τ.
-        epochs: Of the whole training.
-    """
-
-    parts: dict[Kind, str]
-    options: dict[str, dict[str, Any]]
-    temperature: float
-    epochs: int = 200
+    parts: dict[Kind, str]  # the name of each part; ``none`` where there is none
+    options: dict[str, dict[str, Any]]  # options of each section, those of the recipe included
+    temperature: float  # τ
+    epochs: int = 200  # of the whole training
 
     @property
     def framework(self) -> Callable[..., Any]:

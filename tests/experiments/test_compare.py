@@ -49,12 +49,12 @@ from unremix.experiments.plan import (
     shared_options,
     with_budget,
 )
-from unremix.experiments.processes import share_for, share_out
+from unremix.experiments.processes import Local, share_out
 from unremix.experiments.results import Results
 from unremix.experiments.tables import Outcome
 from unremix.options.config import TrainConfig
 from unremix.recipes import RECIPES
-from unremix.report.curves import learning_curves
+from unremix.report.figures import learning_curves
 from unremix.training.run import Run, config_from_yaml
 
 TESTS = Path(__file__).parents[1]
@@ -328,10 +328,10 @@ def test_every_run_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     plan = Plan(("simclr", "hcl"), 2, "simclr", replace(TINY, accelerator="auto"))
-    assert share_for(plan.jobs, None).gpus == (("0",), ("1",))
+    assert Local().share(plan.jobs, None).gpus == (("0",), ("1",))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,6")
-    assert share_for(plan.jobs, None).gpus == (("3",), ("6",))
-    assert share_for(replace(plan, train=TINY).jobs, 2).gpus == ()  # on the CPU
+    assert Local().share(plan.jobs, None).gpus == (("3",), ("6",))
+    assert Local().share(replace(plan, train=TINY).jobs, 2).gpus == ()  # on the CPU
 
 
 times = st.lists(st.integers(0, 9), max_size=6)
@@ -400,7 +400,7 @@ def test_a_comparison_and_its_files(
     folder, printed = tmp_path / "c", io.StringIO()
     found = run_compare(folder, console=Console(file=printed))
     assert found.path == folder
-    assert found.succeeded
+    assert not found.failed
     assert [(o.recipe, o.seed) for o in found.outcomes] == [
         ("simclr", 0), ("simclr", 1), ("hcl", 0), ("hcl", 1),
     ]  # fmt: skip
@@ -574,7 +574,7 @@ def test_all_fail(tmp_path: Path, fake: Callable[..., None]) -> None:
     fake(fail=["simclr-0", "simclr-1"])
     found = run_compare(tmp_path / "c", "simclr")
     assert len(found.failed) == 2
-    assert not found.succeeded
+    assert found.failed
     text = (tmp_path / "c" / "table.md").read_text()
     assert "no run ended well" in text
     assert "interval" not in text

@@ -28,9 +28,9 @@ from small_runs import COMMON, HOSTILE, digits, graphs, sentences, with_classes
 import unremix
 from unremix.cli import main
 from unremix.data.subsets import drawn
-from unremix.options.config import TrainConfig
+from unremix.options.config import TrainConfig, make_config
 from unremix.report import write_comparison, write_report
-from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, ticks
+from unremix.report.charts import Chart, Line, draw, draw_intervals, ticks
 from unremix.report.comparison import gap, grouped, sentence, stored_weights
 from unremix.report.drawings import MOST_NODES, draw_graph, layout
 from unremix.report.page import chart_csv, class_table, training_charts
@@ -39,7 +39,7 @@ from unremix.report.projection import project
 from unremix.report.rendering import as_json, bundle
 from unremix.report.samples import take_sample
 from unremix.report.storage import Stored
-from unremix.report.words import commands, headline, in_python
+from unremix.report.words import headline, in_python, next_commands
 from unremix.training.run import Run
 from unremix.training.threads import limited_threads
 
@@ -288,10 +288,10 @@ def test_charts() -> None:
     shown = [float(text) for text in re.findall(r'text-anchor="end">([\d.]+)<', svg)]
     assert max(shown) - min(shown) >= 15
     assert draw(Chart("nothing", [Line("none", [])])) is None
-    plot = draw_intervals([Interval("a & b", 0.1, 0.05, 0.2)], factor=100, title="t")
+    plot = draw_intervals([("a & b", 0.1, 0.05, 0.2)], factor=100, title="t")
     assert "a &amp; b" in plot
     assert "clear" in plot
-    plot = draw_intervals([Interval("a", 0.0, -0.2, 0.2)], factor=100, title="t")
+    plot = draw_intervals([("a", 0.0, -0.2, 0.2)], factor=100, title="t")
     assert "clear" not in plot
     assert re.findall(r">([−+\d]+)</text>", plot) == ["−20", "−10", "0", "+10", "+20"]
     rows = [{"epoch": 1.0, "knn": 0.9}, {"epoch": 2.0, "knn": 1.0}]
@@ -572,7 +572,12 @@ def test_sentences_beside_each_other_are_so_in_the_text(
 
 def test_commands_fit_the_kind_of_data(run: Run) -> None:
     for domain in ("image", "graph", "sentence"):
-        export = dict(commands("runs/a", "data", 3, domain))["Export the encoder"]
+        config = make_config({"domain": domain, "epochs": 9, "max_minutes": 5.0})
+        made = Run.unwritten(Path("runs/it's"), config, None)
+        further = next_commands(made, {"epoch": 2})["Train further"]
+        assert further == "unremix train --resume 'runs/it'\"'\"'s' --max_minutes 10"
+        assert next_commands(made, {"epoch": 9})["Train further"].endswith(" --epochs 18")
+        export = next_commands(made, None)["Export the encoder"]
         assert ("onnx" in export) == (domain == "image")
         compile(in_python("it's", domain), "page", "exec")
     page = (run.path / "report.html").read_text()

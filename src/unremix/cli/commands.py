@@ -65,21 +65,13 @@ def train(config: TrainConfig, *, dry: bool = False) -> None:
         dry_run(config)
         return
     from unremix import pipeline
+    from unremix.report.words import next_commands
 
     run = pipeline.train(config)
     if run.evaluation is None:  # the first process writes it
         return
     show_results(run.evaluation, f"Everything is in {run.path}/ (open report.html first)")
-    path, longer = quote(str(run.path)), f"--epochs {2 * run.config.epochs or 100}"
-    if run.evaluation["epoch"] < run.config.epochs and run.config.max_minutes is not None:
-        longer = f"--max_minutes {2 * run.config.max_minutes:g}"
-    lines = (
-        "Next:",
-        f"unremix embed {path} --data {quote(run.config.data)} -o features.npz",
-        f"unremix export {path}",
-        f"unremix train --resume {path} {longer}",
-    )
-    say("\n  ".join(lines))
+    say("\n  ".join(["Next:", *next_commands(run, run.evaluation).values()]))
 
 
 def compare(

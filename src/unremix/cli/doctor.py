@@ -69,11 +69,7 @@ def examine() -> None:
 
 
 def show_packages(packages: Mapping[str, tuple[str, str]]) -> None:
-    """Print a table of packages: version, purpose and, where one is missing, how to get it.
-
-    Args:
-        packages: Purpose and command of each, by name.
-    """
+    """Print a table of packages: version, purpose and, where one is missing, how to get it."""
     rows = [("package", "version", "for", "if missing")]
     for package, (purpose, command) in packages.items():
         version = version_of(package)

@@ -73,11 +73,7 @@ def options_help(command: str, words: Sequence[str], *, everything: bool) -> str
 
 
 def command_help(command: str) -> str:
-    """The help of a command other than train and compare: what it needs, then its options.
-
-    Args:
-        command: Its name.
-    """
+    """The help of a command other than train and compare: what it needs, then its options."""
     function = function_of(command)
     lines = [f"usage: {usage_of(command)}", "", SUMMARIES[command], ""]
     texts = described(function)

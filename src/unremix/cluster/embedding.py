@@ -36,41 +36,24 @@ Advance = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Written:
-    """What :func:`embed_on_ray` wrote.
+    """What :func:`embed_on_ray` wrote."""
 
-    Args:
-        rows: Embeddings in all parts.
-        width: Dimensions of each.
-        parts: How many parts there are.
-        earlier: How many of them an earlier call had written.
-    """
-
-    rows: int
-    width: int
+    rows: int  # embeddings in all parts
+    width: int  # dimensions of each
     parts: int
-    earlier: int
+    earlier: int  # how many of them an earlier call had written
 
 
 class Summary(NamedTuple):
-    """What a part holds.
+    """What a part holds."""
 
-    Args:
-        rows: Embeddings.
-        width: Dimensions of each.
-        skipped: Name and reason of each image that could not be used.
-    """
-
-    rows: int
-    width: int
-    skipped: list[Skipped]
+    rows: int  # embeddings
+    width: int  # dimensions of each
+    skipped: list[Skipped]  # name and reason of each image that could not be used
 
 
 class Parts:
-    """A folder of parts, local or behind a URL.
-
-    Args:
-        path: The folder.
-    """
+    """A folder of parts, local or behind a URL."""
 
     def __init__(self, path: str) -> None:
         self.path = path.rstrip("/")
@@ -115,25 +98,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes an actor's function: a run's encoder, loaded once, that embeds parts of the data.
+    """Makes an actor's function: a run's encoder, loaded once, that embeds parts of the data."""
 
-    Args:
-        run: The run's folder.
-        layer: See :class:`unremix.training.run.Run`.
-        normalize: Whether to scale each embedding to length 1.
-        trust: Whether code may run that the run's folder names.
-        output: Where parts are written.
-        threads: Of an actor.
-        gpu: Whether it has a GPU.
-    """
-
-    run: str
-    layer: Layer
-    normalize: bool
-    trust: bool
-    output: str
-    threads: int
-    gpu: bool
+    run: str  # the run's folder
+    layer: Layer  # see :class:`unremix.training.run.Run`
+    normalize: bool  # whether to scale each embedding to length 1
+    trust: bool  # whether code may run that the run's folder names
+    output: str  # where parts are written
+    threads: int  # of an actor
+    gpu: bool  # whether it has a GPU
 
     def __call__(self) -> Callable[[tuple[int, Part]], Summary]:
         """Load the encoder, and give a function that writes a part."""
@@ -181,17 +154,9 @@ def embed_on_ray(
 ) -> Written:
     """Write the embeddings of data on Ray, as the local command does, row for row.
 
-    Args:
-        run_folder: The run, on storage that all nodes share.
-        data: The data; None for the run's own. See
-            :func:`unremix.training.embedding.embed_to_file`.
-        output: A folder of parts, new or of the same call before.
-        layer: See :class:`unremix.training.run.Run`.
-        normalize: Whether to scale each embedding to length 1.
-        trust: Whether code may run that the run's folder names.
-        threads: CPUs of an actor.
-        rows: Samples of a part.
-        advance: Called with the share of the work that is done.
+    The arguments are those of :func:`unremix.training.embedding.embed_to_file`, but ``output`` is a
+    folder of parts, new or of the same call before. ``rows`` is the size of a part, ``threads`` the
+    CPUs of an actor, and ``advance`` is called with the share of the work that is done.
 
     Raises:
         ImportError: If Ray is not installed.

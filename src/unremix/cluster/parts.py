@@ -41,17 +41,11 @@ class Part(Protocol):
 
 
 class Cut(NamedTuple):
-    """Data in parts.
+    """Data in parts."""
 
-    Args:
-        parts: In the order of the data.
-        identity: Texts and tensors that tell these data from others.
-        skipped: What was left out when the data were listed.
-    """
-
-    parts: Sequence[Part]
-    identity: Iterable[str | Tensor]
-    skipped: Sequence[Skipped]
+    parts: Sequence[Part]  # in the order of the data
+    identity: Iterable[str | Tensor]  # texts and tensors that tell these data from others
+    skipped: Sequence[Skipped]  # what was left out when the data were listed
 
 
 @dataclass(frozen=True)
@@ -96,17 +90,11 @@ class GraphPart:
 
 @dataclass(frozen=True)
 class SentencePart:
-    """Sentences, their words numbered.
+    """Sentences, their words numbered."""
 
-    Args:
-        names: Of each sentence.
-        batches: All of them in turn.
-        topics: The name of each document's topic; None where unknown.
-    """
-
-    names: list[str]
-    batches: list[SentenceBatch]
-    topics: Sequence[str] | None
+    names: list[str]  # of each sentence
+    batches: list[SentenceBatch]  # all of them in turn
+    topics: Sequence[str] | None  # the name of each document's topic; None where unknown
 
     def embed(self, encoder: nn.Module, shape: Any) -> tuple[Features, list[Skipped]]:
         """See :class:`Part`."""
@@ -121,13 +109,7 @@ def encoder_of(run: Run) -> nn.Module:
 
 
 def cut_data(run: Run, source: Any, rows: int) -> Cut:
-    """The data of a run, or others, in parts of at most so many rows.
-
-    Args:
-        run: The run.
-        source: From :func:`unremix.training.embedding.source_of`.
-        rows: Of a part.
-    """
+    """The data of a run, or others, in parts of at most so many rows."""
     cutters: dict[str, Callable[[Run, Any, int], Cut]] = {
         "image": _cut_images,
         "graph": _cut_graphs,

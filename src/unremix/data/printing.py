@@ -76,8 +76,11 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
         2,
     """
     names = list(dict.fromkeys(name for record in records for name in record))
+    return rows_to_csv([names, *([record.get(name) for name in names] for record in records)])
+
+
+def rows_to_csv(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV; None is an empty cell."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
+    csv.writer(stream, lineterminator="\n").writerows(rows)
     return stream.getvalue()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -38,20 +39,25 @@ def make_batch(
     )
 
 
+@contextmanager
+def evaluating(encoder: nn.Module) -> Iterator[tuple[torch.device, torch.dtype]]:
+    """An encoder in eval mode, without gradients; gives its device and precision."""
+    parameter, was_training = next(encoder.parameters()), encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            yield parameter.device, parameter.dtype
+    finally:
+        encoder.train(was_training)
+
+
 class Features(NamedTuple):
-    """Whole data, embedded.
+    """Whole data, embedded."""
 
-    Args:
-        embeddings: Shape (n, F).
-        names: Of each, n.
-        labels: Shape (n,), where known.
-        classes: The name of each label, where known.
-    """
-
-    embeddings: Tensor
-    names: list[str]
-    labels: Tensor | None
-    classes: Sequence[str] | None
+    embeddings: Tensor  # shape (n, F)
+    names: list[str]  # of each, n
+    labels: Tensor | None  # shape (n,), where known
+    classes: Sequence[str] | None  # the name of each label, where known
 
 
 class Trained(Protocol):
@@ -69,8 +75,8 @@ class Trained(Protocol):
 class Reads(Protocol):
     """How data are read, and what they decide about the model.
 
-    ``Data`` is what :meth:`load` returns, ``Shape`` what the data decide about the model: a frozen
-    dataclass of plain values, kept in the run's folder.
+    ``Data`` is what :meth:`load` returns, which has a ``name``. ``Shape`` is what the data decide
+    about the model: a frozen dataclass of plain values, kept in the run's folder.
     """
 
     unit: str
@@ -94,10 +100,6 @@ class Reads(Protocol):
 
     def shape_from(self, values: dict[str, Any]) -> Any:
         """The same from plain values."""
-        ...
-
-    def name(self, data: Any) -> str:
-        """What the data are called."""
         ...
 
     def fingerprint(self, data: Any) -> str:

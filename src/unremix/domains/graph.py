@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from unremix.data.fingerprint import fingerprint
 from unremix.data.graph.dataset import GraphData, load_graphs, store_graphs
 from unremix.data.graph.features import NodeEncoding
 from unremix.data.graph.store import GraphBatch, GraphStore
-from unremix.domains.base import Features, Trained, make_batch
+from unremix.domains.base import Features, Trained, evaluating, make_batch
 from unremix.domains.sampling import permuted
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
@@ -28,31 +28,29 @@ MOST_FEATURES = 1 << 20  # of a node
 
 @dataclass(frozen=True)
 class GraphShape:
-    """What graphs decide about the model.
+    """What graphs decide about the model."""
 
-    Args:
-        encoding: How nodes become features.
-    """
-
-    encoding: NodeEncoding
+    encoding: NodeEncoding  # how nodes become features
 
 
-@torch.no_grad()
 def graph_features(encoder: nn.Module, store: GraphStore) -> Tensor:
     """Embeddings of graphs in eval mode, shape (G, F), on the CPU."""
-    parameter = next(encoder.parameters())
-    was_training = encoder.training
-    encoder.eval()
     parts = []
-    for indices in torch.arange(len(store)).split(EVALUATION_BATCH):
-        batch = store.batch(indices).to(parameter.device)
-        parts.append(encoder(_in_dtype(batch, parameter.dtype)).float().cpu())
-    encoder.train(was_training)
+    with evaluating(encoder) as (device, dtype):
+        for indices in torch.arange(len(store)).split(EVALUATION_BATCH):
+            batch = in_dtype(store.batch(indices).to(device), dtype)
+            parts.append(encoder(batch).float().cpu())
     return torch.cat(parts)
 
 
-def _in_dtype(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
-    return GraphBatch(batch.x.to(dtype), batch.edge_index, batch.graph, batch.num_graphs)
+def in_dtype(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
+    """The graphs with their features in a precision."""
+    return replace(batch, x=batch.x.to(dtype))
+
+
+def augmentation_of(config: TrainConfig) -> GraphAugmentation:
+    """How views of graphs are made."""
+    return GraphAugmentation(kinds=config.graph.kinds, ratio=config.graph.ratio)
 
 
 class GraphDomain:
@@ -64,7 +62,7 @@ class GraphDomain:
         """Refuse what can be refused before the data are read."""
         composition = config.composition()
         composition.make_loss()
-        self._views(config)
+        augmentation_of(config)
         options, usual = config.graph, GraphOptions()
         for name, least in (("folds", 2), ("repeats", 1), ("hidden", 1), ("layers", 1)):
             value = getattr(options, name)
@@ -84,10 +82,6 @@ class GraphDomain:
                 f"expected no --chunk for graphs, got {config.chunk}; a graph's nodes cannot "
                 "be split: use a smaller --batch_size"
             )
-
-    @staticmethod
-    def _views(config: TrainConfig) -> GraphAugmentation:
-        return GraphAugmentation(kinds=config.graph.kinds, ratio=config.graph.ratio)
 
     def load(self, config: TrainConfig) -> GraphData:
         """The graphs of a run."""
@@ -139,10 +133,6 @@ class GraphDomain:
         nodes = f"{shape.encoding.width} node features ({shape.encoding.kind})"
         return f"GIN, {config.graph.layers} layers of {config.graph.hidden}, {nodes}"
 
-    def name(self, data: GraphData) -> str:
-        """What the graphs are called."""
-        return data.name
-
     def fingerprint(self, data: GraphData) -> str:
         """Of all nodes, edges and labels."""
         store, labels = data.train.store, data.train.labels
@@ -180,11 +170,11 @@ class GraphDomain:
         epoch: int,
     ) -> Batch:
         """The graphs as they are, or two views of each, as the framework takes them."""
-        fetched = _in_dtype(fetched.to(indices.device), model.dtype)
+        fetched = in_dtype(fetched.to(indices.device), model.dtype)
         views: tuple[GraphBatch, ...] = (fetched,)
         if model.takes_views:
             views = tuple(
-                augment(fetched, self._views(config), keys(config.seed, epoch, indices, view))
+                augment(fetched, augmentation_of(config), keys(config.seed, epoch, indices, view))
                 for view in (0, 1)
             )
         return make_batch(views, indices, config, step=step, epoch=epoch)

@@ -15,7 +15,7 @@ from unremix.data.fingerprint import fingerprint
 from unremix.data.image.dataset import ImageData, ImageSet, StreamedImages, load_images
 from unremix.data.image.items import read_items
 from unremix.data.subsets import spread
-from unremix.domains.base import Features, Trained, make_batch
+from unremix.domains.base import Features, Trained, evaluating, make_batch
 from unremix.domains.sampling import permuted, streamed
 from unremix.encoders import make_encoder, projection_head
 from unremix.encoders.registry import chosen_name
@@ -38,17 +38,11 @@ FINGERPRINTED_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class ImageShape:
-    """What images decide about the model.
+    """What images decide about the model."""
 
-    Args:
-        channels: 1 or 3.
-        image_size: Pixels per side.
-        augmentation: Name of the setting in unremix.views.image.SETTINGS.
-    """
-
-    channels: int
-    image_size: int
-    augmentation: str
+    channels: int  # 1 or 3
+    image_size: int  # pixels per side
+    augmentation: str  # name of the setting in unremix.views.image.SETTINGS
 
     @staticmethod
     def of(images: ImageSet, config: TrainConfig) -> ImageShape:
@@ -70,20 +64,15 @@ class ImageShape:
         return SETTINGS[self.augmentation]
 
 
-@torch.no_grad()
 def features_of(
     encoder: nn.Module, images: Tensor, settings: Augmentation, *, batch: int = 512
 ) -> Tensor:
     """Features of uint8 images (n, C, S, S) in eval mode, shape (n, F), on the CPU."""
-    parameter = next(encoder.parameters())
-    device, dtype = parameter.device, parameter.dtype
-    was_training = encoder.training
-    encoder.eval()
-    parts = [
-        encoder(plain(part.to(device), settings).to(dtype)).float().cpu()
-        for part in images.split(batch)
-    ]
-    encoder.train(was_training)
+    with evaluating(encoder) as (device, dtype):
+        parts = [
+            encoder(plain(part.to(device), settings).to(dtype)).float().cpu()
+            for part in images.split(batch)
+        ]
     return torch.cat(parts)
 
 
@@ -184,10 +173,6 @@ class ImageDomain:
         """The encoder, in a few words."""
         backbone = chosen_name(config.backbone, shape.image_size)
         return f"backbone {backbone}, {shape.image_size} px"
-
-    def name(self, data: ImageData) -> str:
-        """What the images are called."""
-        return data.name
 
     def fingerprint(self, data: ImageData) -> str:
         """Of all names and labels, and of all images or, where these are many, of some.

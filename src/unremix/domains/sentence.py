@@ -25,7 +25,7 @@ from unremix.data.sentence.dataset import (
 )
 from unremix.data.sentence.senteval_files import asked_folder, canonical_name
 from unremix.data.subsets import spread
-from unremix.domains.base import Features, Trained, make_batch
+from unremix.domains.base import Features, Trained, evaluating, make_batch
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.text import BagOfWords, TransformerEncoder
 from unremix.encoders.word_vectors import (
@@ -44,17 +44,11 @@ NAME_LENGTH = 200  # characters of a sentence that serve as its name
 
 @dataclass(frozen=True)
 class SentenceShape:
-    """What a text decides about the model.
+    """What a text decides about the model."""
 
-    Args:
-        words: The words known, most frequent first, without padding and unknown.
-        counts: How often each occurs in the text.
-        unknown: How often others do.
-    """
-
-    words: tuple[str, ...]
-    counts: tuple[int, ...]
-    unknown: int
+    words: tuple[str, ...]  # the words known, most frequent first, without padding and unknown
+    counts: tuple[int, ...]  # how often each occurs in the text
+    unknown: int  # how often others do
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -64,11 +58,7 @@ class SentenceShape:
 
 @dataclass(frozen=True)
 class SentenceCorpus(EncodedCorpus):
-    """Numbered sentences that know the text they come from.
-
-    Args:
-        source: The text.
-    """
+    """Numbered sentences that know the text they come from."""
 
     source: SentenceData = field(kw_only=True)
 
@@ -94,26 +84,20 @@ def _starts(num: int, batch_size: int, seed: int, epoch: int) -> Tensor:
     return batches(num, batch_size, seed=seed, epoch=epoch)
 
 
-@torch.no_grad()
 def encode_texts(
     encoder: nn.Module, texts: list[str], vocabulary: Vocabulary, *, max_length: int | None
 ) -> Tensor:
     """Embeddings of sentences in eval mode, shape (n, F), on the CPU; short ones together."""
-    device = next(encoder.parameters()).device
-    was_training = encoder.training
-    encoder.eval()
     if not texts:
         return torch.empty(0, int(encoder.features))  # type: ignore[arg-type]
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    order = torch.tensor(sorted(range(len(texts)), key=lambda index: len(texts[index])))
     parts = []
-    for first in range(0, len(order), ENCODED_AT_ONCE):
-        some = [texts[index] for index in order[first : first + ENCODED_AT_ONCE]]
-        tokens, lengths = vocabulary.encode(some, max_length=max_length)
-        parts.append(encoder(tokens.to(device), lengths.to(device)).float().cpu())
-    encoder.train(was_training)
-    back = torch.empty(len(order), dtype=torch.long)
-    back[torch.tensor(order)] = torch.arange(len(order))
-    return torch.cat(parts)[back]
+    with evaluating(encoder) as (device, _):
+        for indices in order.split(ENCODED_AT_ONCE):
+            some = [texts[index] for index in indices.tolist()]
+            tokens, lengths = vocabulary.encode(some, max_length=max_length)
+            parts.append(encoder(tokens.to(device), lengths.to(device)).float().cpu())
+    return torch.cat(parts)[order.argsort()]
 
 
 def reader(run: Trained, *, trained: bool = True) -> tuple[nn.Module, Vocabulary]:
@@ -134,19 +118,15 @@ def corpus_features(
     )
 
 
-@torch.no_grad()
 def sentence_features(
     encoder: nn.Module, batches: Iterable[SentenceBatch]
 ) -> tuple[Tensor, Tensor]:
     """Embeddings (n, F) of the sentences of some batches in eval mode, and their documents (n,)."""
-    device = next(encoder.parameters()).device
-    was_training = encoder.training
-    encoder.eval()
     parts, documents = [], []
-    for batch in batches:
-        parts.append(encoder(batch.tokens.to(device), batch.lengths.to(device)).float().cpu())
-        documents.append(batch.documents)
-    encoder.train(was_training)
+    with evaluating(encoder) as (device, _):
+        for batch in batches:
+            parts.append(encoder(batch.tokens.to(device), batch.lengths.to(device)).float().cpu())
+            documents.append(batch.documents)
     return torch.cat(parts), torch.cat(documents)
 
 
@@ -280,10 +260,6 @@ class SentenceDomain:
             size += f", {'2 × ' if options.bidirectional else ''}{options.units} units"
         kind = "GRU" if options.encoder == "gru" else options.encoder
         return f"two {kind} encoders ({size}), {len(shape.words):,} words known"
-
-    def name(self, data: SentenceCorpus) -> str:
-        """What the text is called."""
-        return data.name
 
     def fingerprint(self, data: SentenceCorpus) -> str:
         """Of all words and how often they occur, and of windows of sentences all over the text."""

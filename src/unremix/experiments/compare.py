@@ -28,7 +28,6 @@ from unremix.experiments.engine import Engine
 from unremix.experiments.folder import path_for
 from unremix.experiments.plan import (
     CompareConfig,
-    Job,
     Plan,
     chosen_recipes,
     command_of,
@@ -37,11 +36,11 @@ from unremix.experiments.plan import (
     with_budget,
 )
 from unremix.experiments.processes import Share
-from unremix.experiments.results import Results
+from unremix.experiments.results import Results, outcome_of
 from unremix.experiments.tables import Measure, Outcome, TableRow
 from unremix.options.config import TrainConfig
 from unremix.report.comparison import write_comparison_of
-from unremix.report.curves import Panel, learning_curves, write_figure
+from unremix.report.figures import Panel, learning_curves, write_figure
 from unremix.training.record import versions
 
 __all__ = ["CompareConfig", "Comparison", "compare"]
@@ -49,27 +48,16 @@ __all__ = ["CompareConfig", "Comparison", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison that has ended.
-
-    Args:
-        path: Its folder.
-        outcomes: How each run ended.
-        rows: The table.
-    """
+    """A comparison that has ended."""
 
     path: Path
-    outcomes: list[Outcome]
+    outcomes: list[Outcome]  # how each run ended
     rows: list[TableRow]
 
     @property
     def failed(self) -> list[Outcome]:
         """The runs that failed."""
         return [outcome for outcome in self.outcomes if outcome.failure is not None]
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether every run ended well."""
-        return not self.failed
 
 
 FEWEST_SEEDS = 3  # below, a spread is hardly known
@@ -209,12 +197,12 @@ def _curves(
 def _write_results(plan: Plan, engine: Engine, command: str, console: Console) -> Comparison:
     folder, results = engine.folder, engine.results
     planned = sorted(plan.jobs, key=lambda job: plan.recipes.index(job.row))
-    outcomes = [
-        found
-        for job in planned
-        if (found := results.outcome(job)) is not None
-        or (found := _failed(job, engine)) is not None
-    ]
+    outcomes = []
+    for job in planned:
+        found = results.outcome(job)
+        if job in engine.failures:  # its metrics so far are kept
+            found = found or outcome_of(job, folder.find(job), engine.failures[job])
+        outcomes += [] if found is None else [found]
     records = [results.records[job.name] for job in planned if job in results]
     measures = tables.measures_among(outcomes)
     rows = tables.table_rows(outcomes, reference=plan.reference)
@@ -244,12 +232,6 @@ def _write_results(plan: Plan, engine: Engine, command: str, console: Console) -
     last = f"Everything is in {folder.path}/ (open report.html first)"
     tables.show(console, shown, (*notes, last))
     return Comparison(folder.path, outcomes, rows)
-
-
-def _failed(job: Job, engine: Engine) -> Outcome | None:
-    """How a run failed, if it did; its metrics so far are kept."""
-    why = engine.failures.get(job)
-    return None if why is None else engine.folder.outcome(job, why)
 
 
 def compare(

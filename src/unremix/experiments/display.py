@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 
 from unremix.data.printing import printable
 from unremix.data.quantities import duration, roughly
@@ -16,7 +17,8 @@ from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
 from unremix.experiments.plan import Job
 from unremix.experiments.processes import Begun, Ended, Event, Failed, Lost, Runner, Work
-from unremix.experiments.tables import Measure, Standing
+from unremix.experiments.results import outcome_of
+from unremix.experiments.tables import Measure
 
 REFRESH = 1.0  # seconds between drawings of the live table
 
@@ -82,12 +84,7 @@ def latest(runs: Iterable[Sequence[Row]], column: str) -> float | None:
 
 
 class Display:
-    """A live table on a terminal, a line per event elsewhere.
-
-    Args:
-        runner: What is under way.
-        console: Where to show it.
-    """
+    """A live table on a terminal, a line per event elsewhere."""
 
     def __init__(self, runner: Runner, console: Console) -> None:
         self.runner = runner
@@ -137,7 +134,7 @@ class Display:
             whole = work.elapsed / (1 - work.before)
             self.seconds.setdefault(job.row, []).append(whole)
         if self.live is None:
-            outcome = self.folder.outcome(job, None)
+            outcome = outcome_of(job, self.folder.find(job))
             found = [
                 f"{measure.label} {measure.shown(values[measure.path]['value'])}"
                 for measure in tables.measures_among([outcome])[:1]
@@ -208,33 +205,33 @@ class Display:
         if self.live is None:
             return
         runner, left = self.runner, self._left()
-        rows = {job: self.folder.rows(job) for job in runner.jobs}
-        column = (monitored(row for found in rows.values() for row in found) or ["knn"])[0]
-        standings = []
+        metrics = {job: self.folder.rows(job) for job in runner.jobs}
+        column = (monitored(row for rows in metrics.values() for row in rows) or ["knn"])[0]
+        measure = Measure(column, label_of(column), percent=True, decimals=1)
+        table = Table(caption=self._standing(), caption_justify="left")
+        table.add_column("recipe")
+        epochs = f"epoch of {max(job.train.epochs for job in runner.jobs)}"
+        for heading in ("done", "running", "failed", epochs, "loss", measure.heading, "left"):
+            table.add_column(heading, justify="right")
         for row in dict.fromkeys(job.row for job in runner.jobs):
             own = [job for job in runner.jobs if job.row == row]
-            standings.append(
-                Standing(
-                    row,
-                    total=len(own),
-                    done=sum(job in runner.done for job in own),
-                    failed=sum(job in runner.failures for job in own),
-                    epochs=tuple(
-                        int(rows[job][-1]["epoch"]) if rows[job] else 0
-                        for job in own
-                        if job in runner.working
-                    ),
-                    loss=latest([rows[job] for job in own], "loss"),
-                    measure=latest([rows[job] for job in own], column),
-                    left=sum(left.get(job, 0.0) for job in own) if left else None,
-                )
+            running = [job for job in own if job in runner.working]
+            done = sum(job in runner.done for job in own)
+            failed = sum(job in runner.failures for job in own)
+            reached = (int(metrics[job][-1]["epoch"]) if metrics[job] else 0 for job in running)
+            loss = latest([metrics[job] for job in own], "loss")
+            value = latest([metrics[job] for job in own], column)
+            seconds = sum(left.get(job, 0.0) for job in own) if left else None
+            table.add_row(
+                row,
+                f"{done} of {len(own)}",
+                str(len(running) or ""),
+                f"[red]{failed}[/]" if failed else "",
+                ", ".join(map(str, reached)),
+                "" if loss is None else f"{loss:.3f}",
+                "" if value is None else measure.number(value),
+                "" if done + failed == len(own) else duration(seconds),
             )
-        table = tables.progress_table(
-            standings,
-            epochs=max(job.train.epochs for job in runner.jobs),
-            measure=Measure(column, label_of(column), percent=True, decimals=1),
-            caption=self._standing(),
-        )
         self.live.update(table, refresh=True)
 
 

@@ -41,7 +41,7 @@ from unremix.experiments.forecast import (
     tensor_bytes,
 )
 from unremix.experiments.plan import Plan
-from unremix.experiments.processes import share_for
+from unremix.experiments.processes import Local
 from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
 from unremix.options.config import TrainConfig
@@ -107,7 +107,7 @@ class Stopwatch(Progress):
             "checkpoint": tensor_bytes([training.model.state_dict(), state]),
             "encoder": tensor_bytes(training.model.encoder.state_dict()),
             "parameters": count_parameters(training.model),
-            "device": training.fabric.device,
+            "device": training.fabric.device.type,
         }
         raise Enough
 
@@ -156,9 +156,9 @@ def memory_in_use() -> int | None:
     return _status("VmRSS")
 
 
-def _peak(device: torch.device, before: int | None) -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+def _peak(device: str, before: int | None) -> int | None:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
     peak = _status("VmHWM")
     return None if peak is None or before is None else max(0, peak - before)
 
@@ -179,19 +179,12 @@ def _measuring(config: TrainConfig) -> TrainConfig:
 
 @dataclass(frozen=True)
 class Trial:
-    """Steps of one size.
+    """Steps of one size."""
 
-    Args:
-        size: Samples in a step.
-        at_once: How many of them go through the encoder at a time.
-        peak: Most bytes in use, above those before there was a model.
-        watch: Knows their times, and the model.
-    """
-
-    size: int
-    at_once: int
-    peak: int | None
-    watch: Stopwatch
+    size: int  # samples in a step
+    at_once: int  # how many of them go through the encoder at a time
+    peak: int | None  # most bytes in use, above those before there was a model
+    watch: Stopwatch  # knows their times, and the model
 
 
 def _try(
@@ -213,15 +206,7 @@ def _try(
 def measure(
     config: TrainConfig, data: Any, shape: Any, *, seconds: float = SECONDS, before: int | None
 ) -> Measured:
-    """Make a few steps.
-
-    Args:
-        config: The run's options.
-        data: Its data.
-        shape: What they decide about the model.
-        seconds: How long the steps may take, about; a few of few samples are made in any case.
-        before: Bytes in memory before there was any model.
-    """
+    """Make a few steps, of few samples at least; see :func:`estimate`."""
     whole, few = config.batch_size, min(FEW, config.batch_size)
     quick = _try(config, data, shape, few, 2, seconds / 4, before)
     left = seconds - quick.watch.total
@@ -237,17 +222,7 @@ def measure(
         in_full = min(whole, config.chunk or whole)
         if trial.at_once > other.at_once:
             memory = on_a_line((other.at_once, other.peak), (trial.at_once, memory), in_full)
-    found = trial.watch.found
-    return Measured(
-        seconds=trial.watch.seconds,
-        samples=size,
-        scale=whole / size,
-        memory=memory,
-        checkpoint=found["checkpoint"],
-        encoder=found["encoder"],
-        parameters=found["parameters"],
-        device=found["device"].type,
-    )
+    return Measured(trial.watch.seconds, size, whole / size, memory, **trial.watch.found)
 
 
 def load_or_imagine(domain: Domain, config: TrainConfig) -> tuple[Any, bool]:
@@ -271,15 +246,10 @@ def load_or_imagine(domain: Domain, config: TrainConfig) -> tuple[Any, bool]:
 
 @dataclass(frozen=True)
 class RandomImages:
-    """Images of noise: see :class:`unremix.data.image.dataset.ImageStore`.
-
-    Args:
-        count: How many.
-        size: S.
-    """
+    """Images of noise: see :class:`unremix.data.image.dataset.ImageStore`."""
 
     count: int
-    size: int
+    size: int  # S
     channels: int = 3
 
     def __len__(self) -> int:
@@ -350,10 +320,6 @@ def _said(data_are_real: bool, config: TrainConfig, measured: Sequence[Measured]
 def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     """Print what a training run will take: ``unremix train --dry_run``.
 
-    Args:
-        config: The run's options.
-        console: Where to print.
-
     Raises:
         ValueError: For options or data that no run can be made of.
     """
@@ -366,16 +332,14 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     config = fit_to(domain, data, config)
     found = estimate(config, data)
     about = domain.describe(config, domain.shape(data, config))
-    title = f"{config.composed_name} on {domain.name(data)}, {about}"
+    title = f"{config.composed_name} on {data.name}, {about}"
     table = Table(box=None, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("")
     for row in rows_of(found, config, domain.unit):
         table.add_row(*row)
-    console.print(title, highlight=False, markup=False, soft_wrap=True)
-    console.print(table)
-    for line in _said(real, config, [found.measured]):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    tables.show(console, (), [title])
+    tables.show(console, [table], _said(real, config, [found.measured]))
     return found
 
 
@@ -384,11 +348,6 @@ def dry_comparison(
 ) -> dict[str, Estimate]:
     """Print what a comparison will take: ``unremix compare --dry_run``.
 
-    Args:
-        plan: Its runs.
-        jobs: Runs at a time, if they are given.
-        console: Where to print.
-
     Returns:
         The estimate of one run, by recipe, of all that can be run.
 
@@ -396,7 +355,7 @@ def dry_comparison(
         ValueError: If no recipe can be run.
     """
     console = console or Console()
-    share = share_for(plan.jobs, jobs)
+    share = Local().share(plan.jobs, jobs)
     train = replace(plan.train, threads=share.threads)
     domain = find_domain(train.domain)
     data, real = load_or_imagine(domain, train)
@@ -421,7 +380,7 @@ def dry_comparison(
         f"In all {duration(seconds)} of training; {duration(seconds / share.jobs)} with "
         f"{share.jobs} at a time, if they do not hinder each other. Disk: {amount(disk)}."
     )
-    table = _comparison_table(f"{len(plan.jobs)} runs on {domain.name(data)}", found, plan)
+    table = _comparison_table(f"{len(plan.jobs)} runs on {data.name}", found, plan)
     notes = _said(real, train, [one.measured for one in every])
     tables.show(console, [table], (summary, *notes, *failed))
     return found

@@ -54,9 +54,6 @@ class Engine:
     def alone(self, what: str) -> Iterator[None]:
         """Make the folder and keep other processes out of it.
 
-        Args:
-            what: What the experiment is called, for the error.
-
         Raises:
             BlockingIOError: If another process is at work there.
         """

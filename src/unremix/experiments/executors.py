@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -55,28 +55,15 @@ def make_executor(on: On) -> Executor:
     return executors[on]()
 
 
-def devices_of(job: Job) -> int:
-    """How many processes a run has, each with a GPU of its own where it uses GPUs."""
-    return job.train.devices if isinstance(job.train.devices, int) else 1
-
-
 @dataclass(frozen=True)
 class Task:
-    """A run as a worker of a cluster executes it: plain values, which can be sent anywhere.
+    """A run as a worker of a cluster executes it: plain values, which can be sent anywhere."""
 
-    Args:
-        name: Of the run.
-        path: The experiment's folder.
-        command: The program, options and code of the run's process.
-        environment: Environment variables that the worker may not have.
-        directory: Where the experiment was started.
-    """
-
-    name: str
-    path: Path
-    command: Command
-    environment: dict[str, str]
-    directory: str
+    name: str  # of the run
+    path: Path  # the experiment's folder
+    command: Command  # the program, options and code of the run's process
+    environment: dict[str, str]  # environment variables that the worker may not have
+    directory: str  # where the experiment was started
 
     @classmethod
     def of(cls, job: Job, folder: Folder, share: Share) -> Task:
@@ -160,7 +147,7 @@ class Ray:
 
     def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
         """Share the cluster out: a run gets cores and GPUs of one node."""
-        nodes, train, processes = node_resources(self.ray), jobs[0].train, devices_of(jobs[0])
+        nodes, train, processes = node_resources(self.ray), jobs[0].train, jobs[0].processes
         cores = [int(node.get("CPU", 0)) for node in nodes]
         gpus = sum(int(node.get("GPU", 0)) for node in nodes) if train.accelerator != "cpu" else 0
         share = share_out(
@@ -176,38 +163,48 @@ class Ray:
         places_for(nodes, cpus=threads * processes, gpus=processes if share.gpus else 0)
         return Share(share.jobs, threads, share.gpus)
 
-    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> RayRun:
+    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Submitted:
         """Submit a task; it takes the lock itself, wherever it runs."""
-        processes = devices_of(job)
         task = self.ray.remote(_execute).options(
-            num_cpus=share.threads * processes,
-            num_gpus=processes if share.gpus else 0,
+            num_cpus=share.threads * job.processes,
+            num_gpus=job.processes if share.gpus else 0,
             max_retries=0,  # the runner begins it again
             name=job.name,
         )
-        return RayRun(self.ray, task.remote(Task.of(job, folder, share)))
+        running = task.remote(Task.of(job, folder, share))
+
+        def result() -> tuple[int, float] | None:
+            return self.ray.get(running) if self.ray.wait([running], timeout=0)[0] else None
+
+        def cancel(number: int) -> None:  # with SIGKILL, its worker is killed
+            self.ray.cancel(running, force=number == signal.SIGKILL)
+
+        return Submitted(result, cancel)
 
 
-class RayRun:
-    """A task of Ray; see :class:`unremix.experiments.processes.Running`."""
+class Submitted:
+    """What a cluster runs; see :class:`unremix.experiments.processes.Running`.
 
-    def __init__(self, ray: Any, reference: Any) -> None:
-        self.ray, self.reference = ray, reference
+    Args:
+        result: Exit code and CPU seconds, once it has ended; raises what the cluster raises.
+        cancel: Asks it to end, or ends it.
+    """
+
+    def __init__(
+        self, result: Callable[[], tuple[int, float] | None], cancel: Callable[[int], None]
+    ) -> None:
+        self.result, self.stop = result, cancel
         self.cpu_seconds = 0.0
         self.code: int | None = None
 
     def poll(self) -> int | None:
         """The exit code, once it has ended."""
-        if self.code is None and self.ray.wait([self.reference], timeout=0)[0]:
+        if self.code is None:
             try:
-                self.code, self.cpu_seconds = self.ray.get(self.reference)
-            except self.ray.exceptions.RayError as error:
+                self.code, self.cpu_seconds = self.result() or (None, 0.0)
+            except Exception as error:  # the cluster's own, or the worker's
                 raise LostError(_reason(error)) from error
         return self.code
-
-    def stop(self, number: int) -> None:
-        """Cancel the task; with SIGKILL its worker is killed."""
-        self.ray.cancel(self.reference, force=number == signal.SIGKILL)
 
 
 class Slurm:
@@ -238,44 +235,26 @@ class Slurm:
         """All jobs are handed to SLURM at once, unless ``at_a_time`` says how many."""
         train = jobs[0].train
         asked = train.accelerator == "gpu"
-        gpus = tuple(str(number) for number in range(devices_of(jobs[0]))) if asked else ()
+        gpus = tuple(str(number) for number in range(jobs[0].processes)) if asked else ()
         threads = train.threads or int(os.environ.get("SBATCH_CPUS_PER_TASK", SLURM_THREADS))
         return Share(at_a_time or len(jobs), threads, (gpus,) if gpus else ())
 
-    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> SlurmRun:
+    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Submitted:
         """Submit a job; it takes the lock itself, wherever it runs."""
         executor = self.submitit.AutoExecutor(folder.path / "slurm", cluster=self.cluster)
         options: dict[str, Any] = {
             "name": job.name,
             "timeout_min": SLURM_MINUTES,
-            "cpus_per_task": share.threads * devices_of(job),
+            "cpus_per_task": share.threads * job.processes,
         }
         if share.gpus:
-            options["gpus_per_node"] = devices_of(job)
+            options["gpus_per_node"] = job.processes
         executor.update_parameters(**options)
-        return SlurmRun(executor.submit(Task.of(job, folder, share)))
-
-
-class SlurmRun:
-    """A job of submitit; see :class:`unremix.experiments.processes.Running`."""
-
-    def __init__(self, job: Any) -> None:
-        self.job = job
-        self.cpu_seconds = 0.0
-        self.code: int | None = None
-
-    def poll(self) -> int | None:
-        """The exit code, once it has ended."""
-        if self.code is None and self.job.done():
-            try:
-                self.code, self.cpu_seconds = self.job.result()
-            except Exception as error:  # submitit's own, or the worker's
-                raise LostError(_reason(error)) from error
-        return self.code
-
-    def stop(self, number: int) -> None:
-        """Cancel the job; SLURM itself kills what does not end."""
-        self.job.cancel()
+        submitted = executor.submit(Task.of(job, folder, share))
+        return Submitted(
+            lambda: submitted.result() if submitted.done() else None,
+            lambda _: submitted.cancel(),  # SLURM itself kills what does not end
+        )
 
 
 def _reason(error: Exception) -> str:

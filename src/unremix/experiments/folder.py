@@ -8,9 +8,7 @@ from typing import Any
 
 from unremix.data.atomic_files import read_text, write_text
 from unremix.data.bounds import shorten
-from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job
-from unremix.experiments.tables import Outcome
 from unremix.report.comparison import read_comparison
 from unremix.training.run import Run
 
@@ -33,11 +31,7 @@ def path_for(data: str) -> Path:
 
 
 class Folder:
-    """The folder of a comparison.
-
-    Args:
-        path: Where it is.
-    """
+    """The folder of a comparison."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,17 +119,3 @@ class Folder:
     def write(self, name: str, text: str) -> None:
         """Write one of the comparison's own files."""
         write_text(self.path / name, text)
-
-    def outcome(self, job: Job, failure: str | None) -> Outcome:
-        """How a run ended."""
-        rows, run = self.rows(job), self.find(job)
-        card = None if run is None or failure is not None else run.evaluation
-        results = (card or {}).get("results") or {}
-        return Outcome(
-            job.row,
-            job.seed,
-            failure,
-            epochs=int(rows[-1]["epoch"]) if rows else (None if card is None else 0),
-            loss=rows[-1].get("loss") if rows else None,
-            results={kind: measures_of(result) for kind, result in results.items()},
-        )

@@ -20,28 +20,16 @@ TIMED = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """What a few steps showed.
+    """What a few steps showed."""
 
-    Args:
-        seconds: Of each timed step.
-        samples: In a step.
-        scale: How many times larger the whole batch is.
-        memory: Bytes that a step of the whole batch takes, on top of the data; None where the
-            system does not say.
-        checkpoint: Bytes of a checkpoint.
-        encoder: Bytes of the encoder alone.
-        parameters: How many numbers there are in the encoder, the head and further parts.
-        device: What the steps ran on.
-    """
-
-    seconds: tuple[float, ...]
-    samples: int
-    scale: float
-    memory: int | None
-    checkpoint: int
-    encoder: int
-    parameters: Mapping[str, int]
-    device: str
+    seconds: tuple[float, ...]  # of each timed step
+    samples: int  # in a step
+    scale: float  # how many times larger the whole batch is
+    memory: int | None  # bytes of a step of the whole batch, on top of the data, where known
+    checkpoint: int  # bytes
+    encoder: int  # bytes of the encoder alone
+    parameters: Mapping[str, int]  # of the encoder, the head and further parts
+    device: str  # what the steps ran on
 
     @property
     def step_seconds(self) -> float:
@@ -56,18 +44,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training run will take.
+    """What a training run will take."""
 
-    Args:
-        samples: How many there are to train on.
-        steps_per_epoch: Steps per epoch.
-        epochs: Epochs; those that the time allows, if the time is limited.
-        measured: What a few steps showed.
-    """
-
-    samples: int
+    samples: int  # how many there are to train on
     steps_per_epoch: int
-    epochs: int
+    epochs: int  # those that the time allows, if it is limited
     measured: Measured
 
     @property

@@ -57,39 +57,30 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """One training of an experiment.
+    """One training of an experiment."""
 
-    Args:
-        row: The row of the table that it belongs to, such as its recipe.
-        seed: Its seed.
-        name: The name of its folder, which identifies the job.
-        train: Its options.
-    """
-
-    row: str
+    row: str  # the row of the table that it belongs to, such as its recipe
     seed: int
-    name: str
+    name: str  # the name of its folder, which identifies the job
     train: TrainConfig = field(compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.row}, seed {self.seed}"
 
+    @property
+    def processes(self) -> int:
+        """How many processes it has, each with a GPU of its own where it uses GPUs."""
+        return self.train.devices if isinstance(self.train.devices, int) else 1
+
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a comparison.
-
-    Args:
-        recipes: The recipes.
-        seeds: Runs of each.
-        reference: The recipe compared with.
-        train: The options that the runs share.
-    """
+    """All runs of a comparison."""
 
     recipes: tuple[str, ...]
-    seeds: int
-    reference: str
-    train: TrainConfig
+    seeds: int  # runs of each
+    reference: str  # the recipe compared with
+    train: TrainConfig  # the options that the runs share
 
     def job(self, recipe: str, seed: int) -> Job:
         """The run of a recipe with a seed."""
@@ -214,10 +205,6 @@ def make_job(row: str, train: TrainConfig) -> Job:
     """A run under a name made of its options: equal options give the same name everywhere.
 
     Only options that differ from the defaults count, so that a new option does not rename old runs.
-
-    Args:
-        row: The row of the table that it belongs to.
-        train: Its options.
     """
     told = f"{DEFAULTS} {train_command(train)}"
     digest = hashlib.sha256(told.encode()).hexdigest()[:10]
@@ -258,11 +245,7 @@ def make_plan(
 ) -> Plan:
     """What is to be run: what was asked for, and what the folder already holds.
 
-    Args:
-        config: The options of the comparison.
-        train: Those of the training.
-        earlier: What comparison.yaml says, if there is one.
-        folder: Where it is.
+    The folder's ``comparison.yaml``, if there is one, says what was asked for earlier.
 
     Raises:
         ValueError: For options that cannot be, or that differ from the earlier ones.

@@ -45,17 +45,11 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Share:
-    """What of the machine each run gets.
+    """What of the machine each run gets."""
 
-    Args:
-        jobs: Runs at a time.
-        threads: CPU threads of each process.
-        gpus: The GPUs of a run, for each that runs at a time; empty without GPUs.
-    """
-
-    jobs: int
-    threads: int
-    gpus: tuple[tuple[str, ...], ...] = ()
+    jobs: int  # runs at a time
+    threads: int  # CPU threads of each process
+    gpus: tuple[tuple[str, ...], ...] = ()  # those of a run, for each that runs at a time
 
     def environment(self, place: int) -> dict[str, str]:
         """Environment variables of the run at a place from 0 to jobs - 1."""
@@ -98,29 +92,6 @@ def share_out(
         for first in range(0, len(gpus) - processes + 1, processes)
     )
     return Share(jobs, threads or max(1, cores // (jobs * processes)), groups)
-
-
-def share_for(jobs: Sequence[Job], at_a_time: int | None) -> Share:
-    """Share this machine out among some jobs, which ask for the same devices and threads.
-
-    Args:
-        jobs: All jobs of the experiment, done or not.
-        at_a_time: Runs at a time, if they are given.
-    """
-    train = jobs[0].train
-    gpus: list[str] = []
-    if train.accelerator != "cpu" and torch.cuda.is_available():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        numbers = map(str, range(torch.cuda.device_count()))
-        gpus = visible.split(",") if visible else list(numbers)
-    return share_out(
-        len(jobs),
-        cores=cpu_count(),
-        gpus=gpus,
-        jobs=at_a_time,
-        threads=train.threads,
-        processes=train.devices if isinstance(train.devices, int) else 1,
-    )
 
 
 def _code_words(config: TrainConfig) -> list[str]:
@@ -169,7 +140,7 @@ class Executor(Protocol):
     """Where runs are executed: here, see :class:`Local`, or as :mod:`.executors` says."""
 
     def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
-        """What each of some jobs gets; see :func:`share_for`."""
+        """What each job of an experiment gets, whether it is done or not."""
         ...
 
     def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Running:
@@ -186,11 +157,7 @@ class Executor(Protocol):
 
 
 class Process:
-    """A process of this machine; see :class:`Running`.
-
-    Args:
-        process: It, leader of its own group.
-    """
+    """A process of this machine, leader of its own group; see :class:`Running`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -221,17 +188,11 @@ class Process:
 
 @dataclass(frozen=True)
 class Command:
-    """How the process of a run is started: plain text, which can be sent anywhere.
+    """How the process of a run is started: plain text, which can be sent anywhere."""
 
-    Args:
-        program: What Python is called with.
-        options: The run's options, as YAML.
-        code: Words that name the user's code.
-    """
-
-    program: tuple[str, ...]
-    options: str
-    code: tuple[str, ...]
+    program: tuple[str, ...]  # what Python is called with
+    options: str  # the run's options, as YAML
+    code: tuple[str, ...]  # words that name the user's code
 
     @classmethod
     def of(cls, job: Job, folder: Folder) -> Command:
@@ -302,8 +263,21 @@ class Local:
     """Runs as processes of this machine; see :class:`Executor`."""
 
     def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
-        """What of this machine each job gets."""
-        return share_for(jobs, at_a_time)
+        """What of this machine each job gets; all ask for the same devices and threads."""
+        train = jobs[0].train
+        gpus: list[str] = []
+        if train.accelerator != "cpu" and torch.cuda.is_available():
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            numbers = map(str, range(torch.cuda.device_count()))
+            gpus = visible.split(",") if visible else list(numbers)
+        return share_out(
+            len(jobs),
+            cores=cpu_count(),
+            gpus=gpus,
+            jobs=at_a_time,
+            threads=train.threads,
+            processes=jobs[0].processes,
+        )
 
     def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Process:
         """Begin a process, which inherits the lock."""
@@ -313,21 +287,13 @@ class Local:
 
 @dataclass
 class Work:
-    """A run under way.
+    """A run under way."""
 
-    Args:
-        place: Which of the places it takes.
-        process: Its process; None if an earlier start of the experiment began it.
-        before: Share of the run that was done when we began.
-        began: When that was.
-        ended_well: When it was first seen to have done so.
-    """
-
-    place: int
-    process: Running | None
-    before: float
-    began: float = field(default_factory=time.monotonic)
-    ended_well: float | None = None
+    place: int  # which of the places it takes
+    process: Running | None  # its process; None if an earlier start of the experiment began it
+    before: float  # share of the run that was done when we began
+    began: float = field(default_factory=time.monotonic)  # when that was
+    ended_well: float | None = None  # when it was first seen to have done so
 
     @property
     def elapsed(self) -> float:

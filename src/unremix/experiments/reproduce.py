@@ -8,7 +8,7 @@ name has a folder with ``table.md``, ``table.csv``, ``results.json`` and its fig
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from unremix.experiments.paper.experiments import EXPERIMENTS
 from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, put
 from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
 from unremix.experiments.plan import Job
-from unremix.report.curves import write_figure
+from unremix.report.figures import write_figure
 from unremix.training.record import versions
 
 ALL = "all"
@@ -55,10 +55,7 @@ def chosen(name: str) -> list[Experiment]:
 def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) -> tuple[Source, ...]:
     """The data sets of an experiment, or others in their place.
 
-    Args:
-        experiment: The experiment.
-        scale: Its scale.
-        data: Others; known ones keep their figures in the paper.
+    Known ones among the others keep their figures in the paper.
     """
     usual = SCALES[scale][experiment.kind].sources
     if not data:
@@ -110,19 +107,7 @@ def reproduce(
 ) -> int:
     """Train what is missing, and write tables and figures beside the paper's.
 
-    Args:
-        name: A table or figure, or ``all``.
-        scale: ``smoke``, ``cpu`` or ``paper``.
-        seeds: Seeds of every row, from 0 on; by default those of the scale.
-        data: Data sets in place of the scale's.
-        output: The folder, by default ``reproductions/SCALE``; the same folder again resumes where
-            it was.
-        options: Options of every run in place of the scale's, by name, such as ``{"epochs": 5}``.
-        jobs: Runs at a time; by default one per GPU, or one per core.
-        on: Where they run: ``local``, ``ray`` or ``slurm``.
-        dry_run: Only say what is to be run and what it costs.
-        command: The command that asked for it, for the tables.
-        console: Where to show progress.
+    The arguments are those of ``unremix reproduce``; ``command`` is what was typed, for the tables.
 
     Returns:
         0; 1 if a run failed.
@@ -236,12 +221,7 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
 
 
 def write(setting: Setting, command: str) -> Made:
-    """Write ``table.md``, ``table.csv``, ``results.json`` and the figures of an experiment.
-
-    Args:
-        setting: The experiment with its runs.
-        command: What asked for it.
-    """
+    """Write ``table.md``, ``table.csv``, ``results.json`` and the figures of an experiment."""
     experiment, folder = setting.experiment, setting.engine.path / setting.experiment.name
     made = experiment.make(setting)
     records = setting.engine.results.records
@@ -293,20 +273,13 @@ def _runs(setting: Setting) -> list[dict[str, Any]]:
         {"row": row.name, "data": source.paper, **{key: record.get(key) for key in kept},
          "mix": {
              column[4:]: share
-             for column, share in _last(record).items()
+             for column, share in (record.get("metrics") or [{}])[-1].items()
              if column.startswith("mix_")
          }}
         for row in setting.rows
         for source in setting.sources_of(row)
         for record in setting.records(row, source)
     ]  # fmt: skip
-
-
-def _last(record: Mapping[str, Any]) -> Mapping[str, float]:
-    """The last row of a run's metrics."""
-    rows = record.get("metrics") or [{}]
-    last: Mapping[str, float] = rows[-1]
-    return last
 
 
 def show_cost(settings: Sequence[Setting], console: Console) -> None:

@@ -21,32 +21,40 @@ from unremix.training.run import Run
 RESULTS = "results.jsonl"
 
 
-def record_of(job: Job, run: Run, cpu_seconds: float | None) -> dict[str, Any]:
-    """What is kept of a finished run.
+def outcome_of(job: Job, run: Run | None, failure: str | None = None) -> Outcome:
+    """How a run ended, by its folder; None before it has one."""
+    rows = [] if run is None else run.metrics()
+    card = None if run is None or failure is not None else run.evaluation
+    results = (card or {}).get("results") or {}
+    return Outcome(
+        job.row,
+        job.seed,
+        failure,
+        epochs=int(rows[-1]["epoch"]) if rows else (None if card is None else 0),
+        loss=rows[-1].get("loss") if rows else None,
+        results={kind: measures_of(result) for kind, result in results.items()},
+    )
 
-    Args:
-        job: The run.
-        run: Its folder.
-        cpu_seconds: What it took of the CPU; None where it was not measured.
-    """
-    card, rows = run.evaluation or {}, run.metrics()
-    results = card.get("results") or {}
+
+def record_of(job: Job, run: Run, cpu_seconds: float | None) -> dict[str, Any]:
+    """What is kept of a finished run; CPU seconds are None where they were not measured."""
+    card, outcome = run.evaluation or {}, outcome_of(job, run)
     return {
         "name": job.name,
         "row": job.row,
         "seed": job.seed,
         "data": card.get("data"),
-        "epochs": int(rows[-1]["epoch"]) if rows else 0,
+        "epochs": outcome.epochs,
         "steps": card.get("step"),
-        "loss": rows[-1].get("loss") if rows else None,
-        "results": {kind: measures_of(result) for kind, result in results.items()},
+        "loss": outcome.loss,
+        "results": outcome.results,
         "probe_curves": {
             kind: result["linear"]["curve"]
-            for kind, result in results.items()
+            for kind, result in (card.get("results") or {}).items()
             if isinstance(result.get("linear"), dict) and "curve" in result["linear"]
         },
         "protocol": card.get("protocol"),
-        "metrics": rows,
+        "metrics": run.metrics(),
         "cpu_seconds": None if cpu_seconds is None else round(cpu_seconds, 3),
         "command": train_command(job.train),
         "versions": versions(),

@@ -37,45 +37,26 @@ Arm = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class BestOf:
-    """The best arms of an earlier stage.
-
-    Args:
-        stage: Which stage.
-        within: The best of each value of this option, such as of each recipe; by default one arm.
-        keep: How many of each.
-    """
+    """The best arms of an earlier stage."""
 
     stage: str
-    within: str | None = None
-    keep: int = 1
+    within: str | None = None  # the best of each value of this option; by default one arm
+    keep: int = 1  # how many of each
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a study.
+    """A part of a study."""
 
-    Args:
-        factors: Values of some options; every combination is an arm.
-        arms: Further arms, one by one.
-        best_of: Further arms: the best of earlier stages.
-        seeds: Seeds of every arm; a list for successive halving, such as [2, 4, 8].
-        first_seed: The first seed; others than those of an earlier stage make it independent.
-        keep: With halving, the share of arms that is kept.
-        within: With halving, arms compete only with those of the same value of this option.
-        train: Options of the study that are different here.
-        reference: The arm that others are compared with, the first by default; where it is named,
-            it gets every seed.
-    """
-
-    factors: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    arms: Sequence[Arm] = ()
-    best_of: Sequence[BestOf] = ()
-    seeds: int | Sequence[int] = 3
-    first_seed: int = 0
-    keep: float = 0.5
-    within: str | None = None
-    train: Arm = field(default_factory=dict)
-    reference: Arm | None = None
+    factors: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # all combinations are arms
+    arms: Sequence[Arm] = ()  # further arms, one by one
+    best_of: Sequence[BestOf] = ()  # further arms: the best of earlier stages
+    seeds: int | Sequence[int] = 3  # of every arm; for successive halving, such as [2, 4, 8]
+    first_seed: int = 0  # others than those of an earlier stage make it independent
+    keep: float = 0.5  # with halving, the share of arms that is kept
+    within: str | None = None  # with halving, the option whose equal values compete
+    train: Arm = field(default_factory=dict)  # options of the study that are different here
+    reference: Arm | None = None  # the first arm by default; where it is named, it gets every seed
 
     @property
     def rungs(self) -> list[int]:
@@ -85,31 +66,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study's file says.
+    """What a study's file says."""
 
-    Args:
-        stages: The stages by name, in their order.
-        train: Options that all runs share.
-        measure: The measure that arms are ranked by, as evaluation cards name it.
-        core_hours: What all runs may cost together.
-        core_minutes: What one run is expected to cost, until some have been made.
-        title: Its title.
-    """
-
-    stages: Mapping[str, Stage]
-    train: Arm = field(default_factory=dict)
-    measure: str = "knn"
-    core_hours: float | None = None
-    core_minutes: float = 10.0
+    stages: Mapping[str, Stage]  # by name, in their order
+    train: Arm = field(default_factory=dict)  # options that all runs share
+    measure: str = "knn"  # that arms are ranked by, as evaluation cards name it
+    core_hours: float | None = None  # what all runs may cost together
+    core_minutes: float = 10.0  # what one run is expected to cost, until some have been made
     title: str = "Study"
 
 
 def read_study(path: str | Path, *, trust: bool = False) -> Study:
     """A study from its YAML file.
-
-    Args:
-        path: The file.
-        trust: Whether code may run that it names.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -243,14 +211,8 @@ def best_arms(
 ) -> list[Arm]:  # fmt: skip
     """The arms with the highest mean of the study's measure, in their order.
 
-    Args:
-        study: The study.
-        stage: The stage that they belong to.
-        arms: The arms; those without any result are left out.
-        seeds: Seeds that count.
-        results: The finished runs.
-        within: An option; the best are chosen among the arms that share its value.
-        keep: How many of each, or which share (a float), rounded up.
+    Arms compete with those that share their value of the option ``within``. ``keep`` is how many of
+    each group are kept, or the share of them (a float), rounded up. Arms without results are out.
     """
     seeds = list(seeds)
     means: list[tuple[float, int]] = []

@@ -22,8 +22,14 @@ from unremix.experiments.study import (
     seeds_of,
 )
 from unremix.experiments.tables import Measure, Outcome, TableRow
-from unremix.report.curves import Panel, Row, learning_curves, write_figure
-from unremix.report.intervals import Interval, interval_chart
+from unremix.report.figures import (
+    Compared,
+    Panel,
+    Row,
+    interval_chart,
+    learning_curves,
+    write_figure,
+)
 
 
 def outcomes_of(study: Study, stage: Stage, arms: Sequence[Arm], results: Results) -> list[Outcome]:
@@ -215,23 +221,16 @@ def stage_parts(study: Study, name: str, results: Results, folder: Path) -> list
         _table(outcomes, reference),
         *_equal_tuning(study, stage, arms, results),
     ]
-    shown = [row for row in rows if not row.baseline and study.measure in row.cells]
+    values: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        found = outcome.results.get(tables.TRAINED, {}).get(study.measure)
+        if found is not None:
+            values.setdefault(outcome.recipe, []).append(found["value"])
     figure = interval_chart(
         [
-            Interval(
-                row.name,
-                [
-                    outcome.results[tables.TRAINED][study.measure]["value"]
-                    for outcome in outcomes
-                    if outcome.recipe == row.name
-                    and study.measure in outcome.results.get(tables.TRAINED, {})
-                ],
-                None if difference is None else difference.mean,
-                None if difference is None else difference.low,
-                None if difference is None else difference.high,
-            )
-            for row in shown
-            for difference in [row.cells[study.measure].difference]
+            Compared(row.name, values[row.name], row.cells[study.measure].difference)
+            for row in rows
+            if row.name in values and not row.baseline
         ],
         label=measure.label,
         reference=reference,
@@ -246,13 +245,7 @@ def stage_parts(study: Study, name: str, results: Results, folder: Path) -> list
 
 
 def write_report(study: Study, results: Results, folder: Path) -> None:
-    """Write ``report.md`` and its figures.
-
-    Args:
-        study: The study.
-        results: Its finished runs.
-        folder: Where to.
-    """
+    """Write ``report.md`` and its figures."""
     limit = "" if study.core_hours is None else f" of {study.core_hours:g} planned"
     parts = [
         f"# {study.title}",

@@ -61,15 +61,7 @@ def run_study(
 ) -> Path:
     """Run what is left of a study, within its budget, and write its report.
 
-    Args:
-        path: The study's YAML file.
-        output: Its folder, by default a folder beside the file, named after it.
-        stage: Only this stage.
-        jobs: Runs at a time; by default one per GPU, or one per core.
-        on: Where they run: ``local``, ``ray`` or ``slurm``.
-        dry_run: Only say what is to be run and what it costs.
-        trust: Whether code may run that the file names.
-        console: Where to show progress.
+    The arguments are those of ``unremix study``.
 
     Returns:
         The folder.

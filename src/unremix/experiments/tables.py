@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from unremix.data.printing import markdown_table
-from unremix.data.quantities import duration
 from unremix.evaluation.card import FEATURES, label_of
 from unremix.evaluation.statistics import Difference, Summary, paired_difference, summarize
 from unremix.training.record import versions
@@ -29,41 +28,25 @@ TWO_DECIMALS = 10_000  # samples measured, from which a hundredth of a percent i
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
-
-    Args:
-        recipe: Its recipe.
-        seed: Its seed.
-        failure: Why it failed; None if it did not.
-        epochs: Epochs it was trained.
-        loss: The last epoch's loss.
-        results: For each kind of features (trained, untrained, …), measures by their path.
-    """
+    """How a run ended."""
 
     recipe: str
     seed: int
-    failure: str | None = None
-    epochs: int | None = None
-    loss: float | None = None
+    failure: str | None = None  # why it failed; None if it did not
+    epochs: int | None = None  # that it was trained
+    loss: float | None = None  # of the last epoch
+    # For each kind of features (trained, untrained, …), measures by their path.
     results: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A column of the table.
+    """A column of the table."""
 
-    Args:
-        path: Its path on the cards.
-        label: What to call it.
-        percent: Whether values are shares, to be shown in percent: where every card says
-            ``"percent": true``, or says nothing and has a value from 0 to 1.
-        decimals: Digits after the point.
-    """
-
-    path: str
+    path: str  # its path on the cards
     label: str
-    percent: bool
-    decimals: int
+    percent: bool  # whether values are shares, to be shown in percent
+    decimals: int  # digits after the point
 
     @property
     def heading(self) -> str:
@@ -101,6 +84,7 @@ def measures_among(outcomes: Iterable[Outcome]) -> list[Measure]:
                 found.setdefault(path, []).append(item)
     columns = []
     for path, items in found.items():
+        # A value from 0 to 1 is a share unless its card says otherwise.
         percent = all(item.get("percent", 0 <= item["value"] <= 1) for item in items)
         fine = all(item.get("count", 0) >= TWO_DECIMALS for item in items)
         decimals = (2 if fine else 1) if percent else 3
@@ -115,37 +99,34 @@ def in_table(measures: Iterable[Measure]) -> list[Measure]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measure of one recipe.
+    """One measure of one recipe."""
 
-    Args:
-        summary: Over its seeds.
-        difference: To the reference, over the seeds that both have; None for the reference itself
-            or where they have none in common.
-    """
+    summary: Summary  # over its seeds
+    difference: Difference | None  # to the reference, over the seeds that both have, if any
 
-    summary: Summary
-    difference: Difference | None
+    def record(self) -> dict[str, float | None]:
+        """All of it by name."""
+        found = self.difference
+        return {
+            "mean": self.summary.mean,
+            "deviation": self.summary.deviation,
+            "difference": None if found is None else found.mean,
+            "low": None if found is None else found.low,
+            "high": None if found is None else found.high,
+            "pairs": None if found is None else found.count,
+        }
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A recipe, or a baseline, in the table.
-
-    Args:
-        name: What to call it.
-        baseline: Whether it is a baseline.
-        runs: Runs that ended well; for a baseline, seeds.
-        failed: Runs that failed.
-        epochs: Mean number of epochs trained.
-        cells: By the measure's path.
-    """
+    """A recipe, or a baseline, in the table."""
 
     name: str
     baseline: bool
-    runs: int
+    runs: int  # that ended well; for a baseline, seeds
     failed: int
-    epochs: float | None
-    cells: dict[str, Cell]
+    epochs: float | None  # mean number of epochs trained
+    cells: dict[str, Cell]  # by the measure's path
 
 
 def _by_seed(outcomes: Iterable[Outcome], features: str, path: str) -> dict[int, float]:
@@ -174,9 +155,7 @@ def table_rows(outcomes: Sequence[Outcome], *, reference: str) -> list[TableRow]
     A baseline does not depend on the recipe: where several recipes measured it with one seed, their
     mean counts once.
 
-    Args:
-        outcomes: Of all runs.
-        reference: The recipe that all are compared with, seed by seed.
+    All are compared with the reference, seed by seed.
     """
     paths = [measure.path for measure in measures_among(outcomes)]
     compared = [outcome for outcome in outcomes if outcome.recipe == reference]
@@ -223,17 +202,11 @@ def table_rows(outcomes: Sequence[Outcome], *, reference: str) -> list[TableRow]
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as text.
+    """A table as text."""
 
-    Args:
-        headings: Of the columns.
-        lines: Cells, a list per row.
-        baselines: How many of the last rows are baselines.
-    """
-
-    headings: list[str]
-    lines: list[list[str]]
-    baselines: int
+    headings: list[str]  # of the columns
+    lines: list[list[str]]  # cells, a list per row
+    baselines: int  # how many of the last rows are baselines
 
 
 def _runs(row: TableRow) -> str:
@@ -360,85 +333,12 @@ def run_records(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
 
 def row_records(rows: Iterable[TableRow]) -> list[dict[str, Any]]:
     """A record per row of the table, in full precision; shares stay from 0 to 1."""
-    records = []
-    for row in rows:
-        record: dict[str, Any] = {
-            "recipe": row.name,
-            "runs": row.runs,
-            "failed": row.failed,
-            "epochs": row.epochs,
+    return [
+        {"recipe": row.name, "runs": row.runs, "failed": row.failed, "epochs": row.epochs}
+        | {
+            f"{path}.{name}": value
+            for path, cell in row.cells.items()
+            for name, value in cell.record().items()
         }
-        for path, cell in row.cells.items():
-            difference = cell.difference
-            record |= {
-                f"{path}.mean": cell.summary.mean,
-                f"{path}.deviation": cell.summary.deviation,
-                f"{path}.difference": None if difference is None else difference.mean,
-                f"{path}.low": None if difference is None else difference.low,
-                f"{path}.high": None if difference is None else difference.high,
-                f"{path}.pairs": None if difference is None else difference.count,
-            }
-        records.append(record)
-    return records
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How far a recipe has come.
-
-    Args:
-        recipe: The recipe.
-        total: Its runs.
-        done: Those that ended well.
-        failed: Those that failed.
-        epochs: Epochs that each of its runs under way has completed.
-        loss: Mean of the latest losses.
-        measure: Mean of the latest measures.
-        left: Seconds of computing that its runs still need.
-    """
-
-    recipe: str
-    total: int
-    done: int
-    failed: int
-    epochs: tuple[int, ...]
-    loss: float | None
-    measure: float | None
-    left: float | None
-
-
-def progress_table(
-    standings: Sequence[Standing], *, epochs: int, measure: Measure, caption: str
-) -> Table:
-    """What a comparison shows while it is under way.
-
-    Args:
-        standings: One per recipe.
-        epochs: Epochs of a whole run.
-        measure: What is measured.
-        caption: Line below the table.
-    """
-    table = Table(caption=caption, caption_justify="left")
-    table.add_column("recipe")
-    for heading in (
-        "done",
-        "running",
-        "failed",
-        f"epoch of {epochs}",
-        "loss",
-        measure.heading,
-        "left",
-    ):
-        table.add_column(heading, justify="right")
-    for standing in standings:
-        table.add_row(
-            standing.recipe,
-            f"{standing.done} of {standing.total}",
-            str(len(standing.epochs) or ""),
-            f"[red]{standing.failed}[/]" if standing.failed else "",
-            ", ".join(map(str, standing.epochs)),
-            "" if standing.loss is None else f"{standing.loss:.3f}",
-            "" if standing.measure is None else measure.number(standing.measure),
-            "" if standing.done + standing.failed == standing.total else duration(standing.left),
-        )
-    return table
+        for row in rows
+    ]

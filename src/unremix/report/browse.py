@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from unremix.data.atomic_files import read_text, refuse_link, write_arrays, write_text
@@ -31,6 +28,7 @@ from unremix.mining.embeddings import Floats, Integers, unit_rows
 from unremix.mining.files import write_rows
 from unremix.mining.groups import find_clusters, find_duplicates, fitting_threshold
 from unremix.mining.index import Advance, Allowed, Kind, make_index
+from unremix.report.pictures import make_atlas
 from unremix.report.rendering import render
 from unremix.training.run import Run, reading
 
@@ -43,65 +41,37 @@ LISTED = 10  # queries or groups that a terminal shows
 
 @dataclass(frozen=True)
 class Item:
-    """What a page shows of a sample.
+    """What a page shows of a sample."""
 
-    Args:
-        name: Its name; of a sentence, the sentence.
-        picture: As a data URI, where it is a picture.
-        label: Its class, where known.
-        similarity: To what it is shown beside, where that means something.
-        coarse: Whether the picture is so small that its pixels are shown.
-    """
-
-    name: str
-    picture: str | None
-    label: str | None
-    similarity: float | None = None
-    coarse: bool = False
+    name: str  # its name; of a sentence, the sentence
+    picture: str | None  # as a data URI, where it is a picture
+    label: str | None  # its class, where known
+    similarity: float | None = None  # to what it is shown beside, where that means something
+    coarse: bool = False  # whether the picture is so small that its pixels are shown
 
 
 @dataclass(frozen=True)
 class Group:
-    """A row of a page.
+    """A row of a page."""
 
-    Args:
-        title: Its heading.
-        items: What it shows.
-        more: How many further items it has.
-        query: What they are compared with, where there is one.
-    """
-
-    title: str
-    items: list[Item]
-    more: int = 0
-    query: Item | None = None
+    title: str  # its heading
+    items: list[Item]  # what it shows
+    more: int = 0  # how many further items it has
+    query: Item | None = None  # what they are compared with, where there is one
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a command wrote, and what it found in words.
-
-    Args:
-        page: The page.
-        table: The table beside it.
-        summary: A sentence each.
-        listed: The first results, a line each.
-    """
+    """What a command wrote, and what it found in words."""
 
     page: Path
-    table: Path
-    summary: list[str]
-    listed: list[str]
+    table: Path  # the table beside it
+    summary: list[str]  # a sentence each
+    listed: list[str]  # the first results, a line each
 
 
 class RunData:
-    """The data of a run with their embeddings, which are computed once and kept.
-
-    Args:
-        folder: The run's folder.
-        data: Other data; by default the run's own.
-        trust: Whether code may run that the run's folder names.
-    """
+    """The data of a run with their embeddings, which are computed once and kept."""
 
     def __init__(self, folder: str | Path, data: str | None = None, *, trust: bool = False) -> None:
         self.run = Run(folder, trust=trust)
@@ -190,13 +160,8 @@ class RunData:
 
 def _data_uri(image: Tensor) -> str:
     """A picture (C, S, S) of bytes as a data URI."""
-    if image.shape[-1] > TILE:
-        small = F.interpolate(image[None].float(), TILE, mode="bilinear", antialias=True)[0]
-        image = small.round().clamp(0, 255).byte()
-    array = image[0].numpy() if len(image) == 1 else image.permute(1, 2, 0).contiguous().numpy()
-    stream = io.BytesIO()
-    Image.fromarray(array).save(stream, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    made = make_atlas(image[None], TILE)
+    return f"data:{made.kind};base64,{base64.b64encode(made.data).decode()}"
 
 
 def write_neighbors(
@@ -212,16 +177,7 @@ def write_neighbors(
 ) -> Written:
     """Find what is most similar to each query.
 
-    Args:
-        run: The run's folder.
-        queries: Names of samples of the data; else picture files for a run on pictures, sentences
-            or ``.txt`` files with a sentence on each line for a run on sentences.
-        k: Neighbors of each.
-        data: Where to look; by default the run's own data.
-        output: The page, an ``.html`` file; by default ``neighbors.html`` in the run's folder.
-        index: See :func:`unremix.mining.index.make_index`.
-        advance: Told how far the search is.
-        trust: Whether code may run that the run's folder names.
+    The arguments are those of ``unremix neighbors``; ``advance`` is told how far the search is.
 
     Raises:
         ValueError: If a query is neither in the data nor something that the run embeds.
@@ -325,14 +281,7 @@ def write_duplicates(
 ) -> Written:
     """Find groups of near-duplicates.
 
-    Args:
-        run: The run's folder.
-        threshold: The cosine from which two samples are near-duplicates.
-        data: Where to look; by default the run's own data.
-        output: The page, by default ``duplicates.html`` in the run's folder.
-        index: See :func:`unremix.mining.index.make_index`.
-        advance: Told how far the search is.
-        trust: Whether code may run that the run's folder names.
+    The arguments are those of ``unremix duplicates``; ``advance`` is told how far the search is.
     """
     page = _page(run, output, "duplicates")
     found = RunData(run, data, trust=trust)
@@ -371,13 +320,7 @@ def write_clusters(
 ) -> Written:
     """Sort the data into clusters.
 
-    Args:
-        run: The run's folder.
-        clusters: How many; √(n/2) of n samples by default.
-        data: What to sort; by default the run's own data.
-        output: The page, by default ``clusters.html`` in the run's folder.
-        seed: Of the start.
-        trust: Whether code may run that the run's folder names.
+    The arguments are those of ``unremix cluster``.
     """
     page = _page(run, output, "clusters")
     found = RunData(run, data, trust=trust)
@@ -413,15 +356,7 @@ def _grouped(
     similarity: Floats,
     title: Callable[[Sequence[int]], str],
 ) -> tuple[list[Group], list[dict[str, Any]]]:
-    """Groups of rows for a page, and all of them for a table.
-
-    Args:
-        found: The data.
-        what: What a group is called.
-        members: The rows of each group.
-        similarity: Of each row, to what it is grouped by, shape (n,).
-        title: What to say of some rows.
-    """
+    """Groups of rows for a page, and all of them for a table."""
     groups, table = [], []
     for number, group in enumerate(members, start=1):
         rows = group.tolist()

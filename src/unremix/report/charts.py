@@ -18,42 +18,25 @@ SERIES = 7  # colors; then they come again, dashed
 
 @dataclass(frozen=True)
 class Line:
-    """Values over the epochs.
-
-    Args:
-        name: What to call it.
-        points: Epoch and value.
-        band: Low and high at each point, or None.
-        look: A class of the style sheet; by default that of its number in the chart.
-    """
+    """Values over the epochs."""
 
     name: str
-    points: Sequence[tuple[float, float]]
-    band: Sequence[tuple[float, float]] | None = None
-    look: str | None = None
+    points: Sequence[tuple[float, float]]  # epoch and value
+    band: Sequence[tuple[float, float]] | None = None  # low and high at each point, or None
+    look: str | None = None  # a class of the style sheet; by default by its number in the chart
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn.
-
-    Args:
-        title: Title.
-        lines: The lines.
-        levels: Values to draw across, by name: what there is without training.
-        percent: Whether values are shares.
-        good: A line that says what is good.
-        from_zero: Whether the axis begins at 0.
-        unit: Of the horizontal axis.
-    """
+    """What is drawn."""
 
     title: str
     lines: Sequence[Line]
-    levels: Mapping[str, float] = field(default_factory=dict)
-    percent: bool = False
-    good: str = ""
-    from_zero: bool = False
-    unit: str = "epoch"
+    levels: Mapping[str, float] = field(default_factory=dict)  # what there is without training
+    percent: bool = False  # whether values are shares
+    good: str = ""  # a line that says what is good
+    from_zero: bool = False  # whether the axis begins at 0
+    unit: str = "epoch"  # of the horizontal axis
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -172,21 +155,8 @@ def looks(chart: Chart) -> list[tuple[str, str]]:
     ] + [(name, f"level level-{number % 3}") for number, name in enumerate(chart.levels)]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A difference with its interval.
-
-    Args:
-        name: Of what.
-        value: The difference.
-        low: Lower end; None where it is not known.
-        high: Upper end.
-    """
-
-    name: str
-    value: float
-    low: float | None
-    high: float | None
+Interval = tuple[str, float, float | None, float | None]
+"""A name, a difference, and the ends of its interval where they are known."""
 
 
 def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) -> Markup:
@@ -199,9 +169,7 @@ def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) 
     """
     width, row, edge = 360, 44, 12
     height = row * len(intervals) + 26
-    ends = [0.0] + [
-        end for one in intervals for end in (one.low, one.high, one.value) if end is not None
-    ]
+    ends = [0.0] + [one for _, *numbers in intervals for one in numbers if one is not None]
     low, high = factor * min(ends), factor * max(ends)
     pad = 0.08 * (high - low) or 1.0
     low, high = low - pad, high + pad
@@ -216,20 +184,19 @@ def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) 
             f'<line class="{look}" x1="{x(tick)}" x2="{x(tick)}" y1="4" y2="{height - 20}"/>'
             f'<text class="tick" x="{x(tick)}" y="{height - 4}" text-anchor="middle">{shown}</text>'
         )
-    for number, one in enumerate(intervals):
+    for number, (name, value, low_end, high_end) in enumerate(intervals):
         at = row * number + 31
-        clear = one.low is not None and one.high is not None and (one.low > 0 or one.high < 0)
-        name = one.name if len(one.name) <= LONGEST_NAME else f"{one.name[: LONGEST_NAME - 1]}…"
+        clear = low_end is not None and high_end is not None and (low_end > 0 or high_end < 0)
+        name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
         parts.append(f'<text class="name" x="2" y="{at - 14}">{escape(name)}</text>')
-        if one.low is not None and one.high is not None:
-            a, b = x(factor * one.low), x(factor * one.high)
+        if low_end is not None and high_end is not None:
+            a, b = x(factor * low_end), x(factor * high_end)
             parts.append(
                 f'<path class="whisker{" clear" * clear}" d="M{a} {at}H{b}M{a} {at - 5}v10'
                 f'M{b} {at - 5}v10"/>'
             )
         parts.append(
-            f'<circle class="point{" clear" * clear}" cx="{x(factor * one.value)}" cy="{at}" '
-            'r="5"/>'
+            f'<circle class="point{" clear" * clear}" cx="{x(factor * value)}" cy="{at}" r="5"/>'
         )
     return Markup(
         f'<svg class="chart intervals" viewBox="0 0 {width} {height}" role="img" '

@@ -94,9 +94,6 @@ def suspects(sample: Sample, neighbors: Tensor, cosines: Tensor, units: Tensor) 
 def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
     """How a loss weights negatives, as the page's controls have it.
 
-    Args:
-        loss: The loss; None for a framework without weights.
-
     Returns:
         ``kind`` (uniform, hcl, unremix or none) and the controls' positions. A loss of another kind
         starts them at UnReMix's defaults: equal shares, minmax, mean.
@@ -209,15 +206,7 @@ def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
 
 
 def collect(run: Run, data: Any) -> Stored:
-    """What a page shows of a run; takes seconds for thousands of items.
-
-    Args:
-        run: The run, trained.
-        data: Its data, as its domain loads them.
-
-    Returns:
-        What :meth:`unremix.report.storage.Stored.write` keeps in the run folder.
-    """
+    """What a page shows of a run; takes seconds for thousands of items."""
     state = run.load_checkpoint()
     sample = take_sample(run, data, state)
     if sample.labels is None or len(sample.labels.unique()) < 2:  # a single class tells nothing
@@ -266,7 +255,7 @@ def collect(run: Run, data: Any) -> Stored:
         "step": int(state["step"]),
         "seconds": state.get("seconds"),
         "trained": {name: state.get(name) for name in ("device", "date", "version")},
-        "data": run.domain.name(data),
+        "data": data.name,
     }
     if sample.labels is not None:
         predicted, about["voting"] = _predicted(sample.labels, units)

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from markupsafe import Markup
 from torch import Tensor
 
 from unremix.data.atomic_files import read_text, write_text
+from unremix.data.printing import rows_to_csv
 from unremix.data.quantities import counted, duration
 from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
 from unremix.options.config import flat_options
-from unremix.report.charts import Chart, Interval, Line, draw, draw_intervals, looks
-from unremix.report.page import as_csv, chart_csv, page_data
+from unremix.report.charts import Chart, Line, draw, draw_intervals, looks
+from unremix.report.page import chart_csv, page_data
 from unremix.report.rendering import as_json, render
 from unremix.report.storage import Stored
 from unremix.report.words import difference_named, named
@@ -45,15 +45,10 @@ INCIDENTAL = (
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone.
-
-    Args:
-        name: What to call them.
-        runs: By seed.
-    """
+    """Runs that differ in their seed alone."""
 
     name: str
-    runs: dict[int, Run]
+    runs: dict[int, Run]  # by seed
 
     @property
     def data(self) -> set[tuple[Any, ...]]:
@@ -77,21 +72,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far a group is ahead of another in a measure.
+    """How far a group is ahead of another in a measure."""
 
-    Args:
-        mean: The mean difference, above 0 where the group is better.
-        low: Lower end of the 95 % interval; None where it is not known.
-        high: Upper end.
-        seeds: How many runs of the group, and of the other.
-        paired: Whether runs with the same seed were compared.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    seeds: tuple[int, int]
-    paired: bool = True
+    mean: float  # the mean difference, above 0 where the group is better
+    low: float | None  # lower end of the 95 % interval; None where it is not known
+    high: float | None  # upper end
+    seeds: tuple[int, int]  # how many runs of the group, and of the other
+    paired: bool = True  # whether runs with the same seed were compared
 
 
 def stored_weights(stored: Stored) -> Tensor:
@@ -198,21 +185,8 @@ def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any],
     )
 
 
-@dataclass
-class Negatives:
-    """What the page shows of the negatives.
-
-    Args:
-        data: For the script; None where the runs have no items in common.
-        why: Why there are none.
-    """
-
-    data: dict[str, Any] | None = None
-    why: str | None = None
-
-
-def _negatives(groups: Sequence[Group]) -> Negatives:
-    """The most weighted negatives of the same anchors under each run."""
+def _negatives(groups: Sequence[Group]) -> tuple[dict[str, Any] | None, str | None]:
+    """The most weighted negatives of the same anchors under each run; else why there are none."""
     found = []
     for group in groups:
         stored = next(
@@ -221,9 +195,7 @@ def _negatives(groups: Sequence[Group]) -> Negatives:
         if stored is not None:
             found.append((group.name, stored))
     if len(found) < 2:
-        return Negatives(
-            why="Fewer than two runs have a report.npz; write it with 'unremix report'."
-        )
+        return None, "Fewer than two runs have a report.npz; write it with 'unremix report'."
     first = found[0][1]
 
     def same(stored: Stored) -> bool:
@@ -232,9 +204,7 @@ def _negatives(groups: Sequence[Group]) -> Negatives:
         )
 
     if not all(same(stored) for _, stored in found):
-        return Negatives(
-            why="The runs were trained on different data: they have no anchors in common."
-        )
+        return None, "The runs were trained on different data: they have no anchors in common."
     shown = []
     for name, stored in found:
         negatives = stored.arrays["negatives"].astype(bool)
@@ -263,7 +233,7 @@ def _negatives(groups: Sequence[Group]) -> Negatives:
     data = page_data(first)
     for unused in ("scores", "negatives", "positions", "cosines", "neighbors", "clusters"):
         data.pop(unused, None)
-    return Negatives(data | {"runs": shown})
+    return data | {"runs": shown}, None
 
 
 def _example(groups: Sequence[Group], path: str) -> dict[str, Any]:
@@ -271,24 +241,8 @@ def _example(groups: Sequence[Group], path: str) -> dict[str, Any]:
     return next(measure for group in groups for measure in group.values(path).values())
 
 
-@dataclass(frozen=True)
-class IntervalPlot:
-    """How far the groups are ahead of the first in a measure.
-
-    Args:
-        title: The measure.
-        drawn: The plot.
-        unit: What its axis shows.
-        values: The same as CSV.
-    """
-
-    title: str
-    drawn: Markup
-    unit: str
-    values: str
-
-
-def _interval_plot(groups: Sequence[Group], path: str) -> IntervalPlot | None:
+def _interval_plot(groups: Sequence[Group], path: str) -> dict[str, Any] | None:
+    """How far the groups are ahead of the first in a measure: a plot, and the same as CSV."""
     first, example = groups[0], _example(groups, path)
     gaps = [(other, found) for other in groups[1:] if (found := gap(other, first, path))]
     if not gaps:
@@ -297,18 +251,18 @@ def _interval_plot(groups: Sequence[Group], path: str) -> IntervalPlot | None:
     unit = f"{difference_named(path, example)} ahead of {first.name}"
     unit += " (smaller is better)" * less
     factor, _ = scale_of(example)
-    rows = [Interval(other.name, found.mean, found.low, found.high) for other, found in gaps]
-    ends = [[r.name, *(v and factor * v for v in (r.value, r.low, r.high))] for r in rows]
-    return IntervalPlot(
-        label_of(path),
-        draw_intervals(rows, factor=factor, title=unit),
-        unit[0].upper() + unit[1:],
-        as_csv([["name", unit, "low", "high"], *ends]),
-    )
+    rows = [(other.name, found.mean, found.low, found.high) for other, found in gaps]
+    scaled = [[name, *(value and factor * value for value in values)] for name, *values in rows]
+    return {
+        "title": label_of(path),
+        "drawn": draw_intervals(rows, factor=factor, title=unit),
+        "unit": unit[0].upper() + unit[1:],
+        "csv": rows_to_csv([["name", unit, "low", "high"], *scaled]),
+    }
 
 
 def _curves(groups: Sequence[Group]) -> list[Chart]:
-    from unremix.report.curves import mean_curve
+    from unremix.report.figures import mean_curve
 
     charts = []
     seeds = " The band is one standard deviation over seeds."
@@ -401,11 +355,7 @@ def runs_of_comparison(folder: Path) -> tuple[list[Path], str | None] | None:
 
 
 def write_comparison_of(folder: Path) -> Path | None:
-    """Write ``report.html`` of a comparison's folder; None while fewer than two runs are done.
-
-    Args:
-        folder: What ``unremix compare`` has written.
-    """
+    """Write ``report.html`` of a comparison's folder; None while fewer than two runs are done."""
     found = runs_of_comparison(folder)
     if found is None or len(found[0]) < 2:
         return None
@@ -436,9 +386,6 @@ def _check_runs(runs: Sequence[str | Path]) -> None:
 
 def comparison_page(runs: Sequence[str | Path]) -> Path:
     """The page of a comparison whose user named none: ``comparison.html`` in this folder.
-
-    Args:
-        runs: The run folders.
 
     Raises:
         FileExistsError: If it compares other runs.
@@ -493,7 +440,8 @@ def write_comparison(
     data = {name for group in groups for name, *_ in group.data}
     on = f" on {data.pop()}" if len(data) == 1 and None not in data else ""
     charts = _curves(groups)
-    negatives = _negatives(groups)
+    negatives, why = _negatives(groups)
+    table, table_csv = _tables(groups, paths)
     page = render(
         "comparison.html",
         "comparison",
@@ -504,12 +452,12 @@ def write_comparison(
         single=any(between.seeds == (1, 1) for _, _, between in found),
         several=any(len(group.runs) > 1 for group in groups),
         plots=plots,
-        table=_table(groups, paths),
-        table_csv=_table_csv(groups, paths),
+        table=table,
+        table_csv=table_csv,
         charts=[(c, svg, looks(c), chart_csv(c)) for c in charts if (svg := draw(c)) is not None],
-        data=None if negatives.data is None else as_json(negatives.data),
-        about=negatives.data,
-        why=negatives.why,
+        data=None if negatives is None else as_json(negatives),
+        about=negatives,
+        why=why,
         costs=_costs(groups),
     )
     target = Path(path)
@@ -522,39 +470,26 @@ def _paths(run: Run) -> list[str]:
     return [p for p in measures_of(results.get("trained", {})) if p.rpartition(".")[2] != "top5"]
 
 
-def _table(groups: Sequence[Group], paths: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Mean ± standard deviation of each measure, a row per group."""
-    headings, columns = ["Recipe", "Runs"], []
+def _tables(
+    groups: Sequence[Group], paths: Sequence[str]
+) -> tuple[tuple[list[str], list[list[str]]], str]:
+    """Mean ± standard deviation of each measure, a row per group; and as CSV, in two columns."""
+    headings, names = ["Recipe", "Runs"], ["recipe", "runs"]
+    shown = [[group.name, str(len(group.runs))] for group in groups]
+    numbers: list[list[object]] = [[group.name, len(group.runs)] for group in groups]
     for path in paths:
-        values = [[m["value"] for m in group.values(path).values()] for group in groups]
-        shares = all(in_percent(m) for g in groups for m in g.values(path).values())
+        values = [list(group.values(path).values()) for group in groups]
+        shares = all(in_percent(measure) for measures in values for measure in measures)
         factor, digits = scale_of({"percent": shares})
         headings.append(f"{label_of(path)}{', %' * shares}")
-        cells = []
-        for found in values:
-            if not found:
+        names += [label_of(path), f"{label_of(path)}, deviation"]
+        for cells, record, measures in zip(shown, numbers, values, strict=True):
+            if not measures:
                 cells.append("–")
+                record += [None, None]
                 continue
-            short = summarize(found)
+            short = summarize([measure["value"] for measure in measures])
             spread = "" if short.deviation is None else f" ± {factor * short.deviation:.{digits}f}"
             cells.append(f"{factor * short.mean:.{digits}f}{spread}")
-        columns.append(cells)
-    rows = [
-        [group.name, str(len(group.runs)), *(cells[number] for cells in columns)]
-        for number, group in enumerate(groups)
-    ]
-    return headings, rows
-
-
-def _table_csv(groups: Sequence[Group], paths: Sequence[str]) -> str:
-    """Mean and standard deviation of each measure as numbers, a row per group."""
-    headings = [f"{label_of(path)}{part}" for path in paths for part in ("", ", deviation")]
-    rows: list[list[object]] = []
-    for group in groups:
-        row: list[object] = [group.name, len(group.runs)]
-        for path in paths:
-            found = [measure["value"] for measure in group.values(path).values()]
-            short = summarize(found) if found else None
-            row += [None, None] if short is None else [short.mean, short.deviation]
-        rows.append(row)
-    return as_csv([["recipe", "runs", *headings], *rows])
+            record += [short.mean, short.deviation]
+    return (headings, shown), rows_to_csv([names, *numbers])

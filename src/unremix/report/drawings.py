@@ -24,21 +24,13 @@ DEGREES = ("no edge", "1 edge", "2 edges", "3 edges", "4 edges", "5–7 edges", 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A graph on a square of 0 … 100.
+    """A graph on a square of 0 … 100."""
 
-    Args:
-        points: x and y of each node drawn.
-        edges: Pairs of nodes, each pair once.
-        types: The color of each node, a number in the list of types.
-        nodes: Nodes of the whole graph.
-        marked: A node that is to stand out.
-    """
-
-    points: list[tuple[int, int]]
-    edges: list[tuple[int, int]]
-    types: list[int]
-    nodes: int
-    marked: int | None = None
+    points: list[tuple[int, int]]  # x and y of each node drawn
+    edges: list[tuple[int, int]]  # pairs of nodes, each pair once
+    types: list[int]  # the color of each node, a number in the list of types
+    nodes: int  # nodes of the whole graph
+    marked: int | None = None  # a node that is to stand out
 
 
 def layout(edges: NDArray[np.int64], count: int) -> NDArray[np.float64]:
@@ -96,17 +88,11 @@ def layout(edges: NDArray[np.int64], count: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class NodeTypes:
-    """Which color a node has: by its label or, where it has none, by its degree.
+    """Which color a node has: by its label or, where it has none, by its degree."""
 
-    Args:
-        names: What each color stands for.
-        colors: The color of each label, shape (L,); None where degrees count.
-        start: The first column of the labels among the features.
-    """
-
-    names: list[str]
-    colors: Tensor | None = None
-    start: int = 0
+    names: list[str]  # what each color stands for
+    colors: Tensor | None = None  # the color of each label, shape (L,); None where degrees count
+    start: int = 0  # the first column of the labels among the features
 
     @classmethod
     def fit(cls, store: GraphStore, encoding: NodeEncoding) -> NodeTypes:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import math
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from markupsafe import Markup
 
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.data.atomic_files import refuse_link, write_text
+from unremix.data.printing import rows_to_csv
 from unremix.data.quantities import counted, duration
 from unremix.evaluation.accuracy import wilson_interval
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
@@ -24,7 +22,7 @@ from unremix.options.config import OF_DOMAIN, config_to_yaml
 from unremix.report.charts import Chart, Line, draw, looks
 from unremix.report.rendering import as_json, numbers, render
 from unremix.report.storage import NAME, Stored
-from unremix.report.words import commands, headline, in_python
+from unremix.report.words import headline, in_python, next_commands
 from unremix.training.run import Run, reading
 
 Row = Mapping[str, float]
@@ -70,12 +68,7 @@ def _measure_chart(rows: Sequence[Row], card: Mapping[str, Any] | None) -> Chart
 
 
 def training_charts(rows: Sequence[Row], card: Mapping[str, Any] | None) -> dict[str, Chart]:
-    """The charts of a run by name, each with a line that says what is good.
-
-    Args:
-        rows: Rows of metrics.csv.
-        card: The evaluation card, if there is one.
-    """
+    """The charts of a run by name, each with a line that says what is good."""
     mix = [Line(name, _points(rows, f"mix_{name}"), look=name) for name in PAPER_COMPONENTS]
 
     def one(column: str, title: str, good: str, *, from_zero: bool = False) -> Chart:
@@ -173,13 +166,6 @@ def class_table(stored: Stored) -> dict[str, Any] | None:
     }
 
 
-def as_csv(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV; None is an empty cell."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
 def chart_csv(chart: Chart) -> str:
     """The values of a chart: a row per epoch, a column per line and per end of its band.
 
@@ -197,7 +183,7 @@ def chart_csv(chart: Chart) -> str:
             columns[f"{line.name} {name}"] = {epoch: band[end] for (epoch, _), band in ends}
     epochs = sorted({epoch for values in columns.values() for epoch in values})
     rows = ([f"{epoch:g}", *(c.get(epoch, "") for c in columns.values())] for epoch in epochs)
-    return as_csv([[chart.unit, *columns], *rows])
+    return rows_to_csv([[chart.unit, *columns], *rows])
 
 
 def card_csv(card: Mapping[str, Any]) -> str:
@@ -208,7 +194,7 @@ def card_csv(card: Mapping[str, Any]) -> str:
         for kind, result in card["results"].items()
         for path, measure in measures_of(result).items()
     ]
-    return as_csv([["features", "measure", *ends], *rows])
+    return rows_to_csv([["features", "measure", *ends], *rows])
 
 
 def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
@@ -298,12 +284,7 @@ def _page(
         spread=None if card is None else spread_of(card),
         protocol=_protocol(card),
         config=_options(run),
-        commands=commands(
-            shlex.quote(str(run.path)),
-            shlex.quote(run.config.data),
-            run.config.epochs,
-            run.config.domain,
-        ),
+        commands=next_commands(run, card).items(),
         in_python=in_python(str(run.path), run.config.domain),
         path=str(run.path),
     )

@@ -16,19 +16,12 @@ LOSSLESS_PIXELS = 400_000  # fewer are kept as they are
 
 @dataclass(frozen=True)
 class Atlas:
-    """Tiles in rows.
+    """Tiles in rows."""
 
-    Args:
-        data: The picture, encoded.
-        kind: Its type: image/png or image/jpeg.
-        tile: Side of a tile in pixels.
-        columns: Tiles in a row.
-    """
-
-    data: bytes
-    kind: str
-    tile: int
-    columns: int
+    data: bytes  # the picture, encoded
+    kind: str  # its type: image/png or image/jpeg
+    tile: int  # side of a tile in pixels
+    columns: int  # tiles in a row
 
 
 def make_atlas(images: Tensor, most: int) -> Atlas:

@@ -30,9 +30,6 @@ def bundle(name: str) -> str:
 
     The modules are plain files that a browser can load as they are. A page in one file has no place
     to load them from: here each is a function that gives what it exports, after those it imports.
-
-    Args:
-        name: The script, without its ending.
     """
     parts: dict[str, str] = {}
 
@@ -76,11 +73,6 @@ def render(template: str, script: str, **context: Any) -> str:
     """A whole page.
 
     A policy in its head allows its own script alone, by its hash, and no request to anywhere.
-
-    Args:
-        template: Name of the template.
-        script: Name of the script, without its ending.
-        context: What the template is given.
     """
     environment = Environment(
         loader=PackageLoader("unremix.report"),

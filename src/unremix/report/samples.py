@@ -7,7 +7,7 @@ data alone, not on the seed or the recipe, so that runs on the same data show th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any
 
@@ -22,7 +22,7 @@ from unremix.data.graph.store import GraphBatch
 from unremix.data.image.dataset import ImageData
 from unremix.data.sentence.dataset import tokenize
 from unremix.data.subsets import drawn
-from unremix.domains.graph import graph_features
+from unremix.domains.graph import augmentation_of, graph_features, in_dtype
 from unremix.domains.image import features_of
 from unremix.domains.sentence import SentenceCorpus, corpus_features, reader
 from unremix.frameworks.base import Framework, Projecting
@@ -31,7 +31,6 @@ from unremix.frameworks.quickthought import QuickThought
 from unremix.losses import TwoViewLoss
 from unremix.report.drawings import Drawing, NodeTypes, draw_graph
 from unremix.training.run import Run
-from unremix.views.graph import GraphAugmentation
 from unremix.views.graph import augment as augment_graphs
 from unremix.views.image import augment
 from unremix.views.randomness import keys
@@ -47,51 +46,30 @@ FIRST_VIEW, SECOND_VIEW = 2, 3  # random streams that training does not use
 
 @dataclass(frozen=True)
 class Sample:
-    """Some items of a run's data.
+    """Some items of a run's data."""
 
-    Args:
-        names: What each of n items is called.
-        features: Their embeddings by the encoder, shape (n, F).
-        total: Items in the whole data.
-        how_drawn: How they were drawn from it, in words; empty if they are all.
-        labels: The class of each item, where known; shape (n,).
-        classes: Names of the classes, where known.
-        batch: The items that are compared with each other, as numbers of items, shape (A,).
-        anchors: Embeddings of their first views, A of them.
-        candidates: Embeddings of their second views, A of them.
-        pairs: Which candidates are positives and negatives of which anchors.
-        about_batch: A sentence about what is compared with what.
-        loss: What weights the negatives; None where the framework has none.
-        logits: What the loss compares anchors and candidates by.
-        passages: A number for each item that it shares with those that it stands beside in the
-            text, shape (n,); None where items have no order.
-        images: Reads the pictures of some items, uint8 (k, C, S, S), where there are any.
-        draw: Draws an item, where it is a graph.
-        node_types: Names of the colors in drawings.
-        views: Pairs of views as the encoder sees them: uint8 (k, 2, C, S, S).
-        drawn_views: For graphs: the graph and its two views, drawn.
-        read_as: For sentences: a text, and its words as the encoder knows them.
-    """
-
-    names: list[str]
-    features: Tensor
-    total: int
-    how_drawn: str
-    labels: Tensor | None
-    classes: list[str] | None
-    batch: Tensor
-    anchors: Views
-    candidates: Views
-    pairs: Pairs
-    about_batch: str
-    loss: TwoViewLoss | None
-    logits: Logits = "cosine"
-    passages: Tensor | None = None
+    names: list[str]  # what each of n items is called
+    features: Tensor  # their embeddings by the encoder, shape (n, F)
+    total: int  # items in the whole data
+    how_drawn: str  # how they were drawn from it, in words; empty if they are all
+    labels: Tensor | None  # the class of each item, where known; shape (n,)
+    classes: list[str] | None  # names of the classes, where known
+    batch: Tensor  # the items that are compared with each other, as numbers of items, shape (A,)
+    anchors: Views  # embeddings of their first views, A of them
+    candidates: Views  # embeddings of their second views, A of them
+    pairs: Pairs  # which candidates are positives and negatives of which anchors
+    about_batch: str  # a sentence about what is compared with what
+    loss: TwoViewLoss | None  # what weights the negatives; None where the framework has none
+    logits: Logits = "cosine"  # what the loss compares anchors and candidates by
+    passages: Tensor | None = None  # of a text: equal for items that stand together, shape (n,)
+    # Reads the pictures of some items, uint8 (k, C, S, S), where there are any.
     images: Callable[[Sequence[int]], Tensor] | None = None
-    draw: Callable[[int], Drawing] | None = None
-    node_types: list[str] = field(default_factory=list)
-    views: Tensor | None = None
+    draw: Callable[[int], Drawing] | None = None  # draws an item, where it is a graph
+    node_types: list[str] = field(default_factory=list)  # names of the colors in drawings
+    views: Tensor | None = None  # pairs of views as the encoder sees them: uint8 (k, 2, C, S, S)
+    # For graphs: the graph and its two views, drawn.
     drawn_views: list[list[Drawing]] = field(default_factory=list)
+    # For sentences: a text, and its words as the encoder knows them.
     read_as: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
@@ -100,13 +78,7 @@ def _how_drawn(items: Tensor, total: int) -> str:
 
 
 def take_sample(run: Run, data: Any, state: dict[str, Any] | None = None) -> Sample:
-    """The sample of a run's data.
-
-    Args:
-        run: The run.
-        data: Its data.
-        state: Its latest checkpoint, if already read.
-    """
+    """The sample of a run's data; ``state`` is its latest checkpoint, if already read."""
     run.config = run.config.released(trust=False, where=str(run.path))
     model = run.model
     if model is None:
@@ -205,16 +177,12 @@ def _images(run: Run, data: ImageData, model: Framework, loss: TwoViewLoss | Non
     )
 
 
-def _part(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
-    return replace(batch, x=batch.x.to(dtype))
-
-
 def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | None) -> Sample:
     graphs = data.train
     items = drawn(len(graphs), MOST_ITEMS)
     features = graph_features(run.encoder(), graphs.store)[items]
     batch = torch.randperm(len(items), generator=torch.Generator().manual_seed(1))[:BATCH]
-    fetched = _part(graphs.store.batch(items[batch]), model.dtype)
+    fetched = in_dtype(graphs.store.batch(items[batch]), model.dtype)
     types = NodeTypes.fit(graphs.store, run.shape.encoding)
     of_node = types.of(graphs.store)
     about, drawn_views = "", []
@@ -238,7 +206,7 @@ def _graphs(run: Run, data: GraphData, model: Framework, loss: TwoViewLoss | Non
         )
     else:
         model = _projecting(model)
-        settings = GraphAugmentation(kinds=run.config.graph.kinds, ratio=run.config.graph.ratio)
+        settings = augmentation_of(run.config)
         views = [
             augment_graphs(fetched, settings, keys(run.config.seed, 0, items[batch], view))
             for view in (FIRST_VIEW, SECOND_VIEW)

@@ -20,15 +20,10 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Stored:
-    """What was collected of a run.
+    """What was collected of a run."""
 
-    Args:
-        about: Everything that is not an array, as JSON has it.
-        arrays: Embeddings, positions, scores, pictures and the like, by name.
-    """
-
-    about: dict[str, Any]
-    arrays: dict[str, NDArray[Any]]
+    about: dict[str, Any]  # everything that is not an array, as JSON has it
+    arrays: dict[str, NDArray[Any]]  # embeddings, positions, scores, pictures and the like, by name
 
     def write(self, folder: Path) -> Path:
         """Write the file into a run folder."""

@@ -45,20 +45,16 @@ DASH_DOTTED: Dash = (0, (5.0, 1.5, 1.2, 1.5))
 DASHES = (SOLID, DASHED, DOTTED, DASH_DOTTED)
 MARKERS = ("o", "s", "^", "D")
 HATCHES = ("", "////", "....", "xxxx")
+COMPONENT_COLORS = {"uncertainty": ORANGE, "similarity": VERMILION, "representativeness": GREEN}
 FRAMES = {"false negative": VERMILION, "redundant": ORANGE, "true and diverse": GREEN}
 
 
 @dataclass(frozen=True)
 class Look:
-    """How something is drawn: its color, and its turn for dashes, markers and hatches.
-
-    Args:
-        color: The color.
-        turn: 0 is solid; others distinguish what shares a color.
-    """
+    """How something is drawn: its color, and its turn for dashes, markers and hatches."""
 
     color: str
-    turn: int = 0
+    turn: int = 0  # 0 is solid; others distinguish what shares a color
 
     @property
     def dash(self) -> Dash:
@@ -103,8 +99,7 @@ AS_PRINTED = "as printed"
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
     """How methods are drawn: each as in every other figure, and no two in one figure alike.
 
-    Args:
-        names: Their names, as recipes or as in the paper's tables.
+    Names are those of recipes, or as in the paper's tables.
 
     Example:
         >>> found = looks_of(["HCL on SimCLR", "unremix", "unremix-moco", "mine"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from shlex import quote
 from typing import Any
 
 from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
 from unremix.evaluation.health import COLLAPSED_SPREAD
 from unremix.evaluation.verdict import comparable, with_article
+from unremix.training.run import Run
 
 NO_ACCURACIES = ("f1", "pearson", "spearman")
 FEW_DIMENSIONS = 2.0  # in use: below, the embeddings lie on a line
@@ -20,11 +22,6 @@ def headline(
     about: Mapping[str, Any] | None,
 ) -> tuple[str, str]:
     """A verdict in one sentence, and its tone: good, bad or open.
-
-    Args:
-        card: The evaluation card, if there is one.
-        last: The last row of the metrics.
-        about: What was collected of the run, if anything.
 
     Example:
         >>> trained, pixels = {"value": 0.9, "low": 0.88, "high": 0.92}, {"value": 0.7}
@@ -111,21 +108,18 @@ def _against(
     return f"No measurable difference from {name}: {unclear[0][1]}", "open"
 
 
-def commands(path: str, data: str, epochs: int, domain: str) -> Sequence[tuple[str, str]]:
-    """What to do with a run next, and the command for it.
-
-    Args:
-        path: The run's folder, and
-        data: its data, both quoted for a shell.
-        epochs: How long it was trained.
-        domain: Its kind of data.
-    """
-    onnx = " --format onnx" * (domain == "image")
-    return (
-        ("Embed data", f"unremix embed {path} --data {data} -o features.npz"),
-        ("Export the encoder", f"unremix export {path}{onnx}"),
-        ("Train further", f"unremix train --resume {path} --epochs {2 * epochs or 100}"),
-    )
+def next_commands(run: Run, card: Mapping[str, Any] | None) -> dict[str, str]:
+    """What to do with a run next, and the command for it; the card says how far it came."""
+    path, config = quote(str(run.path)), run.config
+    longer = f"--epochs {2 * config.epochs or 100}"
+    if card is not None and card["epoch"] < config.epochs and config.max_minutes is not None:
+        longer = f"--max_minutes {2 * config.max_minutes:g}"
+    onnx = " --format onnx" * (config.domain == "image")
+    return {
+        "Embed data": f"unremix embed {path} --data {quote(config.data)} -o features.npz",
+        "Export the encoder": f"unremix export {path}{onnx}",
+        "Train further": f"unremix train --resume {path} {longer}",
+    }
 
 
 def in_python(path: str, domain: str) -> str:

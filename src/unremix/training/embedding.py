@@ -61,12 +61,7 @@ def embed_to_file(
 
 
 def arrays_of(found: Features, *, normalize: bool) -> dict[str, Any]:
-    """What a file of embeddings holds, by name; see :func:`embed_to_file`.
-
-    Args:
-        found: Data, embedded.
-        normalize: Whether to scale each embedding to length 1.
-    """
+    """What a file of embeddings holds, by name; see :func:`embed_to_file`."""
     embeddings = F.normalize(found.embeddings, dim=1) if normalize else found.embeddings
     arrays: dict[str, Any] = {"embeddings": embeddings.numpy(), "names": _texts(found.names)}
     if found.labels is not None:

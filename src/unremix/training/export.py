@@ -43,17 +43,11 @@ TEXTS = ("made_by", "version", "domain", "layer", "crop", "resize")  # others ar
 
 
 class Export(NamedTuple):
-    """What was written.
+    """What was written."""
 
-    Args:
-        path: The encoder.
-        beside: Further files: preprocessing, a README and perhaps code.
-        note: What to know about it, if anything.
-    """
-
-    path: Path
-    beside: tuple[Path, ...]
-    note: str | None
+    path: Path  # the encoder
+    beside: tuple[Path, ...]  # further files: preprocessing, a README and perhaps code
+    note: str | None  # what to know about it, if anything
 
 
 class FromBytes(nn.Module):

@@ -17,10 +17,8 @@ ITEMS = {  # what they are called, an example of them, and what else it can be
 def readme(facts: dict[str, Any], path: Path, code: Path | None) -> str:
     """The README of an encoder.
 
-    Args:
-        facts: What the file says about its encoder, see :func:`unremix.training.export.describe`.
-        path: The file written now; others with the same stem beside it are covered as well.
-        code: A module of Python that builds the network, where torchvision's class does not fit.
+    Other files with the same stem beside it are covered as well. ``code`` builds the network where
+    torchvision's class does not fit.
     """
     unit, items, kinds = ITEMS[facts["domain"]]
     stem = path.name.split(".")[0]

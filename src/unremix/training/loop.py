@@ -512,12 +512,6 @@ def fit(
 ) -> bool:
     """Train from the prepared state to the last epoch, and save the encoder.
 
-    Args:
-        prepared: From :func:`prepare`.
-        observe: What to measure at an epoch's end.
-        progress: Shows progress.
-        stop: Notes requests to stop.
-
     Returns:
         Whether this is the first of the processes.
 

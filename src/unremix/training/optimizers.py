@@ -82,12 +82,7 @@ def make_optimizer(
 ) -> Optimizer:
     """An optimizer of a model's parameters; the mix, if learned, is not decayed.
 
-    Args:
-        model: The model; it contains the mix.
-        mix: The loss's own parameters.
-        name: Which optimizer.
-        lr: Learning rate.
-        weight_decay: Weight decay.
+    ``mix`` are the loss's own parameters, which the model contains.
     """
     own = {id(parameter) for parameter in mix}
     groups: list[dict[str, Any]] = [

@@ -291,29 +291,17 @@ def _check_record(
 
 @dataclass
 class Prepared:
-    """All that is decided before the first step.
-
-    Args:
-        run: The run's folder.
-        config: Its options.
-        data: Its data.
-        state: The checkpoint to continue from, if any.
-        record: What the bits depend on besides the options; kept in checkpoints.
-        model: The model, not trained yet; None to have it built.
-        made: Whether the run's folder was made for it.
-        begun: Whether a step has been made.
-        unlock: Lets other processes write the run's folder.
-    """
+    """All that is decided before the first step."""
 
     run: Run
     config: TrainConfig
     data: Any
-    state: dict[str, Any] | None
-    record: dict[str, Any] = field(default_factory=dict)
-    model: Framework | None = None
-    made: bool = False
-    begun: bool = False
-    unlock: Callable[[], object] = lambda: None
+    state: dict[str, Any] | None  # the checkpoint to continue from, if any
+    record: dict[str, Any] = field(default_factory=dict)  # what the bits depend on besides options
+    model: Framework | None = None  # the model, not trained yet; None to have it built
+    made: bool = False  # whether the run's folder was made for it
+    begun: bool = False  # whether a step has been made
+    unlock: Callable[[], object] = lambda: None  # lets other processes write the run's folder
 
     def discard(self) -> None:
         """Remove the folder of a run that came to nothing."""
@@ -372,7 +360,7 @@ def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
     elif first:
         path = None if run is None else run.path
         if path is None:
-            path, made = _claim(config, domain.name(data), held)
+            path, made = _claim(config, data.name, held)
         try:
             run = Run.create(path, replace(config, name=path.name), shape)
         except OSError:

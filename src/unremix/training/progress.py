@@ -39,12 +39,7 @@ SILENCE = 30.0  # seconds without a line in a log file, at most (but for a singl
 
 
 def faster_options(config: TrainConfig, shape: Any) -> str:
-    """Options that make a run on a CPU take less time, as they are typed.
-
-    Args:
-        config: The run's options.
-        shape: What its data decide about the model.
-    """
+    """Options that make a run on a CPU take less time, as they are typed."""
     options = []
     if config.domain == "image":
         small = chosen_name(config.backbone, shape.image_size) == "small"
@@ -54,11 +49,7 @@ def faster_options(config: TrainConfig, shape: Any) -> str:
 
 
 class Progress:
-    """A line per epoch, and a bar on a terminal or a line every 30 seconds elsewhere.
-
-    Args:
-        config: The run's options.
-    """
+    """A line per epoch, and a bar on a terminal or a line every 30 seconds elsewhere."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.epochs = config.epochs
@@ -153,7 +144,7 @@ class Progress:
         parts = [f"{training.domain.size(data):,} {self.unit}"]
         parts += [f"{len(classes)} classes"] if classes else []
         parts += [f"{len(test):,} more to test on"] if test is not None else ["no test split"]
-        self.say(f"{config.composed_name} on {training.domain.name(data)}: {', '.join(parts)}")
+        self.say(f"{config.composed_name} on {data.name}: {', '.join(parts)}")
         parameters = list(model.encoder.parameters())
         count = sum(parameter.numel() for parameter in parameters)
         where = [str(training.fabric.device), counted(torch.get_num_threads(), "thread")]

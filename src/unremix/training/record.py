@@ -26,9 +26,7 @@ def versions() -> dict[str, str]:
 def make_record(data: str, threads: int | None) -> dict[str, Any]:
     """What a run is made with.
 
-    Args:
-        data: The fingerprint of its data.
-        threads: CPU threads of each process; None for as many as torch takes.
+    Threads are those of each process; None stands for as many as torch takes.
     """
     return {
         "data": data,

@@ -50,11 +50,7 @@ def choose_threads(processes: int = 1) -> int | None:
 
 @contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
-    """Limit the threads, also of child processes and libraries loaded later; None changes nothing.
-
-    Args:
-        threads: How many.
-    """
+    """Limit the threads, also of child processes and libraries loaded later, if at all."""
     if threads is None:
         yield
         return

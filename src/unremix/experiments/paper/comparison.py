@@ -10,10 +10,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from unremix.experiments import tables
-from unremix.experiments.paper.records import Made, Row, Setting
+from unremix.experiments.paper.published import Percent
+from unremix.experiments.paper.records import Made, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import Grid, Measure, Outcome, TableRow
-from unremix.report.bars import Bars, bar_chart
+from unremix.report.figures import Bars, bar_chart
 
 HOW = (
     "In percent: mean ± standard deviation over seeds. The paper's figures stand below ours where "
@@ -76,12 +77,16 @@ def columns_of(setting: Setting, outcomes: Sequence[Outcome]) -> list[Measure]:
     ]
 
 
-def paper_figures(setting: Setting, row: Row) -> dict[str, tuple[float, float | None]]:
-    """The paper's figures of a row by column, in percent."""
+def paper_figures(setting: Setting) -> dict[str, dict[str, Percent]]:
+    """The paper's figures by row and column, in percent."""
+    present = {source.paper for source in setting.sources}
     return {
-        f"{path} on {data}": figure
-        for (data, path), figure in row.published.items()
-        if data in {source.paper for source in setting.sources}
+        row.name: {
+            f"{path} on {data}": figure
+            for (data, path), figure in row.published.items()
+            if data in present
+        }
+        for row in setting.rows
     }
 
 
@@ -101,14 +106,8 @@ def _with_paper(
     """The table with lines below each row that the paper has: its figure, and the difference.
 
     There is no difference where the data are not the paper's.
-
-    Args:
-        grid: The table of our values, a line per row.
-        setting: The experiment.
-        rows: The rows.
-        columns: The columns.
     """
-    known = {row.name: paper_figures(setting, row) for row in setting.rows}
+    known = paper_figures(setting)
     lines = []
     for row, line in zip(rows, grid.lines, strict=True):
         lines.append(line)
@@ -147,10 +146,7 @@ def average_ranks(
 ) -> dict[str, float]:
     """Mean rank of each row over the columns that lack no run; empty where there is none.
 
-    Args:
-        rows: The rows; baselines do not count.
-        columns: The columns.
-        seeds: Runs of each row that there are to be.
+    Baselines do not count, nor do columns in which a row has fewer runs than seeds.
     """
     trained = [row for row in rows if not row.baseline]
     found = [
@@ -198,7 +194,7 @@ def _records(
     setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]
 ) -> list[dict[str, Any]]:
     """A record per row and column, in full precision; shares stay from 0 to 1."""
-    published = {row.name: paper_figures(setting, row) for row in setting.rows}
+    published = paper_figures(setting)
     records = []
     for row in rows:
         for column in columns:
@@ -210,7 +206,8 @@ def _records(
             minus = None
             if paper is not None and _comparable(setting, column.path):
                 minus = cell.summary.mean - paper
-            difference = cell.difference
+            found = cell.record()
+            of_rows = {name: found[name] for name in ("difference", "low", "high")}
             records.append(
                 {
                     "row": row.name,
@@ -220,16 +217,14 @@ def _records(
                     "deviation": cell.summary.deviation,
                     "paper": paper,
                     "ours_minus_paper": minus,
-                    "difference": None if difference is None else difference.mean,
-                    "low": None if difference is None else difference.low,
-                    "high": None if difference is None else difference.high,
+                    **of_rows,
                 }
             )
     return records
 
 
 def _bars(setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]) -> Figure:
-    paper = {row.name: paper_figures(setting, row) for row in setting.rows}
+    paper = paper_figures(setting)
     groups = []
     for row in rows:
         cells = [row.cells.get(column.path) for column in columns]

@@ -23,19 +23,12 @@ JITTER = 0.15  # deviation of a second view from the first, in units of the poin
 
 @dataclass(frozen=True)
 class Plane:
-    """Real points in two dimensions, each with a second view, and an anchor among them.
+    """Real points in two dimensions, each with a second view, and an anchor among them."""
 
-    Args:
-        first: First views, shape (N, 2).
-        second: Second views, shape (N, 2).
-        labels: Their classes, shape (N,).
-        anchor: Which point is the anchor.
-    """
-
-    first: Tensor
-    second: Tensor
-    labels: Tensor
-    anchor: int
+    first: Tensor  # first views, shape (N, 2)
+    second: Tensor  # second views, shape (N, 2)
+    labels: Tensor  # their classes, shape (N,)
+    anchor: int  # which point is the anchor
 
 
 def make_plane() -> Plane:

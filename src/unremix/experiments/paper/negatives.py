@@ -20,13 +20,12 @@ from unremix.core.precision import normalize
 from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS, output_gradients
 from unremix.core.weights import scale
 from unremix.domains.sampling import permuted
-from unremix.experiments.paper.over_epochs import COLORS_OF_COMPONENTS
 from unremix.experiments.paper.records import Made, Row, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import Grid
 from unremix.frameworks.contrastive import Contrastive
 from unremix.losses import UnReMixLoss
-from unremix.report.style import FRAMES, GRAYS, PAGE, looks_of
+from unremix.report.style import COMPONENT_COLORS, FRAMES, GRAYS, PAGE, looks_of
 from unremix.training.run import Run
 from unremix.views.image import augment
 from unremix.views.randomness import keys
@@ -40,23 +39,14 @@ MOST_VALUES = 2**22  # of gradients, in a histogram
 
 @dataclass(frozen=True)
 class Look:
-    """A batch as a trained model sees it.
+    """A batch as a trained model sees it."""
 
-    Args:
-        model: The model, in eval mode.
-        images: uint8, shape (N, C, S, S).
-        labels: Their classes, shape (N,).
-        classes: Names of the classes.
-        z: Embeddings of both views, two tensors (N, D).
-        h: Inputs of the last layer, two tensors (N, H).
-    """
-
-    model: Contrastive
-    images: Tensor
-    labels: Tensor
-    classes: Sequence[str]
-    z: tuple[Tensor, Tensor]
-    h: tuple[Tensor, Tensor]
+    model: Contrastive  # in eval mode
+    images: Tensor  # uint8, shape (N, C, S, S)
+    labels: Tensor  # their classes, shape (N,)
+    classes: Sequence[str]  # their names
+    z: tuple[Tensor, Tensor]  # embeddings of both views, each (N, D)
+    h: tuple[Tensor, Tensor]  # inputs of the last layer, each (N, H)
 
     def importance(self) -> Importance:
         """Scores and weights of the batch, with the mix that was learned."""
@@ -90,10 +80,6 @@ def look_at(setting: Setting, row: Row, source: Source) -> Look:
 def anchors_of(labels: Tensor, count: int) -> list[int]:
     """The first image of each class, in the order they come up; then further ones.
 
-    Args:
-        labels: Of the batch, shape (N,).
-        count: How many anchors.
-
     Example:
         >>> anchors_of(torch.tensor([3, 3, 1, 3, 1]), 3)
         [0, 2, 1]
@@ -116,11 +102,6 @@ def heaviest(found: Importance, anchor: int, count: int) -> list[int]:
 def frames_of(anchor: int, images: Sequence[int], labels: Tensor) -> list[str]:
     """How each picked negative is framed: false, redundant, or true and diverse.
 
-    Args:
-        anchor: The anchor's image.
-        images: The images picked.
-        labels: The class of each image, shape (N,).
-
     Example:
         >>> frames_of(0, [1, 2, 3, 4], torch.tensor([5, 5, 7, 7, 8]))
         ['false negative', 'redundant', 'redundant', 'true and diverse']
@@ -132,13 +113,9 @@ def frames_of(anchor: int, images: Sequence[int], labels: Tensor) -> list[str]:
     ]
 
 
-def _picture(image: Tensor) -> np.ndarray:
-    """An image as matplotlib takes it: (S, S, 3)."""
-    return np.asarray(image.expand(3, -1, -1).permute(1, 2, 0))
-
-
 def _show(axes: Axes, image: Tensor, x: float, y: float, color: str | None) -> None:
-    axes.imshow(_picture(image), extent=(x, x + 1, y, y + 1), interpolation="nearest")
+    pixels = np.asarray(image.expand(3, -1, -1).permute(1, 2, 0))  # (S, S, 3)
+    axes.imshow(pixels, extent=(x, x + 1, y, y + 1), interpolation="nearest")
     if color is not None:
         dash = "--" if color == FRAMES[REDUNDANT] else "-"  # a second cue
         place = (x + 0.03, y + 0.03)
@@ -147,8 +124,8 @@ def _show(axes: Axes, image: Tensor, x: float, y: float, color: str | None) -> N
         )
 
 
-def _blank(axes: Axes, width: float, height: float) -> None:
-    axes.set(xlim=(-0.1, width), ylim=(height, 0.05), aspect="equal")
+def _pictures_only(axes: Axes, width: float, low: float, high: float) -> None:
+    axes.set(xlim=(-0.1, width), ylim=(low, high), aspect="equal")
     axes.set_axis_off()
 
 
@@ -190,7 +167,7 @@ def make_gallery(setting: Setting) -> Made:
                             "frame": frame,
                         }
                     )  # fmt: skip
-        _blank(axes, columns * width, -rows * height)
+        _pictures_only(axes, columns * width, -rows * height, 0.05)
         for frame, color in FRAMES.items():
             axes.plot([], [], "--" if frame == REDUNDANT else "-", color=color, lw=2, label=frame)
         figure.legend(loc="outside lower center", ncols=3)
@@ -270,14 +247,13 @@ def make_contributions(setting: Setting) -> Made:
         for place, one in enumerate([anchor, *picked]):
             image = look.images[one % len(look.labels)]
             _show(above, image, place, 0, GRAYS[0] if not place else None)
-        above.set(xlim=(-0.1, 6.1), ylim=(0, 1), aspect="equal")
-        above.set_axis_off()
+        _pictures_only(above, 6.1, 0, 1)
         above.set_title(f"anchor, and its heaviest negatives ({source.title})")
         for number, (name, part) in enumerate(parts.items()):
             values = [float(part[anchor, one]) for one in picked]
             below.bar(
                 [place + 1 + 0.27 * (number - 1) for place in range(5)], values, 0.25,
-                color=COLORS_OF_COMPONENTS[name], label=name,
+                color=COMPONENT_COLORS[name], label=name,
             )  # fmt: skip
             lines.append([name, source.title, *(f"{value:.3f}" for value in values)])
             records += [
@@ -302,12 +278,7 @@ def overview(
 ) -> Figure:
     """The method for one real anchor: its negatives, the parts of each one's weight, their sum.
 
-    Args:
-        look: The batch.
-        found: Scores and weights.
-        parts: What each component adds to the weights.
-        anchor: The anchor.
-        count: How many negatives to show, evenly from the heaviest to the lightest.
+    ``count`` negatives are shown, spaced evenly from the heaviest to the lightest.
     """
     order = found.weights[anchor].masked_fill(~found.negatives[anchor], -torch.inf)
     ranked = order.sort(descending=True).indices[: int(found.negatives[anchor].sum())]
@@ -317,15 +288,14 @@ def overview(
     for place, one in enumerate([anchor, *chosen]):
         x = place + (0.4 if place else 0)
         _show(above, look.images[one % len(look.labels)], x, 0, GRAYS[0] if not place else None)
-    above.set(xlim=(-0.1, count + 1.5), ylim=(0, 1), aspect="equal")
-    above.set_axis_off()
+    _pictures_only(above, count + 1.5, 0, 1)
     similarity = float(normalize(look.z[0])[0][anchor] @ normalize(look.z[1])[0][anchor])
     above.set_title(
         f"anchor (its positive has similarity {similarity:.2f}) and negatives by falling weight"
     )
     for axes, name in zip(rows, [*parts, "weight"], strict=True):
         values = found.weights if name == "weight" else parts[name]
-        color = GRAYS[0] if name == "weight" else COLORS_OF_COMPONENTS[name]
+        color = GRAYS[0] if name == "weight" else COMPONENT_COLORS[name]
         axes.bar([1.9 + place for place in range(count)], values[anchor, chosen].tolist(), 0.8,
                  color=color)  # fmt: skip
         axes.set(xlim=(-0.1, count + 1.5), xticks=[])
@@ -339,10 +309,7 @@ def overview(
 def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
     """g of every view: gradients of its cross-entropy by the last layer's weights, (2N, D, H).
 
-    Args:
-        look: A batch.
-        kind: ``pseudo-label`` or ``nt-xent``.
-        temperature: t of the posterior.
+    ``kind`` is ``pseudo-label`` or ``nt-xent``, ``temperature`` that of the posterior.
     """
     units, lengths = normalize(torch.cat(look.z))
     h = torch.cat(look.h)

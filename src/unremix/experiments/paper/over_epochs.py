@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,11 @@ from matplotlib.figure import Figure
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.evaluation.statistics import summarize
 from unremix.experiments.paper.comparison import make_comparison
-from unremix.experiments.paper.records import Made, Setting
+from unremix.experiments.paper.records import Made, Row, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import TRAINED, Grid
-from unremix.report.curves import Panel, learning_curves, mean_curve
-from unremix.report.style import DASHES, GRAYS, GREEN, ORANGE, PAGE, VERMILION, looks_of
-
-COLORS_OF_COMPONENTS = dict(zip(PAPER_COMPONENTS, (ORANGE, VERMILION, GREEN), strict=True))
+from unremix.report.figures import Panel, learning_curves, mean_curve
+from unremix.report.style import COMPONENT_COLORS, DASHES, GRAYS, PAGE, looks_of
 
 
 def make_probe_curves(setting: Setting) -> Made:
@@ -87,7 +85,7 @@ def make_mix(setting: Setting) -> Made:
                     last.append("–")
                     continue
                 axes.plot(
-                    curve.epochs, curve.mean, color=COLORS_OF_COMPONENTS[component], lw=1.5,
+                    curve.epochs, curve.mean, color=COMPONENT_COLORS[component], lw=1.5,
                     linestyle=DASHES[number % len(DASHES)], label=f"{component}, {name}",
                 )  # fmt: skip
                 ends = summarize([points[-1]["share"] for points in seeds if points])
@@ -104,12 +102,11 @@ def make_mix(setting: Setting) -> Made:
         axes.grid(True)
     handles, labels = drawn[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return Made(
-        [("λ at the end", Grid(headings, lines, 0)), *compared.grids],
-        records,
-        {setting.experiment.name: figure},
-        compared.facts,
-        compared.notes,
+    return replace(
+        compared,
+        grids=[("λ at the end", Grid(headings, lines, 0)), *compared.grids],
+        records=records,
+        figures={setting.experiment.name: figure},
     )
 
 
@@ -124,14 +121,9 @@ def make_diversity(setting: Setting) -> Made:
         counts: list[int] = []
         means: list[float] = []
         spreads: list[float] = []
-        for row in setting.rows:
-            if source not in setting.sources_of(row):
-                continue
-            values = [
-                100 * record["results"][TRAINED][path]["value"]
-                for record in setting.records(row, source)
-                if path in record["results"].get(TRAINED, {})
-            ]
+        rows = [row for row in setting.rows if source in setting.sources_of(row)]
+        for row in rows:
+            values = _values(setting, row, source, TRAINED, path)
             if values:
                 counts.append(int(row.options["loss.negative_classes"]))
                 means.append(float(np.mean(values)))
@@ -141,25 +133,19 @@ def make_diversity(setting: Setting) -> Made:
             counts, means, yerr=spreads, color=look.color, linestyle=look.dash, marker=look.marker,
             ms=4, lw=1.5, capsize=2, label=source.title,
         )  # fmt: skip
-        floors = _floor(setting, source, path)
+        floors = [one for row in rows for one in _values(setting, row, source, "untrained", path)]
         if floors:
             axes.axhline(
-                100 * float(np.mean(floors)), color=GRAYS[0], linestyle=look.dash, lw=1,
+                float(np.mean(floors)), color=GRAYS[0], linestyle=look.dash, lw=1,
                 label=f"untrained, {source.title}",
             )  # fmt: skip
     axes.set(xlabel="classes that negatives come from", ylabel="kNN, top 5, %")
     axes.grid(True)
     figure.legend(loc="outside lower center", ncols=2)
-    figures = {setting.experiment.name: figure}
-    return Made(compared.grids, compared.records, figures, compared.facts, compared.notes)
+    return replace(compared, figures={setting.experiment.name: figure})
 
 
-def _floor(setting: Setting, source: Source, path: str) -> Sequence[float]:
-    """The measure of untrained encoders."""
-    return [
-        record["results"]["untrained"][path]["value"]
-        for row in setting.rows
-        if source in setting.sources_of(row)
-        for record in setting.records(row, source)
-        if path in record["results"].get("untrained", {})
-    ]
+def _values(setting: Setting, row: Row, source: Source, kind: str, path: str) -> list[float]:
+    """A measure of a row's finished runs on a data set, in percent."""
+    found = [record["results"].get(kind, {}).get(path) for record in setting.records(row, source)]
+    return [100 * measure["value"] for measure in found if measure is not None]

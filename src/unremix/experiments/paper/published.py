@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-Figure = tuple[float, float | None]
-Published = Mapping[tuple[str, str], Figure]
+Percent = tuple[float, float | None]
+Published = Mapping[tuple[str, str], Percent]
 """Figures by data set and measure."""
 
 IMAGES = ("CIFAR-10", "CIFAR-100", "Tiny-ImageNet")

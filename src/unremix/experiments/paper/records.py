@@ -21,96 +21,55 @@ EMBEDDED = ("digits", "pydocs", "stdlib-ast")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table, or a line of a figure: a setting.
-
-    Args:
-        name: What to call it.
-        options: Its options, by name.
-        published: The paper's figures.
-        floors: Other names for its baselines, where they are not those of the other rows.
-        scales: The scales that have it.
-        papers: The paper's data sets that have it; all by default.
-    """
+    """A row of a table, or a line of a figure: a setting."""
 
     name: str
-    options: Options
-    published: Published = field(default_factory=dict)
-    floors: Mapping[str, str] = field(default_factory=dict)
-    scales: tuple[ScaleName, ...] = ("smoke", "cpu", "paper")
-    papers: tuple[str, ...] | None = None
+    options: Options  # by name
+    published: Published = field(default_factory=dict)  # the paper's figures
+    floors: Mapping[str, str] = field(default_factory=dict)  # other names for its baselines
+    scales: tuple[ScaleName, ...] = ("smoke", "cpu", "paper")  # the scales that have it
+    papers: tuple[str, ...] | None = None  # the paper's data sets that have it; all by default
 
 
 @dataclass(frozen=True)
 class Made:
-    """What an experiment comes to.
+    """What an experiment comes to."""
 
-    Args:
-        grids: Tables, each with a title, which may be empty.
-        records: What ``table.csv`` holds.
-        figures: Figures by the name of their files.
-        facts: What ``results.json`` holds besides the runs.
-        notes: Sentences below the tables.
-    """
-
-    grids: Sequence[tuple[str, Grid]]
-    records: Sequence[Mapping[str, Any]]
-    figures: Mapping[str, Figure] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    grids: Sequence[tuple[str, Grid]]  # tables, each with a title, which may be empty
+    records: Sequence[Mapping[str, Any]]  # what ``table.csv`` holds
+    figures: Mapping[str, Figure] = field(default_factory=dict)  # by the name of their files
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what results.json holds besides runs
+    notes: Sequence[str] = ()  # sentences below the tables
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper.
+    """A table or figure of the paper."""
 
-    Args:
-        name: Its name on the command line.
-        place: Where the paper has it.
-        title: What it shows.
-        make: Makes tables and figures of its runs.
-        kind: Of what kind its data are.
-        rows: Its settings.
-        measures: What is shown of each run, by path, with a heading.
-        reference: The row that the others are compared with.
-        options: Options of every run, by scale.
-        seeds: Seeds of every row; by default those of the scale.
-        needs_encoders: Whether the runs' folders are needed, not only their records.
-        notes: What to know when reading it.
-    """
-
-    name: str
-    place: str
-    title: str
-    make: Callable[[Setting], Made]
-    kind: Kind = "images"
-    rows: tuple[Row, ...] = ()
-    measures: Mapping[str, str] = field(default_factory=dict)
-    reference: str = ""
-    options: Mapping[ScaleName, Options] = field(default_factory=dict)
-    seeds: int | None = None
-    needs_encoders: bool = False
-    notes: tuple[str, ...] = ()
+    name: str  # its name on the command line
+    place: str  # where the paper has it
+    title: str  # what it shows
+    make: Callable[[Setting], Made]  # makes tables and figures of its runs
+    kind: Kind = "images"  # of what kind its data are
+    rows: tuple[Row, ...] = ()  # its settings
+    measures: Mapping[str, str] = field(default_factory=dict)  # headings, by path
+    reference: str = ""  # the row that the others are compared with
+    options: Mapping[ScaleName, Options] = field(default_factory=dict)  # of every run, by scale
+    seeds: int | None = None  # of every row; by default those of the scale
+    needs_encoders: bool = False  # whether the runs' folders are needed, not only their records
+    notes: tuple[str, ...] = ()  # what to know when reading it
 
 
 @dataclass(frozen=True)
 class Setting:
-    """An experiment at a scale, with its runs.
-
-    Args:
-        experiment: The experiment.
-        scale: Its scale.
-        sources: Its data sets.
-        seeds: Seeds of every row.
-        options: Options of every run, in place of the scale's.
-        engine: Runs the jobs and holds their records.
-    """
+    """An experiment at a scale, with its runs."""
 
     experiment: Experiment
     scale: ScaleName
-    sources: tuple[Source, ...]
-    seeds: int
-    options: Options
-    engine: Engine
+    sources: tuple[Source, ...]  # its data sets
+    seeds: int  # of every row
+    options: Options  # of every run, in place of the scale's
+    engine: Engine  # runs the jobs and holds their records
 
     @property
     def rows(self) -> list[Row]:

@@ -29,41 +29,24 @@ TU = "https://chrsmrrs.github.io/datasets"
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that takes the place of one of the paper's.
+    """A data set that takes the place of one of the paper's."""
 
-    Args:
-        paper: The paper's data set.
-        data: What ``--data`` takes.
-        title: What to call it in tables.
-        where: Where to get it.
-        options: Options of a run that belong to it.
-        write: Writes it to a folder, for data that are made up.
-        comparable: Whether accuracies on it are of the paper's own test data, so that the paper's
-            can be subtracted.
-    """
-
-    paper: str
-    data: str
-    title: str
-    where: str = ""
-    options: Options = field(default_factory=dict)
-    write: Callable[[Path], None] | None = None
-    comparable: bool = True
+    paper: str  # the paper's data set
+    data: str  # what ``--data`` takes
+    title: str  # what to call it in tables
+    where: str = ""  # where to get it
+    options: Options = field(default_factory=dict)  # options of a run that belong to it
+    write: Callable[[Path], None] | None = None  # writes it to a folder, for data that are made up
+    comparable: bool = True  # whether accuracies on it are of the paper's own test data
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of all experiments of a kind.
-
-    Args:
-        sources: The data sets.
-        options: Options of every run.
-        seeds: Seeds of every row.
-    """
+    """The size of all experiments of a kind."""
 
     sources: tuple[Source, ...]
-    options: Options
-    seeds: int
+    options: Options  # of every run
+    seeds: int  # of every row
 
 
 def _shipped(name: str) -> dict[str, Any]:
@@ -75,8 +58,7 @@ def _shipped(name: str) -> dict[str, Any]:
 def write_shards(folder: Path) -> None:
     """Handwritten digits as WebDataset shards, in ImageNet's layout: what it takes to read it.
 
-    Args:
-        folder: Where to; two shards to train on and one to test on.
+    Two shards are to train on and one to test on.
     """
     from PIL import Image
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unremix.report.curves import Panel, learning_curves, mean_curve, write_figure
+from unremix.report.figures import Panel, learning_curves, mean_curve, write_figure
 from unremix.report.style import COLORS
 
 

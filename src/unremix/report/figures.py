@@ -1,4 +1,4 @@
-"""Learning curves of several recipes in one figure."""
+"""Figures of experiments: learning curves, bars beside a paper's, and differences of settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from unremix.data.atomic_files import write_whole
-from unremix.report.style import GRAYS, PAGE, looks_of
+from unremix.evaluation.statistics import Difference
+from unremix.report.style import BLACK, BLUE, GRAYS, PAGE, VERMILION, looks_of
 
 Row = dict[str, float]
 
@@ -23,36 +24,22 @@ FEW_POINTS = 30  # up to here every point gets a marker
 
 @dataclass(frozen=True)
 class Panel:
-    """One measure over the epochs.
+    """One measure over the epochs."""
 
-    Args:
-        column: Its column in metrics.csv.
-        title: What to call it.
-        percent: Whether its values are shares.
-        levels: Values to draw as level lines, by name: what there is without training.
-        at_least: What the axis shows at least, so that noise does not fill it.
-    """
-
-    column: str
+    column: str  # of metrics.csv
     title: str
-    percent: bool = False
-    levels: Mapping[str, float] = field(default_factory=dict)
-    at_least: tuple[float, float] | None = None
+    percent: bool = False  # whether values are shares
+    levels: Mapping[str, float] = field(default_factory=dict)  # what there is without training
+    at_least: tuple[float, float] | None = None  # of the axis, so that noise does not fill it
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A measure over the epochs, over seeds.
+    """A measure over the epochs, over seeds."""
 
-    Args:
-        epochs: Epochs at which every seed was measured, E of them.
-        mean: Means over the seeds, shape (E,).
-        deviation: Standard deviations, shape (E,); None for a single seed.
-    """
-
-    epochs: list[float]
-    mean: np.ndarray
-    deviation: np.ndarray | None
+    epochs: list[float]  # at which every seed was measured, E of them
+    mean: np.ndarray  # shape (E,)
+    deviation: np.ndarray | None  # shape (E,); None for a single seed
 
 
 def mean_curve(runs: Sequence[Sequence[Row]], column: str) -> Curve | None:
@@ -153,6 +140,107 @@ def learning_curves(
         list(entries.values()), list(entries), loc="outside lower center", ncols=columns,
         handlelength=3.2, title="mean ± standard deviation" if spread else None, title_fontsize=8,
     )  # fmt: skip
+    return figure
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar in each group, as shares from 0 to 1; None where there is none."""
+
+    name: str
+    means: Sequence[float | None]
+    deviations: Sequence[float | None]  # drawn up and down
+    published: Sequence[float | None]  # what a paper reports, drawn as a diamond
+    level: bool = False  # whether they are level lines across the group instead: a baseline
+
+
+def _percent(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else 100 * value for value in values]
+
+
+def bar_chart(groups: Sequence[str], rows: Sequence[Bars]) -> Figure:
+    """A group of bars, by its name, for each column of a table."""
+    drawn = [row for row in rows if not row.level]
+    levels = [row for row in rows if row.level]
+    looks = looks_of(row.name for row in drawn)
+    figure = Figure(figsize=(PAGE, 3.1), layout="constrained")
+    axes = figure.subplots()
+    width = 0.84 / max(1, len(drawn))
+    labeled = False
+    for number, row in enumerate(drawn):
+        places = [place - 0.42 + (number + 0.5) * width for place in range(len(groups))]
+        look = looks[row.name]
+        axes.bar(
+            places, _percent(row.means), width, yerr=_percent(row.deviations), color=look.color,
+            hatch=look.hatch, edgecolor="white", linewidth=0.4, label=row.name, capsize=1.5,
+            error_kw={"lw": 0.8, "ecolor": "#333333"},
+        )  # fmt: skip
+        if any(value is not None for value in row.published):
+            axes.plot(
+                places, _percent(row.published), "D", color=BLACK, ms=3.2, mfc="white",
+                linestyle="none", label="" if labeled else "paper",
+            )  # fmt: skip
+            labeled = True
+    for number, row in enumerate(levels):
+        for place, value in enumerate(_percent(row.means)):
+            axes.hlines(
+                value, place - 0.45, place + 0.45, color=GRAYS[number % 2],
+                linestyle=((0, (4, 2)), (0, (1, 1.5)))[number % 2], lw=1.2,
+                label="" if place else row.name,
+            )  # fmt: skip
+    axes.set_xticks(range(len(groups)), list(groups))
+    axes.set(ylabel="%")
+    known = [
+        value
+        for row in rows
+        for value in (*_percent(row.means), *_percent(row.published))
+        if math.isfinite(value)
+    ]
+    if known:
+        axes.set_ylim(max(0.0, 10 * math.floor(min(known) / 10 - 0.5)), None)
+    axes.grid(axis="y")
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A setting beside the reference."""
+
+    name: str
+    values: Sequence[float]  # one per run
+    difference: Difference | None  # None for the reference itself
+
+
+def interval_chart(
+    rows: Sequence[Compared], *, label: str, reference: str, percent: bool
+) -> Figure:
+    """A line per setting: on the left its runs and their mean, on the right the difference."""
+    scale = 100 if percent else 1
+    figure = Figure(figsize=(9.0, 1.3 + 0.28 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for place, row in enumerate(rows):
+        values = [scale * value for value in row.values]
+        left.plot(values, [place] * len(values), "o", ms=3.5, color=BLUE, alpha=0.6)
+        left.plot(sum(values) / len(values), place, "|", ms=11, mew=2, color="#222222")
+        found = row.difference
+        if found is None:
+            continue
+        clear = found.low is not None and found.high is not None and found.low * found.high > 0
+        color = VERMILION if clear else "#777777"
+        if found.low is not None and found.high is not None:
+            right.plot([scale * found.low, scale * found.high], [place, place], color=color, lw=1.6)
+        marker = "D" if clear else "o"  # a second cue, besides the color
+        right.plot(scale * found.mean, place, marker, ms=5, color=color)
+    right.axvline(0, color="#222222", lw=0.8)
+    unit = ", %" if percent else ""
+    left.set(xlabel=f"{label}{unit}, every run and mean")
+    right.set(xlabel=f"{label} − {reference}, 95 % interval")
+    left.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    left.invert_yaxis()
+    for axes in (left, right):
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
     return figure
 
 
