@@ -129,12 +129,12 @@ def output_gradients(
     d = p_minus_y[:, : len(classes)] @ classes  # times t
     if own is not None:
         d = d + torch.einsum("bs,bsd->bd", p_minus_y[:, len(classes) :], own)
-    along = (d * units).sum(1, keepdim=True)
-    tangent = torch.addcmul(d, along, units, value=-1)  # d - (d · f) f
+    tangent = d - (d * units).sum(1, keepdim=True) * units
     size = torch.linalg.vector_norm(tangent, dim=1, keepdim=True)
     scale = temperature * lengths[:, None]
     something = (size > noise(units)) & (scale > 0)
-    return torch.nan_to_num(tangent * torch.where(something, 1 / scale, 0.0))
+    delta = tangent * torch.where(something, 1 / scale, 0.0)  # NaN without a class
+    return torch.nan_to_num(delta)
 
 
 def uncertainty(block: Block) -> Tensor:
