@@ -135,7 +135,8 @@ def test_views_without_class_or_direction_have_no_output_gradient() -> None:
     z[2] = 0
     units, lengths = normalize(z)
     classes = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 0]]).bool()
-    delta = output_gradients(units, lengths, units, classes, temperature=1.0)
+    logits = torch.where(classes, units @ units.T, -torch.inf)
+    delta = output_gradients(units, lengths, units, logits, temperature=1.0)
     assert delta[0].norm() > 0
     assert torch.equal(delta[1:], torch.zeros(2, 4).double())
 

@@ -7,7 +7,7 @@ an anchor's own candidate, all anchors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,12 +17,11 @@ from unremix.core.checks import checks_on
 from unremix.core.engines import Engine
 from unremix.core.gather import Part, gather_rows
 from unremix.core.options import Options, Tile
-from unremix.core.pairs import Pairs
+from unremix.core.pairs import EVERYTHING, Pairs
 from unremix.core.problem import Comparison, Problem, blocks
 from unremix.core.views import Vectors, Views, describe
 
-# Of some views: which classes they have, boolean, and for nt-xent the target; both (B, M).
-Classes = Callable[[slice], tuple[Tensor, Tensor | None]]
+Posterior = tuple[Tensor, Tensor | None]  # logits and, for nt-xent, the target; both (B, M)
 
 
 def with_output_gradients(
@@ -46,34 +45,95 @@ def with_output_gradients(
     shared = comparison.candidates is comparison.anchors
     anchors = _at_last_layer(comparison.anchors, problem.anchors)
     candidates = anchors if shared else _at_last_layer(comparison.candidates, problem.candidates)
-    classes = anchors.units  # of candidates: the anchors of all processes
+    there = replace(problem, anchors=anchors, candidates=candidates)
+    posteriors = Posteriors(there, temperature)
+    if problem.own is None and len(list(problem.blocks())) == 1:  # kept, since needed repeatedly
+        there = replace(there, similarity=anchors.units @ candidates.units.T)
+        posteriors = replace(posteriors, known=Posteriors(there, temperature).logits())
     derive = partial(_derive, engine, temperature, options.tile)
     own = None if problem.own is None else problem.own.units
-    delta = others = derive(anchors, candidates.units, _of_anchors(problem), own)
+    delta = others = derive(anchors, candidates.units, posteriors.of_anchors, own)
+    classes = anchors.units  # of candidates: the anchors of all processes
     if everyone is None or part is None:
         if not shared:
-            others = derive(candidates, classes, _of_candidates(problem))
+            others = derive(candidates, classes, posteriors.of_candidates)
     elif everyone is comparison.candidates:  # of all first all first views, then all second ones
         classes = candidates.units
         others = torch.cat([gather_rows(half, part) for half in delta.chunk(2)])
     else:
-        classes = _at_last_layer(everyone, describe(everyone)[1]).units
-        whole = replace(problem, pairs=_gather_pairs(problem.pairs, part))
+        all_anchors = _at_last_layer(everyone, describe(everyone)[1])
+        classes, pairs = all_anchors.units, _gather_pairs(problem.pairs, part)
+        whole = replace(there, anchors=all_anchors, pairs=pairs, similarity=None)
         work = part.of_work(len(candidates.units))
-        held = derive(candidates[work.held], classes, _of_candidates(whole, work.offset))
+        posteriors = Posteriors(whole, temperature, first=work.offset)
+        held = derive(candidates[work.held], classes, posteriors.of_candidates)
         others = gather_rows(held, work)
     of_own = problem.own
     if of_own is not None:
         views = Vectors(of_own.units.flatten(0, 1), of_own.lengths.flatten())
-        everything = torch.ones(1, len(classes), dtype=torch.bool, device=classes.device)
-        found = derive(views, classes, lambda which: (everything, None))
+        scaled = views.units / temperature
+        found = derive(views, classes, lambda which: (scaled[which] @ classes.T, None))
         of_own = replace(of_own, output_gradients=found.view_as(of_own.units))
+    same = anchors is problem.anchors and candidates is problem.candidates
     return replace(
         problem,
         anchors=replace(problem.anchors, output_gradients=delta),
         candidates=replace(problem.candidates, output_gradients=others),
         own=of_own,
+        similarity=there.similarity if same else None,
     )
+
+
+@dataclass(frozen=True)
+class Posteriors:
+    """What the pseudo-posteriors of anchors and candidates are made of.
+
+    Args:
+        problem: Anchors and candidates, as they come from the last layer.
+        temperature: t.
+        first: The candidate from which candidates are counted.
+        known: What :meth:`logits` returns for all, where it fits into one block.
+    """
+
+    problem: Problem
+    temperature: Tensor | float
+    first: int = 0
+    known: Tensor | None = None
+
+    def logits(self, anchors: slice = EVERYTHING, candidates: slice = EVERYTHING) -> Tensor:
+        """f · f / t of anchors and candidates, -∞ where they are no classes of each other."""
+        if self.known is not None:
+            return self.known[anchors, candidates]
+        some = self.problem[anchors]
+        similarity, pairs = some.similarity, some.pairs
+        if similarity is None:
+            similarity = some.anchors.units @ some.candidates.units[candidates].T
+        is_class = pairs.negatives(candidates=candidates)
+        if some.options.gradient == "nt-xent":
+            is_class = is_class | pairs.positive_mask(candidates)
+        return torch.where(is_class, similarity, -torch.inf).div_(self.temperature)
+
+    def of_anchors(self, which: slice) -> Posterior:
+        """Over their negatives; with ``nt-xent`` over their positives too, which are the target."""
+        some, logits, target = self.problem[which], self.logits(which), None
+        if some.options.gradient == "nt-xent":
+            _check_positives(some.pairs.shares.sum(1), some.options)
+            target = some.pairs.targets(logits.dtype)
+        if some.own is not None:
+            of_own = torch.einsum("bd,bsd->bs", some.anchors.units, some.own.units)
+            logits = torch.cat([logits, of_own / self.temperature], dim=1)
+        return logits, target
+
+    def of_candidates(self, which: slice) -> Posterior:
+        """Over the anchors that they are negatives of; with ``nt-xent`` likewise."""
+        columns, target = slice(self.first + which.start, self.first + which.stop), None
+        logits = self.logits(candidates=columns).T.contiguous()  # softmax over rows
+        if self.problem.options.gradient == "nt-xent":
+            positive = self.problem.pairs.positive_mask(columns).T.to(logits.dtype)
+            count = positive.sum(1, keepdim=True)
+            _check_positives(count, self.problem.options)
+            target = positive / count.clamp(min=1)
+        return logits, target
 
 
 def _at_last_layer(views: Views, known: Vectors) -> Vectors:
@@ -90,56 +150,21 @@ def _derive(
     tile: Tile,
     views: Vectors,
     classes: Tensor,
-    classes_of: Classes,
+    posterior_of: Callable[[slice], Posterior],
     own: Tensor | None = None,
 ) -> Tensor:
     """δ of N views, shape (N, D), from f of M classes (M, D) and of those of one view (N, S, D)."""
     width = len(classes) + (0 if own is None else own.shape[1])
     parts = []
     for which in blocks(len(views.units), width, tile, classes.device):
-        is_class, target = classes_of(which)
+        logits, target = posterior_of(which)
         parts.append(
             engine.output_gradients(
-                views.units[which], views.lengths[which], classes, is_class,
+                views.units[which], views.lengths[which], classes, logits,
                 temperature=temperature, target=target, own=None if own is None else own[which],
             )
         )  # fmt: skip
     return torch.cat(parts)
-
-
-def _of_anchors(problem: Problem) -> Classes:
-    """The negatives of each anchor; with ``nt-xent`` its positives too, which are the target."""
-
-    def classes(which: slice) -> tuple[Tensor, Tensor | None]:
-        pairs, target = problem.pairs[which], None
-        is_class = pairs.negatives()
-        if problem.options.gradient == "nt-xent":
-            _check_positives(pairs.shares.sum(1), problem.options)
-            target = pairs.targets(problem.anchors.units.dtype)
-            is_class = is_class | (target > 0)
-        if problem.own is not None:
-            own = is_class.new_ones(len(is_class), problem.own.units.shape[1])
-            is_class = torch.cat([is_class, own], dim=1)
-        return is_class, target
-
-    return classes
-
-
-def _of_candidates(problem: Problem, first: int = 0) -> Classes:
-    """The anchors that each candidate from number ``first`` on is a negative of; and likewise."""
-
-    def classes(which: slice) -> tuple[Tensor, Tensor | None]:
-        columns, target = slice(first + which.start, first + which.stop), None
-        is_class = problem.pairs.negatives(candidates=columns).T.contiguous()  # softmax over rows
-        if problem.options.gradient == "nt-xent":
-            positive = problem.pairs.positive_mask(columns).T.to(problem.anchors.units.dtype)
-            count = positive.sum(1, keepdim=True)
-            _check_positives(count, problem.options)
-            target = positive / count.clamp(min=1)
-            is_class = is_class | (target > 0)
-        return is_class, target
-
-    return classes
 
 
 def _gather_pairs(pairs: Pairs, part: Part) -> Pairs:

@@ -70,6 +70,7 @@ class Problem:
         candidates: M views.
         own: The anchors' own candidates, of shape (N, S, ...), where there are any.
         own_factor: Multiplies their logits.
+        similarity: f · f of anchors and candidates, shape (N, M), where it is known already.
     """
 
     pairs: Pairs
@@ -78,6 +79,7 @@ class Problem:
     candidates: Vectors
     own: Vectors | None = None
     own_factor: float = 1.0
+    similarity: Tensor | None = None
 
     def __getitem__(self, anchors: slice) -> Problem:
         """The same for some of the anchors."""
@@ -86,6 +88,7 @@ class Problem:
             pairs=self.pairs[anchors],
             anchors=self.anchors[anchors],
             own=None if self.own is None else self.own[anchors],
+            similarity=None if self.similarity is None else self.similarity[anchors],
         )
 
     def blocks(self) -> Iterator[slice]:
@@ -102,16 +105,10 @@ class Problem:
             anchors: What the logits of the anchors are made of, f or z, shape (N, D).
             candidates: Likewise of the candidates, shape (M, D).
         """
-        weighting, own, dot = self.options.weighting, self.own, self.options.logits == "dot"
-        own_units = of_own = None if own is None else own.units
-        if own is not None and dot:
-            of_own = own.units * own.lengths[..., None]
-        logits = similarity = inner_products(anchors, candidates, of_own)  # f · f, or z · z
-        if dot and (weighting.components or weighting.filter):
-            units = (self.anchors.units, self.candidates.units)
-            if weighting.similarity_gradient:
-                units = (normalize(anchors)[0], normalize(candidates)[0])
-            similarity = inner_products(*units, own_units)
+        own, weighting = self.own, self.options.weighting
+        logits = similarity = self._products(anchors, candidates)
+        if self.options.logits == "dot" and (weighting.components or weighting.filter):
+            similarity = self._cosines(anchors, candidates)
         negatives = self.pairs.negatives()
         count = self.pairs.count_of(negatives)
         if own is not None:
@@ -130,6 +127,25 @@ class Problem:
             similarity=similarity if weighting.similarity_gradient else similarity.detach(),
             bias=self.options.bias,
         )
+
+    def _products(self, anchors: Tensor, candidates: Tensor) -> Tensor:
+        """f · f, or z · z, as the logits have it, shape (N, M)."""
+        dot, own, known = self.options.logits == "dot", self.own, self.similarity
+        if known is not None and not torch.is_grad_enabled():  # known, and not to be differentiated
+            return known * self.anchors.lengths[:, None] * self.candidates.lengths if dot else known
+        of_own = None if own is None else own.units
+        if own is not None and dot:
+            of_own = own.units * own.lengths[..., None]
+        return inner_products(anchors, candidates, of_own)
+
+    def _cosines(self, anchors: Tensor, candidates: Tensor) -> Tensor:
+        """f · f, shape (N, M), where the logits are z · z."""
+        own = None if self.own is None else self.own.units
+        if self.options.weighting.similarity_gradient:
+            return inner_products(normalize(anchors)[0], normalize(candidates)[0], own)
+        if self.similarity is not None:
+            return self.similarity
+        return inner_products(self.anchors.units, self.candidates.units, own)
 
 
 def check_pairs(given: Comparison) -> None:

@@ -11,7 +11,7 @@ Letters: N anchors, B of them in a block, M candidates, D dimensions of z, H dim
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -88,7 +88,7 @@ def output_gradients(
     units: Tensor,
     lengths: Tensor,
     classes: Tensor,
-    is_class: Tensor,
+    logits: Tensor,
     *,
     temperature: float | Tensor,
     target: Tensor | None = None,
@@ -107,7 +107,7 @@ def output_gradients(
         units: f of B views, shape (B, D).
         lengths: |z| of the views, shape (B,).
         classes: f of the classes, shape (M, D).
-        is_class: Which of them are classes of which view, boolean, shape (B, M).
+        logits: f · f_k / t, shape (B, M); -∞ where k is no class of the view.
         temperature: t.
         target: A distribution over the classes in place of the most probable one, shape (B, M);
             for ``nt-xent``, in which the positives are classes and the label.
@@ -120,9 +120,7 @@ def output_gradients(
         UnReMix, Eq. 2 (p) and Eq. 3, up to the layer's output. Unlike in BADGE (Ash et al. 2020),
         the classes are other views.
     """
-    logits = inner_products(units / temperature, classes, own)  # (B, M)
-    logits = torch.where(is_class, logits, -torch.inf)
-    p = logits.softmax(1)  # NaN for a view without a class
+    p = logits.softmax(1)  # (B, M); NaN for a view without a class
     if target is None:  # y is 1 at the most probable class; subtracted in place
         label = logits.argmax(1, keepdim=True)
         p_minus_y = p.scatter_add_(1, label, p.new_full(label.shape, -1.0))
@@ -135,7 +133,8 @@ def output_gradients(
     size = torch.linalg.vector_norm(tangent, dim=1, keepdim=True)
     scale = temperature * lengths[:, None]
     something = (size > noise(units)) & (scale > 0)
-    return torch.where(something, tangent / scale, 0.0)
+    delta = tangent * torch.where(something, 1 / scale, 0.0)  # NaN without a class
+    return torch.nan_to_num(delta)
 
 
 def uncertainty(block: Block) -> Tensor:
@@ -168,12 +167,17 @@ def representativeness(block: Block) -> Tensor:
     Reference:
         UnReMix, Eq. 4.
     """
-    units, count = block.candidates.units, block.count
+    units, count, few = block.candidates.units, block.count, block.non_negatives
     own = None if block.own is None else block.own.units
-    if block.non_negatives is None:
+    if few is not None and few.shape[1] == 1 and own is None and len(units) < len(few):
+        # Anchors with the same non-negative (nodes of a graph) have the same row: make each once.
+        each = torch.arange(len(units), device=units.device)[:, None]
+        rows = replace(block, non_negatives=each, count=count[: len(units)])  # all counts are equal
+        return representativeness(rows).index_select(0, few[:, 0])
+    if few is None:
         total = block.negatives[:, : len(units)].to(units.dtype) @ units  # T_i, shape (B, D)
     else:  # the sum of all, less the few that are not negatives
-        total = units.sum(0) - units[block.non_negatives].sum(1)
+        total = units.sum(0) - units[few].sum(1)
     if own is not None:
         total = total + own.sum(1)
     one = (count > 1).to(units.dtype)  # 0 where r is to be 0

@@ -61,12 +61,14 @@ def pool_scores(
         query, negatives = anchor[None], counts[None]  # (1, D), (1, P)
         of_query = of_pool = None
         if needs_gradients:
-            of_query = output_gradients(
-                query, lengths[:1], candidates, negatives, temperature=temperature
-            )
-            of_pool = output_gradients(
-                candidates, lengths, candidates, others & negatives, temperature=temperature
-            )
+            of_query, of_pool = (
+                output_gradients(
+                    units, lengths[: len(units)], candidates,
+                    torch.where(classes, units @ candidates.T / temperature, -torch.inf),
+                    temperature=temperature,
+                )
+                for units, classes in ((query, negatives), (candidates, others & negatives))
+            )  # fmt: skip
         block = Block(
             anchors=Vectors(query, lengths[:1], output_gradients=of_query),
             candidates=Vectors(candidates, lengths, output_gradients=of_pool),

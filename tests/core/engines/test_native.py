@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unremix import UnReMixLoss
 from unremix.core.contrast import contrast
@@ -190,3 +191,43 @@ def test_scores_of_ones_own(score: Any) -> None:
         for engine in ("native", "eager")
     )  # fmt: skip
     assert_like(first, second, 1e-5)
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, _: Any, given: Any = (), named: Any = None) -> Any:
+        self.count += function is torch.ops.aten.mm.default
+        return function(*given, **(named or {}))
+
+
+@needed
+@DTYPES
+def test_a_batch_of_graphs_takes_few_products(dtype: torch.dtype) -> None:
+    """InfoGraph's three, and four more: of both posteriors, of δ and of h; a small one is for r.
+
+    In one block f · f is computed once, and z · z is made of it. Blocks give the same.
+    """
+    h, graph_h = draw(14, 6, seed=1, dtype=dtype), draw(5, 6, seed=2, dtype=dtype)
+    pairs = Pairs.membership(torch.arange(14) % 5, 5)
+    found = {}
+    for tile, weighting in (
+        ("auto", Weighting()),
+        ("auto", WEIGHTINGS["mean"]),
+        (4, WEIGHTINGS["mean"]),
+    ):
+        nodes, graphs = draw(14, 6, dtype=dtype), draw(5, 6, seed=3, dtype=dtype)
+        compared = Comparison(
+            Views(nodes.requires_grad_(), h), Views(graphs.requires_grad_(), graph_h), pairs
+        )
+        options = Options(weighting, JensenShannon(), "dot", engine="native", tile=tile)
+        with Products() as products:
+            loss = contrast(compared, options, temperature=1.0)
+            loss.backward()
+        found[tile, bool(weighting.components)] = products.count, loss, nodes.grad, graphs.grad
+    assert found["auto", False][0] == 3
+    assert found["auto", True][0] == 3 + 4 + 1
+    for whole, blocks in zip(found["auto", True][1:], found[4, True][1:], strict=True):
+        assert_like(whole, blocks, TOLERANCE[dtype])

@@ -30,7 +30,9 @@ FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-trapping-math", "-fno-math-errno",
     "-fno-strict-aliasing",
 )  # fmt: skip
-INSTRUCTIONS = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma")}  # by what torch found
+AVX2 = ("-mavx2", "-mfma")
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+INSTRUCTIONS = {"AVX2": AVX2, "AVX512": (*AVX2, *AVX512)}  # by what torch found
 SEAL = hashlib.sha256().digest_size  # bytes at the end of a kept library
 LARGEST = 2**24  # bytes of a library; it takes some 50,000
 

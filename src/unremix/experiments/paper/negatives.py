@@ -318,9 +318,8 @@ def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
     if kind == "nt-xent":
         target = pairs.targets(dtype=units.dtype)
         negatives = negatives | pairs.positive_mask()
-    delta = output_gradients(
-        units, lengths, units, negatives, temperature=temperature, target=target
-    )
+    logits = torch.where(negatives, units @ units.T / temperature, -torch.inf)
+    delta = output_gradients(units, lengths, units, logits, temperature=temperature, target=target)
     fits = max(1, MOST_VALUES // (delta.shape[1] * h.shape[1]))
     return torch.einsum("nd,nh->ndh", delta[:fits], h[:fits])
 
