@@ -29,6 +29,18 @@ def test_mean_curves() -> None:
     assert mean_curve([[{"epoch": 1.0, "a": 1.0}], [{"epoch": 2.0, "a": 1.0}]], "a") is None
 
 
+@pytest.mark.parametrize("name", ["hcl", "unremix-simclr temperature=0.1", "a" * 60])
+def test_the_legend_of_the_curves_fits_the_figure(name: str) -> None:
+    rows = [{"epoch": 1.0, "knn": 0.1}]
+    figure = learning_curves({f"{name}{n}": [rows] for n in range(5)}, [Panel("knn", "kNN")])
+    assert figure is not None
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    shown = legend.get_window_extent()
+    assert shown.x0 >= 0
+    assert shown.x1 <= figure.bbox.width
+
+
 def test_the_figure_shows_twelve_recipes_apart(tmp_path: Path) -> None:
     runs = {
         f"recipe {n}": [[{"epoch": e, "knn": 0.1 * e + 0.01 * n + 0.01 * s} for e in (1.0, 2.0)]

@@ -107,6 +107,9 @@ def _draw(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[Sequence[Row]]])
     axes.grid(alpha=0.3)
 
 
+LETTERS = 96  # of a legend's line, in the width of a page
+
+
 def learning_curves(
     runs: Mapping[str, Sequence[Sequence[Row]]], panels: Sequence[Panel]
 ) -> Figure | None:
@@ -126,7 +129,8 @@ def learning_curves(
     ]
     if not panels:
         return None
-    columns = 4
+    longest = max(len(name) for name in runs)
+    columns = max(1, min(4, LETTERS // (longest + 8)))  # a name and its line
     height = 2.6 + 0.17 * math.ceil((len(runs) + 2) / columns)
     figure = Figure(figsize=(PAGE, height), layout="constrained")
     drawn = figure.subplots(1, len(panels), squeeze=False)[0]
