@@ -22,13 +22,15 @@ from unremix.core.gather import (
     withdraw,
 )
 from unremix.core.importance import Importance, examine
-from unremix.core.last_layer import Found, Watched, sketch, watch
+from unremix.core.last_layer import Watched, watch
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.options import EngineName, Logits, Options, Tile
 from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32, full_precision
 from unremix.core.problem import Comparison
 from unremix.core.scores import PAPER_COMPONENTS, Component, Gradient, Score
+from unremix.core.sketch import sketch
+from unremix.core.traced import Found
 from unremix.core.two_views import Layout, arrange, check_call, named
 from unremix.core.views import Own, Views
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of
@@ -587,7 +589,7 @@ class UnReMixLoss(TwoViewLoss):
         decoupled: Whether the positive is left out of the denominator.
         bias: Whether the layer behind h0 and h1 has a bias; for a watched layer this is known.
         learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        sketch: Project h to this many dimensions; see :func:`unremix.core.last_layer.sketch`.
+        sketch: Project h to this many dimensions; see :func:`unremix.core.sketch.sketch`.
         similarity_gradient: Whether gradient flows to the embeddings through the similarity.
         false_negatives: What is done about negatives that are probably false: a rule (``ring``,
             ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on

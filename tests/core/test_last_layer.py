@@ -22,8 +22,9 @@ from torch.nn.functional import linear, normalize
 from torch.nn.parallel import DistributedDataParallel
 
 from unremix import UnReMixLoss
-from unremix.core import last_layer
-from unremix.core.last_layer import TOLERANCE, LastLayer, Recorder
+from unremix.core import recorded
+from unremix.core.last_layer import LastLayer
+from unremix.core.recorded import TOLERANCE, Recorder
 
 Model = Callable[[Tensor], Tensor]
 Call = Callable[[Model, Tensor, Tensor], tuple[Tensor, ...]]
@@ -704,7 +705,7 @@ def test_two_recordings_in_evaluation(model: Encoder, loss_fn: UnReMixLoss) -> N
 def test_recordings_have_a_bound(
     model: Encoder, loss_fn: UnReMixLoss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_layer, "LARGEST_RECORDINGS", 3 * 5 * 8 * 4)
+    monkeypatch.setattr(recorded, "LARGEST_RECORDINGS", 3 * 5 * 8 * 4)
     for count in (1, 2, 3, 2, 3, 4, 2):
         model(draw()[0])
         assert [len(kept) for kept in recordings(model.head)] == [count]

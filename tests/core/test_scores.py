@@ -14,12 +14,12 @@ from torch import Tensor
 
 from unremix.core.contrast import make_problem
 from unremix.core.engines import find_engine
-from unremix.core.last_layer import sketch
 from unremix.core.options import Options
 from unremix.core.pairs import Pairs
 from unremix.core.precision import normalize
 from unremix.core.problem import Comparison
 from unremix.core.scores import COMPONENTS, output_gradients
+from unremix.core.sketch import sketch
 from unremix.core.views import Views
 from unremix.core.weights import Weighting
 

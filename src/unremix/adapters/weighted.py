@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 from torch import Tensor, nn
 
 from unremix import losses
-from unremix.core.last_layer import Found
 from unremix.core.scores import Component, Score
+from unremix.core.traced import Found
 from unremix.core.two_views import Layout
 from unremix.core.views import Views
 from unremix.core.weights import Mass
