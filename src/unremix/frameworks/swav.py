@@ -209,7 +209,8 @@ class SwAV(Projecting):
         self.crops = options.crops
         count = options.prototypes
         self.prototypes = nn.Linear(last.out_features, count, bias=False).to(last.weight)
-        self._to_sphere()
+        if not last.weight.is_meta:  # in an outline there are no numbers to normalize
+            self._to_sphere()
         if self.queue_length:
             shape = (self.queue_length, FULL_VIEWS, last.out_features)
             self.register_buffer("queue", last.weight.new_zeros(shape))
