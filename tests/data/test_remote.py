@@ -23,9 +23,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from s3_server import S3
 
+from unremix.core.engines import library
 from unremix.data import remote
+from unremix.data.graph.dataset import _download
 from unremix.data.image.dataset import ImageData, load_images
 from unremix.data.remote import cache_folder, fetch, is_url, persist, read_range, remote_file
+from unremix.data.seals import seal
 from unremix.data.streaming import shards_for, stream_samples
 
 pytestmark = pytest.mark.xdist_group("remote")
@@ -348,6 +351,9 @@ def test_a_stream_refuses_a_damaged_shard(local: Path, tmp_path: Path) -> None:
 def test_the_cache_is_where_the_variable_says(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == cache
     monkeypatch.delenv("UNREMIX_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder() == Path.home() / ".cache" / "unremix" / "data"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
     assert cache_folder() == Path.home() / ".cache" / "unremix" / "data"
 
 
@@ -389,6 +395,31 @@ def test_the_usual_cache_is_for_its_user_alone(
     memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UNREMIX_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     load_images(f"{memory}/shards")
     assert (tmp_path / ".cache" / "unremix" / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_all_that_is_kept_is_below_one_folder(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of URLs, the compiled library, the key of seals, and downloads of torch_geometric."""
+    cache = tmp_path / "elsewhere"
+    for name in ("UNREMIX_CACHE", "UNREMIX_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    load_images(f"{memory}/shards")  # under the usual one first: nothing remembers it
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    load_images(f"{memory}/shards")
+    (tmp_path / "index").write_bytes(b"index")
+    seal(tmp_path / "index")
+    assert library.cache_folder() == cache / "unremix" / "native"
+    assert {path.name for path in (cache / "unremix").iterdir()} == {"data", "seal.key"}
+    assert list((cache / "unremix" / "data").rglob("*.tar"))
+    asked: list[str] = []
+    datasets = pytest.importorskip("torch_geometric.datasets")
+    monkeypatch.setattr(datasets, "TUDataset", lambda root, name: asked.append(root))
+    with pytest.raises(OSError, match="to download"):
+        _download("MUTAG")
+    assert asked == [str(cache / "unremix" / "pyg")]

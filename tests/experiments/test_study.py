@@ -54,6 +54,7 @@ OLD = (
     "loss.mix", "loss.scaling", "loss.components", "loss.hardness", "loss.class_prior",
     "loss.fidelity", "temperature", "probe_epochs",
 )  # fmt: skip
+ARMS = [{"recipe": "simclr"}]
 RECIPES = ["simclr", "hcl", "moco", "unremix-simclr"]
 
 
@@ -354,6 +355,22 @@ def test_a_dry_run_only_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ({"stages": {"one": {"factors": {"recipe": ["hcl"]}, "reference": {"recipe": "moco"}}}},
          "among its arms"),
         ({"stage": {}}, "expected stages by name"),
+        ({"stages": {"one": {"arms": ARMS, "seeds": 10**9}}}, "at most 1000 seeds in stage 'one'"),
+        ({"stages": {"one": {"arms": ARMS, "seeds": [1, 1001]}}}, "at most 1000 seeds"),
+        ({"stages": {"one": {"factors": {name: list(range(1, 101)) for name in
+                                         ("epochs", "width", "batch_size", "head_output",
+                                          "warmup_epochs", "limit")}}}},
+         "at most 10000 runs in .*, got 3000000000000"),
+        ({"stages": {name: {"arms": ARMS * 10, "seeds": 1000} for name in "ab"}},
+         "at most 10000 runs in .*, got 20000"),
+        ({"stages": {"one": {"arms": ARMS, "first_seed": "x"}}}, "first_seed .*whole number"),
+        ({"stages": {"one": {"arms": ARMS, "first_seed": 10**30}}}, "first_seed .*whole number"),
+        ({"stages": {"one": {"arms": ARMS, "keep": "half"}}}, "keep .*a number"),
+        ({"stages": {"one": {"arms": ARMS}, "two": {"best_of": {"stage": "one", "keep": "x"}}}},
+         "keep of best_of of stage 'two'"),
+        ({"stages": {"one": {"arms": ARMS}}, "core_hours": "many"}, "core_hours"),
+        ({"stages": {"one": {"arms": ARMS}}, "core_minutes": 0}, "core_minutes .*above 0"),
+        ({"stages": {"one": {"factors": {"recipe": "simclr"}}}}, "a list of values of recipe"),
     ],
 )  # fmt: skip
 def test_a_study_that_cannot_be_is_refused(

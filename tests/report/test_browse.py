@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from unremix import load
 from unremix.cli import main
@@ -201,3 +202,22 @@ def test_damaged_embeddings_in_a_run_are_told_in_one_line(
         assert f"{kept.name} as unremix wrote it, got " in capsys.readouterr().err
     kept.write_bytes(b"PK")
     assert main(["cluster", str(copy)]) == 1
+
+
+def test_a_run_without_checkpoints_is_browsed_as_with_them(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one from the Hub is: its encoder alone is enough. Another encoder is not taken for it."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "checkpoints")
+    found = []
+    for folder in (run, copy):
+        assert main(["neighbors", str(folder), "--query", "red/3.png", "-k", "3"]) == 0
+        found.append(capsys.readouterr().out.partition("Wrote")[0])
+    assert found[0] == found[1]
+    weights = load_file(copy / "encoder.safetensors")
+    save_file({name: 2 * one for name, one in weights.items()}, copy / "encoder.safetensors")
+    before = sorted((copy / "embeddings").iterdir())
+    assert main(["neighbors", str(copy), "--query", "red/3.png", "-k", "3"]) == 0
+    assert sorted((copy / "embeddings").iterdir()) != before

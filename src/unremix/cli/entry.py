@@ -71,12 +71,27 @@ def _answer(typed: list[str]) -> int:
         return complain(str(error if error.filename else error.strerror or error), 1)
     except (ValueError, ImportError) as error:
         return complain(str(error), 1)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return complain(
+            f"expected enough memory, got too little ({one_line(str(error))[:200]}); use smaller "
+            "data, a smaller model or a smaller --batch_size",
+            1,
+        )
     except KeyboardInterrupt as stopped:
         from unremix.training.stopping import resume_command
 
         again = f"; resume with: {resume_command(str(stopped))}" if str(stopped) else ""
         print(f"unremix: stopped{one_line(again)}", file=sys.stderr)
         return 130
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left; torch has no class for it on the CPU."""
+    names = ("MemoryError", "OutOfMemoryError")  # torch's, without importing it
+    said = any(text in str(error) for text in ("can't allocate memory", "not enough memory"))
+    return said or any(kind.__name__ in names for kind in type(error).__mro__)
 
 
 def _options_named(typed: Sequence[str]) -> frozenset[str]:

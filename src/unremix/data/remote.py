@@ -3,9 +3,10 @@
 Every request is tried several times. What still fails is an error that names the URL and the
 reason; what arrives shorter than it should be is not kept.
 
-The cache is the folder that ``UNREMIX_CACHE`` names, ``~/.cache/unremix/data`` by default. A file
-is kept while the cache has room: ``UNREMIX_CACHE_BYTES``, or as long as it takes at most half of
-what is free on its disk, and leaves 10 GiB, or a tenth of a small disk.
+The cache is the folder that ``UNREMIX_CACHE`` names, by default ``data`` in the user's cache
+(:func:`unremix.user_cache.user_cache`). A file is kept while the cache has room:
+``UNREMIX_CACHE_BYTES``, or as long as it takes at most half of what is free on its disk, and leaves
+10 GiB, or a tenth of a small disk.
 Other files are read where they are, again each time. Only streams make room: they remove the files
 that were used least recently (:func:`fetch_and_hold`).
 """
@@ -35,6 +36,7 @@ from unremix.data.atomic_files import (
 )
 from unremix.data.bounds import shorten
 from unremix.data.suggestions import needed_for
+from unremix.user_cache import user_cache
 
 ATTEMPTS = 5
 PAUSE = 1.0  # seconds before the second attempt, twice as long before each further one
@@ -188,20 +190,20 @@ def list_files(url: str) -> list[tuple[str, RemoteFile]]:
 def cache_folder() -> Path:
     """Where files are kept."""
     named = os.environ.get("UNREMIX_CACHE")
-    return Path(named or Path.home() / ".cache" / "unremix" / "data").expanduser()
+    return Path(named).expanduser() if named else user_cache() / "data"
 
 
 @lru_cache(maxsize=2**16)  # asked for each sample of a shard
-def _kept_at(file: RemoteFile, _: str | None) -> Path:
-    """Where a file is kept, if it is, under a value of UNREMIX_CACHE."""
+def _kept_at(file: RemoteFile, folder: Path) -> Path:
+    """Where a file is kept, if it is."""
     identity = "\0".join(map(str, file)).encode("utf-8", "backslashreplace")
     digest = hashlib.sha256(identity).hexdigest()[:32]
-    return cache_folder() / digest[:2] / digest / file.name
+    return folder / digest[:2] / digest / file.name
 
 
 def kept(file: RemoteFile) -> Path | None:
     """Where the cache has a file; None if it has not."""
-    path = _kept_at(file, os.environ.get("UNREMIX_CACHE"))
+    path = _kept_at(file, cache_folder())
     return path if os.path.exists(path) else None
 
 
@@ -219,7 +221,7 @@ def fetch(file: RemoteFile, *, make_room: bool = False) -> Path | None:
     """
     if (present := kept(file)) is not None:
         return present
-    path = _kept_at(file, os.environ.get("UNREMIX_CACHE"))
+    path = _kept_at(file, cache_folder())
     with locked(path.parent.name[:2]):
         if path.exists():
             return path

@@ -14,6 +14,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from unremix.user_cache import user_cache
+
 SIZE = 32  # bytes of a key and of a seal
 AT_ONCE = 1 << 20  # bytes
 
@@ -52,8 +54,7 @@ def _digest(path: Path, size: int, key: bytes) -> bytes:
 def _key() -> bytes | None:
     """The user's key, made when it is first needed; None where it cannot be kept for them alone."""
     try:
-        root = os.environ.get("XDG_CACHE_HOME")
-        path = (Path(root) if root else Path.home() / ".cache") / "unremix" / "seal.key"
+        path = user_cache() / "seal.key"
         if not path.exists():
             _make_key(path)
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))

@@ -118,6 +118,10 @@ class Models(Protocol):
         """The model of a configuration, initialized from its seed."""
         ...
 
+    def outline(self, config: TrainConfig, shape: Any) -> Framework | None:
+        """The same without its numbers, which takes no memory; None where that cannot be."""
+        ...
+
     def describe(self, config: TrainConfig, shape: Any) -> str:
         """The encoder, in a few words."""
         ...

@@ -14,6 +14,7 @@ from unremix.data.graph.dataset import GraphData, load_graphs, store_graphs
 from unremix.data.graph.features import NodeEncoding
 from unremix.data.graph.store import GraphBatch, GraphStore
 from unremix.domains.base import Features, Trained, evaluating, make_batch
+from unremix.domains.outline import outlined, refuse_giant
 from unremix.domains.sampling import permuted
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
@@ -23,6 +24,7 @@ from unremix.views.graph import GraphAugmentation, augment
 from unremix.views.randomness import keys
 
 EVALUATION_BATCH = 512
+SIZES = "graph.hidden or graph.layers"
 MOST_FEATURES = 1 << 20  # of a node
 
 
@@ -112,8 +114,17 @@ class GraphDomain:
             raise ValueError(f"expected features of nodes, got {encoding.width!r} of them")
         return GraphShape(encoding)
 
+    def outline(self, config: TrainConfig, shape: GraphShape) -> Framework | None:
+        """The model without its numbers."""
+        return outlined(lambda: self._make(config, shape), SIZES)
+
     def build(self, config: TrainConfig, shape: GraphShape, *, gather: bool = False) -> Framework:
         """The model, initialized from the seed; global randomness is untouched."""
+        refuse_giant(self.outline(config, shape), SIZES)
+        return self._make(config, shape, gather=gather)
+
+    @staticmethod
+    def _make(config: TrainConfig, shape: GraphShape, *, gather: bool = False) -> Framework:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             encoder = GraphEncoder(

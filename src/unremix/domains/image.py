@@ -16,11 +16,12 @@ from unremix.data.image.dataset import ImageData, ImageSet, StreamedImages, load
 from unremix.data.image.items import read_items
 from unremix.data.subsets import spread
 from unremix.domains.base import Features, Trained, evaluating, make_batch
+from unremix.domains.outline import outlined, refuse_giant
 from unremix.domains.sampling import permuted, streamed
 from unremix.encoders import make_encoder, projection_head
 from unremix.encoders.registry import chosen_name
 from unremix.frameworks.base import Batch, Framework
-from unremix.options.config import TrainConfig, check_types
+from unremix.options.config import LARGEST_IMAGE, TrainConfig, check_types
 from unremix.views.image import SETTINGS, Augmentation, augment, plain, settings_for
 from unremix.views.randomness import keys
 
@@ -31,7 +32,7 @@ CROP_VIEW = 8  # which of a sample's random streams the first small crop takes; 
 CROP_SHARE = 18 / 32
 CROP_SCALE = (0.05, 0.25)
 
-LARGEST_IMAGE = 1 << 14  # pixels per side
+SIZES = "width, head_hidden, head_output or the sizes of the framework, such as moco.queue"
 FINGERPRINTED = 512  # images, at least
 FINGERPRINTED_BYTES = 1 << 28
 
@@ -144,8 +145,17 @@ class ImageDomain:
             raise ValueError(f"expected 1 or 3 channels and a size in pixels, got {shape}")
         return shape
 
+    def outline(self, config: TrainConfig, shape: ImageShape) -> Framework | None:
+        """The model without its numbers."""
+        return outlined(lambda: self._make(config, shape), SIZES)
+
     def build(self, config: TrainConfig, shape: ImageShape, *, gather: bool = False) -> Framework:
         """The model, initialized from the seed; global randomness is untouched."""
+        refuse_giant(self.outline(config, shape), SIZES)
+        return self._make(config, shape, gather=gather)
+
+    @staticmethod
+    def _make(config: TrainConfig, shape: ImageShape, *, gather: bool = False) -> Framework:
         composition = config.composition()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)

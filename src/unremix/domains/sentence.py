@@ -26,6 +26,7 @@ from unremix.data.sentence.dataset import (
 from unremix.data.sentence.senteval_files import asked_folder, canonical_name
 from unremix.data.subsets import spread
 from unremix.domains.base import Features, Trained, evaluating, make_batch
+from unremix.domains.outline import outlined, refuse_giant
 from unremix.encoders.gru import GRUEncoder
 from unremix.encoders.text import BagOfWords, TransformerEncoder
 from unremix.encoders.word_vectors import (
@@ -39,6 +40,7 @@ from unremix.options.config import TrainConfig, check_types
 
 ENCODED_AT_ONCE = 512
 FINGERPRINTED = 128  # windows, and sentences in each
+SIZES = "sentence.words, sentence.units, sentence.output or sentence.max_length"
 NAME_LENGTH = 200  # characters of a sentence that serve as its name
 
 
@@ -204,15 +206,38 @@ class SentenceDomain:
             )
         return shape
 
+    def outline(self, config: TrainConfig, shape: SentenceShape) -> Framework | None:
+        """The model without its numbers."""
+        return outlined(lambda: self._make(config, shape), SIZES)
+
     def build(
         self, config: TrainConfig, shape: SentenceShape, *, gather: bool = False
     ) -> Framework:
         """The model, initialized from the seed; global randomness is untouched."""
-        options = config.sentence
-        vocabulary = shape.vocabulary
+        refuse_giant(self.outline(config, shape), SIZES)
+        model, options = self._make(config, shape, gather=gather), config.sentence
+        if options.word_vectors is not None:
+            table, found = load_word_vectors(options.word_vectors, shape.vocabulary)
+            if table.shape[1] != options.words:
+                raise ValueError(
+                    f"expected vectors of --sentence.words {options.words} numbers in "
+                    f"{options.word_vectors}, got {table.shape[1]}; add --sentence.words "
+                    f"{table.shape[1]}"
+                )
+            assert isinstance(model.encoder, TwinEncoder)
+            for one in (model.encoder.first, model.encoder.second):
+                words = one.words
+                assert isinstance(words, nn.Embedding)
+                set_word_vectors(words, table, found)
+        return model
+
+    def _make(
+        self, config: TrainConfig, shape: SentenceShape, *, gather: bool = False
+    ) -> Framework:
+        options, size = config.sentence, len(shape.vocabulary)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            encoders = [self._encoder(config, len(vocabulary)) for _ in range(2)]
+            encoders = [self._encoder(config, size) for _ in range(2)]
             maps = None
             if options.output is not None:
                 sizes = [int(encoder.features) for encoder in encoders]  # type: ignore[arg-type]
@@ -222,18 +247,6 @@ class SentenceDomain:
                 )
             encoder = TwinEncoder(encoders[0], encoders[1], maps)
             model = config.composition().make_framework(encoder, nn.Sequential(), gather=gather)
-        if options.word_vectors is not None:
-            table, found = load_word_vectors(options.word_vectors, vocabulary)
-            if table.shape[1] != options.words:
-                raise ValueError(
-                    f"expected vectors of --sentence.words {options.words} numbers in "
-                    f"{options.word_vectors}, got {table.shape[1]}; add --sentence.words "
-                    f"{table.shape[1]}"
-                )
-            for one in encoders:
-                words = one.words
-                assert isinstance(words, nn.Embedding)
-                set_word_vectors(words, table, found)
         return model.double() if config.precision == "64-true" else model
 
     @staticmethod

@@ -82,7 +82,8 @@ def make_encoder(
 
     Returns:
         A module with the attribute ``features``, an int. For a module from elsewhere, the size is
-        found by one pass over two blank images in evaluation mode.
+        found by one pass over two blank images in evaluation mode. On torch's ``meta`` device an
+        empty module of size 1 stands for it.
 
     Raises:
         ValueError: If the name is unknown, or the module made does not fit.
@@ -122,6 +123,8 @@ def make_encoder(
             f"expected an encoder among {', '.join(NAMES)}, or {FORMS}, "
             f"got {name!r}{did_you_mean(name, NAMES)}"
         )
+    if torch.get_default_device().type == "meta":  # an outline; others may compute while made
+        return External(nn.Identity(), 1)
     if source == "timm":
         model = _from_timm(rest, channels=channels, image_size=image_size)
     elif source == "torchvision":

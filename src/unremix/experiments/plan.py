@@ -17,6 +17,8 @@ from unremix.recipes import RECIPES, find_recipe
 # Not shared by the runs.
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")
 DEFAULTS = 1  # raised when a default of an option changes, so that runs with the old one differ
+MOST_SEEDS = 1000  # of a recipe, arm or row
+
 UNITS = {"second": 1 / 60, "minute": 1.0, "hour": 60.0}
 
 
@@ -27,7 +29,7 @@ class CompareConfig:
     Args:
         recipes: Comma-separated names, or all; ``unremix recipes`` lists them.
         reference: The recipe that the others are compared with; the first by default.
-        seeds: Runs of each recipe, with seeds from 0 on.
+        seeds: Runs of each recipe, with seeds from 0 on; at most 1,000.
         budget: What every run gets. "20 epochs" is --epochs 20 and overrides a --config file. "10
             minutes" is a time: a run ends with the epoch in which its time is up, or after
             --epochs, which still sets the schedule of the learning rate.
@@ -53,6 +55,22 @@ class CompareConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"expected {name} to be at least 1, got {value}")
+        check_seeds(self.seeds)
+
+
+def check_seeds(seeds: int, where: str = "") -> None:
+    """Refuse more seeds than anybody could mean.
+
+    Args:
+        seeds: How many.
+        where: The file that says so, if it is one.
+
+    Raises:
+        ValueError: If there are more than :data:`MOST_SEEDS`.
+    """
+    if seeds > MOST_SEEDS:
+        said = f" in {where}" if where else ""
+        raise ValueError(f"expected at most {MOST_SEEDS} seeds{said}, got {seeds}; use fewer")
 
 
 @dataclass(frozen=True)
@@ -257,6 +275,7 @@ def make_plan(
         _check_same(earlier["train"], shared_options(train), folder)
         recipes = tuple(dict.fromkeys([*earlier["recipes"], *recipes]))
         seeds = max(seeds, earlier["seeds"])
+        check_seeds(seeds, folder)
         reference = reference or earlier["reference"]
     if reference is None:
         reference = recipes[0]

@@ -29,7 +29,7 @@ from unremix.experiments.executors import On
 from unremix.experiments.paper.experiments import EXPERIMENTS
 from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, put
 from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
-from unremix.experiments.plan import Job
+from unremix.experiments.plan import Job, check_seeds
 from unremix.report.figures import write_figure
 from unremix.training.record import versions
 
@@ -124,6 +124,7 @@ def reproduce(
         raise ValueError(f"expected a scale among {', '.join(SCALES)}, got {scale!r}{hint}")
     if seeds is not None and seeds < 1:
         raise ValueError(f"expected seeds to be at least 1, got {seeds}")
+    check_seeds(seeds or 1)
     if data and name == ALL:
         raise ValueError("expected --data for one table or figure, got it for all; name one")
     engine = Engine(Path(output or f"reproductions/{scale}"), console, jobs, on)

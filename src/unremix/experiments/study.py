@@ -22,14 +22,17 @@ from typing import Any
 import yaml
 
 from unremix.data.atomic_files import read_text
+from unremix.data.bounds import shorten
 from unremix.data.printing import one_line
 from unremix.data.suggestions import did_you_mean
 from unremix.evaluation.statistics import summarize
 from unremix.experiments import plan
-from unremix.experiments.plan import Job, train_config
+from unremix.experiments.plan import Job, check_seeds, train_config
 from unremix.experiments.results import Results
-from unremix.options.config import code_of, untrusted
+from unremix.options.config import code_of, fits, untrusted
 from unremix.training.run import LARGEST_CONFIG
+
+MOST_RUNS = 10_000  # of a study
 
 Arm = Mapping[str, Any]
 """A setting: options by name, those of a section with a dot between (``loss.hardness``)."""
@@ -51,7 +54,7 @@ class Stage:
     factors: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # all combinations are arms
     arms: Sequence[Arm] = ()  # further arms, one by one
     best_of: Sequence[BestOf] = ()  # further arms: the best of earlier stages
-    seeds: int | Sequence[int] = 3  # of every arm; for successive halving, such as [2, 4, 8]
+    seeds: int | Sequence[int] = 3  # of every arm, at most 1,000; a list, such as [2, 4, 8], halves
     first_seed: int = 0  # others than those of an earlier stage make it independent
     keep: float = 0.5  # with halving, the share of arms that is kept
     within: str | None = None  # with halving, the option whose equal values compete
@@ -68,7 +71,7 @@ class Stage:
 class Study:
     """What a study's file says."""
 
-    stages: Mapping[str, Stage]  # by name, in their order
+    stages: Mapping[str, Stage]  # by name, in their order; at most 10,000 runs in all
     train: Arm = field(default_factory=dict)  # options that all runs share
     measure: str = "knn"  # that arms are ranked by, as evaluation cards name it
     core_hours: float | None = None  # what all runs may cost together
@@ -102,6 +105,14 @@ def _read(path: str | Path, *, trust: bool) -> Study:
         raise ValueError(f"expected stages by name in {path}, got none; see docs/study.md")
     stages = {name: _read_stage(name, stage or {}) for name, stage in options["stages"].items()}
     study: Study = _make(Study, {**options, "stages": stages}, str(path))
+    _check_number("core_minutes", study.core_minutes, str(path), above=0)
+    _check_number("core_hours", study.core_hours or 0, str(path))
+    runs = sum(_arms_named(stage) * stage.rungs[-1] for stage in stages.values())
+    if runs > MOST_RUNS:
+        raise ValueError(
+            f"expected at most {MOST_RUNS} runs in {path}, got {runs}, every combination of the "
+            "factors with every seed; use fewer values or seeds, or several studies"
+        )
     for name, stage in study.stages.items():
         named = stage.reference is not None and not stage.best_of
         if named and stage.reference not in given_arms(stage):
@@ -146,11 +157,39 @@ def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
         raise ValueError(f"expected factors, arms or best_of in {where}, got none of them")
     if not all(isinstance(arm, Mapping) for arm in stage.arms):
         raise TypeError(f"expected arms of options by name in {where}, got others")
+    for option in ("factors", "train", "reference"):
+        if not isinstance(getattr(stage, option) or {}, Mapping):
+            raise TypeError(f"expected {option} of {where} by name, got others")
+    for option, values in stage.factors.items():
+        if not isinstance(values, list | tuple):
+            raise TypeError(f"expected a list of values of {option} in {where}, got {values!r}")
+    for best in stage.best_of:
+        _check_number("keep", best.keep, f"best_of of {where}", above=0, kind=int)
+    _check_number("first_seed", stage.first_seed, where, kind=int)
+    _check_number("keep", stage.keep, where)
+    for seeds in stage.rungs:
+        _check_number("seeds", seeds, where, kind=int)
+        check_seeds(seeds, where)
     if not stage.rungs or stage.rungs[0] < 1 or stage.rungs != sorted(set(stage.rungs)):
         raise ValueError(f"expected growing numbers of seeds in {where}, got {stage.seeds}")
     if not 0 < stage.keep <= 1:
         raise ValueError(f"expected keep above 0 and at most 1 in {where}, got {stage.keep}")
     return stage
+
+
+def _check_number(
+    name: str, value: Any, where: str, *, above: float = -math.inf, kind: Any = float
+) -> None:
+    if not fits(value, kind) or not above < value < math.inf:
+        what = "a whole number" if kind is int else "a number"
+        least = f" above {above:g}" if above > -math.inf else ""
+        raise TypeError(f"expected {name} of {where} to be {what}{least}, got {shorten(value)}")
+
+
+def _arms_named(stage: Stage) -> int:
+    """How many arms a stage has at most, without making them."""
+    combined = math.prod(map(len, stage.factors.values())) if stage.factors else 0
+    return combined + len(stage.arms) + len(stage.best_of)
 
 
 def given_arms(stage: Stage) -> list[dict[str, Any]]:

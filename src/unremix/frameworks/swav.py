@@ -184,7 +184,8 @@ class SwAV(Projecting):
         self.crops = options.crops
         prototypes = nn.Linear(last.out_features, options.prototypes, bias=False)
         self.prototypes = prototypes.to(last.weight)
-        self._to_sphere()
+        if not last.weight.is_meta:  # in an outline there are no numbers to normalize
+            self._to_sphere()
         if options.queue:
             shape = (options.queue, FULL_VIEWS, last.out_features)
             self.register_buffer("queue", last.weight.new_zeros(shape))

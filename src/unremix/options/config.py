@@ -88,6 +88,17 @@ class SentenceOptions:
     tasks: tuple[str, ...] = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC", "SICK")
 
 
+LARGEST = 2**63 - 1  # of a whole number, as torch counts
+LARGEST_IMAGE = 1 << 14  # pixels per side
+MOST = {  # of what costs memory, time or processes before anything can be measured
+    "image_size": LARGEST_IMAGE,
+    "threads": 4096,
+    "devices": 1024,
+    "num_nodes": 65_536,
+    "timeout_minutes": 525_600,  # a year
+}
+MOST_LAYERS = 1000
+
 SHORT = Repr()  # a file may hold values of any size
 SHORT.maxstring = SHORT.maxother = 200
 
@@ -134,7 +145,7 @@ def expected(hint: Any) -> str:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type; whole numbers are numbers, and lists are tuples."""
+    """Whether a value is of a type; whole numbers of 64 bits are numbers, and lists are tuples."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(fits(value, one) for one in inner)
@@ -144,6 +155,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple | list) and all(fits(one, inner[0]) for one in value)
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return False
     kinds: dict[Any, Any] = {int: Integral, float: Real}
     return isinstance(value, kinds.get(hint, hint))
 
@@ -157,6 +170,8 @@ def mismatch(name: str, value: Any, hint: Any) -> str:
     """
     remedy = "; change it, or leave it out"
     choices = [str(one) for one in _choices(hint)]
+    if isinstance(value, int) and abs(value) > LARGEST:
+        remedy = f"; the largest is {LARGEST}"
     if isinstance(value, str):
         read = _read(value)
         if not isinstance(read, str) and fits(read, hint):
@@ -413,6 +428,16 @@ class TrainConfig:
             value = getattr(self, name)
             if value not in (None, "auto") and value < bound:
                 raise ValueError(f"expected {name} to be at least {bound}, got {value}; change it")
+        for name, bound in MOST.items():
+            value = getattr(self, name)
+            if value not in (None, "auto") and value > bound:
+                raise ValueError(f"expected {name} to be at most {bound}, got {value}; lower it")
+        layers = {"head_hidden": len(self.head_hidden), "graph.layers": self.graph.layers}
+        for name, count in layers.items():
+            if count > MOST_LAYERS:
+                raise ValueError(
+                    f"expected at most {MOST_LAYERS} layers in {name}, got {count}; use fewer"
+                )
         if self.validation is not None and not 0 < self.validation < 1:
             raise ValueError(
                 f"expected validation between 0 and 1, got {self.validation}; change it"
@@ -566,7 +591,9 @@ def check_types(options: Any, prefix: str = "") -> None:
     for name, hint in get_type_hints(type(options)).items():
         value = getattr(options, name)
         if value is not None and name not in ("given", "held") and not fits(value, hint):
-            kind = ValueError if isinstance(value, str) and _choices(hint) else TypeError
+            too_large = isinstance(value, int) and abs(value) > LARGEST
+            word = isinstance(value, str) and _choices(hint)
+            kind = ValueError if word or too_large else TypeError
             raise kind(mismatch(f"{prefix}{name}", value, hint))
 
 

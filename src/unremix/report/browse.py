@@ -106,7 +106,8 @@ class RunData:
         """Of the encoder and of the data: of their files' names, sizes and times."""
         size = self.run.domain.size(self.data)
         digest = hashlib.sha256(repr((self.source, self.run.config.limit, size)).encode())
-        files = [self.run.checkpoint]
+        weights = (self.run.checkpoint, self.run.previous, self.run.path / "encoder.safetensors")
+        files = [path for path in weights if path.is_file()]  # one of them is enough
         for where in candidates(self.source):
             files += sorted(path for path in (where, *where.rglob("*")) if path.is_file())
         for path in files:

@@ -82,8 +82,7 @@ def take_sample(run: Run, data: Any, state: dict[str, Any] | None = None) -> Sam
     run.config = run.config.released(trust=False, where=str(run.path))
     model = run.model
     if model is None:
-        model = run.domain.build(run.config, run.shape)
-        run.restore(model, run.load_checkpoint() if state is None else state)
+        model = run.restored(run.load_checkpoint() if state is None else state)
         run.trained = run.trained or model.encoder.eval()  # read once
     kinds: dict[str, Callable[[Run, Any, Framework, TwoViewLoss | None], Sample]] = {
         "image": _images,

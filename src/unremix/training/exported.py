@@ -14,9 +14,10 @@ from unremix.data.bounds import shorten
 from unremix.data.image.items import read_items
 from unremix.data.suggestions import needed_for
 from unremix.domains import find_domain
+from unremix.domains.outline import outlined, refuse_other
 from unremix.encoders import make_encoder
 from unremix.encoders.registry import NAMES
-from unremix.options.config import TrainConfig, make_config
+from unremix.options.config import LARGEST_IMAGE, TrainConfig, make_config
 from unremix.training.checkpoints import DamagedError, check_finite, read_safetensors
 from unremix.training.export import OPTIONS, FromBytes, from_texts
 from unremix.training.run import Run
@@ -122,13 +123,20 @@ def _from_safetensors(path: Path) -> ExportedEncoder:
     facts = _facts(path, texts)
     check_finite(weights, str(path))
     if facts["domain"] == "image":
+        _refuse_larger(lambda: _image_encoder(path, facts), weights, path)
         encoder = _fill(_image_encoder(path, facts), weights)
         return _of_images(path, facts, FromBytes(encoder, facts["mean"], facts["std"]).eval())
     domain, kind = find_domain(facts["domain"]), facts["domain"]
     options = {name: facts["encoder"][name] for name in OPTIONS[kind]}
     config, shape = make_config({"domain": kind, kind: options}), domain.shape_from(facts["shape"])
+    _refuse_larger(lambda: domain.build(config, shape).encoder, weights, path)
     encoder = _fill(domain.build(config, shape).encoder, weights)
     return ExportedEncoder(path, facts, _Loaded(path, config, shape, encoder).embed)
+
+
+def _refuse_larger(make: Callable[[], nn.Module], weights: dict[str, Tensor], path: Path) -> None:
+    """Refuse metadata of a larger network than the weights are of, before memory is taken."""
+    refuse_other(outlined(make, "the sizes in its metadata"), weights, str(path))
 
 
 class _Loaded(Run):
@@ -169,9 +177,16 @@ def _image_encoder(path: Path, facts: dict[str, Any]) -> nn.Module:
 def _of_images(
     path: Path, facts: dict[str, Any], network: Callable[[Tensor], Tensor]
 ) -> ExportedEncoder:
+    channels, size = facts["channels"], facts["size"]
+    if channels not in (1, 3) or not isinstance(size, int) or not 1 <= size <= LARGEST_IMAGE:
+        raise ValueError(
+            f"expected 1 or 3 channels and a size in pixels in {path}, got {shorten(channels)} and "
+            f"{shorten(size)}; write it again with 'unremix export RUN'"
+        )
+
     @torch.no_grad()
     def embed(items: Any) -> Tensor:
-        images = read_items(items, channels=facts["channels"], size=facts["size"])
+        images = read_items(items, channels=channels, size=size)
         return torch.cat([network(part) for part in images.split(AT_ONCE)])
 
     return ExportedEncoder(path, facts, embed)

@@ -30,6 +30,7 @@ from unremix.training.record import differences, make_record
 from unremix.training.run import Run
 from unremix.training.threads import choose_threads
 
+FEW_PROCESSES = 8  # that any machine can run
 EXTENDED = ("epochs", "max_minutes", "threads")  # what may change when a run is resumed
 
 
@@ -124,6 +125,30 @@ def _stopped_early(config: TrainConfig) -> Run | None:
     )
 
 
+def check_machine(config: TrainConfig) -> None:
+    """Refuse options that this machine does not have the devices or packages for.
+
+    Raises:
+        ValueError: If devices are missing.
+        ImportError: If a package is missing.
+    """
+    if config.accelerator == "gpu" and not torch.cuda.is_available():
+        raise ValueError("expected a GPU for --accelerator gpu, got none; use cpu or auto")
+    most = max(FEW_PROCESSES, os.cpu_count() or 1, torch.cuda.device_count())
+    if isinstance(config.devices, int) and config.devices > most:
+        raise ValueError(
+            f"expected at most {most} processes on this machine, got --devices {config.devices}; "
+            "use as many as it has cores or GPUs"
+        )
+    needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
+    needed |= {
+        logger: (f"--loggers {logger}", f"pip install {logger}") for logger in config.loggers
+    }
+    for package, (what, command) in needed.items():
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"expected {package} to be installed for {what}, got none; {command}")
+
+
 def check(config: TrainConfig) -> None:
     """Refuse everything that can be refused before the data are read.
 
@@ -131,8 +156,7 @@ def check(config: TrainConfig) -> None:
         ValueError: For options that contradict each other or this machine.
         ImportError: If a package is missing.
     """
-    if config.accelerator == "gpu" and not torch.cuda.is_available():
-        raise ValueError("expected a GPU for --accelerator gpu, got none; use cpu or auto")
+    check_machine(config)
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
         _check_restarts(config)
     if config.strategy == "fsdp" and (config.chunk is not None or config.audit_every is not None):
@@ -146,13 +170,6 @@ def check(config: TrainConfig) -> None:
             "expected --strategy fsdp with a framework whose parameters can be divided, got "
             f"{composition.parts['framework']}; use ddp"
         )
-    needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
-    needed |= {
-        logger: (f"--loggers {logger}", f"pip install {logger}") for logger in config.loggers
-    }
-    for package, (what, command) in needed.items():
-        if importlib.util.find_spec(package) is None:
-            raise ImportError(f"expected {package} to be installed for {what}, got none; {command}")
     find_domain(config.domain).check(config)
     if config.init is not None:
         find_weights(config.init)
@@ -340,11 +357,14 @@ def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
     asked, run, state, made = config, None, None, False
     if config.resume is not None:
         run, config, state = _resumed(config)
+        check_machine(config)
     else:
         check(config)
     domain = find_domain(config.domain)
     data = domain.load(config)
     shape = domain.shape(data, config) if run is None or state is None else run.shape
+    if run is not None and state is not None:
+        run.refuse_larger(state["model"])
     # What cannot be is refused before anything is written. Without processes nothing is gathered.
     model = domain.build(config, shape, gather=True)
     if run is None:

@@ -13,7 +13,7 @@ import csv
 import io
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ import unremix
 from unremix.data.atomic_files import read_text, replacing, write_text
 from unremix.data.printing import one_line
 from unremix.domains import Domain, find_domain
+from unremix.domains.outline import refuse_other
 from unremix.frameworks.base import Framework, Projecting
 from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.training.checkpoints import (
@@ -237,9 +238,7 @@ class Run:
         if trained and self.trained is not None and self.layer == "backbone":
             return self.trained
         self.config = self.config.released(trust=False, where=str(self.path))
-        model = self.domain.build(self.config, self.shape)
-        if trained:
-            self._load_weights(model)
+        model = self._filled() if trained else self.domain.build(self.config, self.shape)
         if self.layer == "backbone":
             return model.encoder.eval()
         if not isinstance(model, Projecting):
@@ -249,19 +248,47 @@ class Run:
             )
         return nn.Sequential(model.encoder, model.head).eval()
 
-    def _load_weights(self, model: Framework) -> None:
+    def restored(self, state: dict[str, Any]) -> Framework:
+        """The model with the weights of a checkpoint.
+
+        Raises:
+            ValueError: If it is the checkpoint of another model.
+        """
+        self.refuse_larger(state["model"])
+        model = self.domain.build(self.config, self.shape)
+        self.restore(model, state)
+        return model
+
+    def refuse_larger(self, stored: Mapping[str, Tensor], file: Path | None = None) -> None:
+        """Refuse options of a larger model than the stored one, before memory is taken for it.
+
+        Args:
+            stored: Its tensors: of a checkpoint, or of the encoder in ``file``.
+            file: Where the encoder comes from.
+
+        Raises:
+            ValueError: If the options are such.
+        """
+        outline = self.domain.outline(self.config, self.shape)
+        part = outline if file is None or outline is None else outline.encoder
+        refuse_other(part, stored, str(file or self.checkpoint))
+
+    def _filled(self) -> Framework:
+        """The model with the weights of the checkpoint, or of encoder.safetensors alone."""
         file, saved = self.path / "encoder.safetensors", None
         try:
             saved = read_safetensors(file)[0] if file.exists() else None
         except DamagedError as error:
             warnings.warn(f"{error}; the checkpoint is used", stacklevel=3)
         try:
-            self.restore(model, self.load_checkpoint())
+            model = self.restored(self.load_checkpoint())
         except (FileNotFoundError, DamagedError) as error:
             if saved is None or self.layer == "head":
                 raise
             if isinstance(error, DamagedError):
                 warnings.warn(f"{error}; {file.name} is used", stacklevel=3)
+            self.refuse_larger(saved, file)
+            model = self.domain.build(self.config, self.shape)
             with reading(file, "use the version that wrote it, or train a new run"):
                 model.encoder.load_state_dict(saved)
         else:
@@ -271,6 +298,7 @@ class Run:
                     "the one of the two that you do not want"
                 )
         check_finite(model.state_dict(), str(self.path))
+        return model
 
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv."""

@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 import torch
 
+from unremix.user_cache import user_cache
+
 SOURCE = Path(__file__).with_name("kernels.c")
 # No flag changes what a NaN or an infinity does.
 FLAGS = (
@@ -69,8 +71,7 @@ class Command(NamedTuple):
 
 def cache_folder() -> Path:
     """Where built libraries are kept."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "unremix" / "native"
+    return user_cache() / "native"
 
 
 def find_library(*, wide: bool, compiler: str | None = None, folder: Path | None = None) -> bytes:

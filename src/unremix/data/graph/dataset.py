@@ -27,6 +27,7 @@ from unremix.data.graph.syntax import read_syntax_trees
 from unremix.data.graph.tu import read_tu, tu_files_of_folder, tu_files_of_zip
 from unremix.data.locate import locate
 from unremix.data.splits import name_some
+from unremix.user_cache import user_cache
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data  # type: ignore[import-untyped]
@@ -93,7 +94,7 @@ def load_graphs(
     - A TU data set: a folder or zip with ``NAME_A.txt``, ``NAME_graph_indicator.txt`` and, if
       there, ``NAME_graph_labels.txt``, ``NAME_node_labels.txt``, ``NAME_node_attributes.txt``.
     - ``pyg:NAME``: the same, downloaded by torch_geometric into ``pyg`` below ``UNREMIX_DATA``, or
-      below ``~/.cache/unremix`` where that is not set. Nothing else is ever written.
+      below the user's cache where that is not set. Nothing else is ever written.
     - JSON lines: ``{"edges": [[0, 1], [1, 2]]}`` per graph, nodes counted from 0, an edge listed
       once for both directions unless ``"directed": true``. Optional keys: ``nodes`` (their number,
       where the last ones have no edges), ``node_labels`` (integers or strings), ``node_features``
@@ -259,7 +260,7 @@ def _download(name: str) -> Path:
     """Have torch_geometric fetch a TU data set; the folder with its text files."""
     from torch_geometric.datasets import TUDataset  # type: ignore[import-untyped]
 
-    root = Path(os.environ.get("UNREMIX_DATA") or "~/.cache/unremix").expanduser() / "pyg"
+    root = Path(os.environ.get("UNREMIX_DATA") or user_cache()).expanduser() / "pyg"
     try:
         return Path(TUDataset(str(root), name).raw_dir)
     except Exception as error:  # whatever its file systems raise

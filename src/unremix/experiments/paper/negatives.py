@@ -58,8 +58,7 @@ def look_at(setting: Setting, row: Row, source: Source) -> Look:
     """A batch of training images through the encoder of a row's first seed."""
     run = Run(setting.engine.folder.run(setting.job(row, source, 0)))
     data = run.domain.load_for(run, None)
-    model = run.domain.build(run.config, run.shape)
-    run.restore(model, run.load_checkpoint())
+    model = run.restored(run.load_checkpoint())
     model.eval()
     assert isinstance(model, Contrastive)
     count = len(data.train)

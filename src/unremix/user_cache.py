@@ -1,0 +1,24 @@
+"""Where this user's files are kept that can be made again; all that is kept asks here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def user_cache() -> Path:
+    """``$XDG_CACHE_HOME/unremix``, by default ``~/.cache/unremix``.
+
+    A relative path in the variable is ignored, as the XDG specification asks.
+
+    Raises:
+        RuntimeError: If there is no home folder.
+
+    Example:
+        >>> os.environ["XDG_CACHE_HOME"] = "/scratch"
+        >>> str(user_cache())
+        '/scratch/unremix'
+        >>> del os.environ["XDG_CACHE_HOME"]
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "unremix"

@@ -1,0 +1,179 @@
+"""Options of a gigantic model, in a run's folder or typed, are refused in one line, unbuilt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+import yaml
+from fuzzing import hold, in_child
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import unremix
+import unremix.report
+import unremix.training.export
+import unremix.training.loop
+from unremix.cli import main
+from unremix.training.checkpoints import read_checkpoint, write_checkpoint
+from unremix.training.export import export_encoder
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("giants"), pytest.mark.timeout(600)]
+
+MAKERS: dict[str, Callable[[Path], Any]] = {
+    "simclr": lambda folder: small_runs.digits(folder, width=4, name="simclr"),
+    "moco": lambda folder: small_runs.digits(
+        folder, width=4, name="moco", recipe="unremix-moco", moco={"queue": 64}
+    ),
+    "graphs": small_runs.graphs,
+    "sentences": small_runs.sentences,
+}
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("simclr", {"width": 10**9}),
+    ("simclr", {"width": 10**30}),
+    ("simclr", {"width": 3000}),  # less than memory has, more than the checkpoint
+    ("simclr", {"head_hidden": [1] * 2000}),
+    ("simclr", {"head_output": 10**9}),
+    ("moco", {"moco": {"queue": 10**8}}),
+    ("graphs", {"graph": {"hidden": 10**5}}),
+    ("graphs", {"graph": {"layers": 10**9}}),
+    ("sentences", {"sentence": {"units": 10**5}}),
+    ("sentences", {"sentence": {"words": 10**8}}),
+]
+COMMANDS = (
+    ["embed", "RUN"],
+    ["evaluate", "RUN"],
+    ["export", "RUN"],
+    ["neighbors", "RUN", "--query", "0"],
+    ["train", "--progress", "false", "--epochs", "2", "--resume", "RUN"],
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: make(folder).path for name, make in MAKERS.items()}
+
+
+def changed(run: Path, place: Path, options: dict[str, Any]) -> Path:
+    copy = place / run.name
+    shutil.copytree(run, copy)
+    written = yaml.safe_load((copy / "config.yaml").read_text())
+    for name, value in options.items():
+        written[name] = {**written[name], **value} if isinstance(value, dict) else value
+    (copy / "config.yaml").write_text(yaml.safe_dump(written))
+    return copy
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize("parts", ["all", "encoder"])
+def test_a_run_of_a_gigantic_model(
+    runs: dict[str, Path], tmp_path: Path, name: str, options: dict[str, Any], parts: str
+) -> None:
+    run = changed(runs[name], tmp_path, options)
+    if parts == "encoder":  # as from the Hub
+        shutil.rmtree(run / "checkpoints")
+
+    def attack() -> None:
+        if parts == "encoder" and next(iter(options)) in ("head_output", "moco"):
+            # Of a head that is not there, only the memory of the machine says anything.
+            return
+        for command in COMMANDS:
+            words = [str(run) if word == "RUN" else word for word in command]
+            if parts == "encoder" and "--resume" in command:
+                continue
+            assert main(words) == 1, words
+        said = hold(lambda path: unremix.load.from_pretrained(path).encoder(), run)
+        assert said != "read"
+
+    code, said = in_child(attack, file_bytes=0, seconds=300)
+    assert code == 0, said
+    lines = [line for line in said.splitlines() if line.startswith("unremix: ")]
+    assert all("expected" in line and "got" in line for line in lines), said
+    assert "enough memory" not in said  # nothing had to be allocated to find out
+
+
+TYPED = [
+    ["--width", "1000000000"],
+    ["--width", "9" * 40],
+    ["--head_output", "1000000000000"],
+    ["--image_size", "1000000"],
+    ["--threads", "1000000"],
+    ["--devices", "1000"],
+    ["--recipe", "moco", "--moco.queue", "1000000000000"],
+    ["--recipe", "infograph", "--graph.hidden", "100000000"],
+    ["--recipe", "infograph", "--graph.layers", "100000000"],
+    ["--recipe", "quickthought", "--sentence.units", "100000000"],
+]
+
+
+@pytest.mark.parametrize("options", TYPED, ids=str)
+@pytest.mark.parametrize("dry", [(), ("--dry_run",)])
+def test_a_typed_giant(tmp_path: Path, options: list[str], dry: tuple[str, ...]) -> None:
+    if dry and "--devices" in options:
+        pytest.skip("a dry run measures one process")
+    common = ["--runs", str(tmp_path / "runs"), "--progress", "false", "--limit", "64"]
+
+    def attack() -> None:
+        assert main(["train", *common, *options, *dry]) == 1
+
+    code, said = in_child(attack, file_bytes=0, seconds=120)
+    assert code == 0, said
+    (line,) = [line for line in said.splitlines() if line.startswith("unremix: expected")]
+    assert "got" in line
+    left = [path.name for path in (tmp_path / "runs").glob("*")]
+    assert set(left) <= {".cache"}
+
+
+def test_a_checkpoint_that_shows_one_number_as_many(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = changed(runs["simclr"], tmp_path, {"head_output": 10**8})
+    (run / "encoder.safetensors").unlink()
+    state = read_checkpoint(run / "checkpoints" / "last.ckpt")
+    for name in ("head.3.weight", "head.3.bias"):
+        shape = (10**8, *state["model"][name].shape[1:])
+        state["model"][name] = torch.zeros(1).expand(shape)
+    write_checkpoint(state, run / "checkpoints" / "last.ckpt")
+    assert (run / "checkpoints" / "last.ckpt").stat().st_size < 10**6
+    code, said = in_child(lambda: main(["embed", str(run)]), file_bytes=0, seconds=120)
+    assert code == 0, said
+    assert "unremix: expected the weights of a model of 1,7" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("simclr", {"encoder": {"width": 10**9}}),
+        ("simclr", {"encoder": {"width": 10**4}}),
+        ("simclr", {"encoder": {"width": 10**30}}),
+        ("simclr", {"size": 10**9}),
+        ("simclr", {"channels": 10**9}),
+        ("simclr", {"size": "large"}),
+        ("graphs", {"encoder": {"hidden": 10**9}}),
+        ("graphs", {"encoder": {"layers": 10**9}}),
+        ("sentences", {"encoder": {"units": 10**5}}),
+        ("sentences", {"encoder": {"words": 10**8}}),
+    ],
+    ids=str,
+)
+def test_an_export_of_a_gigantic_network(
+    runs: dict[str, Path], tmp_path: Path, name: str, facts: dict[str, Any]
+) -> None:
+    path = export_encoder(runs[name], "safetensors", tmp_path / "encoder.safetensors").path
+    with safe_open(path, framework="pt") as file:
+        texts = file.metadata()
+    for fact, value in facts.items():
+        old = json.loads(texts[fact])
+        texts[fact] = json.dumps({**old, **value} if isinstance(value, dict) else value)
+    save_file(load_file(path), path, metadata=texts)
+
+    def attack() -> None:
+        assert hold(unremix.load_exported, path) != "read"
+
+    code, said = in_child(attack, file_bytes=0, seconds=120)
+    assert code == 0, said
