@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -345,3 +346,52 @@ def test_without_slurm_it_says_where_to_go(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(executors.shutil, "which", lambda name: None)
     assert "login node" in refuse(["--on", "slurm"], capsys)
+
+
+class FakeRay:
+    """Ray as far as an executor calls it: a task ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+        self.ended: Any = None
+        self.cancelled: list[bool] = []
+
+    def remote(self, *_: Any) -> Any:
+        made = SimpleNamespace(remote=lambda task: task)
+        made.options = lambda **options: self.options.update(options) or made
+        return made
+
+    def wait(self, tasks: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        assert timeout == 0
+        return (tasks, []) if self.ended is not None else ([], tasks)
+
+    def get(self, task: Any) -> Any:
+        if isinstance(self.ended, Exception):
+            raise self.ended
+        return self.ended
+
+    def cancel(self, task: Any, *, force: bool) -> None:
+        self.cancelled.append(force)
+
+
+def test_a_task_of_ray_is_followed_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRay()
+    monkeypatch.setattr(executors, "connect", lambda: fake)
+    job = Job("hcl", 0, "hcl-0", replace(TINY, devices=2))
+    run = executors.Ray().start(job, Folder(tmp_path), Share(1, 3, (("0", "1"),)), 0, -1)
+    assert fake.options == {"num_cpus": 6, "num_gpus": 2, "max_retries": 0, "name": "hcl-0"}
+    assert run.poll() is None
+    run.stop(signal.SIGTERM)
+    run.stop(signal.SIGKILL)
+    assert fake.cancelled == [False, True]
+    fake.ended = (0, 12.5)
+    assert (run.poll(), run.cpu_seconds) == (0, 12.5)
+    fake.ended = ValueError("asked again")
+    assert run.poll() == 0
+    lost = executors.Ray().start(job, Folder(tmp_path), Share(1, 1), 0, -1)
+    assert fake.options["num_gpus"] == 0
+    fake.ended = OSError("trace\n  of another machine\nnode 7 died\n")
+    with pytest.raises(LostError, match=r"^node 7 died$"):
+        lost.poll()
