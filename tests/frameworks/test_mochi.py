@@ -27,7 +27,7 @@ from torch import Tensor
 from unremix import InfoNCELoss, UnReMixLoss
 from unremix.core.views import Own
 from unremix.frameworks.base import Batch
-from unremix.frameworks.contrastive import NEGATIVES, Anchors
+from unremix.frameworks.contrastive import NEGATIVES
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi
 from unremix.frameworks.simclr import SimCLR
@@ -40,7 +40,7 @@ def generated(
 ) -> tuple[Own | None, tuple[Tensor, Tensor]]:
     z, h, _, _ = queries_and_keys(model, batch)
     samples = batch.samples[:, None]
-    own = negatives(model, Anchors((z, h), batch.views[0], samples, batch.keys, batch.epoch))
+    own = negatives(model, (z, h), batch.views[0], samples, batch.keys, batch.epoch)
     return own, (z.detach(), h.detach())
 
 
@@ -150,8 +150,7 @@ class TestMoCHi:
         fill(model, 6, first=1)
         z, h, zk, hk = queries_and_keys(model, batch)
         samples = batch.samples[:, None]
-        keys = batch.keys + NEGATIVES
-        own = negatives(model, Anchors((z, h), batch.views[0], samples, keys, 0))
+        own = negatives(model, (z, h), batch.views[0], samples, batch.keys + NEGATIVES, 0)
         assert own is not None
         expected = queue_loss(model, batch, z, h, zk, hk, own=own, **loops)
         assert_gradients(model(batch), expected, model)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from unremix.core.views import Own
 from unremix.frameworks.base import Batch
-from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAMS, Anchors
+from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAMS
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import Patches
 from unremix.frameworks.simclr import SimCLR
@@ -144,7 +144,7 @@ class TestPatches:
         images = torch.arange(n * 36.0).view(n, 1, 6, 6).double()
         keys = random_keys(0, 0, torch.arange(n), 1)
         samples = torch.arange(n)[:, None]
-        own = Patches()(model, Anchors((draw(n, 5), draw(n, 7)), images, samples, keys, 0))
+        own = Patches()(model, (draw(n, 5), draw(n, 7)), images, samples, keys, 0)
         assert own.embeddings.shape == (n, 1, 5)
         assert own.inputs is None
         assert own.logit_factor == 2.0
@@ -162,9 +162,8 @@ class TestPatches:
     def test_the_same_keys_give_the_same_patches(self) -> None:
         model, batch = make_model(negatives=Patches(2, 3)), make_batch()
         samples = batch.samples[:, None]
-        embedded = model.embed(batch.views[0])
         first, again, other = (
-            Patches(2, 3)(model, Anchors(embedded, batch.views[0], samples, keys, 0))
+            Patches(2, 3)(model, model.embed(batch.views[0]), batch.views[0], samples, keys, 0)
             for keys in (batch.keys, batch.keys, batch.keys + STREAMS)
         )
         assert torch.equal(first.embeddings, again.embeddings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -50,32 +50,27 @@ def shown_samples(samples: Tensor, mixed: Mixed | None, part: Part | None = None
     return torch.cat([torch.where(aim.shares > 0, each, own) for each, aim in shown], dim=1)
 
 
-@dataclass(frozen=True)
-class Anchors:
-    """N anchors that want further negatives.
-
-    Args:
-        embedded: Their z and h.
-        images: What they show, shape (N, C, S, S).
-        samples: Which samples they show, shape (N, P); a mixed image shows several.
-        keys: One random key per anchor, shape (N,), for these negatives alone.
-        epoch: Epochs completed.
-    """
-
-    embedded: Embedded
-    images: Tensor
-    samples: Tensor
-    keys: Tensor
-    epoch: int
-
-
 class Negatives(Protocol):
     """A way of making further negatives for each anchor alone."""
 
-    def __call__(self, framework: Contrastive, anchors: Anchors) -> Own | None:
+    def __call__(
+        self,
+        framework: Contrastive,
+        anchors: Embedded,
+        images: Tensor,
+        samples: Tensor,
+        keys: Tensor,
+        epoch: int,
+    ) -> Own | None:
         """The negatives of N anchors, or None while there are none.
 
-        The framework embeds further images, and holds the queue if there is one.
+        Args:
+            framework: Embeds further images, and holds the queue if there is one.
+            anchors: z and h of the anchors.
+            images: What they show, shape (N, C, S, S).
+            samples: Which samples they show, shape (N, P); a mixed image shows several.
+            keys: One random key per anchor, shape (N,), for these negatives alone.
+            epoch: Epochs completed.
         """
         ...
 
@@ -196,8 +191,7 @@ class Contrastive(Projecting):
         stream = STREAMS * view + (NEGATIVES if mixed is None else NEGATIVES_OF_MIXED)
         part = None if mixed is None else self._part(batch)
         shown = shown_samples(batch.samples, mixed, part)
-        keys = batch.keys + stream
-        return self.negatives(self, Anchors(anchors, images, shown, keys, batch.epoch))
+        return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
         """See :meth:`Projecting.importance`; of negatives within the batch."""

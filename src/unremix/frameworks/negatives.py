@@ -10,7 +10,8 @@ from torch import Tensor
 
 from unremix.core.precision import normalize
 from unremix.core.views import Own, Views
-from unremix.frameworks.contrastive import Anchors, Contrastive
+from unremix.frameworks.base import Embedded
+from unremix.frameworks.contrastive import Contrastive
 from unremix.views.mixing import patch_negatives
 from unremix.views.randomness import uniforms
 
@@ -61,22 +62,29 @@ class MoCHi:
         return self if self.warmup_epochs is not None else replace(self, warmup_epochs=epochs // 20)
 
     @torch.no_grad()
-    def __call__(self, framework: Contrastive, anchors: Anchors) -> Own | None:
+    def __call__(
+        self,
+        framework: Contrastive,
+        anchors: Embedded,
+        images: Tensor,
+        samples: Tensor,
+        keys: Tensor,
+        epoch: int,
+    ) -> Own | None:
         """See :class:`unremix.frameworks.contrastive.Negatives`."""
         memory = framework.memory
         if memory is None:
             raise ValueError(
                 f"expected a framework with a queue, got {type(framework).__name__}; use MoCo"
             )
-        if anchors.epoch < (self.warmup_epochs or 0) or self.pairs + self.queries == 0:
+        if epoch < (self.warmup_epochs or 0) or self.pairs + self.queries == 0:
             return None
         queue, dtype = memory.views, memory.embeddings.dtype
-        z, h = anchors.embedded
-        query = Views(z.to(dtype), None if queue.inputs is None else h.to(dtype))
+        query = Views(anchors[0].to(dtype), None if queue.inputs is None else anchors[1].to(dtype))
         hardest = min(self.hardest, len(memory))
         if hardest < 2:
             return None
-        own_key = (anchors.samples[:, :, None] == memory.samples).any(1)  # (N, Q)
+        own_key = (samples[:, :, None] == memory.samples).any(1)  # (N, Q)
         count = (len(memory) - own_key.sum(1, keepdim=True)).clamp(max=hardest)  # (N, 1)
         nothing = (count == 0)[..., None]  # (N, 1, 1)
         count = count.clamp(min=1)  # an index that exists
@@ -85,7 +93,7 @@ class MoCHi:
         similarity = (query_units @ queue_units.T).masked_fill_(own_key, -2.0)
         chosen = similarity.topk(hardest, dim=1).indices  # (N, hardest); own keys come last
 
-        drawn = uniforms(anchors.keys, 3 * self.pairs + 2 * self.queries)
+        drawn = uniforms(keys, 3 * self.pairs + 2 * self.queries)
         of_pairs, of_queries = drawn.split([3 * self.pairs, 2 * self.queries], dim=1)
         first, step, share = of_pairs.chunk(3, dim=1)
         i = (first * count).long()
@@ -142,9 +150,16 @@ class Patches:
             raise ValueError(f"expected factor to be above 0, got {self.factor}")
 
     @torch.no_grad()
-    def __call__(self, framework: Contrastive, anchors: Anchors) -> Own:
+    def __call__(
+        self,
+        framework: Contrastive,
+        anchors: Embedded,
+        images: Tensor,
+        samples: Tensor,
+        keys: Tensor,
+        epoch: int,
+    ) -> Own:
         """See :class:`unremix.frameworks.contrastive.Negatives`."""
-        images, keys = anchors.images, anchors.keys
         size = images.shape[-1]
         smallest = max(1, size // 16) if self.smallest is None else self.smallest
         largest = max(smallest, size // 3) if self.largest is None else self.largest
