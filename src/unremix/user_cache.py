@@ -15,10 +15,10 @@ def user_cache() -> Path:
         RuntimeError: If there is no home folder.
 
     Example:
-        >>> os.environ["XDG_CACHE_HOME"] = "/scratch"
-        >>> str(user_cache())
+        >>> from unittest.mock import patch
+        >>> with patch.dict(os.environ, XDG_CACHE_HOME="/scratch"):
+        ...     str(user_cache())
         '/scratch/unremix'
-        >>> del os.environ["XDG_CACHE_HOME"]
     """
     root = os.environ.get("XDG_CACHE_HOME") or ""
     return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "unremix"
