@@ -235,6 +235,8 @@ def test_the_plan() -> None:
     for name in ("seeds", "jobs"):
         with pytest.raises(ValueError, match=f"{name} to be at least 1"):
             CompareConfig("simclr", **{name: 0})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at most 1000 seeds, got 1001; use fewer"):
+        CompareConfig("simclr", seeds=1001)
 
 
 def test_the_plan_extends_an_earlier_one() -> None:
@@ -261,6 +263,9 @@ def test_budgets() -> None:
     for text in ("20", "20 epochs", " 20epochs "):
         assert with_budget(default, text) == replace(default, epochs=20)
     assert with_budget(TINY, None) == with_budget(TINY, "epochs") == with_budget(TINY, "1 epoch")
+    for unit in ("epochs", "hours"):
+        with pytest.raises(ValueError, match=r"expected a budget of at most 1e\+12, got more"):
+            with_budget(default, f"{'9' * 400} {unit}")
     with pytest.raises(ValueError, match="either --budget or --epochs, got '20' and 1"):
         with_budget(TINY, "20")
     graphs = TrainConfig(domain="graph")  # 20 epochs by default
@@ -819,6 +824,18 @@ def test_a_damaged_folder_is_told_in_one_line(
     assert "comparison.yaml" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 1
     assert "expected " in capsys.readouterr().err
+
+
+def test_a_folder_cannot_ask_for_a_billion_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = shared_options(TrainConfig(epochs=1))
+    record = {"recipes": ["simclr"], "seeds": 10**9, "reference": "simclr", "threads": 1,
+              "train": train}  # fmt: skip
+    (tmp_path / "comparison.yaml").write_text(yaml.safe_dump(record))
+    words = ["--recipes", "simclr", "--seeds", "1", "--epochs", "1", "--output", str(tmp_path)]
+    assert main(["compare", *words]) == 1
+    assert f"expected at most 1000 seeds in {tmp_path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

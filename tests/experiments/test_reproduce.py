@@ -220,6 +220,9 @@ def test_what_cannot_be_is_told_in_one_line(
         (["tabel2"], "did you mean 'table2'"),
         (["all", "--data", "digits"], "for one table or figure"),
         (["table2", "--seeds", "0"], "seeds to be at least 1"),
+        (["table2", "--seeds", "1000000000"], "at most 1000 seeds, got 1000000000; use fewer"),
+        (["table2", "--jobs", "-1"], "jobs to be at least 1"),
+        (["table2", "--options", "{epochs: many}"], "expected epochs to be a whole number"),
         (["table2", "--options", "{epoch: 3}"], "did you mean 'epochs'"),
     ):
         assert main(["reproduce", *words]) == 1

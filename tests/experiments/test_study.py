@@ -369,6 +369,8 @@ def test_a_dry_run_only_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ({"stages": {"one": {"arms": ARMS}, "two": {"best_of": {"stage": "one", "keep": "x"}}}},
          "keep of best_of of stage 'two'"),
         ({"stages": {"one": {"arms": ARMS}}, "core_hours": "many"}, "core_hours"),
+        ({"stages": {"one": {"arms": ARMS, "within": ["x"]}}}, "within of stage 'one'"),
+        ({"stages": {"one": {"arms": ARMS}}, "measure": ["knn"]}, "measure to be a name"),
         ({"stages": {"one": {"arms": ARMS}}, "core_minutes": 0}, "core_minutes .*above 0"),
         ({"stages": {"one": {"factors": {"recipe": "simclr"}}}}, "a list of values of recipe"),
     ],
@@ -385,6 +387,31 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     record = {"name": "a", "epochs": 1, "loss": 0.5, "results": {}}
     file.write_text(json.dumps(record) + '\n{"na')
     with pytest.raises(ValueError, match="line 2 of"):
+        Results(file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epochs": "x"},
+        {"loss": "x"},
+        {"cpu_seconds": float("inf")},
+        {"cpu_seconds": -1},
+        {"cpu_seconds": "x"},
+        {"results": {"trained": 3}},
+        {"results": {"trained": {"knn": 0.5}}},
+        {"results": {"trained": {"knn": {"value": "x"}}}},
+        {"name": ["a"]},
+    ],
+)
+def test_a_record_of_no_numbers_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / RESULTS
+    record = {"name": "a", "epochs": 1, "loss": 0.5, "cpu_seconds": 1.0,
+              "results": {"trained": {"knn": {"value": 0.5}}}}  # fmt: skip
+    file.write_text(json.dumps(record))
+    assert Results(file).core_hours == 1 / 3600
+    file.write_text(json.dumps(record | change))
+    with pytest.raises(ValueError, match="line 1 of"):
         Results(file)
 
 

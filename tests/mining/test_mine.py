@@ -331,6 +331,8 @@ def test_equal_and_zero_rows_are_finite() -> None:
         ({"k": 2.5}, "expected k as a whole number, got 2.5; "),
         ({"positives": dict.fromkeys(range(12), 0)}, "the positives of 12 anchors, got dict; "),
         ({"mix": (0.0, 0.0, 0.0)}, "expected a mix that is not all 0"),
+        ({"mix": (1e308, 1e308, 1e308)}, r"largest share is between 1e-06 and 1e\+06, got "),
+        ({"mix": (1e-320, 1e-320, 0.0)}, r"largest share is between 1e-06 and 1e\+06, got "),
         ({"pool": 3}, r"expected a pool of at least k \+ skip = 5 rows, got 3; "),
         ({"skip": -1}, "expected skip of at least 0, got -1; "),
         ({"positives": [0]}, "expected the positives of 12 anchors, got 1; "),

@@ -256,6 +256,17 @@ def test_projection_keeps_groups_together(monkeypatch: pytest.MonkeyPatch) -> No
     assert (group[distance.argmin(1)] == group).mean() > 0.97
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_equal_embeddings_have_places(others: int) -> None:
+    """Those of a collapsed encoder: by rounding alone, their deviation is not 0."""
+    points = np.full((192, 16), 0.2500001, np.float32)
+    points[:, ::3] = 0.7272303
+    points = np.vstack([points, -points[:others]])
+    positions, _ = project(points)
+    assert positions.shape == (192 + others, 2)
+    assert np.isfinite(positions).all()
+
+
 def test_an_atlas_holds_every_picture() -> None:
     from io import BytesIO
 

@@ -1,7 +1,8 @@
-"""Options of a gigantic model, in a run's folder or typed, are refused in one line, unbuilt."""
+"""Options and shapes that no model is built of, in a run's folder or typed, are refused."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -177,3 +178,73 @@ def test_an_export_of_a_gigantic_network(
 
     code, said = in_child(attack, file_bytes=0, seconds=120)
     assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("graphs", {"encoding": {"kind": "evil"}}),
+        ("sentences", {"unknown": None}),
+        ("sentences", {"unknown": -5}),
+    ],
+)
+def test_a_shape_of_other_values(
+    runs: dict[str, Path], tmp_path: Path, name: str, facts: dict[str, Any]
+) -> None:
+    run = changed(runs[name], tmp_path, {})
+    shape = json.loads((run / "shape.json").read_text())
+    for key, value in facts.items():
+        shape[key] = {**shape[key], **value} if isinstance(value, dict) else value
+    (run / "shape.json").write_text(json.dumps(shape))
+    with pytest.raises(ValueError, match="expected a run folder of unremix"):
+        unremix.load(run).encoder()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accelerator": "gpu"}, "expected a GPU"),
+        ({"devices": 999}, "processes on this machine"),
+        ({"loggers": ["wandb"]}, "expected wandb to be installed"),
+    ],
+)
+def test_a_resumed_run_says_what_the_machine_lacks(
+    runs: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "wandb" else found(name)
+    )
+    run = changed(runs["simclr"], tmp_path, options)
+    for _ in range(2):  # from its checkpoint, and from step 0
+        assert main(["train", "--resume", str(run), "--epochs", "2", "--progress", "false"]) == 1
+        assert message in capsys.readouterr().err
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)
+
+
+def test_metrics_without_epochs(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = changed(runs["simclr"], tmp_path, {})
+    (run / "metrics.csv").write_text("loss\n1\n")
+    assert main(["report", str(run), str(runs["moco"]), "-o", str(tmp_path / "c.html")]) == 1
+    assert "metrics.csv as unremix wrote it, got " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_an_export_whose_preprocessing_has_other_channels(
+    runs: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    path = export_encoder(runs["simclr"], "safetensors", tmp_path / "encoder.safetensors").path
+    with safe_open(path, framework="pt") as file:
+        texts = file.metadata()
+    texts[name] = "[1, 2, 3]"
+    save_file(load_file(path), path, metadata=texts)
+    with pytest.raises(ValueError, match=f"{name} of 3 channels"):
+        unremix.load_exported(path)

@@ -19,7 +19,7 @@ from unremix.domains.sampling import permuted
 from unremix.encoders import projection_head
 from unremix.encoders.graph import GraphEncoder
 from unremix.frameworks.base import Batch, Framework
-from unremix.options.config import GraphOptions, TrainConfig
+from unremix.options.config import GraphOptions, TrainConfig, check_types
 from unremix.views.graph import GraphAugmentation, augment
 from unremix.views.randomness import keys
 
@@ -110,6 +110,7 @@ class GraphDomain:
     def shape_from(self, values: dict[str, Any]) -> GraphShape:
         """The same from plain values."""
         encoding = NodeEncoding(**values["encoding"])
+        check_types(encoding)
         if not isinstance(encoding.width, int) or not 1 <= encoding.width <= MOST_FEATURES:
             raise ValueError(f"expected features of nodes, got {encoding.width!r} of them")
         return GraphShape(encoding)

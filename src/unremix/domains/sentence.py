@@ -200,6 +200,10 @@ class SentenceDomain:
         """The same from plain values."""
         shape = SentenceShape(tuple(values["words"]), tuple(values["counts"]), values["unknown"])
         check_types(shape)
+        if shape.unknown is None or min(shape.unknown, *shape.counts, 0) < 0:
+            raise ValueError(
+                f"expected counts of words from 0 on, got {shape.unknown!r} and others"
+            )
         if len(shape.words) != len(shape.counts):
             raise ValueError(
                 f"expected {len(shape.words)} counts of words, got {len(shape.counts)}"

@@ -40,6 +40,8 @@ class Engine:
     ) -> None:
         self.path = path
         self.console = console
+        if at_a_time is not None and at_a_time < 1:
+            raise ValueError(f"expected jobs to be at least 1, got {at_a_time}")
         self.at_a_time = at_a_time
         self.on = on
         self.folder = Folder(path)

@@ -17,6 +17,7 @@ from unremix.recipes import RECIPES, find_recipe
 # Not shared by the runs.
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")
 DEFAULTS = 1  # raised when a default of an option changes, so that runs with the old one differ
+LARGEST_BUDGET = 1e12  # epochs, or any unit of time
 MOST_SEEDS = 1000  # of a recipe, arm or row
 
 UNITS = {"second": 1 / 60, "minute": 1.0, "hour": 60.0}
@@ -161,6 +162,8 @@ def read_budget(budget: str | None) -> tuple[int | None, float | None]:
         return None, None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(epoch|second|minute|hour)?s?", budget.strip())
     amount = 0.0 if match is None else float(match[1])
+    if amount > LARGEST_BUDGET:
+        raise ValueError(f"expected a budget of at most {LARGEST_BUDGET:g}, got more; lower it")
     if match is not None and match[2] in UNITS and amount > 0:
         return None, amount * UNITS[match[2]]
     if match is None or match[2] in UNITS or amount != int(amount):

@@ -136,7 +136,10 @@ def reproduce(
             experiment.seeds or seeds or size.seeds, options or {}, engine,
         )  # fmt: skip
         settings.append(setting)
-        _ = setting.jobs  # options that do not exist are refused here
+        try:
+            _ = setting.jobs  # options that do not exist are refused here
+        except TypeError as error:  # by the configuration, whose words say what is expected
+            raise ValueError(str(error)) from error
     if dry_run:
         show_cost(settings, console)
         return 0

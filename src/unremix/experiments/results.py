@@ -7,6 +7,7 @@ be moved or shared without its runs.
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,24 @@ def record_of(job: Job, run: Run, cpu_seconds: float | None) -> dict[str, Any]:
     }
 
 
+def _check_record(record: dict[str, Any]) -> None:
+    """Refuse a record whose numbers are none.
+
+    Raises:
+        TypeError, KeyError, AttributeError: If it is such.
+    """
+    cost, loss = record.get("cpu_seconds"), record["loss"]
+    measures = [one for result in record["results"].values() for one in result.values()]
+    sound = (
+        isinstance(record["epochs"], int)
+        and (loss is None or isinstance(loss, int | float))
+        and (cost is None or (isinstance(cost, int | float) and 0 <= cost < math.inf))
+        and all(isinstance(one["value"], int | float) for one in measures)
+    )
+    if not sound:
+        raise TypeError("other values than a run's")
+
+
 class Results:
     """The finished runs of an experiment, by the names of their jobs.
 
@@ -78,10 +97,7 @@ class Results:
             for number, line in enumerate(read_text(path).splitlines(), start=1):
                 try:
                     record = json.loads(line)
-                    if {"epochs", "loss"} - record.keys() or not isinstance(
-                        record["results"], dict
-                    ):
-                        raise TypeError("no results")
+                    _check_record(record)
                     self.records[record["name"]] = record
                 except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
                     raise ValueError(

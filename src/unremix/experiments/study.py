@@ -105,6 +105,8 @@ def _read(path: str | Path, *, trust: bool) -> Study:
         raise ValueError(f"expected stages by name in {path}, got none; see docs/study.md")
     stages = {name: _read_stage(name, stage or {}) for name, stage in options["stages"].items()}
     study: Study = _make(Study, {**options, "stages": stages}, str(path))
+    if not isinstance(study.measure, str):
+        raise TypeError(f"expected measure to be a name, got {shorten(study.measure)}")
     _check_number("core_minutes", study.core_minutes, str(path), above=0)
     _check_number("core_hours", study.core_hours or 0, str(path))
     runs = sum(_arms_named(stage) * stage.rungs[-1] for stage in stages.values())
@@ -163,6 +165,9 @@ def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
     for option, values in stage.factors.items():
         if not isinstance(values, list | tuple):
             raise TypeError(f"expected a list of values of {option} in {where}, got {values!r}")
+    for within in (stage.within, *(best.within for best in stage.best_of)):
+        if not isinstance(within, str | None):
+            raise TypeError(f"expected within of {where} to be the name of an option, got another")
     for best in stage.best_of:
         _check_number("keep", best.keep, f"best_of of {where}", above=0, kind=int)
     _check_number("first_seed", stage.first_seed, where, kind=int)

@@ -43,6 +43,7 @@ Sampling = Literal["importance", "top", "random"]
 Block = dict[str, NDArray[Any]]
 """The arrays of :class:`Mined` for some anchors, by name."""
 
+LARGEST_SHARE = 1e6  # of a mix: float32 loses the others beside larger ones
 POOL_PER_NEGATIVE = 10
 SMALLEST_POOL = 50
 ANCHORS_AT_ONCE = 1024  # that a pass over the corpus serves
@@ -349,6 +350,11 @@ def _checked_choice(
             "name the components in the same order"
         )
     shares = tuple(number("each share of the mix", share, least=0) for share in mix)
+    if max(shares) > LARGEST_SHARE or 0 < max(shares) < 1 / LARGEST_SHARE:
+        raise ValueError(
+            f"expected a mix whose largest share is between {1 / LARGEST_SHARE:g} and "
+            f"{LARGEST_SHARE:g}, got {tuple(mix)}; scale it, which changes no choice"
+        )
     if not any(shares):
         raise ValueError(
             f"expected a mix that is not all 0, got {tuple(mix)}; give a component a share"

@@ -30,6 +30,7 @@ from unremix.mining.groups import find_clusters, find_duplicates, fitting_thresh
 from unremix.mining.index import Advance, Allowed, Kind, make_index
 from unremix.report.pictures import make_atlas
 from unremix.report.rendering import render
+from unremix.training.checkpoints import check_embeddings
 from unremix.training.run import Run, reading
 
 TILE = 96  # pixels of the side of a picture on a page, at most
@@ -82,7 +83,8 @@ class RunData:
         refuse_link(kept.parent)
         if not kept.exists():
             found = domain.features(self.run, self.data)
-            arrays = {"embeddings": found.embeddings.numpy(), "names": np.array(found.names)}
+            embeddings = check_embeddings(found.embeddings).numpy()
+            arrays = {"embeddings": embeddings, "names": np.array(found.names)}
             if found.labels is not None:
                 arrays["labels"] = found.labels.numpy()
             if found.classes is not None:

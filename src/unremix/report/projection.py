@@ -30,7 +30,7 @@ def project(features: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
         ((3, 2), 'PCA')
     """
     count = len(features)
-    if count < 8 or float(features.std(0).max()) < 1e-6:
+    if count < 8 or _are_equal(features):
         return _square(_pca(features, 2)), "PCA"
     try:
         from umap import UMAP  # type: ignore[import-not-found]
@@ -44,6 +44,8 @@ def project(features: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
     reduced = _pca(features, COMPONENTS)
     order = np.random.default_rng(0).permutation(count)
     landmarks, others = np.sort(order[:LANDMARKS]), np.sort(order[LANDMARKS:])
+    if _are_equal(reduced[landmarks]):  # t-SNE divides by their spread, and crashes
+        return _square(reduced[:, :2]), "PCA"
     positions = np.empty((count, 2), np.float32)
     positions[landmarks] = _square(_tsne(reduced[landmarks]))
     if not len(others):
@@ -59,6 +61,11 @@ def project(features: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
     # Items whose nearest landmark is the same would hide each other.
     positions[others] += np.random.default_rng(1).normal(0, 0.004, (len(others), 2))
     return _square(positions), f"PCA, then t-SNE of {LANDMARKS:,} items; the others among these"
+
+
+def _are_equal(rows: NDArray[np.float32]) -> bool:
+    """Whether rows differ by rounding alone, as those of a collapsed encoder do."""
+    return float(np.ptp(rows, axis=0).max()) < 1e-5
 
 
 def _tsne(reduced: NDArray[np.float32]) -> NDArray[np.float32]:

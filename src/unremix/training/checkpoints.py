@@ -8,6 +8,7 @@ the SHA-256 of its tensors in its metadata.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             checked = _verify(file)
             file.seek(0)
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
     except UnpicklingError as error:  # torch's text would have it loaded with its code
@@ -60,15 +61,47 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path} cannot be read ({_first_line(error)})") from error
     if not checked:
         warnings.warn(f"{path} has no checksum: an early version wrote it", stacklevel=3)
-    if not (
-        isinstance(state, dict)
-        and isinstance(state.get("step"), int)
-        and isinstance(state.get("rows"), list)
-        and isinstance(state.get("model"), dict)
-        and all(isinstance(tensor, Tensor) for tensor in state["model"].values())
-    ):
+    if not _is_checkpoint(state):
         raise DamagedError(f"{path} is not a checkpoint of unremix")
     return state
+
+
+def _is_checkpoint(state: Any) -> bool:
+    """Whether all that a training continues from is of the type that it writes."""
+    if not isinstance(state, dict):
+        return False
+    step, rows, model = (state.get(name) for name in ("step", "rows", "model"))
+    losses, seconds = state.get("losses", []), state.get("seconds", 0.0)
+    return (
+        isinstance(step, int)
+        and _is_number(step)
+        and step >= 0
+        and isinstance(rows, list)
+        and all(isinstance(row, dict) and "epoch" in row for row in rows)
+        and all(_is_number(value) for row in rows for value in row.values())
+        and all(math.isfinite(row["epoch"]) for row in rows)
+        and isinstance(losses, list)
+        and all(map(_is_number, losses))
+        and _is_number(seconds)
+        and isinstance(state.get("record", {}), dict)
+        and isinstance(state.get("optimizer", {}), dict)
+        and isinstance(model, dict)
+        and all(isinstance(name, str) and _is_plain(tensor) for name, tensor in model.items())
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether it is a tensor of numbers in memory, as they are: not sparse, nested or packed."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.is_nested or tensor.is_quantized)
+    )
 
 
 def _verify(file: BinaryIO) -> bool:
@@ -131,6 +164,21 @@ def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
                 f"expected finite weights in {where}, got NaN or infinity in {name}; the training "
                 "diverged: train again with a lower --lr"
             )
+
+
+def check_embeddings(embeddings: Tensor) -> Tensor:
+    """The embeddings (n, F), which finite weights may still have made overflow.
+
+    Raises:
+        ValueError: If one of them is not finite.
+    """
+    broken = int((~embeddings.isfinite()).any(dim=1).sum())
+    if broken:
+        raise ValueError(
+            f"expected finite embeddings, got NaN or infinity in {broken} of {len(embeddings)} "
+            "rows; the encoder has diverged, or its input is broken: train again with a lower --lr"
+        )
+    return embeddings
 
 
 def _first_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from unremix.data.atomic_files import write_arrays, write_whole
 from unremix.data.image.decoding import HEIF_SUFFIXES, suffixes
 from unremix.data.suggestions import needed_for
 from unremix.domains.base import Features
+from unremix.training.checkpoints import check_embeddings
 from unremix.training.run import Layer, Run
 
 ENDINGS = (".npz", ".parquet", ".csv")
@@ -61,8 +62,13 @@ def embed_to_file(
 
 
 def arrays_of(found: Features, *, normalize: bool) -> dict[str, Any]:
-    """What a file of embeddings holds, by name; see :func:`embed_to_file`."""
-    embeddings = F.normalize(found.embeddings, dim=1) if normalize else found.embeddings
+    """What a file of embeddings holds, by name; see :func:`embed_to_file`.
+
+    Raises:
+        ValueError: If an embedding is not finite.
+    """
+    embeddings = check_embeddings(found.embeddings)
+    embeddings = F.normalize(embeddings, dim=1) if normalize else embeddings
     arrays: dict[str, Any] = {"embeddings": embeddings.numpy(), "names": _texts(found.names)}
     if found.labels is not None:
         arrays["labels"] = found.labels.numpy()

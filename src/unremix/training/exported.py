@@ -18,7 +18,12 @@ from unremix.domains.outline import outlined, refuse_other
 from unremix.encoders import make_encoder
 from unremix.encoders.registry import NAMES
 from unremix.options.config import LARGEST_IMAGE, TrainConfig, make_config
-from unremix.training.checkpoints import DamagedError, check_finite, read_safetensors
+from unremix.training.checkpoints import (
+    DamagedError,
+    check_embeddings,
+    check_finite,
+    read_safetensors,
+)
 from unremix.training.export import OPTIONS, FromBytes, from_texts
 from unremix.training.run import Run
 
@@ -51,7 +56,7 @@ class ExportedEncoder:
         Raises:
             ValueError: For items the encoder cannot take.
         """
-        embeddings = self._embed(items)
+        embeddings = check_embeddings(self._embed(items))
         return F.normalize(embeddings, dim=1) if normalize else embeddings
 
 
@@ -124,6 +129,9 @@ def _from_safetensors(path: Path) -> ExportedEncoder:
     check_finite(weights, str(path))
     if facts["domain"] == "image":
         _refuse_larger(lambda: _image_encoder(path, facts), weights, path)
+        for name in ("mean", "std"):
+            if len(facts[name]) != facts["channels"]:
+                raise ValueError(f"{name} of {len(facts[name])} channels")
         encoder = _fill(_image_encoder(path, facts), weights)
         return _of_images(path, facts, FromBytes(encoder, facts["mean"], facts["std"]).eval())
     domain, kind = find_domain(facts["domain"]), facts["domain"]

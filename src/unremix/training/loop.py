@@ -43,11 +43,11 @@ from unremix.frameworks.base import Framework, Projecting
 from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.training.export import write_weights
 from unremix.training.initialization import initialize
-from unremix.training.optimizers import make_optimizer, rate_at
+from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
 from unremix.training.record import device_in_words
-from unremix.training.run import Run
+from unremix.training.run import Run, reading
 from unremix.training.sharding import divide, gathered, is_divided, shard
 from unremix.training.stopping import Stop, requeue, resume_command
 from unremix.training.threads import limited_threads
@@ -127,9 +127,10 @@ class Training:
             weight_decay=config.weight_decay,
         )
         if "optimizer" in state:
-            self.optimizer.load_state_dict(state["optimizer"])
+            with reading(self.run.checkpoint, "restore a copy, or train a new run"):
+                restore_optimizer(self.optimizer, state["optimizer"])
+                self.fabric.strategy.precision.load_state_dict(state.get("precision", {}))
             divide(self.optimizer)
-            self.fabric.strategy.precision.load_state_dict(state["precision"])
         self.prepared.state = None  # frees its memory
         self.since = time.perf_counter()
         while self.step < self.total and not self.stopped:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from unremix.data.bounds import shorten
 from unremix.options.config import OptimizerName, ScheduleName
 
 
@@ -104,6 +105,49 @@ def make_optimizer(
         divided = any(isinstance(parameter, DTensor) for parameter in model.parameters())
         return SGD(groups, lr=lr, momentum=0.9, fused=None if divided else fused)
     return LARS(groups, lr)
+
+
+def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Continue from the state of a checkpoint, under the optimizer's own options.
+
+    Args:
+        optimizer: As it was made.
+        state: What its ``state_dict()`` was.
+
+    Raises:
+        TypeError, ValueError, KeyError: If it is that of another optimizer or model. Torch takes it
+            all the same, and its fused kernels would read and write beyond the end of tensors.
+    """
+    options = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    for values in state["state"].values():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and not value.is_floating_point():  # would be converted
+                raise ValueError(f"{name} of {value.dtype}")
+    optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
+    kept = {"momentum_buffer"} if isinstance(optimizer, SGD) else {"momentum"}
+    if isinstance(optimizer, Adam):  # AdamW is one
+        kept = {"step", "exp_avg", "exp_avg_sq"}
+    for parameter, values in optimizer.state.items():
+        if not isinstance(parameter, Tensor) or set(values) != kept:
+            raise ValueError(f"the state of another optimizer: {shorten(values)}")
+        for name, value in values.items():
+            wanted = torch.Size() if name == "step" else parameter.shape
+            if value is None and name == "momentum_buffer":  # of a parameter without gradient
+                continue
+            if (
+                not isinstance(value, Tensor)
+                or value.shape != wanted
+                or value.layout != torch.strided
+            ):
+                raise ValueError(f"{name} that does not fit its parameter")
+            if name != "step" and not isinstance(parameter, DTensor):
+                # A tensor may show a few numbers as many; kernels take all to be there.
+                values[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
 
 
 def rate_at(step: int, *, lr: float, total: int, warmup: int, schedule: ScheduleName) -> float:

@@ -31,6 +31,7 @@ from unremix.frameworks.base import Framework, Projecting
 from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.training.checkpoints import (
     DamagedError,
+    check_embeddings,
     check_finite,
     digest_of,
     read_checkpoint,
@@ -212,7 +213,11 @@ class Run:
         Raises:
             ValueError: If it is the checkpoint of another model.
         """
+        own = model.state_dict()
         try:
+            for name, tensor in state["model"].items():
+                if tensor.dtype != own[name].dtype:  # torch would convert it without a word
+                    raise TypeError(f"{name} of {tensor.dtype}")
             model.load_state_dict(state["model"])
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:
             writer = f"unremix {state['version']}" if "version" in state else "an early version"
@@ -307,10 +312,13 @@ class Run:
             return []
         with reading(file, "'unremix train --resume' writes it again"):
             rows = csv.DictReader(io.StringIO(read_text(file), newline=""))
-            return [
+            found = [
                 {name: float(value) for name, value in row.items() if value not in ("", None)}
                 for row in rows
             ]
+            if not all(name in row for row in found for name in ("epoch", "step", "loss")):
+                raise KeyError("a row without epoch, step or loss")
+            return found
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
@@ -349,5 +357,5 @@ class Run:
         Raises:
             ValueError: For items the encoder cannot take.
         """
-        embeddings = self.domain.embed(self, items)
+        embeddings = check_embeddings(self.domain.embed(self, items))
         return F.normalize(embeddings, dim=1) if normalize else embeddings
