@@ -229,9 +229,9 @@ def test_the_options_shown_are_those_of_the_parts_made(name: str) -> None:
     if recipe.framework == "moco":
         head = torch.nn.Sequential(torch.nn.Linear(4, 4))
         model: Any = composition.make_framework(torch.nn.Linear(4, 4), head)
-        assert float(shown["--moco.momentum"]) == model.momentum
+        assert float(shown["--moco.momentum"]) == model.options.momentum
         assert int(shown["--moco.queue"]) == model.memory.size
-        assert int(shown["--moco.group"]) == model.group
+        assert int(shown["--moco.group"]) == model.options.group
 
 
 @pytest.mark.parametrize("recipe", ["swav", "unremix-moco"])
