@@ -419,7 +419,8 @@ class Memory:
 def measure_memory(settings: Settings, engine: EngineName) -> Memory:
     """Run in a fresh process, where nothing else has taken memory."""
     torch.set_num_threads(settings.threads)
-    for size in (600, 800) if engine == "compiled" else (64,):  # code, threads; compiled for any N
+    # Code and threads; compiled for any N, of one block and of several.
+    for size in (600, 800, 3000, 4000) if engine == "compiled" else (64,):
         unremix_contender(settings.batch(size), settings, engine=engine)()
     whole, base = settings.largest_size, settings.base_size
     largest = measure_call(
