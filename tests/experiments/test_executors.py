@@ -349,7 +349,7 @@ def test_without_slurm_it_says_where_to_go(
 
 
 class FakeRay:
-    """Ray as far as an executor calls it: a task ends when it is told to."""
+    """The part of Ray that an executor calls; the test decides when a task ends."""
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}

@@ -180,7 +180,7 @@ def write_neighbors(
 ) -> Written:
     """Find what is most similar to each query.
 
-    The arguments are those of ``unremix neighbors``; ``advance`` is told how far the search is.
+    The arguments are those of ``unremix neighbors``; ``advance`` receives the progress of the search.
 
     Raises:
         ValueError: If a query is neither in the data nor something that the run embeds.
@@ -284,7 +284,7 @@ def write_duplicates(
 ) -> Written:
     """Find groups of near-duplicates.
 
-    The arguments are those of ``unremix duplicates``; ``advance`` is told how far the search is.
+    The arguments are those of ``unremix duplicates``; ``advance`` receives the progress of the search.
     """
     page = _page(run, output, "duplicates")
     found = RunData(run, data, trust=trust)
