@@ -130,11 +130,9 @@ class Problem:
 
     def _products(self, anchors: Tensor, candidates: Tensor) -> Tensor:
         """f · f, or z · z, as the logits have it, shape (N, M)."""
-        dot, own, known = self.options.logits == "dot", self.own, self.similarity
-        if known is not None and not torch.is_grad_enabled():  # known, and not to be differentiated
-            return known * self.anchors.lengths[:, None] * self.candidates.lengths if dot else known
+        own = self.own
         of_own = None if own is None else own.units
-        if own is not None and dot:
+        if own is not None and self.options.logits == "dot":
             of_own = own.units * own.lengths[..., None]
         return inner_products(anchors, candidates, of_own)
 

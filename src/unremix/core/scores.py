@@ -11,7 +11,7 @@ Letters: N anchors, B of them in a block, M candidates, D dimensions of z, H dim
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -169,11 +169,6 @@ def representativeness(block: Block) -> Tensor:
     """
     units, count, few = block.candidates.units, block.count, block.non_negatives
     own = None if block.own is None else block.own.units
-    if few is not None and few.shape[1] == 1 and own is None and len(units) < len(few):
-        # Anchors with the same non-negative (nodes of a graph) have the same row: make each once.
-        each = torch.arange(len(units), device=units.device)[:, None]
-        rows = replace(block, non_negatives=each, count=count[: len(units)])  # all counts are equal
-        return representativeness(rows).index_select(0, few[:, 0])
     if few is None:
         total = block.negatives[:, : len(units)].to(units.dtype) @ units  # T_i, shape (B, D)
     else:  # the sum of all, less the few that are not negatives

@@ -180,7 +180,7 @@ def write_neighbors(
 ) -> Written:
     """Find what is most similar to each query.
 
-    The arguments are those of ``unremix neighbors``; ``advance`` receives the progress of the search.
+    The arguments are those of ``unremix neighbors``; ``advance`` receives its progress.
 
     Raises:
         ValueError: If a query is neither in the data nor something that the run embeds.
@@ -284,7 +284,7 @@ def write_duplicates(
 ) -> Written:
     """Find groups of near-duplicates.
 
-    The arguments are those of ``unremix duplicates``; ``advance`` receives the progress of the search.
+    The arguments are those of ``unremix duplicates``; ``advance`` receives its progress.
     """
     page = _page(run, output, "duplicates")
     found = RunData(run, data, trust=trust)

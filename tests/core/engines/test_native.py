@@ -206,9 +206,9 @@ class Products(TorchDispatchMode):
 @needed
 @DTYPES
 def test_a_batch_of_graphs_takes_few_products(dtype: torch.dtype) -> None:
-    """InfoGraph's three, and four more: of both posteriors, of δ and of h; a small one is for r.
+    """InfoGraph's three, and six more: f · f, and one each for two posteriors, δ, h and r.
 
-    In one block f · f is computed once, and z · z is made of it. Blocks give the same.
+    In one block f · f is computed once, for both posteriors and the similarity; blocks agree.
     """
     h, graph_h = draw(14, 6, seed=1, dtype=dtype), draw(5, 6, seed=2, dtype=dtype)
     pairs = Pairs.membership(torch.arange(14) % 5, 5)
@@ -228,6 +228,6 @@ def test_a_batch_of_graphs_takes_few_products(dtype: torch.dtype) -> None:
             loss.backward()
         found[tile, bool(weighting.components)] = products.count, loss, nodes.grad, graphs.grad
     assert found["auto", False][0] == 3
-    assert found["auto", True][0] == 3 + 4 + 1
+    assert found["auto", True][0] == 3 + 6
     for whole, blocks in zip(found["auto", True][1:], found[4, True][1:], strict=True):
         assert_like(whole, blocks, TOLERANCE[dtype])
