@@ -17,7 +17,7 @@ from unremix.core.views import Own, Vectors, Views
 
 # Numbers in a (B, M) array of a block. On a CPU it and a few more stay near the cores; on an
 # accelerator a block should keep it busy; inside torch.compile blocks are unrolled: few are best.
-BLOCK_ON_CPU, BLOCK_ELSEWHERE, BLOCK_TRACED = 2**21, 2**24, 2**26
+BLOCK_ON_CPU, BLOCK_ELSEWHERE, BLOCK_TRACED = 2**22, 2**24, 2**26
 
 
 def blocks(count: int, width: int, tile: Tile, device: torch.device) -> Iterator[slice]:
