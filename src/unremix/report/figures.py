@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,7 +222,9 @@ def interval_chart(
 ) -> Figure:
     """A line per setting: on the left its runs and their mean, on the right the difference."""
     scale = 100 if percent else 1
-    figure = Figure(figsize=(9.0, 1.3 + 0.28 * len(rows)), layout="constrained")
+    names = [textwrap.fill(row.name, 44, break_on_hyphens=False) for row in rows]
+    lines = sum(1 + name.count("\n") for name in names)
+    figure = Figure(figsize=(PAGE, 1.0 + 0.1 * len(rows) + 0.15 * lines), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for place, row in enumerate(rows):
         values = [scale * value for value in row.values]
@@ -237,10 +240,10 @@ def interval_chart(
         marker = "D" if clear else "o"  # a second cue, besides the color
         right.plot(scale * found.mean, place, marker, ms=5, color=color)
     right.axvline(0, color="#222222", lw=0.8)
-    unit = ", %" if percent else ""
-    left.set(xlabel=f"{label}{unit}, every run and mean")
-    right.set(xlabel=f"{label} − {reference}, 95 % interval")
-    left.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    left.set(xlabel=f"{label}, %" if percent else label)
+    right.set(xlabel="difference, 95 % interval")
+    figure.supxlabel(f"runs, their mean, and {label} − {reference}", fontsize=8)
+    left.set_yticks(range(len(rows)), names, fontsize=7.5)
     left.invert_yaxis()
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.3)
