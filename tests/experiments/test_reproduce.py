@@ -57,7 +57,7 @@ def note(setting: Setting, *, without: int = 0) -> dict[tuple[str, str, str, int
                 if job.name not in kept or job in setting.engine.results:
                     continue
                 values = {path: round(float(generator.uniform(0.3, 0.9)), 4) for path in paths}
-                found |= {(row.name, source.paper, path, seed): v for path, v in values.items()}
+                found |= {(row.name, source.title, path, seed): v for path, v in values.items()}
                 measures = {path: {"value": value, "count": 100} for path, value in values.items()}
                 floor = {path: {"value": 0.2 + seed / 100, "count": 100} for path in paths}
                 setting.engine.results.add(
@@ -100,11 +100,12 @@ def test_the_numbers_of_a_table_follow_from_the_runs(
     record = json.loads((folder / "results.json").read_text())
     text = (folder / "table.md").read_text()
     cells = lines_of(text)
-    columns = [(s.paper, path) for s in setting.sources for path in setting.experiment.measures]
+    columns = [(s, path) for s in setting.sources for path in setting.experiment.measures]
     (reference,) = [row for row in setting.rows if row.name == setting.experiment.reference]
     rows = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
     for row in setting.rows:
-        for place, (data, path) in enumerate(columns):
+        for place, (source, path) in enumerate(columns):
+            data = source.title
             runs = [
                 run["results"]["trained"][path]["value"]
                 for run in record["runs"]
@@ -114,10 +115,9 @@ def test_the_numbers_of_a_table_follow_from_the_runs(
             assert None in expected or runs == expected  # shared runs have the first row's values
             shown = f"{100 * np.mean(runs):.1f} ± {100 * np.std(runs, ddof=1):.1f}"
             assert cells[row.name][1 + place] == shown
-            if (data, path) in row.published:
-                paper = row.published[data, path][0]
-                assert cells[f"{row.name} · paper"][1 + place].split(" ")[0] == str(paper)
-                (source,) = [one for one in setting.sources if one.paper == data]
+            if (source.paper, path) in row.published:
+                paper = row.published[source.paper, path][0]
+                assert float(cells[f"{row.name} · paper"][1 + place].split(" ")[0]) == paper
                 (line,) = [r for r in rows if r["row"] == row.name and _is(r, setting, data, path)]
                 expected = 100 * np.mean(runs) - paper
                 if source.comparable:
@@ -147,9 +147,108 @@ def test_the_numbers_of_a_table_follow_from_the_runs(
 
 def _is(line: dict[str, str], setting: Setting, data: str, path: str) -> bool:
     """Whether a line of table.csv is about a measure on a data set."""
-    titles = {source.paper: source.title for source in setting.sources}
     label = setting.experiment.measures[path]
-    return line["column"] in (label, titles[data], f"{titles[data]}, {label}")
+    alone = len(setting.sources) == 1
+    return line["column"] in (data, f"{data}, {label}", *([label] if alone else []))
+
+
+def test_the_numbers_of_the_curves_follow_from_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "lacking", lambda *_: None)
+    for name in ("curves", "mix", "diversity"):
+        setting = setting_of(name, "cpu", tmp_path, 2)
+        note(setting)
+        assert reproduce(name, seeds=2, output=str(tmp_path), console=QUIET) == 0
+    read = {
+        name: json.loads((tmp_path / name / "results.json").read_text())
+        for name in ("curves", "mix", "diversity")
+    }
+    cells = {name: lines_of((tmp_path / name / "table.md").read_text()) for name in read}
+    curves = read["curves"]["records"]
+    wanted = ("HCL", "CIFAR-10 (JPEG)", 3)
+    last = [
+        one["accuracy"] for one in curves if (one["row"], one["data"], one["probe_epoch"]) == wanted
+    ]
+    assert len(last) == 2
+    assert cells["curves"]["HCL"][0] == f"10.0 → {100 * np.mean(last):.1f}"
+    ends = [one["share"] for one in read["mix"]["records"]
+            if (one["row"], one["component"]) == ("free", "similarity")]  # fmt: skip
+    assert ends == [0.4] * 4  # two seeds on two data sets
+    line = "| free | CIFAR-10 (JPEG) | – | 0.400 ± 0.000 | – |"
+    assert line in (tmp_path / "mix" / "table.md").read_text()
+    for classes, data, place in ((2, "CIFAR-10 (JPEG)", 1), (50, "Tiny-ImageNet, 100 classes", 2)):
+        values = [
+            run["results"]["trained"]["neighbors.top5"]["value"]
+            for run in read["diversity"]["runs"]
+            if (run["row"], run["data"]) == (f"{classes} classes", data)
+        ]
+        shown = f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}"
+        assert cells["diversity"][f"{classes} classes"][place] == shown
+
+
+def test_seeds_of_the_mix_are_those_of_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a run is missing, the seeds of the others stay their own."""
+    monkeypatch.setattr(module, "lacking", lambda *_: None)
+    setting = setting_of("mix", "cpu", tmp_path, 2)
+    note(setting)
+    (row,) = [row for row in setting.rows if row.name == "free"]
+    del setting.engine.results.records[setting.job(row, setting.sources[0], 0).name]
+    found = module.write(setting, "unremix reproduce mix").records
+    own = [one for one in found if (one["row"], one["data"]) == ("free", setting.sources[0].title)]
+    assert {one["seed"] for one in own} == {1}
+
+
+def test_data_sets_of_one_name_are_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "lacking", lambda *_: None)
+    experiment = EXPERIMENTS["table5"]
+    sources = sources_of(experiment, "smoke", ("a/photos", "b/photos"))
+    assert [one.title for one in sources] == ["photos", "b/photos"]
+    setting = Setting(experiment, "smoke", sources, 1, {}, Engine(tmp_path, QUIET))
+    values = note(setting)
+    made = module.write(setting, "unremix reproduce table5")
+    (found,) = [line for line in made.grids[0][1].lines if line[0] == "NT-Xent"]
+    for place, source in enumerate(sources):
+        value = values["NT-Xent", source.title, "linear.top1", 0]
+        assert found[2 + place] == f"{100 * value:.1f} ± –"
+
+
+def test_diversity_on_data_of_ones_own(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["diversity"]
+    sources = sources_of(experiment, "cpu", ("photos",))
+    setting = Setting(experiment, "cpu", sources, 1, {}, Engine(tmp_path, QUIET))
+    classes = [job.train.loss.negative_classes for job in setting.jobs]  # type: ignore[attr-defined]
+    assert classes == [1, 2, 4, 6, 8, 10]
+
+
+def test_a_dry_run_does_not_count_what_it_cannot_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNREMIX_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    console = Console(file=printed, width=300)
+    assert reproduce("sentences", scale="paper", dry_run=True, console=console) == 0
+    assert "In all 0 s, one run at a time, and 15 runs of unknown cost." in printed.getvalue()
+    assert "bookcorpus was not found; get it from" in printed.getvalue()
+
+
+def test_a_dry_run_takes_the_mean_of_finished_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = setting_of("table5", "smoke", tmp_path, 4)
+    note(setting, without=6)
+    for number, record in enumerate(setting.engine.results.records.values()):
+        record["cpu_seconds"] = 10.0 + number
+    monkeypatch.setattr(module, "estimate", None)
+    printed = io.StringIO()
+    module.show_cost([setting], Console(file=printed, width=300))
+    mean = np.mean(10.0 + np.arange(6))
+    assert f"In all {module.duration(6 * mean)}, one run at a time." in printed.getvalue()
 
 
 def test_nothing_is_subtracted_from_digits() -> None:
@@ -244,7 +343,7 @@ def test_the_command_line_names_every_experiment() -> None:
 def test_other_data_keep_the_figures_of_the_paper(tmp_path: Path) -> None:
     given = sources_of(EXPERIMENTS["table1"], "cpu", ("/some/cifar-100-python.tar.gz", "mine.zip"))
     assert [(one.paper, one.title) for one in given] == [
-        ("CIFAR-100", "CIFAR-100"), ("mine", "mine"),
+        ("CIFAR-100", "CIFAR-100"), ("", "mine"),
     ]  # fmt: skip
     assert given[0].data == "/some/cifar-100-python.tar.gz"
 
@@ -342,9 +441,9 @@ def test_every_name_in_smoke(tmp_path: Path) -> None:
     # Frames agree with the labels of the images that are shown.
     record = json.loads((tmp_path / "gallery" / "results.json").read_text())
     for row in ("HCL", "UnReMix"):
-        for anchor in {one["anchor"] for one in record["negatives"]}:
+        for anchor in {one["anchor"] for one in record["records"]}:
             shown = [
-                one for one in record["negatives"] if (one["row"], one["anchor"]) == (row, anchor)
+                one for one in record["records"] if (one["row"], one["anchor"]) == (row, anchor)
             ]
             classes = [one["class"] for one in shown]
             assert len(shown) == 5
@@ -353,6 +452,18 @@ def test_every_name_in_smoke(tmp_path: Path) -> None:
                 assert (one["frame"] == "false negative") == false
                 redundant = not false and classes.count(one["class"]) > 1
                 assert (one["frame"] == "redundant") == redundant
+    # Columns over all anchors follow from the heaviest negatives of each.
+    cells = lines_of((tmp_path / "gallery" / "table.md").read_text())
+    for one in record["everywhere"]:
+        labels = one["labels"]
+        count = len(labels)
+        picked = [[labels[c % count] for c in chosen] for chosen in one["heaviest"]]
+        own = [labels[anchor % count] for anchor in range(2 * count)]
+        false = np.mean([np.mean(np.equal(p, o)) for p, o in zip(picked, own, strict=True)])
+        among = np.mean([(labels.count(o) - 1) / (count - 1) for o in own])
+        distinct = np.mean([len(set(p)) / len(p) for p in picked])
+        shown = [f"{100 * value:.1f}" for value in (false, among, distinct)]
+        assert cells[one["row"]][-3:] == shown
     # Parts of a weight add up to it.
     with (tmp_path / "contributions" / "table.csv").open() as file:
         rows = list(csv.DictReader(file))

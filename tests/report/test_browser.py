@@ -697,7 +697,9 @@ def test_the_map_by_pointer(runs: dict[str, Run], opened: Opened) -> None:
     page.mouse.move(at[0] + 40, at[1] + 30, steps=4)
     page.mouse.up()
     assert page.evaluate("unremix.map.chosen") == chosen
-    assert page.evaluate("unremix.map.place(20)") == pytest.approx(zoomed + [40, 30], abs=1)
+    assert page.evaluate("unremix.map.place(20)") == pytest.approx(
+        zoomed + np.array([40, 30]), abs=1
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -65,12 +66,14 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
         for of_kind in SCALES.values()
         for source in of_kind[experiment.kind].sources
     }
-    found = []
+    found: list[Source] = []
     for number, given in enumerate(data):
         name = Path(given).name
         like = usual[min(number, len(usual) - 1)] if usual else Source("", "", "")
-        source = known.get(given, known.get(name, Source(Path(name).stem, given, Path(name).stem)))
-        found.append(replace(source, data=given, options=like.options, write=None))
+        source = known.get(given, known.get(name, Source("", given, Path(name).stem)))
+        alike = any(one.title == source.title for one in found)
+        title = given if alike else source.title
+        found.append(replace(source, data=given, title=title, options=like.options, write=None))
     return tuple(found)
 
 
@@ -247,7 +250,7 @@ def write(setting: Setting, command: str) -> Made:
         "seeds": setting.seeds,
         "command": command,
         "versions": versions(),
-        "data": {source.paper: source.data for source in setting.sources},
+        "data": {source.title: source.data for source in setting.sources},
         "paper": {
             row.name: {
                 f"{path} on {data}": figure for (data, path), figure in row.published.items()
@@ -256,6 +259,7 @@ def write(setting: Setting, command: str) -> Made:
             if row.published
         },
         "runs": _runs(setting),
+        "records": list(made.records),
         **made.facts,
     }
     contents = {
@@ -274,7 +278,7 @@ def _runs(setting: Setting) -> list[dict[str, Any]]:
     """Every finished run, with its options as a command and every measure."""
     kept = ("name", "seed", "epochs", "steps", "loss", "results", "cpu_seconds", "command")
     return [
-        {"row": row.name, "data": source.paper, **{key: record.get(key) for key in kept},
+        {"row": row.name, "data": source.title, **{key: record.get(key) for key in kept},
          "mix": {
              column[4:]: share
              for column, share in (record.get("metrics") or [{}])[-1].items()
@@ -289,8 +293,8 @@ def _runs(setting: Setting) -> list[dict[str, Any]]:
 def show_cost(settings: Sequence[Setting], console: Console) -> None:
     """Say what is to be run and what it costs: ``--dry_run``.
 
-    A run's cost is the mean of the finished ones; else it is estimated from a few steps of the
-    reference row, on random images where the data are not there.
+    A run's cost is the mean of the finished ones; before there are any it is estimated from a few
+    steps of the reference row, on random images where the data are not there.
     """
     table = Table(title="Runs; those that an earlier name has are counted there", box=None)
     headings = ("name", "data", "rows", "seeds", "epochs", "runs", "to do", "a run", "all")
@@ -298,7 +302,7 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
         table.add_column(heading, justify="right" if number > 1 else "left")
     counted: set[str] = set()
     costs: dict[str, float | None] = {}
-    total = 0.0
+    total, unknown = 0.0, 0
     said: list[str] = []
     for setting in settings:
         experiment = setting.experiment
@@ -313,9 +317,10 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
             reference = next((r for r in rows if r.name == experiment.reference), rows[0])
             key = f"{experiment.kind} {source.data} {jobs[0].train.epochs}"
             if key not in costs:
-                costs[key] = _cost(setting, setting.job(reference, source, 0), said)
+                costs[key] = _cost(setting, source, jobs, setting.job(reference, source, 0), said)
             one = costs[key]
             total += (one or 0.0) * len(left)
+            unknown += len(left) if one is None else 0
             table.add_row(
                 experiment.name, source.title, str(len(rows)), str(setting.seeds),
                 str(jobs[0].train.epochs), str(len(jobs)), str(len(left)),
@@ -323,21 +328,30 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
                 "unknown" if one is None else duration(one * len(left)),
             )  # fmt: skip
     summary = (
-        f"In all {duration(total)} of training, one run at a time; evaluation is not included. The "
-        "cost of a run is estimated from a few steps of the reference row, and assumed for the "
-        "other rows as well. Nothing was written."
+        f"In all {duration(total)}, one run at a time"
+        + (f", and {unknown} runs of unknown cost. " if unknown else ". ")
+        + "The cost of a run is the mean of the finished ones, or else estimated from a few "
+        "training steps of the reference row, without the evaluation. Nothing was written."
     )
     tables.show(console, [table], (*dict.fromkeys(said), summary))
 
 
-def _cost(setting: Setting, job: Job, said: list[str]) -> float | None:
+def _cost(
+    setting: Setting, source: Source, jobs: Sequence[Job], reference: Job, said: list[str]
+) -> float | None:
     """Seconds of a run; None if its data are not there and cannot be made up."""
-    known = setting.engine.results.records.get(job.name, {}).get("cpu_seconds")
-    if known is not None:
-        return float(known)
+    records = setting.engine.results.records
+    known = [records[job.name]["cpu_seconds"] for job in jobs if job.name in records]
+    if known:
+        return fmean(known)
+    size = SCALES[setting.scale][setting.experiment.kind]
+    why = lacking(source, {**size.options, **source.options, **setting.options})
     try:
-        train = replace(job.train, progress=False)
-        return estimate(train, seconds=STEPS_SECONDS).seconds
+        train = replace(reference.train, progress=False)
+        found = estimate(train, seconds=STEPS_SECONDS).seconds
     except (FileNotFoundError, ValueError) as error:
-        said.append(f"{setting.experiment.name}, {job.train.data}: {error}")
+        said.append(why or f"{setting.experiment.name}, {source.title}: {error}")
         return None
+    if why is not None:
+        said.append(f"{why}; the estimate is of random images in its place")
+    return found

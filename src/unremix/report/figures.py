@@ -32,6 +32,7 @@ class Panel:
     percent: bool = False  # whether values are shares
     levels: Mapping[str, float] = field(default_factory=dict)  # what there is without training
     at_least: tuple[float, float] | None = None  # of the axis, so that noise does not fill it
+    axis: str = "epoch"  # what the epochs are of
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,11 @@ def _draw(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[Sequence[Row]]])
             scale * value, color=GRAYS[number % 2], linestyle=patterns[number % 2], lw=1.2,
             label=name, zorder=1,
         )  # fmt: skip
-    axes.set(title=panel.title, xlabel="epoch", ylabel="%" if panel.percent else "")
+    axes.set(title=panel.title, xlabel=panel.axis, ylabel="%" if panel.percent else "")
     if panel.at_least is not None:
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, scale * panel.at_least[0]), max(high, scale * panel.at_least[1]))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
     axes.grid(alpha=0.3)
 
 
@@ -195,14 +196,6 @@ def bar_chart(groups: Sequence[str], rows: Sequence[Bars]) -> Figure:
             )  # fmt: skip
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set(ylabel="%")
-    known = [
-        value
-        for row in rows
-        for value in (*_percent(row.means), *_percent(row.published))
-        if math.isfinite(value)
-    ]
-    if known:
-        axes.set_ylim(max(0.0, 10 * math.floor(min(known) / 10 - 0.5)), None)
     axes.grid(axis="y")
     figure.legend(loc="outside lower center", ncols=4)
     return figure

@@ -19,14 +19,20 @@ from unremix.report.figures import Bars, bar_chart
 HOW = (
     "In percent: mean ± standard deviation over seeds. The paper's figures stand below ours where "
     "it has them; they come from its own data and scale, and are subtracted only where the test "
-    "data are the same. Differences pair equal seeds, which share initial weights and the order "
-    "of the data: mean [95 % interval by Student's t], each for itself."
+    "samples are the same (CIFAR-10's images count also as JPEG files). Differences pair equal "
+    "seeds, which share initial weights and the order of the data: mean [95 % interval by "
+    "Student's t], each for itself."
 )
 
 
 def column_of(source: Source, path: str) -> str:
     """The name of a column: a measure on a data set."""
-    return f"{path} on {source.paper}"
+    return f"{path} on {source.title}"
+
+
+def path_of(column: Measure) -> str:
+    """The measure of a column, by its path on the cards of the runs."""
+    return column.path.rpartition(" on ")[0]
 
 
 def outcomes_of(setting: Setting) -> list[Outcome]:
@@ -59,10 +65,10 @@ def columns_of(setting: Setting, outcomes: Sequence[Outcome]) -> list[Measure]:
     ]
     if not taken:
         taken = [
-            (source, column.removesuffix(f" on {source.paper}"))
+            (source, path)
             for source in setting.sources
-            for column in found
-            if column.endswith(f" on {source.paper}")
+            for path in dict.fromkeys(map(path_of, found.values()))
+            if column_of(source, path) in found
         ]
     several = len({path for _, path in taken}) > 1
     alone = len(setting.sources) == 1
@@ -79,12 +85,12 @@ def columns_of(setting: Setting, outcomes: Sequence[Outcome]) -> list[Measure]:
 
 def paper_figures(setting: Setting) -> dict[str, dict[str, Percent]]:
     """The paper's figures by row and column, in percent."""
-    present = {source.paper for source in setting.sources}
     return {
         row.name: {
-            f"{path} on {data}": figure
+            column_of(source, path): figure
             for (data, path), figure in row.published.items()
-            if data in present
+            for source in setting.sources
+            if source.paper == data
         }
         for row in setting.rows
     }
@@ -92,12 +98,14 @@ def paper_figures(setting: Setting) -> dict[str, dict[str, Percent]]:
 
 def _comparable(setting: Setting, column: str) -> bool:
     """Whether the paper's figures can be subtracted from those of a column."""
-    return any(one.comparable and column.endswith(f" on {one.paper}") for one in setting.sources)
+    return any(one.comparable and column.endswith(f" on {one.title}") for one in setting.sources)
 
 
-def _printed(mean: float | None, spread: float | None) -> str:
+def _printed(mean: float | None, spread: float | None, decimals: int) -> str:
     """A figure with the digits that the paper has."""
-    return "–" if mean is None else f"{mean}" + ("" if spread is None else f" ± {spread:.2f}")
+    if mean is None:
+        return "–"
+    return f"{mean:.{decimals}f}" + ("" if spread is None else f" ± {spread:.{decimals}f}")
 
 
 def _with_paper(
@@ -116,7 +124,8 @@ def _with_paper(
             figures, differences = [], []
             for column in columns:
                 mean, spread = paper.get(column.path, (None, None))
-                figures.append(_printed(mean, spread))
+                decimals = 1 if setting.experiment.kind == "sentences" else 2
+                figures.append(_printed(mean, spread, decimals))
                 cell = row.cells.get(column.path)
                 differences.append(
                     "–"
@@ -170,9 +179,9 @@ def make_comparison(setting: Setting) -> Made:
     rows = tables.table_rows(outcomes, reference=reference)
     values, differences = tables.grids(rows, columns, reference=reference, apart=True)
     average = average_ranks(rows, columns, setting.seeds)
-    notes = [HOW]
-    if setting.experiment.measures:
-        notes.insert(0, f"Measured: {', '.join(setting.experiment.measures.values())}.")
+    wanted = setting.experiment.measures
+    measured = dict.fromkeys(path_of(column) for column in columns)
+    notes = [f"Measured: {', '.join(wanted.get(path, path) for path in measured)}.", HOW]
     if setting.scale == "smoke":
         notes.append("The scale smoke shows that everything runs; its figures mean nothing.")
     if len(columns) > 1 and average:

@@ -83,7 +83,8 @@ ON_CLASSES = tuple(
         papers=tuple(
             data
             for data, known in {
-                "CIFAR-10": FEW_CLASSES, "CIFAR-100": MANY_CLASSES, "Tiny-ImageNet": MANY_CLASSES
+                "CIFAR-10": FEW_CLASSES, "": FEW_CLASSES,
+                "CIFAR-100": MANY_CLASSES, "Tiny-ImageNet": MANY_CLASSES,
             }.items()
             if classes in known
         ),
@@ -149,9 +150,10 @@ EXPERIMENTS = {
             measures={"neighbors.top5": "kNN, top 5"}, reference="10 classes",
             options={"paper": {"epochs": 100}},
             notes=(
-                "This experiment uses labels: they decide which images may be negatives. The "
-                "paper does not name its data set; it reports that accuracy rises with k, without "
-                "numbers in the text.",
+                "This experiment uses labels: only images of the first k classes may be "
+                "negatives, so an anchor has fewer negatives, too (with k of 10 classes, about "
+                "k / 10 of them). The paper does not name its data set; it reports that accuracy "
+                "rises with k, without numbers in the text.",
             ),
         ),
         Experiment(

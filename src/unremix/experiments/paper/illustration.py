@@ -34,7 +34,8 @@ class Plane:
 def make_plane() -> Plane:
     """Handwritten digits of three classes, in the plane of their first two principal components.
 
-    The anchor is the point of the first class that is nearest to the others: near the boundary.
+    The anchor is near the boundary: the point of the first class that is nearest to the others. It
+    is at least 1 away from the origin, beside which a second view may have any direction.
     """
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     from sklearn.decomposition import PCA  # type: ignore[import-untyped]
@@ -49,7 +50,8 @@ def make_plane() -> Plane:
     noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(0))
     classes = torch.from_numpy(np.searchsorted(DIGITS, labels[chosen]))
     distances = torch.cdist(first, first[classes != 0]).amin(1)
-    anchor = int(torch.where(classes == 0, distances, torch.inf).argmin())
+    possible = (classes == 0) & (first.norm(dim=1) >= 1)
+    anchor = int(torch.where(possible, distances, torch.inf).argmin())
     return Plane(first, first + JITTER * noise, classes, anchor)
 
 
@@ -110,14 +112,13 @@ def make_illustration(setting: Setting) -> Made:
         classes = [int(plane.labels[one]) for one in chosen]
         false = sum(one == own for one in classes)
         top = plane.labels[orders[name][:, :PICKS]]  # (N, PICKS)
-        everywhere = (top == plane.labels[:, None]).float().mean()
-        lines.append(
-            [name, f"{false} of {PICKS}", str(len(set(classes) - {own})), f"{everywhere:.0%}"]
-        )
+        share = (top == plane.labels[:, None]).float().mean()
+        lines.append([name, f"{false} of {PICKS}", str(len(set(classes) - {own})), f"{share:.0%}"])
         records += [
             {"way": name, "place": place, "point": one, "digit": DIGITS[int(plane.labels[one])]}
             for place, one in enumerate(chosen)
         ]
+    everywhere = {name: order[:, :PICKS].tolist() for name, order in orders.items()}
     handles, labels = drawn[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=7)
     headings = ["way", "of the anchor's class", "other classes", "same class, all anchors"]
@@ -131,5 +132,6 @@ def make_illustration(setting: Setting) -> Made:
             "labels": plane.labels.tolist(),
             "anchor": plane.anchor,
             "picks": picks,
+            "everywhere": everywhere,
         },
     )

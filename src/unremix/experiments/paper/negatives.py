@@ -95,7 +95,7 @@ def anchors_of(labels: Tensor, count: int) -> list[int]:
 def heaviest(found: Importance, anchor: int, count: int) -> list[int]:
     """The candidates that weigh most for an anchor."""
     row = found.weights[anchor].masked_fill(~found.negatives[anchor], -torch.inf)
-    return [int(one) for one in row.topk(count).indices]
+    return [int(one) for one in row.sort(descending=True, stable=True).indices[:count]]
 
 
 def frames_of(anchor: int, images: Sequence[int], labels: Tensor) -> list[str]:
@@ -130,7 +130,7 @@ def _pictures_only(axes: Axes, width: float, low: float, high: float) -> None:
 
 def make_gallery(setting: Setting) -> Made:
     """The heaviest negatives of some anchors, each row of the experiment above the next."""
-    figures, records, lines = {}, [], []
+    figures, records, lines, everywhere = {}, [], [], []
     for source in setting.sources:
         tiny = source.paper == "Tiny-ImageNet"
         count, anchors_count = (7, 6) if tiny else (5, 8)
@@ -151,7 +151,7 @@ def make_gallery(setting: Setting) -> Made:
                 picked = heaviest(found, anchor, count)
                 images = [one % len(first.labels) for one in picked]
                 frames = frames_of(anchor, images, first.labels)
-                axes.text(left + 1.1, top - line - 0.5, name, rotation=90, va="center", size=5)
+                axes.text(left + 1.1, top - line - 0.5, name, rotation=90, va="center", size=6)
                 for number, (image, frame) in enumerate(zip(images, frames, strict=True)):
                     _show(
                         axes, first.images[image], left + 1.4 + number, top - line - 1,
@@ -159,7 +159,7 @@ def make_gallery(setting: Setting) -> Made:
                     )  # fmt: skip
                     records.append(
                         {
-                            "data": source.paper, "row": name, "anchor": anchor,
+                            "data": source.title, "row": name, "anchor": anchor,
                             "anchor_class": int(first.labels[anchor]), "place": number,
                             "image": image, "class": int(first.labels[image]),
                             "weight": float(found.weights[anchor, picked[number]]),
@@ -170,12 +170,18 @@ def make_gallery(setting: Setting) -> Made:
         for frame, color in FRAMES.items():
             axes.plot([], [], "--" if frame == REDUNDANT else "-", color=color, lw=2, label=frame)
         figure.legend(loc="outside lower center", ncols=3)
-        figures[f"{setting.experiment.name}-{source.paper.lower()}"] = figure
+        figures[f"{setting.experiment.name}-{source.slug}"] = figure
         for name, found in importance.items():
             own = [
-                one["frame"] for one in records if (one["data"], one["row"]) == (source.paper, name)
+                one["frame"] for one in records if (one["data"], one["row"]) == (source.title, name)
             ]
             measured = audit(found, first.labels, k=count)
+            everywhere.append(
+                {
+                    "data": source.title, "row": name, "labels": first.labels.tolist(),
+                    "heaviest": [heaviest(found, one, count) for one in range(len(found.weights))],
+                }
+            )  # fmt: skip
             lines.append(
                 [
                     name, source.title, *(str(own.count(frame)) for frame in FRAMES),
@@ -191,7 +197,7 @@ def make_gallery(setting: Setting) -> Made:
         [("", Grid(headings, lines, 0))],
         records,
         figures,
-        {"negatives": records},
+        {"everywhere": everywhere},
         (
             f"Frames are counted over the anchors shown: the first image of each class of a fixed "
             f"batch of {MOST_IMAGES} training images. The last three columns are over all anchors "
@@ -256,20 +262,18 @@ def make_contributions(setting: Setting) -> Made:
             )  # fmt: skip
             lines.append([name, source.title, *(f"{value:.3f}" for value in values)])
             records += [
-                {"data": source.paper, "component": name, "place": place, "candidate": one,
+                {"data": source.title, "component": name, "place": place, "candidate": one,
                  "contribution": value, "weight": float(found.weights[anchor, one])}
                 for place, (one, value) in enumerate(zip(picked, values, strict=True))
             ]  # fmt: skip
         below.set(xlabel="negative", ylabel="part of the weight", xticks=range(1, 6))
         below.grid(axis="y")
         figure.legend(loc="outside lower center", ncols=3)
-        figures[f"{setting.experiment.name}-{source.paper.lower()}"] = figure
-        figures[f"overview-{source.paper.lower()}"] = overview(look, found, parts, anchor)
+        figures[f"{setting.experiment.name}-{source.slug}"] = figure
+        figures[f"overview-{source.slug}"] = overview(look, found, parts, anchor)
     headings = ["component", "data", *(f"negative {place}" for place in range(1, 6))]
     note = "The parts of a negative add up to its weight; a weight of 1 is the average."
-    return Made(
-        [("", Grid(headings, lines, 0))], records, figures, {"contributions": records}, (note,)
-    )
+    return Made([("", Grid(headings, lines, 0))], records, figures, notes=(note,))
 
 
 def overview(
@@ -298,9 +302,7 @@ def overview(
         axes.bar([1.9 + place for place in range(count)], values[anchor, chosen].tolist(), 0.8,
                  color=color)  # fmt: skip
         axes.set(xlim=(-0.1, count + 1.5), xticks=[])
-        axes.set_title(
-            name if name == "weight" else f"{name}: λ times the scaled score", loc="left"
-        )
+        axes.set_title(name if name == "weight" else f"part of the weight: {name}", loc="left")
         axes.axhline(0, color="black", lw=0.6)
     return figure
 
@@ -326,9 +328,9 @@ def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
 def make_gradients(setting: Setting) -> Made:
     """Histograms of the gradients of negatives under both losses, each with its own encoder."""
     figure = Figure(figsize=(PAGE, 2.5 * len(setting.sources)), layout="constrained")
-    drawn = figure.subplots(len(setting.sources), 2, squeeze=False)
+    drawn = figure.subplots(len(setting.sources), 2, squeeze=False, sharey="row")
     looks = looks_of(row.name for row in setting.rows)
-    lines, records = [], []
+    lines, records, sizes = [], [], []
     for line, source in zip(drawn, setting.sources, strict=True):
         found: dict[str, np.ndarray] = {}
         for row in setting.rows:
@@ -338,16 +340,20 @@ def make_gradients(setting: Setting) -> Made:
             found[row.name] = gradients_of(look, kind, t).flatten().numpy()
         limit = max(float(np.percentile(np.abs(values), 99.9)) for values in found.values())
         edges = np.linspace(-limit, limit, BINS + 1)
+        line[0].set_ylabel("share of values")
         for axes, (name, values) in zip(line, found.items(), strict=True):
             counts, _ = np.histogram(values, edges)
             axes.stairs(counts / len(values), edges, fill=True, color=looks[name].color)
             axes.set(title=f"{name}, {source.title}", yscale="log", xlabel="gradient")
-            axes.set_ylabel("share of values")
             axes.grid(axis="y")
-            deviation = float(values.std())
-            lines.append([name, source.title, f"{deviation:.3g}", f"{np.abs(values).mean():.3g}"])
+            size = {
+                "standard_deviation": float(values.std()),
+                "mean_size": float(np.abs(values).mean()),
+            }
+            sizes.append({"row": name, "data": source.title, **size})
+            lines.append([name, source.title, *(f"{value:.3g}" for value in size.values())])
             records += [
-                {"row": name, "data": source.paper, "low": low, "high": high, "count": int(count)}
+                {"row": name, "data": source.title, "low": low, "high": high, "count": int(count)}
                 for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
             ]
     headings = ["row", "data", "standard deviation", "mean size"]
@@ -359,6 +365,6 @@ def make_gradients(setting: Setting) -> Made:
         [("", Grid(headings, lines, 0))],
         records,
         {setting.experiment.name: figure},
-        {"histograms": records},
+        {"sizes": sizes},
         (note,),
     )

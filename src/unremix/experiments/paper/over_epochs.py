@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.evaluation.statistics import summarize
@@ -32,7 +32,7 @@ def make_probe_curves(setting: Setting) -> Made:
                 ]
                 runs.setdefault(row.name, []).append(points)
                 records += [
-                    {"row": row.name, "data": source.paper, "seed": record["seed"],
+                    {"row": row.name, "data": source.title, "seed": record["seed"],
                      "probe_epoch": int(point["epoch"]), "accuracy": point[source.title]}
                     for point in points
                 ]  # fmt: skip
@@ -45,7 +45,8 @@ def make_probe_curves(setting: Setting) -> Made:
             cells.append(" → ".join(f"{100 * value:.1f}" for value in marks) or "–")
         lines.append([name, *cells])
     headings = ["row", *(f"{title}, %, first → last probe epoch" for title in titles)]
-    figure = learning_curves(runs, [Panel(title, title, percent=True) for title in titles])
+    panels = [Panel(title, title, percent=True, axis="probe epoch") for title in titles]
+    figure = learning_curves(runs, panels)
     return Made(
         [("", Grid(headings, lines, 0))],
         records,
@@ -53,9 +54,12 @@ def make_probe_curves(setting: Setting) -> Made:
     )
 
 
-def _shares(setting: Setting, source: Source) -> dict[str, dict[str, list[list[dict[str, float]]]]]:
-    """By row and component: for each seed the share over the epochs, as rows of metrics."""
-    found: dict[str, dict[str, list[list[dict[str, float]]]]] = {}
+Shares = dict[str, dict[str, dict[int, list[dict[str, float]]]]]
+
+
+def _shares(setting: Setting, source: Source) -> Shares:
+    """By row, component and seed: the share over the epochs, as rows of metrics."""
+    found: Shares = {}
     for row in setting.rows:
         for record in setting.records(row, source):
             for component in PAPER_COMPONENTS:
@@ -64,7 +68,8 @@ def _shares(setting: Setting, source: Source) -> dict[str, dict[str, list[list[d
                     for one in record.get("metrics") or []
                     if f"mix_{component}" in one
                 ]
-                found.setdefault(row.name, {}).setdefault(component, []).append(points)
+                seeds = found.setdefault(row.name, {}).setdefault(component, {})
+                seeds[record["seed"]] = points
     return found
 
 
@@ -80,7 +85,7 @@ def make_mix(setting: Setting) -> Made:
         for number, (name, components) in enumerate(_shares(setting, source).items()):
             last = []
             for component, seeds in components.items():
-                curve = mean_curve(seeds, "share")
+                curve = mean_curve(list(seeds.values()), "share")
                 if curve is None:
                     last.append("–")
                     continue
@@ -88,17 +93,18 @@ def make_mix(setting: Setting) -> Made:
                     curve.epochs, curve.mean, color=COMPONENT_COLORS[component], lw=1.5,
                     linestyle=DASHES[number % len(DASHES)], label=f"{component}, {name}",
                 )  # fmt: skip
-                ends = summarize([points[-1]["share"] for points in seeds if points])
+                ends = summarize([points[-1]["share"] for points in seeds.values() if points])
                 spread = "–" if ends.deviation is None else f"{ends.deviation:.3f}"
                 last.append(f"{ends.mean:.3f} ± {spread}")
                 records += [
-                    {"row": name, "data": source.paper, "component": component, "seed": seed,
+                    {"row": name, "data": source.title, "component": component, "seed": seed,
                      "epoch": point["epoch"], "share": point["share"]}
-                    for seed, points in enumerate(seeds)
+                    for seed, points in seeds.items()
                     for point in points
                 ]  # fmt: skip
             lines.append([name, source.title, *last])
         axes.set(title=source.title, xlabel="epoch", ylabel="λ")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(True)
     handles, labels = drawn[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
@@ -114,34 +120,33 @@ def make_diversity(setting: Setting) -> Made:
     """Accuracy against the number of classes that negatives come from."""
     compared = make_comparison(setting)
     (path,) = setting.experiment.measures
-    figure = Figure(figsize=(PAGE / 1.6, 2.8), layout="constrained")
-    axes = figure.subplots()
-    looks = looks_of(source.title for source in setting.sources)
-    for source in setting.sources:
-        counts: list[int] = []
-        means: list[float] = []
-        spreads: list[float] = []
+    figure = Figure(figsize=(PAGE, 2.7), layout="constrained")
+    drawn = figure.subplots(1, len(setting.sources), squeeze=False)[0]
+    look = looks_of(["simclr"])["simclr"]
+    for axes, source in zip(drawn, setting.sources, strict=True):
         rows = [row for row in setting.rows if source in setting.sources_of(row)]
-        for row in rows:
-            values = _values(setting, row, source, TRAINED, path)
-            if values:
-                counts.append(int(row.options["loss.negative_classes"]))
-                means.append(float(np.mean(values)))
-                spreads.append(float(np.std(values, ddof=1)) if len(values) > 1 else 0.0)
-        look = looks[source.title]
+        found = {
+            int(row.options["loss.negative_classes"]): summarize(values)
+            for row in rows
+            if (values := _values(setting, row, source, TRAINED, path))
+        }
         axes.errorbar(
-            counts, means, yerr=spreads, color=look.color, linestyle=look.dash, marker=look.marker,
-            ms=4, lw=1.5, capsize=2, label=source.title,
+            list(found), [one.mean for one in found.values()],
+            yerr=[one.deviation or 0.0 for one in found.values()],
+            color=look.color, marker=look.marker, ms=4, lw=1.5, capsize=2, label="SimCLR",
         )  # fmt: skip
         floors = [one for row in rows for one in _values(setting, row, source, "untrained", path)]
         if floors:
             axes.axhline(
-                float(np.mean(floors)), color=GRAYS[0], linestyle=look.dash, lw=1,
-                label=f"untrained, {source.title}",
+                summarize(floors).mean, color=GRAYS[0], linestyle=DASHES[1], lw=1,
+                label="untrained encoder",
             )  # fmt: skip
-    axes.set(xlabel="classes that negatives come from", ylabel="kNN, top 5, %")
-    axes.grid(True)
-    figure.legend(loc="outside lower center", ncols=2)
+        axes.set(title=source.title, xlabel="classes that negatives come from")
+        axes.set_xticks(list(found))
+        axes.grid(True)
+    drawn[0].set_ylabel("kNN, top 5, %")
+    handles, labels = drawn[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return replace(compared, figures={setting.experiment.name: figure})
 
 

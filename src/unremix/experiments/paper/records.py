@@ -28,7 +28,8 @@ class Row:
     published: Published = field(default_factory=dict)  # the paper's figures
     floors: Mapping[str, str] = field(default_factory=dict)  # other names for its baselines
     scales: tuple[ScaleName, ...] = ("smoke", "cpu", "paper")  # the scales that have it
-    papers: tuple[str, ...] | None = None  # the paper's data sets that have it; all by default
+    # The paper's data sets that have it, "" for data of one's own; all by default.
+    papers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

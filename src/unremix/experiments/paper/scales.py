@@ -8,6 +8,7 @@ HCL's set-up give it.
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,13 +32,18 @@ TU = "https://chrsmrrs.github.io/datasets"
 class Source:
     """A data set that takes the place of one of the paper's."""
 
-    paper: str  # the paper's data set
+    paper: str  # the paper's data set; empty for data of one's own
     data: str  # what ``--data`` takes
-    title: str  # what to call it in tables
+    title: str  # what to call it in tables and files; no two of an experiment have the same
     where: str = ""  # where to get it
     options: Options = field(default_factory=dict)  # options of a run that belong to it
     write: Callable[[Path], None] | None = None  # writes it to a folder, for data that are made up
     comparable: bool = True  # whether accuracies on it are of the paper's own test data
+
+    @property
+    def slug(self) -> str:
+        """The title in a file's name."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 
 @dataclass(frozen=True)
