@@ -190,7 +190,9 @@ def test_cards_of_any_domain() -> None:
     assert columns["mrpc.f1"].shown(0.8) == "80.0 %"
     assert columns["sick.pearson"].shown(0.7) == "0.700"
     assert columns["sick.mse"].shown(1.5) == "1.500"
-    assert columns["mr"].number(-0.0001, sign=True) == "+0.0"
+    assert columns["mr"].number(-0.0001) == "0.0"
+    signed = [columns["mr"].number(value, sign=True) for value in (-0.0001, 0.0001, 0.0, -0.0)]
+    assert signed == ["-0.0", "+0.0", "+0.0", "+0.0"]
     rows = tables.table_rows(outcomes, reference="x")
     assert [row.name for row in rows] == ["x", "y", "bag of words"]
     first, second = tables.grids(rows, list(columns.values()), reference="x")

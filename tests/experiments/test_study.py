@@ -24,11 +24,13 @@ from unremix.experiments import engine
 from unremix.experiments.plan import DEFAULTS, shared_options, train_command
 from unremix.experiments.results import RESULTS, Results
 from unremix.experiments.study import (
+    BestOf,
     Stage,
     Study,
     arms_at,
-    best_arms,
+    arms_of,
     given_arms,
+    is_complete,
     jobs_at,
     label_of,
     make_job,
@@ -36,7 +38,7 @@ from unremix.experiments.study import (
     read_study,
     seeds_of,
 )
-from unremix.experiments.study_report import write_report
+from unremix.experiments.study_report import AUDITED, write_report
 from unremix.experiments.study_runs import run_study
 from unremix.losses import PRESETS
 from unremix.options.config import TrainConfig
@@ -82,7 +84,11 @@ def with_values(study: Study, stage: Stage, values: dict[tuple[str, int], float]
             if (label_of(arm), seed) in values:
                 job = make_job(study, stage, arm, seed)
                 value = values[label_of(arm), seed]
-                results.records[job.name] = {"results": {"trained": {"knn": {"value": value}}}}
+                results.records[job.name] = {
+                    "epochs": 1, "loss": 1.0,
+                    "metrics": [{"epoch": 1, **dict.fromkeys(AUDITED, 0.5)}],
+                    "results": {"trained": {"knn": {"value": value}}},
+                }  # fmt: skip
     return results
 
 
@@ -179,19 +185,74 @@ def test_the_reference_is_never_dropped() -> None:
     assert [arm["recipe"] for arm in found] == ["simclr", "moco", "unremix-simclr"]
 
 
-def test_the_best_of_a_stage_go_on() -> None:
-    first = Stage(factors={"recipe": ["simclr", "hcl"], "temperature": [0.1, 0.2]}, seeds=1)
-    second = Stage(seeds=2, first_seed=10)
+@pytest.mark.parametrize(
+    ("best", "expected"),
+    [
+        (BestOf("first"), ["hcl temperature=0.2"]),
+        (BestOf("first", keep=2), ["simclr temperature=0.1", "hcl temperature=0.2"]),
+        (BestOf("first", within="recipe"), ["simclr temperature=0.1", "hcl temperature=0.2"]),
+        (BestOf("first", within="recipe", other_than_reference=True),
+         ["simclr temperature=0.2", "hcl temperature=0.2"]),
+        (BestOf("first", within="temperature", other_than_reference=True),
+         ["hcl temperature=0.1", "hcl temperature=0.2"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("reference", [None, {"recipe": "simclr", "temperature": 0.1}])
+def test_the_best_of_a_stage_go_on(
+    best: BestOf, expected: list[str], reference: dict[str, Any] | None
+) -> None:
+    first = Stage(
+        factors={"recipe": ["simclr", "hcl"], "temperature": [0.1, 0.2]}, seeds=1,
+        reference=reference,
+    )  # fmt: skip
+    second = Stage(best_of=[best], seeds=2, first_seed=10)
     study = Study({"first": first, "second": second}, train=TRAIN)
     values = {
         ("simclr temperature=0.1", 0): 0.3, ("simclr temperature=0.2", 0): 0.2,
         ("hcl temperature=0.1", 0): 0.1, ("hcl temperature=0.2", 0): 0.6,
     }  # fmt: skip
     results = with_values(study, first, values)
-    best = best_arms(
-        study, first, given_arms(first), range(1), results, within="recipe", keep=1
+    assert [label_of(arm) for arm in arms_of(study, "second", results)] == expected
+    jobs = [(job.row, job.seed) for job in jobs_at(study, "second", 0, results)]
+    assert jobs == [(label, seed) for seed in (10, 11) for label in expected]
+    nothing = with_values(study, first, {})
+    assert arms_of(study, "second", nothing) == []
+
+
+def test_what_halving_dropped_is_not_the_best(tmp_path: Path) -> None:
+    """Not even if its one seed is above the mean of those that went on."""
+    stage = Stage(
+        factors={"recipe": ["simclr", "hcl"], "temperature": [0.1, 0.2, 0.3, 0.5]},
+        seeds=[1, 2], within="recipe", keep=0.25,
     )  # fmt: skip
-    assert [label_of(arm) for arm in best] == ["simclr temperature=0.1", "hcl temperature=0.2"]
+    study = Study({"pick": stage}, train=TRAIN)
+    values = {(label_of(arm), 0): 0.6 for arm in given_arms(stage)}
+    for recipe in ("simclr", "hcl"):
+        values |= {(f"{recipe} temperature=0.2", 0): 0.7, (f"{recipe} temperature=0.2", 1): 0.4}
+    write_report(study, with_values(study, stage, values), tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    tuned = report.partition("At equal tuning")[2].partition("![kNN")[0]
+    curves = (tmp_path / "pick-scores.svg").read_text()
+    for arm in given_arms(stage):
+        kept = arm["temperature"] == 0.2
+        assert (f"| {label_of(arm)} |" in tuned) == kept
+        assert (label_of(arm) in curves) == kept
+
+
+def test_a_complete_stage_is_planned_as_such() -> None:
+    """Also where the reference is kept beside the better half, and is one arm more."""
+    stage = Stage(factors={"recipe": RECIPES}, seeds=[1, 2], reference={"recipe": "simclr"})
+    study = Study({"s": stage}, train=TRAIN)
+    values = {(recipe, 0): float(number) for number, recipe in enumerate(RECIPES)}
+    results = with_values(study, stage, values)
+    assert planned(study, results) == [("s", 4, 4, 0), ("s", 3, 6, 3)]
+    values |= {(recipe, 1): 1.0 for recipe in RECIPES if recipe != "hcl"}
+    results = with_values(study, stage, values)
+    assert planned(study, results) == [("s", 4, 4, 0), ("s", 3, 6, 0)]
+    del values["hcl", 0]  # an arm that was added later
+    results = with_values(study, stage, values)
+    assert planned(study, results) == [("s", 4, 4, 1), ("s", 2, 4, 2)]
+    assert not is_complete(study, "s", results)
 
 
 # Running
@@ -239,6 +300,59 @@ def test_a_study_and_its_report(tmp_path: Path, fake: Callable[..., None]) -> No
         assert f"{center:+.1f} [{center - half:+.1f}, {center + half:+.1f}]" in report
     assert (folder / "pick.svg").exists()
     assert (folder / "pick.png").exists()
+
+
+def test_a_confirmation_compares_every_setting_with_every_other(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    recipes = ["simclr", "hcl", "moco"]
+    stages = {
+        "pick": {"factors": {"recipe": recipes}, "seeds": 1},
+        "confirm": {"best_of": {"stage": "pick", "keep": 3}, "seeds": 3, "first_seed": 50},
+    }
+    folder, _ = run(write(tmp_path, stages=stages))
+    before, first, second = (folder / "report.md").read_text().split("Every setting against every")
+    assert "## confirm" in before
+    confirmed = [one for one in records(folder) if one["seed"] >= 50]
+    for path, part in (("knn", first), ("linear.top1", second)):
+        found = {
+            (one["row"], one["seed"]): one["results"]["trained"][path]["value"] for one in confirmed
+        }
+        heading = {"knn": "kNN, %", "linear.top1": "linear probe, %"}[path]
+        assert part.startswith(f" other: {heading}")
+        assert "| setting | 1 | 2 | 3 |" in part
+        for number, row in enumerate(recipes, start=1):
+            cells = [f"{number}: {row}"]
+            for column in recipes:
+                if row == column:
+                    cells.append("–")
+                    continue
+                differences = [found[row, seed] - found[column, seed] for seed in (50, 51, 52)]
+                center = 100 * statistics.fmean(differences)
+                half = 100 * stats.sem(differences) * stats.t.ppf(0.975, 2)
+                cells.append(f"{center:+.1f} [{center - half:+.1f}, {center + half:+.1f}]")
+            assert f"| {' | '.join(cells)} |" in part
+
+
+def test_a_measure_that_no_run_has_ends_the_study(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    stages = {
+        "pick": {"factors": {"recipe": RECIPES}, "seeds": [1, 2], "within": "recipe"},
+        "confirm": {"best_of": {"stage": "pick"}},
+    }
+    file = write(tmp_path, stages=stages, measure="accuracy")
+    message = "expected the measure 'accuracy' of every run, got knn, linear.top1 of simclr"
+    with pytest.raises(ValueError, match=message):
+        run(file)
+    folder = tmp_path / "study"
+    assert len(records(folder)) == 1  # the first run tells
+    report = (folder / "report.md").read_text()
+    assert "No run has the study's measure, `accuracy`; they have knn, linear.top1." in report
+    for dry_run in (True, False):
+        with pytest.raises(ValueError, match=message):
+            run(file, dry_run=dry_run)
+    assert len(records(folder)) == 1
 
 
 def test_the_report_says_what_the_weights_pick(tmp_path: Path, fake: Callable[..., None]) -> None:
@@ -368,6 +482,9 @@ def test_a_dry_run_only_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ({"stages": {"one": {"arms": ARMS, "keep": "half"}}}, "keep .*a number"),
         ({"stages": {"one": {"arms": ARMS}, "two": {"best_of": {"stage": "one", "keep": "x"}}}},
          "keep of best_of of stage 'two'"),
+        ({"stages": {"one": {"arms": ARMS},
+                     "two": {"best_of": {"stage": "one", "other_than_reference": "no"}}}},
+         "other_than_reference of stage 'two'"),
         ({"stages": {"one": {"arms": ARMS}}, "core_hours": "many"}, "core_hours"),
         ({"stages": {"one": {"arms": ARMS, "within": ["x"]}}}, "within of stage 'one'"),
         ({"stages": {"one": {"arms": ARMS}}, "measure": ["knn"]}, "measure to be a name"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unremix.report.figures import Panel, learning_curves, mean_curve, write_figure
-from unremix.report.style import COLORS
+from unremix.report.style import COLORS, looks_of
 
 
 def test_mean_curves() -> None:
@@ -27,6 +27,16 @@ def test_mean_curves() -> None:
     assert alone.deviation is None
     assert mean_curve(seeds, "svm") is None
     assert mean_curve([[{"epoch": 1.0, "a": 1.0}], [{"epoch": 2.0, "a": 1.0}]], "a") is None
+
+
+def test_settings_have_the_color_of_their_method() -> None:
+    recipes = ["unremix-simclr", "hcl", "simclr"]
+    settings = [f"{recipe} temperature={n}" for n in range(16) for recipe in recipes]
+    looks = looks_of(settings)
+    for recipe in recipes:
+        own = [looks[name] for name in settings if name.split()[0] == recipe]
+        assert {look.color for look in own} == {looks_of([recipe])[recipe].color}
+        assert len({(look.dash, look.marker) for look in own}) == 16
 
 
 @pytest.mark.parametrize("name", ["hcl", "unremix-simclr temperature=0.1", "a" * 60])

@@ -29,6 +29,7 @@ from unremix.evaluation.statistics import summarize
 from unremix.experiments import plan
 from unremix.experiments.plan import Job, check_seeds, train_config
 from unremix.experiments.results import Results
+from unremix.experiments.tables import TRAINED
 from unremix.options.config import code_of, fits, untrusted
 from unremix.training.run import LARGEST_CONFIG
 
@@ -45,6 +46,7 @@ class BestOf:
     stage: str
     within: str | None = None  # the best of each value of this option; by default one arm
     keep: int = 1  # how many of each
+    other_than_reference: bool = False  # whether that stage's reference is passed over
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
             raise TypeError(f"expected within of {where} to be the name of an option, got another")
     for best in stage.best_of:
         _check_number("keep", best.keep, f"best_of of {where}", above=0, kind=int)
+        if not isinstance(best.other_than_reference, bool):
+            raise TypeError(f"expected other_than_reference of {where} to be true or false")
     _check_number("first_seed", stage.first_seed, where, kind=int)
     _check_number("keep", stage.keep, where)
     for seeds in stage.rungs:
@@ -249,6 +253,21 @@ def groups_of(arms: Iterable[Arm], within: str | None) -> list[str]:
     return list(dict.fromkeys(group_of(arm, within) for arm in arms))
 
 
+def reference_of(stage: Stage, arms: Sequence[Arm]) -> Arm:
+    """The arm of a stage that its others are compared with."""
+    return arms[0] if stage.reference is None else stage.reference
+
+
+def values_of(
+    study: Study, stage: Stage, arm: Arm, seeds: Iterable[int], results: Results
+) -> list[float]:
+    """The study's measure of an arm's finished runs, as far as they have it."""
+    jobs = [make_job(study, stage, arm, seed) for seed in seeds]
+    records = [results.records[job.name] for job in jobs if job in results]
+    found = [record["results"].get(TRAINED, {}).get(study.measure) for record in records]
+    return [float(one["value"]) for one in found if one is not None]
+
+
 def best_arms(
     study: Study, stage: Stage, arms: Sequence[Arm], seeds: Iterable[int], results: Results,
     *, within: str | None, keep: float | int,
@@ -261,8 +280,7 @@ def best_arms(
     seeds = list(seeds)
     means: list[tuple[float, int]] = []
     for number, arm in enumerate(arms):
-        jobs = [make_job(study, stage, arm, seed) for seed in seeds]
-        found = [results.value(job, study.measure) for job in jobs if job.name in results.records]
+        found = values_of(study, stage, arm, seeds, results)
         if found:
             means.append((summarize(found).mean, number))
     chosen: list[int] = []
@@ -279,8 +297,12 @@ def arms_of(study: Study, name: str, results: Results) -> list[Arm]:
     arms: list[Arm] = list(given_arms(stage))
     for best in stage.best_of:
         source = study.stages[best.stage]
+        candidates = final_arms(study, best.stage, results)
+        if best.other_than_reference:
+            there = arms_of(study, best.stage, results)
+            candidates = [arm for arm in candidates if arm != reference_of(source, there)]
         arms += best_arms(
-            study, source, final_arms(study, best.stage, results), seeds_of(source), results,
+            study, source, candidates, seeds_of(source), results,
             within=best.within, keep=best.keep,
         )  # fmt: skip
     return [arm for number, arm in enumerate(arms) if arm not in arms[:number]]
@@ -315,30 +337,31 @@ def jobs_at(study: Study, name: str, rung: int, results: Results) -> list[Job]:
 
 
 def is_complete(study: Study, name: str, results: Results) -> bool:
-    """Whether every run of a stage's last rung has ended."""
-    jobs = jobs_at(study, name, len(study.stages[name].rungs) - 1, results)
+    """Whether every run of a stage has ended."""
+    rungs = range(len(study.stages[name].rungs))
+    jobs = [job for rung in rungs for job in jobs_at(study, name, rung, results)]
     return bool(jobs) and all(job in results for job in jobs)
 
 
 def planned(study: Study, results: Results) -> list[tuple[str, int, int, int]]:
     """Of each rung: its stage, arms, runs and runs to be made, as far as they are known.
 
-    Arms of later rungs and of ``best_of`` are counted, not named, before their results are there.
+    Arms of later rungs and of ``best_of`` are estimated until the runs that choose them have ended.
     """
     found = []
     for name, stage in study.stages.items():
-        count = len(arms_of(study, name, results))
-        if not all(is_complete(study, best.stage, results) for best in stage.best_of):
-            count = len(given_arms(stage)) + sum(
-                best.keep * len(groups_of(given_arms(study.stages[best.stage]), best.within))
-                for best in stage.best_of
-            )
+        known = all(is_complete(study, best.stage, results) for best in stage.best_of)
+        count = len(given_arms(stage)) + sum(
+            best.keep * len(groups_of(given_arms(study.stages[best.stage]), best.within))
+            for best in stage.best_of
+        )
         before = 0
         for rung, seeds in enumerate(stage.rungs):
-            jobs = jobs_at(study, name, rung, results)
-            done = sum(job.name in results.records for job in jobs)
-            known = len(jobs) == count * seeds
-            to_do = len(jobs) - done if known else count * (seeds - before)
+            to_do = count * (seeds - before)
+            if known:
+                count = len(arms_at(study, name, rung, results))
+                to_do = sum(job not in results for job in jobs_at(study, name, rung, results))
+                known = to_do == 0
             found.append((name, count, count * seeds, to_do))
             least = len(groups_of(given_arms(stage), stage.within))
             count, before = max(least, math.ceil(stage.keep * count)), seeds

@@ -17,9 +17,12 @@ from unremix.experiments.study import (
     Study,
     arms_of,
     best_arms,
+    final_arms,
     label_of,
     make_job,
+    reference_of,
     seeds_of,
+    values_of,
 )
 from unremix.experiments.tables import Measure, Outcome, TableRow
 from unremix.report.figures import (
@@ -39,24 +42,27 @@ def outcomes_of(study: Study, stage: Stage, arms: Sequence[Arm], results: Result
     return [outcome for outcome in found if outcome is not None]
 
 
-def _reference(stage: Stage, arms: Sequence[Arm]) -> str:
-    return label_of(stage.reference if stage.reference is not None else arms[0])
-
-
 def _table(outcomes: Sequence[Outcome], reference: str) -> str:
     rows = tables.table_rows(outcomes, reference=reference)
     grids = tables.grids(rows, tables.measures_among(outcomes), reference=reference)
     return "\n".join(tables.to_markdown(grid) for grid in grids)
 
 
-def _equal_tuning(study: Study, stage: Stage, arms: Sequence[Arm], results: Results) -> list[str]:
+def _best_to_the_end(study: Study, name: str, results: Results, keep: int) -> list[Arm]:
+    """The best arms of each group of a stage, among those that no rung has dropped."""
+    stage, arms = study.stages[name], final_arms(study, name, results)
+    return best_arms(
+        study, stage, arms, seeds_of(stage), results, within=stage.within, keep=keep
+    )  # fmt: skip
+
+
+def _equal_tuning(study: Study, name: str, arms: Sequence[Arm], results: Results) -> list[str]:
     """Each group's best arm against the reference's, where arms compete within groups."""
+    stage = study.stages[name]
     if stage.within is None:
         return []
-    best = best_arms(
-        study, stage, arms, seeds_of(stage), results, within=stage.within, keep=1
-    )  # fmt: skip
-    home = (stage.reference or arms[0]).get(stage.within)
+    best = _best_to_the_end(study, name, results, keep=1)
+    home = reference_of(stage, arms).get(stage.within)
     reference = next((label_of(arm) for arm in best if arm.get(stage.within) == home), None)
     if reference is None or len(best) < 2:
         return []
@@ -64,6 +70,36 @@ def _equal_tuning(study: Study, stage: Stage, arms: Sequence[Arm], results: Resu
         f"At equal tuning: the best of each {stage.within} by mean {study.measure}, chosen on "
         "these very seeds, which flatters every row alike.",
         _table(outcomes_of(study, stage, best, results), reference),
+    ]
+
+
+LINEAR_PROBE = "linear.top1"
+
+
+def _difference(row: TableRow, measure: Measure) -> str:
+    cell = row.cells.get(measure.path)
+    found = None if cell is None else cell.difference
+    if found is None:
+        return "–"
+    return measure.difference(found) + ("" if found.count == row.runs else f" (n={found.count})")
+
+
+def _against_every_other(outcomes: Sequence[Outcome], measure: Measure) -> list[str]:
+    """The differences of all settings, whichever of them is the reference."""
+    names = list(dict.fromkeys(outcome.recipe for outcome in outcomes))
+    columns = []
+    for name in names:
+        rows = tables.table_rows(outcomes, reference=name)
+        columns.append([_difference(row, measure) for row in rows if not row.baseline])
+    numbers = [str(number) for number in range(1, len(names) + 1)]
+    lines = [
+        [f"{number}: {name}", *cells]
+        for number, name, *cells in zip(numbers, names, *columns, strict=True)
+    ]
+    return [
+        f"Every setting against every other: {measure.heading}, the row minus the column, with the "
+        "same seed. The intervals are not adjusted for their number.",
+        markdown_table(["setting", *numbers], lines, "--:"),
     ]
 
 
@@ -178,16 +214,16 @@ def _audit_parts(
         return []
     parts = [
         "What the weights pick, in the last audit, mean over seeds. AUC: how well a score tells "
-        "negatives of the anchor's own class from others; 0.5 is chance. Labels serve to look, "
-        "never to train.",
+        "negatives of the anchor's own class from others; 0.5 is chance. Equal weights are "
+        "taken in the order of the batch: where a rule only leaves out some of equally weighted "
+        "negatives, the heaviest are a random sample of the rest. Labels serve to look, never to "
+        "train.",
         table,
     ]
     shown: Sequence[Arm] = arms
     if len(arms) > MOST_CURVES:
         keep = 1 if stage.within is not None else MOST_CURVES
-        shown = best_arms(
-            study, stage, arms, seeds_of(stage), results, within=stage.within, keep=keep
-        )[:MOST_CURVES]
+        shown = _best_to_the_end(study, name, results, keep)[:MOST_CURVES]
     figure = learning_curves(_metrics(study, stage, shown, results), AUDIT_PANELS)
     if figure is None:
         return parts
@@ -203,12 +239,17 @@ def stage_parts(study: Study, name: str, results: Results, folder: Path) -> list
         return [f"## {name}", "No run has ended yet."]
     labels = [label_of(arm) for arm in arms]
     present = {outcome.recipe for outcome in outcomes}
-    reference = _reference(stage, arms)
+    reference = label_of(reference_of(stage, arms))
     if reference not in present:
         reference = next(label for label in labels if label in present)
-    rows = tables.table_rows(outcomes, reference=reference)
     measures = {measure.path: measure for measure in tables.measures_among(outcomes)}
+    if study.measure not in measures:
+        return [
+            f"## {name}",
+            f"No run has the study's measure, `{study.measure}`; they have {', '.join(measures)}.",
+        ]
     measure = measures[study.measure]
+    rows = tables.table_rows(outcomes, reference=reference)
     count = len({(outcome.recipe, outcome.seed) for outcome in outcomes})
     changed = "".join(f", {option} {json.dumps(value)}" for option, value in stage.train.items())
     half = _half_width(rows, measure)
@@ -219,18 +260,17 @@ def stage_parts(study: Study, name: str, results: Results, folder: Path) -> list
         "each for itself."
         + ("" if half is None else f" Widest half-width of {measure.label}: {half}."),
         _table(outcomes, reference),
-        *_equal_tuning(study, stage, arms, results),
+        *_equal_tuning(study, name, arms, results),
     ]
-    values: dict[str, list[float]] = {}
-    for outcome in outcomes:
-        found = outcome.results.get(tables.TRAINED, {}).get(study.measure)
-        if found is not None:
-            values.setdefault(outcome.recipe, []).append(found["value"])
+    if stage.best_of:
+        for path in dict.fromkeys((study.measure, LINEAR_PROBE)):
+            parts += _against_every_other(outcomes, measures[path]) if path in measures else []
+    values = {label_of(arm): values_of(study, stage, arm, seeds_of(stage), results) for arm in arms}
     figure = interval_chart(
         [
             Compared(row.name, values[row.name], row.cells[study.measure].difference)
             for row in rows
-            if row.name in values and not row.baseline
+            if values.get(row.name) and not row.baseline
         ],
         label=measure.label,
         reference=reference,

@@ -11,6 +11,7 @@ from unremix.data.printing import one_line
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments.engine import Engine
 from unremix.experiments.executors import On
+from unremix.experiments.plan import Job
 from unremix.experiments.processes import Runner
 from unremix.experiments.results import Results
 from unremix.experiments.study import (
@@ -22,6 +23,18 @@ from unremix.experiments.study import (
     read_study,
 )
 from unremix.experiments.study_report import write_report
+
+
+def check_measure(study: Study, results: Results) -> None:
+    """See that finished runs have the study's measure; which there are, only runs tell.
+
+    Raises:
+        ValueError: If one does not have it.
+    """
+    for name in study.stages:
+        for job in jobs_at(study, name, 0, results):
+            if job in results:
+                results.value(job, study.measure)
 
 
 def show_plan(study: Study, results: Results, console: Console) -> None:
@@ -77,6 +90,7 @@ def run_study(
         hint = did_you_mean(stage, study.stages)
         raise ValueError(f"expected one of {', '.join(study.stages)}, got {stage!r}{hint}")
     engine = Engine(Path(output) if output else Path(path).with_suffix(""), console, jobs, on)
+    check_measure(study, engine.results)
     show_plan(study, engine.results, console)
     if dry_run:
         return engine.path
@@ -113,7 +127,10 @@ def _run_rung(study: Study, name: str, rung: int, engine: Engine) -> bool:
             affordable = int(60 * hours / core_minutes(study, results)) - len(runner.working)
             del runner.waiting[max(0, affordable) :]
 
-    engine.run(jobs, keep_to_budget, about={"stage": name})
+    def check(job: Job) -> None:  # the first run tells whether there is such a measure
+        results.value(job, study.measure)
+
+    engine.run(jobs, keep_to_budget, ended=check, about={"stage": name})
     lacking = [job for job in jobs if job.name not in results.records]
     if lacking:
         why = f"{len(engine.failures)} runs failed" if engine.failures else "the budget is spent"

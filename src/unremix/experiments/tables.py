@@ -54,9 +54,11 @@ class Measure:
         return f"{self.label}, %" if self.percent else self.label
 
     def number(self, value: float, *, sign: bool = False) -> str:
-        """A value as the table shows it."""
-        shown = round(100 * value if self.percent else value, self.decimals) + 0.0  # no -0.0
-        return f"{shown:{'+' if sign else ''}.{self.decimals}f}"
+        """A value as the table shows it; with a sign, -0.00 is below 0 and +0.00 is not."""
+        shown = 100 * value if self.percent else value
+        if sign:
+            return f"{shown + 0.0:+.{self.decimals}f}"  # + 0.0: zero itself has no minus
+        return f"{round(shown, self.decimals) + 0.0:.{self.decimals}f}"
 
     def shown(self, value: float) -> str:
         """A value with its unit."""

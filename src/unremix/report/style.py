@@ -64,7 +64,8 @@ class Look:
     @property
     def marker(self) -> str:
         """Of its points."""
-        return MARKERS[self.turn % len(MARKERS)]
+        # Shifted when the dashes begin again, so that together they distinguish 16.
+        return MARKERS[(self.turn + self.turn // len(DASHES)) % len(MARKERS)]
 
     @property
     def hatch(self) -> str:
@@ -99,7 +100,7 @@ AS_PRINTED = "as printed"
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
     """How methods are drawn: each as in every other figure, and no two in one figure alike.
 
-    Names are those of recipes, or as in the paper's tables.
+    Names are those of recipes, or as in the paper's tables; the first word decides the color.
 
     Example:
         >>> found = looks_of(["HCL on SimCLR", "unremix", "unremix-moco", "mine"])
@@ -111,7 +112,7 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
         word = re.split("[, ]", name.lower())[0]
         if name.endswith(AS_PRINTED):
             look = Look(SKY)
-        elif word in LOOKS and "=" not in name:
+        elif word in LOOKS:
             look = LOOKS[word]
         else:
             look = Look(COLORS[number % len(COLORS)], number // len(COLORS))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unremix.core.precision import noise
 
-SEPARATION = 0.8  # α of BCL: how often a false negative is more similar than a true one
+SEPARATION = 0.8  # α of BCL: how far the ranks of false and of true negatives are apart
 FITTING_STEPS = 10  # of the mixture, as in ProGCL
 
 
@@ -87,16 +87,17 @@ def rank(
     """The probability that a negative is a true one, given its rank among the anchor's negatives.
 
     Two densities, mirrored: of true negatives φ⁻ = 2 (α (1 - Φ) + (1 - α) Φ) φ, of false ones
-    φ⁺ = 2 (α Φ + (1 - α) (1 - Φ)) φ. What is seen is their mixture, τ⁻ φ⁻ + τ⁺ φ⁺, whose
-    distribution function is b Φ + (1 - b) Φ², b = 2 (α τ⁻ + (1 - α) τ⁺). It is known from the
-    ranks, which gives Φ; then p = τ⁻ φ⁻ / (τ⁻ φ⁻ + τ⁺ φ⁺).
+    φ⁺ = 2 (α Φ + (1 - α) (1 - Φ)) φ. That is, of two draws from φ, a true negative is the lower one
+    with probability α, and a false one the higher one. What is seen is their mixture,
+    τ⁻ φ⁻ + τ⁺ φ⁺, whose distribution function is b Φ + (1 - b) Φ², b = 2 (α τ⁻ + (1 - α) τ⁺). It is
+    known from the ranks, which gives Φ; then p = τ⁻ φ⁻ / (τ⁻ φ⁻ + τ⁺ φ⁺).
 
     Args:
         evidence: e, shape (B, M); only its order within a row matters.
         negatives: Boolean, shape (B, M).
         share: τ⁺ = 1 - τ⁻, the share of negatives that are false.
-        separation: α, how often a false negative is more similar to the anchor than a true one;
-            between 1/2 (p is τ⁻ everywhere) and 1.
+        separation: α, between 1/2 (p is τ⁻ everywhere) and 1. A false negative has more evidence
+            than a true one with probability (1 + 4α) / 6: 0.7 for α = 0.8, 5/6 at most.
 
     Returns:
         p, shape (B, M).
