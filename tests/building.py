@@ -7,10 +7,12 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+import numpy as np
 import reference
 import torch
 from batches import assert_close
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
@@ -27,9 +29,13 @@ from unremix.views.randomness import keys as random_keys
 NAMES = tuple(COMPONENTS)
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def draw_rows(count: int, dimensions: int = 8, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((count, dimensions)).astype(np.float32)
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:

@@ -42,6 +42,10 @@ def test_the_card_says_what_was_trained_and_measured(run: SharedRun) -> None:
     assert "arxiv.org/abs/2206.01197" in text
 
 
+def test_the_card_names_where_the_run_is_published(run: SharedRun) -> None:
+    assert 'from_pretrained("me/birds")' in model_card(run, "me/birds")
+
+
 def test_saved_and_read_again(run: SharedRun, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     run.save_pretrained(tmp_path / "shared")

@@ -362,11 +362,21 @@ def test_the_temperature_can_be_learned(batch: Batch, make: Any) -> None:
         learned.logit_scale.fill_(50.0)
     bounded = learned.current_temperature()
     assert bounded.item() == pytest.approx(0.01)  # clamped, as in CLIP
+    assert learned.logit_scale.item() == pytest.approx(math.log(100))  # the parameter itself
     assert gradients(bounded, learned.logit_scale)[0] < 0  # and free to return
     tau = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
     called = make(temperature=7.0).double()(*batch.views, temperature=tau)
     assert_close(called, actual)
     assert_close(gradients(called, tau)[0], -gradient / 0.4)
+
+
+def test_a_temperature_that_is_none_is_refused(batch: Batch) -> None:
+    loss_fn = InfoNCELoss()
+    for value in (-1.0, 0.0, math.nan):
+        with pytest.raises(ValueError, match="expected temperature to be a number above 0"):
+            loss_fn(batch.z0, batch.z1, temperature=torch.tensor(value))
+    with pytest.raises(ValueError, match=r"one number, got a tensor of shape \(3,\)"):
+        loss_fn(batch.z0, batch.z1, temperature=torch.ones(3))
 
 
 @pytest.mark.parametrize("make", LOSSES)

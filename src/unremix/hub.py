@@ -80,7 +80,7 @@ class SharedRun(Run):
             ImportError: Without the extra ``hub``.
             ValueError: If the run has no weights yet.
         """
-        address: str = _on_the_hub(self).push_to_hub(
+        address: str = _on_the_hub(self, repo_id).push_to_hub(
             repo_id,
             private=private,
             token=token,
@@ -141,8 +141,11 @@ def _hub() -> Any:
     return huggingface_hub
 
 
-def _on_the_hub(run: SharedRun) -> ModelHubMixin:
-    """The run as the Hub's library knows models."""
+NAME = "user/name"
+
+
+def _on_the_hub(run: SharedRun, name: str = NAME) -> ModelHubMixin:
+    """The run as the Hub's library knows models, under a name."""
     hub = _hub()
     if not (run.path / "encoder.safetensors").is_file():
         raise ValueError(
@@ -155,17 +158,17 @@ def _on_the_hub(run: SharedRun) -> ModelHubMixin:
     class Model(hub.ModelHubMixin):  # type: ignore[misc, name-defined, unused-ignore]
         def _save_pretrained(self, save_directory: Path) -> None:
             in_place = run.path.resolve() == save_directory.resolve()
-            for name in FILES:
-                if (run.path / name).is_file() and not in_place:
-                    shutil.copyfile(run.path / name, save_directory / name)
-            write_text(save_directory / "README.md", model_card(run))
+            for file in FILES:
+                if (run.path / file).is_file() and not in_place:
+                    shutil.copyfile(run.path / file, save_directory / file)
+            write_text(save_directory / "README.md", model_card(run, name))
 
     made: ModelHubMixin = Model()
     return made
 
 
-def model_card(run: Run) -> str:
-    """The model card of a run: what it is, how to use it, what was measured.
+def model_card(run: Run, name: str = NAME) -> str:
+    """The model card of a run, which has a name on the Hub: what it is, its use, its measures.
 
     It is in Markdown, with the metadata that the Hub reads.
     """
@@ -177,7 +180,7 @@ def model_card(run: Run) -> str:
         f"# {config.composed_name}, trained with unremix",
         f"An encoder of {config.domain}s, trained without labels.",
         "## Use\n\n"
-        '```python\nimport unremix\n\nrun = unremix.load.from_pretrained("user/name")\n'
+        f'```python\nimport unremix\n\nrun = unremix.load.from_pretrained("{name}")\n'
         f"embeddings = run.embed({ITEMS[config.domain]})\n```",
         "## Training\n\n" + markdown_table(["option", "value"], _options(run)),
     ]

@@ -89,7 +89,8 @@ class TwoViewLoss(Filtering):
         if isinstance(false_negatives, str):
             false_negatives = FalseNegatives(false_negatives)
         super().__init__(false_negatives)
-        self.gather = gather if isinstance(gather, bool) else choose("gather", gather, ("equal",))
+        choices = ("True", "False", "equal")
+        self.gather = gather if isinstance(gather, bool) else choose("gather", gather, choices)
         self.options = replace(
             options, weighting=replace(options.weighting, filter=false_negatives)
         )
@@ -131,10 +132,9 @@ class TwoViewLoss(Filtering):
         """τ, with gradient where it is learned."""
         if self.logit_scale is None:
             return self.temperature
-        bounded = self.logit_scale.clamp(max=math.log(LARGEST_LOGIT_SCALE))
-        # Clamp the value but not the gradient, so that τ can leave the bound again.
-        scale = self.logit_scale + (bounded - self.logit_scale).detach()
-        return (-scale).exp()
+        with torch.no_grad():  # as CLIP does after a step
+            self.logit_scale.clamp_(max=math.log(LARGEST_LOGIT_SCALE))
+        return (-self.logit_scale).exp()
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         """The loss's own parameters for an optimizer: a learning rate of their own, no decay.
@@ -329,7 +329,7 @@ class TwoViewLoss(Filtering):
         everything = [at_least_float32(z0), at_least_float32(z1), *self.parameters()]
         if isinstance(temperature, Tensor):
             everything.append(temperature)
-        return torch.stack([each.sum() for each in everything]).sum() * 0.0
+        return torch.stack([each.sum() for each in everything]).sum().abs() * 0.0
 
     def _options(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import check_call
+from building import draw
 
 import unremix
 from unremix import InfoNCELoss, UnReMixLoss
@@ -20,18 +21,13 @@ needed = pytest.mark.skipif(
 )
 
 
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
 @needed
 @pytest.mark.parametrize("power", [30, 150, 154, 156, 160, 200, 300])
 @pytest.mark.parametrize("gradient", ["pseudo-label", "nt-xent"])
 @pytest.mark.parametrize("width", [1, 5])
 def test_native_equals_eager_for_long_embeddings(power: int, gradient: Any, width: int) -> None:
-    z0, z1 = draw(2, 8, width, dtype=torch.float64) * 10.0**power
-    h0, h1 = draw(2, 8, 6, seed=1, dtype=torch.float64)
+    z0, z1 = draw(2, 8, width) * 10.0**power
+    h0, h1 = draw(2, 8, 6, seed=1)
     found = []
     for engine in ("eager", "native"):
         loss_fn = UnReMixLoss(engine=engine, gradient=gradient)  # type: ignore[arg-type]
@@ -47,7 +43,7 @@ def test_native_equals_eager_for_long_embeddings(power: int, gradient: Any, widt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("power", [-0.9, -0.5, 0.5, 0.9])
 def test_a_standardized_score_knows_no_size(dtype: torch.dtype, power: float) -> None:
-    score, negatives = draw(4, 9, dtype=torch.float64), draw(4, 9, seed=1) > -0.5
+    score, negatives = draw(4, 9), draw(4, 9, seed=1, dtype=torch.float32) > -0.5
     count = negatives.sum(1, keepdim=True)
     factor = float(torch.finfo(dtype).max) ** power
     expected = scale(score, negatives, count, "zscore", None)
@@ -67,7 +63,7 @@ def test_a_loss_that_is_finite_has_gradients_that_are(seed: int, outcome: str) -
 @pytest.mark.parametrize("scaling", ["minmax", "zscore-exp", "none"])
 @pytest.mark.parametrize("engine", ["eager", "auto"])
 def test_inputs_that_overflow_are_refused(scaling: Any, engine: Any) -> None:
-    z0, z1, h0, h1 = draw(4, 8, 5)
+    z0, z1, h0, h1 = draw(4, 8, 5, dtype=torch.float32)
     loss_fn = UnReMixLoss(scaling=scaling, engine=engine)
     with pytest.raises(ValueError, match=r"expected a finite loss, .* numbers overflow; scale"):
         loss_fn(z0, z1, h0 * 1e30, h1 * 1e30)
@@ -83,7 +79,7 @@ MASK = torch.eye(6, dtype=torch.bool)
 @pytest.mark.parametrize("objective", ["info-nce", "jsd"])
 @pytest.mark.parametrize("engine", ["eager", "auto"])
 def test_dot_products_that_overflow_are_refused(objective: Any, engine: Any) -> None:
-    z0, z1 = draw(2, 6, 4) * 1e20
+    z0, z1 = draw(2, 6, 4, dtype=torch.float32) * 1e20
     with pytest.raises(ValueError, match="expected a finite loss"):
         InfoNCELoss(engine=engine).against(
             Views(z0), Views(z1), Pairs.from_masks(MASK, ~MASK), logits="dot", objective=objective
@@ -93,7 +89,7 @@ def test_dot_products_that_overflow_are_refused(objective: Any, engine: Any) -> 
 @pytest.mark.parametrize("engine", ["eager", "auto"])
 def test_a_loss_too_large_for_the_dtype_of_the_mix_is_refused(engine: Any) -> None:
     """In float64 it is finite, but its gradient at the mix, which is float32, is not."""
-    z0, z1 = draw(2, 6, 4, dtype=torch.float64) * 1e25
+    z0, z1 = draw(2, 6, 4) * 1e25
     given = Views(z0), Views(z1), Pairs.from_masks(MASK, ~MASK)
     uniform, mixed = InfoNCELoss(engine=engine), UnReMixLoss(engine=engine)
     assert uniform.against(*given, logits="dot", objective="jsd").isfinite()
@@ -108,12 +104,12 @@ def test_a_loss_too_large_for_the_dtype_of_the_mix_is_refused(engine: Any) -> No
 @pytest.mark.parametrize("make", [InfoNCELoss, UnReMixLoss])
 def test_against_refuses_what_is_not_finite(make: Any, name: str, value: float) -> None:
     tensors = {
-        "anchors": draw(6, 4),
-        "candidates": draw(6, 4, seed=1),
-        "anchor_inputs": draw(6, 3, seed=2),
-        "candidate_inputs": draw(6, 3, seed=3),
-        "own": draw(6, 2, 4, seed=4),
-        "own_inputs": draw(6, 2, 3, seed=5),
+        "anchors": draw(6, 4, dtype=torch.float32),
+        "candidates": draw(6, 4, seed=1, dtype=torch.float32),
+        "anchor_inputs": draw(6, 3, seed=2, dtype=torch.float32),
+        "candidate_inputs": draw(6, 3, seed=3, dtype=torch.float32),
+        "own": draw(6, 2, 4, seed=4, dtype=torch.float32),
+        "own_inputs": draw(6, 2, 3, seed=5, dtype=torch.float32),
     }
     tensors[name][5, -1] = value
     # Nobody meets the last candidate: the loss alone would not show what is wrong with it.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core import problem
@@ -61,3 +61,30 @@ def test_several_blocks_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["InfoNCE", "UnReMix"])
 def test_the_default_backend(name: str) -> None:
     check(LOSSES[name], "inductor")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, while it traces
+@pytest.mark.parametrize("whole", [False, True], ids=["loss", "step"])
+@pytest.mark.parametrize("ending", [False, True], ids=["linear", "batchnorm"])
+def test_a_watched_layer_in_one_graph(whole: bool, ending: bool) -> None:
+    """The loss alone, and head and loss together; h is found anew in every step."""
+
+    def make() -> tuple[nn.Sequential, UnReMixLoss]:
+        torch.manual_seed(0)
+        end = [nn.BatchNorm1d(4)] if ending else []
+        head = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4), *end)
+        return head, UnReMixLoss(last_layer=head)
+
+    head, loss_fn = make()
+    twin, expected_fn = make()
+    step = (lambda x0, x1: loss_fn(head(x0), head(x1))) if whole else loss_fn
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        x0, x1 = torch.randn(2, 10, 8, generator=torch.Generator().manual_seed(seed))
+        loss = compiled(x0, x1) if whole else compiled(head(x0), head(x1))
+        expected = expected_fn(twin(x0), twin(x1))
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+        gradients = torch.autograd.grad(loss, [*head.parameters(), *loss_fn.parameters()])
+        wanted = torch.autograd.grad(expected, [*twin.parameters(), *expected_fn.parameters()])
+        for one, other in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from building import draw_rows
 from numpy.typing import NDArray
 
 from unremix.data.seals import is_sealed, seal
@@ -13,9 +15,7 @@ from unremix.mining import index as module
 from unremix.mining.embeddings import open_embeddings, read_columns, unit_rows
 from unremix.mining.index import Allowed, Best, ExactIndex, Kind, make_index
 
-
-def draw(count: int, dimensions: int = 12, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal((count, dimensions)).astype(np.float32)
+draw = partial(draw_rows, dimensions=12)
 
 
 def clustered(count: int, seed: int = 0) -> NDArray[np.float32]:

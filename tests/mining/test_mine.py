@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from building import draw_rows as draw
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,10 +17,6 @@ from unremix.mining import mine as module
 from unremix.mining.mine import Mined, mine_hard_negatives
 
 Array = NDArray[np.float32]
-
-
-def draw(count: int, dimensions: int = 8, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal((count, dimensions)).astype(np.float32)
 
 
 def unit(rows: Array) -> Array:

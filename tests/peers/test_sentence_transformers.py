@@ -338,6 +338,15 @@ def test_the_model_card_names_loss_mix_and_paper(
     assert "Hard Negative Sampling Strategies" in card
 
 
+def test_the_config_makes_the_loss_again(model: SentenceTransformer) -> None:
+    given = {"scaling": "zscore-exp", "hardness": 2.0, "components": ["similarity"]}
+    found = UnReMixLoss(model, mix="fixed", **given).get_config_dict()
+    assert {name: found[name] for name in given} == given
+    assert found["mix_kind"] == "fixed"
+    options = {k: v for k, v in found.items() if k not in ("mix", "mix_kind")}
+    assert UnReMixLoss(model, mix="fixed", **options).get_config_dict() == found
+
+
 def test_several_data_sets_with_losses_of_their_own(
     model: SentenceTransformer, tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from unremix.adapters import missing
 from unremix.adapters.dense import weighted_negatives
-from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives
 from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss, with_inputs
 from unremix.core.checks import choose, number
 from unremix.core.last_layer import LastLayer
@@ -36,6 +35,9 @@ try:
     from transformers.trainer import TRAINER_STATE_NAME
 except ImportError as error:
     raise missing("sentence_transformers", error) from error
+
+# It needs NumPy, which comes with sentence-transformers.
+from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode = Literal["joint", "per_direction"]
@@ -106,6 +108,7 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             layout="one-way",
             last_layer=_linear_part(last_layer),
         )
+        self.weighting_options = options
         self._own_gradients: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -245,16 +248,18 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The options and the mix, for the model card."""
-        weighting = self.weighted.weighting
+        """The options, those of the weights as they were given, and the mix, for the model card."""
+        given = {name: value for name, value in self.weighting_options.items() if name != "mix"}
+        if "components" in given:
+            given["components"] = list(self.mix)
         return {
             "scale": self.scale,
             "gather_across_devices": self.gather_across_devices,
             "directions": list(self.directions),
             "partition_mode": self.partition_mode,
             "mini_batch_size": self.mini_batch_size,
-            "scaling": weighting.scaling,
-            "mass": weighting.mass,
+            **given,
+            "mix_kind": self.weighted.mix_kind,
             "mix": {name: round(share, 4) for name, share in self.mix.items()},
         }
 

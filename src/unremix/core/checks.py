@@ -74,6 +74,17 @@ def to_device_of(like: Tensor, value: Tensor, name: str) -> Tensor:
     return value.to(like.device)
 
 
+def check_temperature(temperature: Tensor, check: bool | None) -> None:
+    """Refuse a temperature that is not one number and, where checks are made, not above 0."""
+    if temperature.numel() != 1:
+        raise ValueError(
+            f"expected temperature to be one number, got a tensor of shape "
+            f"{tuple(temperature.shape)}; pass one for all anchors"
+        )
+    if checks_on(check, temperature):
+        number("temperature", float(temperature.detach()), above=0)
+
+
 def check_indices(name: str, indices: Tensor, count: int) -> None:
     """Refuse indices that are not integers in one row and, on the CPU, not among 0 … count - 1."""
     if indices.dim() != 1:

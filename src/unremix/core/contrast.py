@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unremix.core.checks import checks_on, number, to_device_of
+from unremix.core.checks import check_temperature, checks_on, number, to_device_of
 from unremix.core.engines import Engine, find_engine
 from unremix.core.gather import mean_count, mean_gradient
 from unremix.core.options import Options
@@ -70,6 +70,7 @@ def contrast(
     check_shapes(comparison, options)
     like, pairs, part = comparison.anchors.embeddings, comparison.pairs, comparison.part
     if isinstance(temperature, Tensor):
+        check_temperature(temperature, options.check)
         temperature = to_device_of(like, temperature, "temperature")
     else:
         temperature = number("temperature", temperature, above=0)

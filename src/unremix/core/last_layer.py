@@ -98,7 +98,9 @@ class LastLayer:
 
     def _find(self, name: str, given: Tensor, layer: nn.Linear, check: bool) -> Found:
         watch = self.watches[0]
-        found = traced(given, layer.weight, layer.weight, layer.bias)
+        found = None
+        if not torch.compiler.is_compiling():  # there, no graph exists yet
+            found = traced(given, layer.weight, layer.weight, layer.bias)
         if found is None:
             found = recorded(given, layer, watch, check=check)
         if found is not None:

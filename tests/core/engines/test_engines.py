@@ -63,6 +63,7 @@ def test_the_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert find_engine(Options(MIXED, engine="compiled"), like).name == "compiled"
     assert engine_report() == "eager, as UNREMIX_ENGINE says"
     monkeypatch.setenv("UNREMIX_ENGINE", "natve")
+    assert engine_report().startswith("none: UNREMIX_ENGINE is 'natve', not one of auto, eager")
     with pytest.raises(ValueError, match=r"UNREMIX_ENGINE to be one of .* did you mean 'native'"):
         find_engine(Options(MIXED), like)
 

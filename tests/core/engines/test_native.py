@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from building import draw
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -34,11 +35,6 @@ def assert_like(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     actual, expected = actual.detach().double(), expected.detach().double()
     size = max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * size)
-
-
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 WEIGHTINGS = {

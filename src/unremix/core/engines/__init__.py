@@ -68,6 +68,8 @@ def find_engine(
 def engine_report() -> str:
     """Which engine ``auto`` takes for UnReMix on this machine, and why not a faster one."""
     asked = os.environ.get(VARIABLE, "auto")
+    if asked not in get_args(EngineName):
+        return f"none: {VARIABLE} is {asked!r}, not one of {', '.join(get_args(EngineName))}"
     if asked != "auto":
         return f"{asked}, as {VARIABLE} says"
     if torch.cuda.is_available():
