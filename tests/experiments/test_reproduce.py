@@ -455,11 +455,11 @@ def test_every_name_in_smoke(tmp_path: Path) -> None:
     # Columns over all anchors follow from the heaviest negatives of each.
     cells = lines_of((tmp_path / "gallery" / "table.md").read_text())
     for one in record["everywhere"]:
-        labels = one["labels"]
+        labels = one["labels"].split()
         count = len(labels)
-        picked = [[labels[c % count] for c in chosen] for chosen in one["heaviest"]]
+        picked = [[labels[int(c) % count] for c in line.split()] for line in one["heaviest"]]
         own = [labels[anchor % count] for anchor in range(2 * count)]
-        false = np.mean([np.mean(np.equal(p, o)) for p, o in zip(picked, own, strict=True)])
+        false = np.mean([[c == o for c in p] for p, o in zip(picked, own, strict=True)])
         among = np.mean([(labels.count(o) - 1) / (count - 1) for o in own])
         distinct = np.mean([len(set(p)) / len(p) for p in picked])
         shown = [f"{100 * value:.1f}" for value in (false, among, distinct)]

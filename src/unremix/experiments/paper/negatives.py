@@ -98,6 +98,11 @@ def heaviest(found: Importance, anchor: int, count: int) -> list[int]:
     return [int(one) for one in row.sort(descending=True, stable=True).indices[:count]]
 
 
+def _line(numbers: Sequence[int]) -> str:
+    """Numbers in one line of a file, in place of one for each."""
+    return " ".join(map(str, numbers))
+
+
 def frames_of(anchor: int, images: Sequence[int], labels: Tensor) -> list[str]:
     """How each picked negative is framed: false, redundant, or true and diverse.
 
@@ -178,8 +183,10 @@ def make_gallery(setting: Setting) -> Made:
             measured = audit(found, first.labels, k=count)
             everywhere.append(
                 {
-                    "data": source.title, "row": name, "labels": first.labels.tolist(),
-                    "heaviest": [heaviest(found, one, count) for one in range(len(found.weights))],
+                    "data": source.title, "row": name, "labels": _line(first.labels.tolist()),
+                    "heaviest": [
+                        _line(heaviest(found, one, count)) for one in range(len(found.weights))
+                    ],
                 }
             )  # fmt: skip
             lines.append(
