@@ -237,7 +237,7 @@ def interval_chart(
     right.set(xlabel="difference, 95 % interval")
     figure.supxlabel(f"runs, their mean, and {label} − {reference}", fontsize=8)
     left.set_yticks(range(len(rows)), names, fontsize=7.5)
-    left.invert_yaxis()
+    left.set_ylim(len(rows) - 0.5, -0.5)  # from the top
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
