@@ -17,6 +17,7 @@ LOSSES: dict[str, Callable[[], Any]] = {
     "HCL": HCLLoss,
     "UnReMix": UnReMixLoss,
     "sketch": lambda: UnReMixLoss(sketch=3),
+    "learnable": lambda: UnReMixLoss(learnable_temperature=True),
     "zscore-exp": lambda: UnReMixLoss(scaling="zscore-exp", class_prior=0.1, mix="adversarial"),
 }
 
