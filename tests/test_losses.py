@@ -12,6 +12,7 @@ import pytest
 import reference
 import torch
 from batches import Batch, assert_close, make_batch
+from building import draw
 from torch import Tensor, nn
 
 import unremix
@@ -592,3 +593,20 @@ def test_unknown_options_are_refused() -> None:
         UnReMixLoss(temprature=0.5)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="temprature"):
         unremix.importance(torch.eye(3), torch.eye(3), temprature=0.5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("tile", [None, 3])
+def test_a_transform_of_torch_func_gives_the_gradients(tile: int | None) -> None:
+    loss_fn = UnReMixLoss(tile=tile).double()
+    z0, z1 = draw(2, 6, 4)
+    mix = {"mix_parameters": torch.zeros(3, dtype=torch.float64)}
+
+    def call(parameters: dict[str, Tensor], first: Tensor) -> Tensor:
+        loss: Tensor = torch.func.functional_call(loss_fn, parameters, (first, z1))
+        return loss
+
+    found, of_views = torch.func.grad(call, argnums=(0, 1))(mix, z0)
+    leaves = [each.clone().requires_grad_() for each in (mix["mix_parameters"], z0)]
+    expected = torch.autograd.grad(call({"mix_parameters": leaves[0]}, leaves[1]), leaves)
+    torch.testing.assert_close(found["mix_parameters"], expected[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(of_views, expected[1], rtol=1e-10, atol=1e-12)

@@ -87,6 +87,8 @@ def contrast(
         problem, vectors = make_problem(comparison, options, temperature, engine)
         if torch.compiler.is_compiling():
             total, weightless = _traced(problem, *vectors, lambdas, temperature)
+        elif torch._C._are_functorch_transforms_active():  # torch.func.grad: all anchors at once
+            total, weightless = rows_loss(problem, *vectors, lambdas, temperature)
         else:
             total, weightless = _Blockwise.apply(  # type: ignore[no-untyped-call]
                 problem, engine, *vectors, lambdas, temperature
