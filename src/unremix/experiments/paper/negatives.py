@@ -300,6 +300,7 @@ def overview(
         _show(above, look.images[one % len(look.labels)], x, 0, GRAYS[0] if not place else None)
     _pictures_only(above, count + 1.5, 0, 1)
     similarity = float(normalize(look.z[0])[0][anchor] @ normalize(look.z[1])[0][anchor])
+    similarity = round(similarity, 2) + 0.0  # no -0.00
     above.set_title(
         f"anchor (its positive has similarity {similarity:.2f}) and negatives by falling weight"
     )
