@@ -79,7 +79,11 @@ def test_imagenet_as_in_the_appendix() -> None:
             )  # type: ignore[attr-defined] # fmt: skip
 
 
-def test_a_dry_run_says_what_the_paper_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_says_what_the_paper_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     def pretend(train: TrainConfig, **_: object) -> Estimate:
         measured = Measured((2.0,), 8, 1.0, None, 1, 1, {"encoder": 1}, "cpu")
         return Estimate(1, 10, train.epochs, measured)
