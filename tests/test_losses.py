@@ -610,3 +610,9 @@ def test_a_transform_of_torch_func_gives_the_gradients(tile: int | None) -> None
     expected = torch.autograd.grad(call({"mix_parameters": leaves[0]}, leaves[1]), leaves)
     torch.testing.assert_close(found["mix_parameters"], expected[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(of_views, expected[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("gather", ["True", "False", "all", 1])
+def test_gather_is_a_bool_or_equal(gather: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected gather to be True, False or 'equal', got"):
+        InfoNCELoss(gather=gather)

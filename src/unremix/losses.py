@@ -89,8 +89,11 @@ class TwoViewLoss(Filtering):
         if isinstance(false_negatives, str):
             false_negatives = FalseNegatives(false_negatives)
         super().__init__(false_negatives)
-        choices = ("True", "False", "equal")
-        self.gather = gather if isinstance(gather, bool) else choose("gather", gather, choices)
+        if not isinstance(gather, bool) and gather != "equal":
+            raise ValueError(
+                f"expected gather to be True, False or 'equal', got {gather!r}; change it"
+            )
+        self.gather = gather
         self.options = replace(
             options, weighting=replace(options.weighting, filter=false_negatives)
         )

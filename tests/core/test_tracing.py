@@ -68,7 +68,7 @@ def test_the_default_backend(name: str) -> None:
 @pytest.mark.parametrize("whole", [False, True], ids=["loss", "step"])
 @pytest.mark.parametrize("ending", [False, True], ids=["linear", "batchnorm"])
 def test_a_watched_layer_in_one_graph(whole: bool, ending: bool) -> None:
-    """The loss alone, and head and loss together; h is found anew in every step."""
+    """The loss alone, and head and loss together; h is that of the same step."""
 
     def make() -> tuple[nn.Sequential, UnReMixLoss]:
         torch.manual_seed(0)
