@@ -21,12 +21,15 @@ from rich.console import Console
 from scipy import stats
 
 from unremix.cli import commands, main
+from unremix.core.scores import PAPER_COMPONENTS
 from unremix.experiments import reproduce as module
 from unremix.experiments.engine import Engine
+from unremix.experiments.forecast import Estimate, Measured
 from unremix.experiments.paper.comparison import average_ranks, ranks
 from unremix.experiments.paper.experiments import EXPERIMENTS
-from unremix.experiments.paper.records import Setting, put
+from unremix.experiments.paper.records import Setting, placed
 from unremix.experiments.paper.scales import SCALES, ScaleName
+from unremix.experiments.plan import Job
 from unremix.experiments.reproduce import reproduce, sources_of
 
 pytestmark = pytest.mark.xdist_group("compare")
@@ -37,7 +40,7 @@ QUIET = Console(file=io.StringIO(), width=200)
 def setting_of(name: str, scale: ScaleName, folder: Path, seeds: int | None = None) -> Setting:
     """An experiment with the runs that it would have in a folder."""
     experiment = EXPERIMENTS[name]
-    sources = tuple(put(one, folder) for one in sources_of(experiment, scale, ()))
+    sources = tuple(placed(one, folder) for one in sources_of(experiment, scale, ()))
     count = experiment.seeds or seeds or SCALES[scale][experiment.kind].seeds
     return Setting(experiment, scale, sources, count, {}, Engine(folder, QUIET))
 
@@ -84,6 +87,13 @@ def lines_of(text: str) -> dict[str, list[str]]:
     return found
 
 
+def differences_of(text: str) -> dict[str, list[str]]:
+    """The cells of each line of the table of differences, by its first cell."""
+    lines = text.split("Differences to")[1].split("\n\n")[1].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    return {first: rest for first, *rest in cells}
+
+
 TABLES = ["table1", "table2", "table3", "table5", "table6", "sentences", "graphs"]
 
 
@@ -103,6 +113,7 @@ def test_the_numbers_of_a_table_follow_from_the_runs(
     columns = [(s, path) for s in setting.sources for path in setting.experiment.measures]
     (reference,) = [row for row in setting.rows if row.name == setting.experiment.reference]
     rows = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    means = {}
     for row in setting.rows:
         for place, (source, path) in enumerate(columns):
             data = source.title
@@ -113,6 +124,7 @@ def test_the_numbers_of_a_table_follow_from_the_runs(
             ]
             expected = [values.get((row.name, data, path, seed)) for seed in range(3)]
             assert None in expected or runs == expected  # shared runs have the first row's values
+            means[row.name, data, path] = np.mean(runs)
             shown = f"{100 * np.mean(runs):.1f} ± {100 * np.std(runs, ddof=1):.1f}"
             assert cells[row.name][1 + place] == shown
             if (source.paper, path) in row.published:
@@ -139,6 +151,19 @@ def test_the_numbers_of_a_table_follow_from_the_runs(
                 assert float(line["low"]) == pytest.approx(low)
                 assert float(line["high"]) == pytest.approx(high)
                 assert float(line["mean"]) == pytest.approx(np.mean(runs))
+                apart = np.mean(np.subtract(runs, base))
+                assert float(line["difference"]) == pytest.approx(apart)
+                shown = f"{100 * apart:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+                assert differences_of(text)[row.name][1 + place] == shown
+    if len(columns) > 1:
+        said = text.split("Average rank")[1]
+        for row in setting.rows:
+            better = [
+                sum(means[other.name, s.title, path] > means[row.name, s.title, path]
+                    for other in setting.rows)
+                for s, path in columns
+            ]  # fmt: skip
+            assert f"{row.name} {1 + np.mean(better):.2f}" in said
     assert cells["untrained encoder"][1] == "21.0 ± 1.0"
     for suffix in ("png", "svg"):
         assert (folder / f"{name}.{suffix}").stat().st_size > 1000
@@ -277,6 +302,12 @@ def test_equal_options_are_one_run(tmp_path: Path) -> None:
     assert names["table1", "HCL"] == names["table2", "similarity (HCL)"]
     assert names["table2", "all"] == names["table3", "learned"] == names["table5", "pseudo-label"]
     assert len(set(names.values())) == 9 + 4 + 3 + 1
+    mix = setting_of("mix", "cpu", tmp_path, 3)
+    assert {job.name for job in mix.jobs} < {
+        job.name
+        for name in ("table1", "table3")
+        for job in setting_of(name, "cpu", tmp_path, 3).jobs
+    }
 
 
 def test_missing_data_are_named_and_the_rest_is_done(
@@ -348,11 +379,93 @@ def test_other_data_keep_the_figures_of_the_paper(tmp_path: Path) -> None:
     assert given[0].data == "/some/cifar-100-python.tar.gz"
 
 
-def test_ranks() -> None:
-    values = [0.3, 0.5, 0.5, 0.1]
-    expected = stats.rankdata(np.negative(values)).tolist()
-    assert list(ranks(dict(zip("abcd", values, strict=True))).values()) == expected
+def test_data_of_the_scale_keep_their_options(tmp_path: Path) -> None:
+    """Named one by one, the paper's data sets give the runs that they give together."""
+    usual = setting_of("table1", "paper", tmp_path, 1)
+    for source in usual.sources:
+        named = replace(usual, sources=sources_of(usual.experiment, "paper", (source.data,)))
+        assert {job.name for job in named.jobs} == {
+            usual.job(row, source, 0).name for row in usual.rows
+        }
+
+
+def test_equal_values_share_a_rank() -> None:
+    assert ranks({"a": 0.3, "b": 0.5, "c": 0.5, "d": 0.1}) == {"a": 3, "b": 1.5, "c": 1.5, "d": 4}
     assert average_ranks([], [], 3) == {}
+
+
+@pytest.mark.parametrize("known", [10.0, None])
+def test_a_dry_run_counts_what_would_be_done(
+    known: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs whose encoders are gone are to be made again where these are needed, and only once."""
+    settings = [setting_of(name, "smoke", tmp_path) for name in ("table1", "gallery", "table6")]
+    for setting in settings:
+        note(setting)
+        for record in setting.engine.results.records.values():
+            record["cpu_seconds"] = known
+    measured = Measured((1.0,), 8, 1.0, None, 1, 1, {"encoder": 1}, "cpu")
+    monkeypatch.setattr(module, "estimate", lambda *_, **__: Estimate(1, 5, 1, measured))
+    printed = io.StringIO()
+    module.show_cost(settings, Console(file=printed, width=300))
+    shown = [line.split() for line in printed.getvalue().splitlines()]
+    to_do = {line[0]: line[-5] for line in shown if line and line[0] in EXPERIMENTS}
+    assert to_do == {"table1": "0", "gallery": "2", "table6": "0"}
+    assert f"In all {module.duration(2 * (known or 5.0))}, one run at a time." in printed.getvalue()
+
+
+def test_made_up_data_have_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run knows the runs of a real one, and writes no data."""
+    monkeypatch.setattr(module, "show_cost", lambda settings, _: planned.extend(settings[0].jobs))
+    planned: list[Job] = []
+    reproduce("table6", scale="smoke", output=str(tmp_path), dry_run=True, console=QUIET)
+    assert [job.name for job in planned] == [
+        job.name for job in setting_of("table6", "smoke", tmp_path).jobs
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_an_experiment_cannot_use_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs without labels have no measures; a table of an earlier call is not shown as theirs."""
+    monkeypatch.setattr(module, "lacking", lambda *_: None)
+    setting = setting_of("table5", "cpu", tmp_path, 1)
+    note(setting)
+    for record in setting.engine.results.records.values():
+        setting.engine.results.add({**record, "results": {}})
+    (tmp_path / "table5").mkdir()
+    (tmp_path / "table5" / "table.md").write_text("earlier")
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    assert reproduce("table5", seeds=1, output=str(tmp_path), console=console) == 1
+    assert "table5 is left out: expected runs with measures, got none" in printed.getvalue()
+    assert "earlier" not in printed.getvalue()
+
+
+def test_what_is_to_do_and_what_it_costs_is_said_first(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    fake()
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    assert reproduce("table5", scale="smoke", output=str(tmp_path), console=console) == 0
+    assert printed.getvalue().startswith("3 runs to do, --dry_run estimates the time")
+    setting = setting_of("table2", "smoke", tmp_path)
+    for record in setting.engine.results.records.values():
+        setting.engine.results.add({**record, "cpu_seconds": 60.0})
+    assert reproduce("table2", scale="smoke", output=str(tmp_path), console=console) == 0
+    assert "3 runs to do, about 3 min of computing in all" in printed.getvalue()
+
+
+def test_a_single_encoder_has_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "show_cost", lambda *_: None)
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    reproduce(
+        "gallery", scale="smoke", seeds=3, output=str(tmp_path), dry_run=True, console=console
+    )
+    assert "gallery shows a single encoder: one seed in place of 3" in printed.getvalue()
 
 
 # Stopped and started again; a stand-in takes the training's place
@@ -471,6 +584,20 @@ def test_every_name_in_smoke(tmp_path: Path) -> None:
         parts = [float(one["contribution"]) for one in rows if one["place"] == place]
         (weight,) = {one["weight"] for one in rows if one["place"] == place}
         assert sum(parts) == pytest.approx(float(weight), rel=1e-4)
+    cells = lines_of((tmp_path / "contributions" / "table.md").read_text())
+    for name in PAPER_COMPONENTS:
+        own = {one["place"]: one["contribution"] for one in rows if one["component"] == name}
+        assert cells[name][1:] == [f"{float(own[place]):.3f}" for place in "01234"]
+    # Deviations of gradients agree with their histograms, but for what these leave out.
+    record = json.loads((tmp_path / "gradients" / "results.json").read_text())
+    cells = lines_of((tmp_path / "gradients" / "table.md").read_text())
+    for one in record["sizes"]:
+        bins = [line for line in record["records"] if line["row"] == one["row"]]
+        counts = np.array([line["count"] for line in bins])
+        middles = np.array([(line["low"] + line["high"]) / 2 for line in bins])
+        deviation = np.sqrt(np.average(middles**2, weights=counts))
+        assert one["standard_deviation"] == pytest.approx(deviation, rel=0.1)
+        assert cells[one["row"]][1] == f"{one['standard_deviation']:.3g}"
     # Without the runs' folders only those that need encoders are trained again.
     for path in (tmp_path / "runs").glob("[!.]*"):
         path.rename(tmp_path / f"gone-{path.name}")

@@ -8,7 +8,7 @@ name has a folder with ``table.md``, ``table.csv``, ``results.json`` and its fig
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,7 @@ from rich.table import Table
 from unremix.data.atomic_files import write_text
 from unremix.data.locate import candidates
 from unremix.data.printing import to_csv
-from unremix.data.quantities import duration
+from unremix.data.quantities import duration, roughly
 from unremix.data.sentence.senteval_files import find_folder
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments import tables
@@ -28,7 +28,7 @@ from unremix.experiments.dry_run import estimate
 from unremix.experiments.engine import Engine
 from unremix.experiments.executors import On
 from unremix.experiments.paper.experiments import EXPERIMENTS
-from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, put
+from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, placed
 from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
 from unremix.experiments.plan import Job, check_seeds
 from unremix.report.figures import write_figure
@@ -56,7 +56,8 @@ def chosen(name: str) -> list[Experiment]:
 def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) -> tuple[Source, ...]:
     """The data sets of an experiment, or others in their place.
 
-    Known ones among the others keep their figures in the paper.
+    Known ones among the others keep their figures in the paper, and those of the scale their
+    options; others have the options of the data set in whose place they are.
     """
     usual = SCALES[scale][experiment.kind].sources
     if not data:
@@ -66,10 +67,12 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
         for of_kind in SCALES.values()
         for source in of_kind[experiment.kind].sources
     }
+    own = {source.data: source for source in usual}
     found: list[Source] = []
     for number, given in enumerate(data):
         name = Path(given).name
         like = usual[min(number, len(usual) - 1)] if usual else Source("", "", "")
+        like = own.get(name, like)
         source = known.get(given, known.get(name, Source("", given, Path(name).stem)))
         alike = any(one.title == source.title for one in found)
         title = given if alike else source.title
@@ -134,11 +137,14 @@ def reproduce(
     settings = []
     for experiment in experiments:
         size = SCALES[scale][experiment.kind]
+        sources = tuple(placed(one, engine.path) for one in sources_of(experiment, scale, data))
         setting = Setting(
-            experiment, scale, sources_of(experiment, scale, data),
-            experiment.seeds or seeds or size.seeds, options or {}, engine,
+            experiment, scale, sources, experiment.seeds or seeds or size.seeds, options or {},
+            engine,
         )  # fmt: skip
         settings.append(setting)
+        if seeds is not None and seeds != setting.seeds:
+            engine.say(f"{experiment.name} shows a single encoder: one seed in place of {seeds}")
         try:
             _ = setting.jobs  # options that do not exist are refused here
         except TypeError as error:  # by the configuration, whose words say what is expected
@@ -154,10 +160,9 @@ def reproduce(
         )
     command = command or f"unremix reproduce {name} --scale {scale}"
     with engine.alone("reproduction"):
-        settings = [
-            replace(one, sources=tuple(put(source, engine.path) for source in one.sources))
-            for one in settings
-        ]
+        for source in {source.data: source for one in settings for source in one.sources}.values():
+            if source.write is not None and not Path(source.data).exists():
+                source.write(Path(source.data))
         return _run(settings, engine, command)
 
 
@@ -194,21 +199,25 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
         for job in setting.jobs
         if not engine.folder.is_done(job)
     ]
-    written: set[str] = set()
+    written: dict[str, bool] = {}  # by name: whether it could be
 
-    def is_finished(setting: Setting) -> bool:
-        needs = setting.experiment.needs_encoders
-        return all(
-            job in engine.results and (not needs or engine.folder.is_done(job))
-            for job in setting.jobs
-        )
+    def try_write(setting: Setting) -> None:
+        name = setting.experiment.name
+        try:
+            write(setting, command)
+            written[name] = True
+        except ValueError as error:  # of the data; the others go on
+            written[name] = False
+            engine.say(f"{name} is left out: {error}")
 
     def write_finished(_: Job | None = None) -> None:
         for setting in settings:
-            if setting.experiment.name not in written and is_finished(setting):
-                written.add(setting.experiment.name)
-                write(setting, command)
+            if setting.experiment.name not in written and not setting.to_do:
+                try_write(setting)
 
+    missing = {job.name for setting in settings for job in setting.to_do}
+    if missing:
+        engine.say(f"{len(missing)} runs to do, {_cost_of(missing, jobs, engine)}")
     try:
         if jobs:
             engine.run(jobs, ended=write_finished, again=command, with_folder=without_encoder)
@@ -218,13 +227,27 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
             begun = any(job in engine.results for job in setting.jobs)
             left = setting.experiment.name not in written
             if left and begun and not setting.experiment.needs_encoders:
-                write(setting, command)
-    for setting in settings:
-        path = engine.path / setting.experiment.name / "table.md"
-        if path.exists():
-            engine.say(path.read_text(encoding="utf-8").partition("\nMade by\n")[0])
+                try_write(setting)
+    for name, well in written.items():
+        if well:
+            text = (engine.path / name / "table.md").read_text(encoding="utf-8")
+            engine.say(text.partition("\nMade by\n")[0])
     engine.say(f"Everything is in {engine.path}/, in a folder for each name (open table.md first)")
-    return 1 if engine.failures else 0
+    return 0 if not engine.failures and all(written.values()) else 1
+
+
+def _cost_of(missing: Collection[str], jobs: Sequence[Job], engine: Engine) -> str:
+    """What some of the jobs cost, in words, by those that are done."""
+    known = _known_costs(jobs, engine)
+    if not known:
+        return "--dry_run estimates the time"
+    return f"about {roughly(fmean(known) * len(missing))} of computing in all"
+
+
+def _known_costs(jobs: Sequence[Job], engine: Engine) -> list[float]:
+    """CPU seconds of the finished runs among some, as far as they were measured."""
+    records = [engine.results.records.get(job.name, {}) for job in jobs]
+    return [one["cpu_seconds"] for one in records if one.get("cpu_seconds") is not None]
 
 
 def write(setting: Setting, command: str) -> Made:
@@ -293,25 +316,27 @@ def _runs(setting: Setting) -> list[dict[str, Any]]:
 def show_cost(settings: Sequence[Setting], console: Console) -> None:
     """Say what is to be run and what it costs: ``--dry_run``.
 
-    A run's cost is the mean of the finished ones; before there are any it is estimated from a few
-    steps of the reference row, on random images where the data are not there.
+    A run's cost is the mean CPU time of the finished ones; before there are any it is estimated
+    from a few steps of the reference row, on random images where the data are not there.
     """
     table = Table(title="Runs; those that an earlier name has are counted there", box=None)
     headings = ("name", "data", "rows", "seeds", "epochs", "runs", "to do", "a run", "all")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number > 1 else "left")
     counted: set[str] = set()
+    planned: set[str] = set()
     costs: dict[str, float | None] = {}
     total, unknown = 0.0, 0
     said: list[str] = []
     for setting in settings:
-        experiment = setting.experiment
+        experiment, missing = setting.experiment, set(setting.to_do)
         for source in setting.sources:
             rows = [row for row in setting.rows if source in setting.sources_of(row)]
             jobs = [setting.job(row, source, seed) for seed in range(setting.seeds) for row in rows]
-            jobs = [job for job in jobs if job.name not in counted]
+            left = [job for job in jobs if job in missing and job.name not in planned]
+            jobs = [job for job in jobs if job.name not in counted or job in left]
             counted |= {job.name for job in jobs}
-            left = [job for job in jobs if job.name not in setting.engine.results.records]
+            planned |= {job.name for job in left}
             if not jobs:
                 continue
             reference = next((r for r in rows if r.name == experiment.reference), rows[0])
@@ -330,8 +355,8 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
     summary = (
         f"In all {duration(total)}, one run at a time"
         + (f", and {unknown} runs of unknown cost. " if unknown else ". ")
-        + "The cost of a run is the mean of the finished ones, or else estimated from a few "
-        "training steps of the reference row, without the evaluation. Nothing was written."
+        + "The cost of a run is the mean CPU time of the finished ones, or else estimated from a "
+        "few training steps of the reference row, without the evaluation. Nothing was written."
     )
     tables.show(console, [table], (*dict.fromkeys(said), summary))
 
@@ -340,8 +365,7 @@ def _cost(
     setting: Setting, source: Source, jobs: Sequence[Job], reference: Job, said: list[str]
 ) -> float | None:
     """Seconds of a run; None if its data are not there and cannot be made up."""
-    records = setting.engine.results.records
-    known = [records[job.name]["cpu_seconds"] for job in jobs if job.name in records]
+    known = _known_costs(jobs, setting.engine)
     if known:
         return fmean(known)
     size = SCALES[setting.scale][setting.experiment.kind]

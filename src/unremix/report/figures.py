@@ -136,17 +136,23 @@ def learning_curves(
     height = 2.6 + 0.17 * math.ceil((len(runs) + 2) / columns)
     figure = Figure(figsize=(PAGE, height), layout="constrained")
     drawn = figure.subplots(1, len(panels), squeeze=False)[0]
-    entries: dict[str, Artist] = {}
     for axes, panel in zip(drawn, panels, strict=True):
         _draw(axes, panel, runs)
+    spread = any(len(seeds) > 1 for seeds in runs.values())
+    add_legend(figure, columns, "mean ± standard deviation" if spread else None)
+    return figure
+
+
+def add_legend(figure: Figure, columns: int = 4, title: str | None = None) -> None:
+    """A legend below the figure with what its panels have, each name once."""
+    entries: dict[str, Artist] = {}
+    for axes in figure.axes:
         for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(name, line)
-    spread = any(len(seeds) > 1 for seeds in runs.values())
     figure.legend(
         list(entries.values()), list(entries), loc="outside lower center", ncols=columns,
-        handlelength=3.2, title="mean ± standard deviation" if spread else None, title_fontsize=8,
+        handlelength=3.2, title=title, title_fontsize=8,
     )  # fmt: skip
-    return figure
 
 
 @dataclass(frozen=True)
@@ -253,6 +259,6 @@ def write_figure(figure: Figure, path: Path) -> None:
         write_whole(
             path.with_suffix(f".{format}"),
             lambda file, format=format, metadata=metadata: figure.savefig(  # type: ignore[misc]
-                file, format=format, dpi=150, metadata=metadata
+                file, format=format, dpi=200, metadata=metadata
             ),
         )

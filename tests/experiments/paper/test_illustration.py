@@ -35,5 +35,13 @@ def test_the_picks_are_what_importance_says(tmp_path: Path) -> None:
     assert labels[anchor] == 0
     false = sum(labels[j] == 0 for j in record["picks"]["UnReMix"])
     assert f"| UnReMix | {false} of {PICKS} |" in (folder / "table.md").read_text()
+    for way, picked in record["everywhere"].items():
+        same = [labels[j] == labels[i] for i, row in enumerate(picked) for j in row]
+        (line,) = [
+            one
+            for one in (folder / "table.md").read_text().splitlines()
+            if one.startswith(f"| {way} ")
+        ]
+        assert line.endswith(f" {sum(same) / len(same):.0%} |")
     for suffix in ("png", "svg"):
         assert (folder / f"illustration.{suffix}").stat().st_size > 1000

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from unremix.experiments.paper import negatives
 from unremix.experiments.paper.negatives import (
     Look,
     anchors_of,
@@ -76,6 +77,13 @@ def test_the_heaviest() -> None:
         (float(found.weights[3, j]), j) for j in range(12) if bool(found.negatives[3, j])
     ]  # fmt: skip
     assert heaviest(found, 3, 4) == [j for _, j in sorted(weights, reverse=True)[:4]]
+
+
+def test_some_gradients_are_of_both_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Look(None, torch.empty(0), torch.zeros(6), (), views()[:2], views()[2:])  # type: ignore[arg-type]
+    every = gradients_of(look, "pseudo-label", 1.0)
+    monkeypatch.setattr(negatives, "MOST_VALUES", 4 * 4 * 5 + 1)
+    assert torch.equal(gradients_of(look, "pseudo-label", 1.0), every[[0, 4, 7, 11]])
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [("pseudo-label", 1.0), ("nt-xent", 0.5)])

@@ -172,6 +172,8 @@ def average_ranks(
 def make_comparison(setting: Setting) -> Made:
     """Tables and a bar chart of an experiment's rows."""
     outcomes = outcomes_of(setting)
+    if not outcomes:
+        raise ValueError("expected runs with measures, got none; accuracy needs data with labels")
     present = [row.name for row in setting.rows if any(o.recipe == row.name for o in outcomes)]
     reference = setting.experiment.reference
     reference = reference if reference in present else present[0]
@@ -243,7 +245,12 @@ def _bars(setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]
                 row.name,
                 [None if cell is None else cell.summary.mean for cell in cells],
                 [None if cell is None else cell.summary.deviation for cell in cells],
-                [figures[c.path][0] / 100 if c.path in figures else None for c in columns],
+                [
+                    figures[column.path][0] / 100
+                    if column.path in figures and _comparable(setting, column.path)
+                    else None
+                    for column in columns
+                ],
                 level=row.baseline,
             )
         )

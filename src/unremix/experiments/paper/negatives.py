@@ -61,6 +61,8 @@ def look_at(setting: Setting, row: Row, source: Source) -> Look:
     model = run.restored(run.load_checkpoint())
     model.eval()
     assert isinstance(model, Contrastive)
+    if data.train.labels is None:
+        raise ValueError(f"expected images with labels, got {source.title} without; use others")
     count = len(data.train)
     indices = permuted(count, min(MOST_IMAGES, count), seed=0, step=0)
     images = data.train.images.batch(indices)
@@ -316,9 +318,13 @@ def overview(
 
 
 def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
-    """g of every view: gradients of its cross-entropy by the last layer's weights, (2N, D, H).
+    """g of views of the batch: gradients of their cross-entropy by the last layer's weights.
 
     ``kind`` is ``pseudo-label`` or ``nt-xent``, ``temperature`` that of the posterior.
+
+    Returns:
+        The gradients, shape (V, D, H): of all 2N views, or of as many as fit into
+        ``MOST_VALUES``, spaced evenly over both views.
     """
     units, lengths = normalize(torch.cat(look.z))
     h = torch.cat(look.h)
@@ -329,8 +335,9 @@ def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
         negatives = negatives | pairs.positive_mask()
     logits = torch.where(negatives, units @ units.T / temperature, -torch.inf)
     delta = output_gradients(units, lengths, units, logits, temperature=temperature, target=target)
-    fits = max(1, MOST_VALUES // (delta.shape[1] * h.shape[1]))
-    return torch.einsum("nd,nh->ndh", delta[:fits], h[:fits])
+    fits = min(len(h), max(1, MOST_VALUES // (delta.shape[1] * h.shape[1])))
+    some = torch.linspace(0, len(h) - 1, fits).round().long()
+    return torch.einsum("vd,vh->vdh", delta[some], h[some])
 
 
 def make_gradients(setting: Setting) -> Made:
@@ -343,9 +350,12 @@ def make_gradients(setting: Setting) -> Made:
         found: dict[str, np.ndarray] = {}
         for row in setting.rows:
             look = look_at(setting, row, source)
-            kind = look.model.loss.options.gradient
-            t = look.model.loss.temperature if kind == "nt-xent" else 1.0
-            found[row.name] = gradients_of(look, kind, t).flatten().numpy()
+            options = look.model.loss.options
+            own = look.model.loss.temperature
+            t = own if options.gradient == "nt-xent" else options.posterior_temperature
+            gradients = gradients_of(look, options.gradient, t)
+            views = f"{len(gradients)} of the {2 * len(look.labels)} views"
+            found[row.name] = gradients.flatten().numpy()
         limit = max(float(np.percentile(np.abs(values), 99.9)) for values in found.values())
         edges = np.linspace(-limit, limit, BINS + 1)
         line[0].set_ylabel("share of values")
@@ -366,8 +376,8 @@ def make_gradients(setting: Setting) -> Made:
             ]
     headings = ["row", "data", "standard deviation", "mean size"]
     note = (
-        "Values of the gradients by the last layer's weights, over both views of a fixed batch; "
-        f"histograms cover 99.9 % of them. At most {MOST_VALUES} values are looked at."
+        f"Values of the gradients by the last layer's weights, of {views} of a fixed batch; "
+        "histograms cover 99.9 % of them."
     )
     return Made(
         [("", Grid(headings, lines, 0))],

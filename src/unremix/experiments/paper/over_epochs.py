@@ -14,7 +14,7 @@ from unremix.experiments.paper.comparison import make_comparison
 from unremix.experiments.paper.records import Made, Row, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import TRAINED, Grid
-from unremix.report.figures import Panel, learning_curves, mean_curve
+from unremix.report.figures import Panel, add_legend, learning_curves, mean_curve
 from unremix.report.style import COMPONENT_COLORS, DASHES, GRAYS, PAGE, looks_of
 
 
@@ -54,6 +54,8 @@ def make_probe_curves(setting: Setting) -> Made:
     )
 
 
+FIXED = "fixed"  # the row of Table 3 whose three shares are equal and stay so
+
 Shares = dict[str, dict[str, dict[int, list[dict[str, float]]]]]
 
 
@@ -74,25 +76,33 @@ def _shares(setting: Setting, source: Source) -> Shares:
 
 
 def make_mix(setting: Setting) -> Made:
-    """The three weights over the epochs, and the accuracy that each way of mixing them gives."""
+    """The three weights over the epochs, and the accuracy that each way of mixing them gives.
+
+    A panel for each data set and each way of learning them.
+    """
     compared = make_comparison(setting)
     headings = ["row", "data", *PAPER_COMPONENTS]
     lines: list[list[str]] = []
     records: list[dict[str, Any]] = []
-    figure = Figure(figsize=(PAGE, 2.7), layout="constrained")
-    drawn = figure.subplots(1, len(setting.sources), squeeze=False)[0]
-    for axes, source in zip(drawn, setting.sources, strict=True):
-        for number, (name, components) in enumerate(_shares(setting, source).items()):
+    learned = [row.name for row in setting.rows if row.name != FIXED]
+    figure = Figure(figsize=(PAGE, 0.6 + 1.7 * len(setting.sources)), layout="constrained")
+    drawn = figure.subplots(
+        len(setting.sources), len(learned), squeeze=False, sharex=True, sharey="row"
+    )
+    for panels, source in zip(drawn, setting.sources, strict=True):
+        for name, components in _shares(setting, source).items():
+            axes = None if name == FIXED else panels[learned.index(name)]
             last = []
-            for component, seeds in components.items():
+            for (component, seeds), dash in zip(components.items(), DASHES, strict=False):
                 curve = mean_curve(list(seeds.values()), "share")
                 if curve is None:
                     last.append("–")
                     continue
-                axes.plot(
-                    curve.epochs, curve.mean, color=COMPONENT_COLORS[component], lw=1.5,
-                    linestyle=DASHES[number % len(DASHES)], label=f"{component}, {name}",
-                )  # fmt: skip
+                if axes is not None:
+                    axes.plot(
+                        curve.epochs, curve.mean, color=COMPONENT_COLORS[component], lw=1.5,
+                        linestyle=dash, label=component,
+                    )  # fmt: skip
                 ends = summarize([points[-1]["share"] for points in seeds.values() if points])
                 spread = "–" if ends.deviation is None else f"{ends.deviation:.3f}"
                 last.append(f"{ends.mean:.3f} ± {spread}")
@@ -103,11 +113,16 @@ def make_mix(setting: Setting) -> Made:
                     for point in points
                 ]  # fmt: skip
             lines.append([name, source.title, *last])
-        axes.set(title=source.title, xlabel="epoch", ylabel="λ")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.grid(True)
-    handles, labels = drawn[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        for axes in panels:
+            axes.axhline(1 / len(PAPER_COMPONENTS), color=GRAYS[0], lw=0.8, label=FIXED)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            axes.grid(True)
+        panels[0].set_ylabel(f"λ, {source.title}".replace(", ", ",\n"))
+    for axes, name in zip(drawn[0], learned, strict=True):
+        axes.set_title(name)
+    for axes in drawn[-1]:
+        axes.set_xlabel("epoch")
+    add_legend(figure)
     return replace(
         compared,
         grids=[("λ at the end", Grid(headings, lines, 0)), *compared.grids],
@@ -145,8 +160,7 @@ def make_diversity(setting: Setting) -> Made:
         axes.set_xticks(list(found))
         axes.grid(True)
     drawn[0].set_ylabel("kNN, top 5, %")
-    handles, labels = drawn[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    add_legend(figure)
     return replace(compared, figures={setting.experiment.name: figure})
 
 

@@ -116,6 +116,16 @@ class Setting:
             if source in self.sources_of(row)
         ]
 
+    @property
+    def to_do(self) -> list[Job]:
+        """The runs that are missing: their records, or their encoders where these are needed."""
+        needs, folder = self.experiment.needs_encoders, self.engine.folder
+        return [
+            job
+            for job in self.jobs
+            if job not in self.engine.results or (needs and not folder.is_done(job))
+        ]
+
     def records(self, row: Row, source: Source) -> list[dict[str, Any]]:
         """The records of a row's finished runs on a data set, by seed."""
         jobs = [self.job(row, source, seed) for seed in range(self.seeds)]
@@ -123,11 +133,6 @@ class Setting:
         return [known[job.name] for job in jobs if job.name in known]
 
 
-def put(source: Source, folder: Path) -> Source:
-    """The data set, written to a folder if it is made up."""
-    if source.write is None:
-        return source
-    place = folder / source.data
-    if not place.exists():
-        source.write(place)
-    return replace(source, data=str(place))
+def placed(source: Source, folder: Path) -> Source:
+    """The data set; if it is made up, at the place in a folder where it is to be written."""
+    return source if source.write is None else replace(source, data=str(folder / source.data))
