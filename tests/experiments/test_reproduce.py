@@ -258,7 +258,7 @@ def test_a_dry_run_does_not_count_what_it_cannot_know(
     printed = io.StringIO()
     console = Console(file=printed, width=300)
     assert reproduce("sentences", scale="paper", dry_run=True, console=console) == 0
-    assert "In all 0 s, one run at a time, and 15 runs of unknown cost." in printed.getvalue()
+    assert "In all 15 runs of unknown cost, on this machine." in printed.getvalue()
     assert "bookcorpus was not found; get it from" in printed.getvalue()
 
 
@@ -273,7 +273,10 @@ def test_a_dry_run_takes_the_mean_of_finished_runs(
     printed = io.StringIO()
     module.show_cost([setting], Console(file=printed, width=300))
     mean = np.mean(10.0 + np.arange(6))
-    assert f"In all {module.duration(6 * mean)}, one run at a time." in printed.getvalue()
+    assert (
+        f"In all {module.duration(6 * mean)}, one run at a time, on this machine."
+        in printed.getvalue()
+    )
 
 
 def test_nothing_is_subtracted_from_digits() -> None:
@@ -359,10 +362,51 @@ def test_what_cannot_be_is_told_in_one_line(
         shown = capsys.readouterr().err
         assert message in shown
         assert shown.count("\n") == 1
-    with pytest.raises(SystemExit):
-        main(["reproduce", "table2", "--scale", "huge"])
-    assert "smoke, cpu or paper" in capsys.readouterr().err
+    for words, message in (
+        (["--scale", "huge"], "smoke, cpu or paper"),
+        (
+            ["--options", "epochs=5"],
+            'expected --options to be options by name, such as "{epochs: 5}"',
+        ),
+    ):
+        with pytest.raises(SystemExit):
+            main(["reproduce", "table2", *words])
+        assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_places_in_the_paper_are_names_too() -> None:
+    assert [module.chosen(name)[0].name for name in ("table4", "figure1", "figure3", "table1")] == [
+        "sentences", "illustration", "curves", "table1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "message"),
+    [
+        ("illustration", "paper", "illustration needs no training."),
+        ("table6", "cpu", "there are no data for it at the scale cpu"),
+    ],
+)
+def test_a_dry_run_without_runs_says_why(
+    name: str, scale: ScaleName, message: str, tmp_path: Path
+) -> None:
+    printed = io.StringIO()
+    console = Console(file=printed, width=300)
+    assert reproduce(name, scale=scale, output=str(tmp_path), dry_run=True, console=console) == 0
+    assert message in printed.getvalue()
+
+
+def test_a_dry_run_names_missing_data_also_where_runs_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNREMIX_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    note(setting_of("table2", "cpu", tmp_path / "out", 1), without=3)
+    printed = io.StringIO()
+    console = Console(file=printed, width=300)
+    assert reproduce("table2", output="out", seeds=1, dry_run=True, console=console) == 0
+    assert "cifar10-images.zip was not found; get it from" in printed.getvalue()
 
 
 def test_the_command_line_names_every_experiment() -> None:
@@ -411,7 +455,10 @@ def test_a_dry_run_counts_what_would_be_done(
     shown = [line.split() for line in printed.getvalue().splitlines()]
     to_do = {line[0]: line[-5] for line in shown if line and line[0] in EXPERIMENTS}
     assert to_do == {"table1": "0", "gallery": "2", "table6": "0"}
-    assert f"In all {module.duration(2 * (known or 5.0))}, one run at a time." in printed.getvalue()
+    assert (
+        f"In all {module.duration(2 * (known or 5.0))}, one run at a time, on this machine."
+        in printed.getvalue()
+    )
 
 
 def test_made_up_data_have_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,18 +39,19 @@ STEPS_SECONDS = 8.0  # that a dry run spends on the steps of one run
 
 
 def chosen(name: str) -> list[Experiment]:
-    """The experiments of a name.
+    """The experiments of a name; ``table4`` or ``figure3`` is what the paper has there.
 
     Raises:
         ValueError: If there is none; it names the nearest.
     """
     if name == ALL:
         return list(EXPERIMENTS.values())
-    if name not in EXPERIMENTS:
-        known = ", ".join(EXPERIMENTS)
-        hint = did_you_mean(name, [*EXPERIMENTS, ALL])
-        raise ValueError(f"expected one of {known} or {ALL}, got {name!r}{hint}")
-    return [EXPERIMENTS[name]]
+    places = {one.place.lower().replace(" ", ""): one for one in EXPERIMENTS.values()}
+    known = {**places, **EXPERIMENTS}
+    if name not in known:
+        hint = did_you_mean(name, [*known, ALL])
+        raise ValueError(f"expected one of {', '.join(EXPERIMENTS)} or {ALL}, got {name!r}{hint}")
+    return [known[name]]
 
 
 def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) -> tuple[Source, ...]:
@@ -86,8 +87,8 @@ def lacking(source: Source, options: Options) -> str | None:
     places = candidates(source.data, folders=("", "tu"), suffixes=("", ".zip"))
     made_up = source.write is not None or source.data in EMBEDDED or "{" in source.data
     if not made_up and not any(place.exists() for place in places):
-        where = f" from {source.where}" if source.where else ""
-        return f"{source.data} was not found; get it{where} and {put_it}"
+        where = f"; get it from {source.where}" if source.where else ""
+        return f"{source.data} was not found{where}; {put_it}"
     senteval = options.get("sentence.senteval", "none")
     if senteval not in ("none", "auto"):
         try:
@@ -155,8 +156,8 @@ def reproduce(
     settings = [found for one in settings if (found := _with_data(one)) is not None]
     if not settings:
         raise ValueError(
-            f"expected at least one data set for {name}, found none; the lines above say where to "
-            "get them, --data names others, and --scale smoke needs none"
+            f"expected at least one data set for {name}, found none; the lines above say what is "
+            "missing, --data names others, and --scale smoke needs none"
         )
     command = command or f"unremix reproduce {name} --scale {scale}"
     with engine.alone("reproduction"):
@@ -179,11 +180,15 @@ def _with_data(setting: Setting) -> Setting | None:
     if kept or not setting.experiment.rows:
         return replace(setting, sources=tuple(kept))
     if not setting.sources:
-        setting.engine.say(
-            f"{setting.experiment.name} is left out: there are no data for it at the scale "
-            f"{setting.scale}; use smoke or paper, or name some with --data"
-        )
+        setting.engine.say(_without_data(setting))
     return None
+
+
+def _without_data(setting: Setting) -> str:
+    return (
+        f"{setting.experiment.name} is left out: there are no data for it at the scale "
+        f"{setting.scale}; use smoke or paper, or name some with --data"
+    )
 
 
 def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
@@ -274,7 +279,7 @@ def write(setting: Setting, command: str) -> Made:
         "command": command,
         "versions": versions(),
         "data": {source.title: source.data for source in setting.sources},
-        "paper": {
+        "paper_percent": {
             row.name: {
                 f"{path} on {data}": figure for (data, path), figure in row.published.items()
             }
@@ -330,6 +335,10 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
     said: list[str] = []
     for setting in settings:
         experiment, missing = setting.experiment, set(setting.to_do)
+        if not experiment.rows:
+            said.append(f"{experiment.name} needs no training.")
+        elif not setting.sources:
+            said.append(_without_data(setting))
         for source in setting.sources:
             rows = [row for row in setting.rows if source in setting.sources_of(row)]
             jobs = [setting.job(row, source, seed) for seed in range(setting.seeds) for row in rows]
@@ -352,11 +361,12 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
                 "unknown" if one is None else duration(one),
                 "unknown" if one is None else duration(one * len(left)),
             )  # fmt: skip
+    parts = [f"{duration(total)}, one run at a time"] if total or not unknown else []
+    parts += [f"{unknown} runs of unknown cost"] if unknown else []
     summary = (
-        f"In all {duration(total)}, one run at a time"
-        + (f", and {unknown} runs of unknown cost. " if unknown else ". ")
-        + "The cost of a run is the mean CPU time of the finished ones, or else estimated from a "
-        "few training steps of the reference row, without the evaluation. Nothing was written."
+        f"In all {' and '.join(parts)}, on this machine. The cost of a run is the mean CPU time of "
+        "the finished ones, or else estimated from a few training steps of the reference row, "
+        "without the evaluation. Nothing was written."
     )
     tables.show(console, [table], (*dict.fromkeys(said), summary))
 
@@ -365,11 +375,12 @@ def _cost(
     setting: Setting, source: Source, jobs: Sequence[Job], reference: Job, said: list[str]
 ) -> float | None:
     """Seconds of a run; None if its data are not there and cannot be made up."""
-    known = _known_costs(jobs, setting.engine)
-    if known:
-        return fmean(known)
     size = SCALES[setting.scale][setting.experiment.kind]
     why = lacking(source, {**size.options, **source.options, **setting.options})
+    known = _known_costs(jobs, setting.engine)
+    if known:
+        said += [] if why is None else [why]
+        return fmean(known)
     try:
         train = replace(reference.train, progress=False)
         found = estimate(train, seconds=STEPS_SECONDS).seconds

@@ -138,6 +138,8 @@ def expected(hint: Any) -> str:
         return f"{', '.join(most)} or {last}" if most else last
     if origin is tuple:
         return f"a list such as [{expected(inner[0])}, ...]"
+    if origin is dict:
+        return 'options by name, such as "{epochs: 5}"'
     if inner:
         return " or ".join(expected(one) for one in inner if one is not NoneType)
     known = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -153,6 +155,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, str) and value in inner
     if origin is tuple:
         return isinstance(value, tuple | list) and all(fits(one, inner[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict)
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     if isinstance(value, int) and abs(value) > LARGEST:

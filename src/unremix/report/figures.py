@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,27 +131,30 @@ def learning_curves(
     ]
     if not panels:
         return None
-    longest = max(len(name) for name in runs)
-    columns = max(1, min(4, LETTERS // (longest + 8)))  # a name and its line
-    height = 2.6 + 0.17 * math.ceil((len(runs) + 2) / columns)
+    height = 2.6 + 0.17 * math.ceil((len(runs) + 2) / _legend_columns(runs))
     figure = Figure(figsize=(PAGE, height), layout="constrained")
     drawn = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(drawn, panels, strict=True):
         _draw(axes, panel, runs)
     spread = any(len(seeds) > 1 for seeds in runs.values())
-    add_legend(figure, columns, "mean ± standard deviation" if spread else None)
+    add_legend(figure, "mean ± standard deviation" if spread else None)
     return figure
 
 
-def add_legend(figure: Figure, columns: int = 4, title: str | None = None) -> None:
+def _legend_columns(names: Iterable[str]) -> int:
+    """Columns of a legend that fit into the width of a page."""
+    return max(1, min(4, LETTERS // (max(map(len, names), default=0) + 8)))  # a name and its line
+
+
+def add_legend(figure: Figure, title: str | None = None) -> None:
     """A legend below the figure with what its panels have, each name once."""
     entries: dict[str, Artist] = {}
     for axes in figure.axes:
         for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(name, line)
     figure.legend(
-        list(entries.values()), list(entries), loc="outside lower center", ncols=columns,
-        handlelength=3.2, title=title, title_fontsize=8,
+        list(entries.values()), list(entries), loc="outside lower center",
+        ncols=_legend_columns(entries), handlelength=3.2, title=title, title_fontsize=8,
     )  # fmt: skip
 
 
@@ -203,7 +206,7 @@ def bar_chart(groups: Sequence[str], rows: Sequence[Bars]) -> Figure:
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set(ylabel="%")
     axes.grid(axis="y")
-    figure.legend(loc="outside lower center", ncols=4)
+    add_legend(figure)
     return figure
 
 

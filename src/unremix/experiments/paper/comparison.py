@@ -18,8 +18,9 @@ from unremix.report.figures import Bars, bar_chart
 
 HOW = (
     "In percent: mean ± standard deviation over seeds. The paper's figures stand below ours where "
-    "it has them; they come from its own data and scale, and are subtracted only where the test "
-    "samples are the same (CIFAR-10's images count also as JPEG files). Differences pair equal "
+    "it has them; they come from its own scale, and from its own data where these are named in "
+    "brackets. They are subtracted only where the test samples are the same (CIFAR-10's images "
+    "count also as JPEG files). Differences pair equal "
     "seeds, which share initial weights and the order of the data: mean [95 % interval by "
     "Student's t], each for itself."
 )
@@ -96,9 +97,10 @@ def paper_figures(setting: Setting) -> dict[str, dict[str, Percent]]:
     }
 
 
-def _comparable(setting: Setting, column: str) -> bool:
-    """Whether the paper's figures can be subtracted from those of a column."""
-    return any(one.comparable and column.endswith(f" on {one.title}") for one in setting.sources)
+def _other_data(setting: Setting, column: str) -> str | None:
+    """The data of the paper's figures in a column; None if its test data are the column's own."""
+    (source,) = [one for one in setting.sources if column.endswith(f" on {one.title}")]
+    return None if source.comparable else source.paper
 
 
 def _printed(mean: float | None, spread: float | None, decimals: int) -> str:
@@ -125,11 +127,13 @@ def _with_paper(
             for column in columns:
                 mean, spread = paper.get(column.path, (None, None))
                 decimals = 1 if setting.experiment.kind == "sentences" else 2
-                figures.append(_printed(mean, spread, decimals))
+                other = _other_data(setting, column.path)
+                told = "" if mean is None or other is None else f" ({other})"
+                figures.append(_printed(mean, spread, decimals) + told)
                 cell = row.cells.get(column.path)
                 differences.append(
                     "–"
-                    if mean is None or cell is None or not _comparable(setting, column.path)
+                    if mean is None or cell is None or other is not None
                     else column.number(cell.summary.mean - mean / 100, sign=True)
                 )
             lines.append(["· paper", "", *figures])
@@ -215,7 +219,7 @@ def _records(
             percent, _ = published.get(row.name, {}).get(column.path, (None, None))
             paper = None if percent is None else percent / 100
             minus = None
-            if paper is not None and _comparable(setting, column.path):
+            if paper is not None and _other_data(setting, column.path) is None:
                 minus = cell.summary.mean - paper
             found = cell.record()
             of_rows = {name: found[name] for name in ("difference", "low", "high")}
@@ -247,7 +251,7 @@ def _bars(setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]
                 [None if cell is None else cell.summary.deviation for cell in cells],
                 [
                     figures[column.path][0] / 100
-                    if column.path in figures and _comparable(setting, column.path)
+                    if column.path in figures and _other_data(setting, column.path) is None
                     else None
                     for column in columns
                 ],

@@ -13,6 +13,7 @@ from torch import Tensor
 import unremix
 from unremix.experiments.paper.records import Made, Setting
 from unremix.experiments.tables import Grid
+from unremix.report.figures import add_legend
 from unremix.report.style import BLUE, GRAYS, GREEN, ORANGE, PAGE, VERMILION
 
 DIGITS = (3, 8, 9)
@@ -119,8 +120,7 @@ def make_illustration(setting: Setting) -> Made:
             for place, one in enumerate(chosen)
         ]
     everywhere = {name: order[:, :PICKS].tolist() for name, order in orders.items()}
-    handles, labels = drawn[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=7)
+    add_legend(figure)
     headings = ["way", "of the anchor's class", "other classes", "same class, all anchors"]
     return Made(
         [("", Grid(headings, lines, 0))],

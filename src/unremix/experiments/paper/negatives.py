@@ -25,6 +25,7 @@ from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import Grid
 from unremix.frameworks.contrastive import Contrastive
 from unremix.losses import UnReMixLoss
+from unremix.report.figures import add_legend
 from unremix.report.style import COMPONENT_COLORS, FRAMES, GRAYS, PAGE, looks_of
 from unremix.training.run import Run
 from unremix.views.image import augment
@@ -33,6 +34,7 @@ from unremix.views.randomness import keys
 FALSE, REDUNDANT, GOOD = FRAMES
 MOST_IMAGES = 256  # of a batch that is looked at
 VIEWS = 2  # the first of the random streams that no training step uses
+GAP = 0.04  # around a picture, in pictures
 BINS = 81
 MOST_VALUES = 2**22  # of gradients, in a histogram
 
@@ -121,13 +123,14 @@ def frames_of(anchor: int, images: Sequence[int], labels: Tensor) -> list[str]:
 
 def _show(axes: Axes, image: Tensor, x: float, y: float, color: str | None) -> None:
     pixels = np.asarray(image.expand(3, -1, -1).permute(1, 2, 0))  # (S, S, 3)
-    axes.imshow(pixels, extent=(x, x + 1, y, y + 1), interpolation="nearest")
+    side, left, low = 1 - 2 * GAP, x + GAP, y + GAP
+    axes.imshow(pixels, extent=(left, left + side, low, low + side), interpolation="nearest")
     if color is not None:
         dash = "--" if color == FRAMES[REDUNDANT] else "-"  # a second cue
-        place = (x + 0.03, y + 0.03)
-        axes.add_patch(
-            Rectangle(place, 0.94, 0.94, fill=False, edgecolor=color, linewidth=1.8, linestyle=dash)
+        frame = Rectangle(
+            (left, low), side, side, fill=False, edgecolor=color, linewidth=1.8, linestyle=dash
         )
+        axes.add_patch(frame)
 
 
 def _pictures_only(axes: Axes, width: float, low: float, high: float) -> None:
@@ -176,7 +179,7 @@ def make_gallery(setting: Setting) -> Made:
         _pictures_only(axes, columns * width, -rows * height, 0.05)
         for frame, color in FRAMES.items():
             axes.plot([], [], "--" if frame == REDUNDANT else "-", color=color, lw=2, label=frame)
-        figure.legend(loc="outside lower center", ncols=3)
+        add_legend(figure)
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
         for name, found in importance.items():
             own = [
@@ -208,9 +211,11 @@ def make_gallery(setting: Setting) -> Made:
         figures,
         {"everywhere": everywhere},
         (
-            f"Frames are counted over the anchors shown: the first image of each class of a fixed "
-            f"batch of {MOST_IMAGES} training images. The last three columns are over all anchors "
-            "of that batch. Labels are used for the frames only.",
+            f"Frames are counted over the anchors shown: the first images of different classes in "
+            f"a fixed batch of {MOST_IMAGES} training images. A false negative has the anchor's "
+            "class; a redundant one shares its class with another of those shown, or is the other "
+            "view of the same image. The last three columns are over all anchors of that batch. "
+            "Labels are used for the frames only.",
         ),
     )
 
@@ -256,17 +261,18 @@ def make_contributions(setting: Setting) -> Made:
         parts = contributions_of(look.model.loss, found)
         anchor = anchors_of(look.labels, 1)[0]
         picked = heaviest(found, anchor, 5)
-        figure = Figure(figsize=(PAGE / 1.4, 2.9), layout="constrained")
-        above, below = figure.subplots(2, 1, height_ratios=(1, 2.2))
-        for place, one in enumerate([anchor, *picked]):
-            image = look.images[one % len(look.labels)]
-            _show(above, image, place, 0, GRAYS[0] if not place else None)
-        _pictures_only(above, 6.1, 0, 1)
+        figure = Figure(figsize=(PAGE / 1.4, 3.2), layout="constrained")
+        above, below = figure.subplots(2, 1, height_ratios=(1.2, 2.2))
+        _show(above, look.images[anchor], 0, 0, GRAYS[0])
+        for place, one in enumerate(picked):
+            _show(above, look.images[one % len(look.labels)], place + 1.3, 0, None)
+        _pictures_only(above, 6.4, 0, 1)
+        middles = [place + 1.8 for place in range(5)]  # of the pictures
         above.set_title(f"anchor, and its heaviest negatives ({source.title})")
         for number, (name, part) in enumerate(parts.items()):
             values = [float(part[anchor, one]) for one in picked]
             below.bar(
-                [place + 1 + 0.27 * (number - 1) for place in range(5)], values, 0.25,
+                [middle + 0.27 * (number - 1) for middle in middles], values, 0.25,
                 color=COMPONENT_COLORS[name], label=name,
             )  # fmt: skip
             lines.append([name, source.title, *(f"{value:.3f}" for value in values)])
@@ -275,9 +281,10 @@ def make_contributions(setting: Setting) -> Made:
                  "contribution": value, "weight": float(found.weights[anchor, one])}
                 for place, (one, value) in enumerate(zip(picked, values, strict=True))
             ]  # fmt: skip
-        below.set(xlabel="negative", ylabel="part of the weight", xticks=range(1, 6))
+        below.set(xlabel="negative", ylabel="part of the weight", xlim=above.get_xlim())
+        below.set_xticks(middles, [str(place) for place in range(1, 6)])
         below.grid(axis="y")
-        figure.legend(loc="outside lower center", ncols=3)
+        add_legend(figure)
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
         figures[f"overview-{source.slug}"] = overview(look, found, parts, anchor)
     headings = ["component", "data", *(f"negative {place}" for place in range(1, 6))]
@@ -292,9 +299,9 @@ def overview(
 
     ``count`` negatives are shown, spaced evenly from the heaviest to the lightest.
     """
-    order = found.weights[anchor].masked_fill(~found.negatives[anchor], -torch.inf)
-    ranked = order.sort(descending=True).indices[: int(found.negatives[anchor].sum())]
-    chosen = ranked[torch.linspace(0, len(ranked) - 1, count).round().long()].tolist()
+    ranked = heaviest(found, anchor, int(found.negatives[anchor].sum()))
+    places = torch.linspace(0, len(ranked) - 1, count).round().long().tolist()
+    chosen = [ranked[place] for place in places]
     figure = Figure(figsize=(PAGE, 4.4), layout="constrained")
     above, *rows = figure.subplots(5, 1, height_ratios=(1.6, 1, 1, 1, 1.2))
     for place, one in enumerate([anchor, *chosen]):
