@@ -39,6 +39,16 @@ def test_settings_have_the_color_of_their_method() -> None:
         assert len({(look.dash, look.marker) for look in own}) == 16
 
 
+def test_a_band_is_announced_where_there_is_one() -> None:
+    """One seed on each of two data sets is no spread."""
+    one = [{"epoch": 1.0, "a": 0.1}, {"epoch": 2.0, "a": 0.2}]
+    other = [{"epoch": 1.0, "b": 0.1}, {"epoch": 2.0, "b": 0.2}]
+    for runs, title in (([one, other], ""), ([one, one], "mean ± standard deviation")):
+        figure = learning_curves({"hcl": runs}, [Panel("a", "A"), Panel("b", "B")])
+        assert figure is not None
+        assert figure.legends[0].get_title().get_text() == title
+
+
 @pytest.mark.parametrize("name", ["hcl", "unremix-simclr temperature=0.1", "a" * 60])
 def test_the_legend_of_the_curves_fits_the_figure(name: str) -> None:
     rows = [{"epoch": 1.0, "knn": 0.1}]

@@ -136,8 +136,8 @@ def learning_curves(
     drawn = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(drawn, panels, strict=True):
         _draw(axes, panel, runs)
-    spread = any(len(seeds) > 1 for seeds in runs.values())
-    add_legend(figure, "mean ± standard deviation" if spread else None)
+    bands = any(axes.collections for axes in drawn)
+    add_legend(figure, "mean ± standard deviation" if bands else None)
     return figure
 
 

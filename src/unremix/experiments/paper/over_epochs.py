@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from unremix.core.scores import PAPER_COMPONENTS
+from unremix.evaluation.card import FEATURES
 from unremix.evaluation.statistics import summarize
 from unremix.experiments.paper.comparison import make_comparison
 from unremix.experiments.paper.records import Made, Row, Setting
@@ -17,15 +19,21 @@ from unremix.experiments.tables import TRAINED, Grid
 from unremix.report.figures import Panel, add_legend, learning_curves, mean_curve
 from unremix.report.style import COMPONENT_COLORS, DASHES, GRAYS, PAGE, looks_of
 
+UNTRAINED = "untrained"
+
 
 def make_probe_curves(setting: Setting) -> Made:
     """Linear accuracy over the probe's epochs, a panel per data set."""
     runs: dict[str, list[list[dict[str, float]]]] = {}
+    ends: dict[tuple[str, str], list[float]] = {}  # of the baselines, by data set and kind
     lines, records = [], []
     for row in setting.rows:
         for source in setting.sources_of(row):
             for record in setting.records(row, source):
-                curve = (record.get("probe_curves") or {}).get(TRAINED, [])
+                curves = record.get("probe_curves") or {}
+                for kind in (UNTRAINED, "pixels"):
+                    ends.setdefault((source.title, kind), []).extend(curves.get(kind, [])[-1:])
+                curve = curves.get(TRAINED, [])
                 points = [
                     {"epoch": float(epoch), source.title: value}
                     for epoch, value in enumerate(curve, start=1)
@@ -45,7 +53,14 @@ def make_probe_curves(setting: Setting) -> Made:
             cells.append(" → ".join(f"{100 * value:.1f}" for value in marks) or "–")
         lines.append([name, *cells])
     headings = ["row", *(f"{title}, %, first → last probe epoch" for title in titles)]
-    panels = [Panel(title, title, percent=True, axis="probe epoch") for title in titles]
+    panels = []
+    for title in titles:
+        levels = {
+            FEATURES[kind]: fmean(values)
+            for (data, kind), values in ends.items()
+            if data == title and values
+        }
+        panels.append(Panel(title, title, percent=True, levels=levels, axis="probe epoch"))
     figure = learning_curves(runs, panels)
     return Made(
         [("", Grid(headings, lines, 0))],
@@ -150,11 +165,11 @@ def make_diversity(setting: Setting) -> Made:
             yerr=[one.deviation or 0.0 for one in found.values()],
             color=look.color, marker=look.marker, ms=4, lw=1.5, capsize=2, label="SimCLR",
         )  # fmt: skip
-        floors = [one for row in rows for one in _values(setting, row, source, "untrained", path)]
+        floors = [one for row in rows for one in _values(setting, row, source, UNTRAINED, path)]
         if floors:
             axes.axhline(
                 summarize(floors).mean, color=GRAYS[0], linestyle=DASHES[1], lw=1,
-                label="untrained encoder",
+                label=FEATURES[UNTRAINED],
             )  # fmt: skip
         axes.set(title=source.title, xlabel="classes that negatives come from")
         axes.set_xticks(list(found))
