@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unremix.report.figures import Panel, learning_curves, mean_curve, write_figure
+from unremix.report.figures import Bars, Panel, bar_chart, learning_curves, mean_curve, write_figure
 from unremix.report.style import COLORS, looks_of
 
 
@@ -37,6 +37,24 @@ def test_settings_have_the_color_of_their_method() -> None:
         own = [looks[name] for name in settings if name.split()[0] == recipe]
         assert {look.color for look in own} == {looks_of([recipe])[recipe].color}
         assert len({(look.dash, look.marker) for look in own}) == 16
+
+
+def test_a_papers_figures_stand_beside_bars_that_remain_readable() -> None:
+    rows = [
+        Bars("hcl", [0.4, 0.1], [None, 0.01], [0.91, 0.12]),
+        Bars("raw pixels", [0.3, 0.05], [None, None], [None, None], level=True),
+    ]
+    figure = bar_chart(["far", "near"], rows)
+    far, near = figure.axes
+    assert [bar.get_height() for bar in far.patches] == pytest.approx([40])
+    assert [bar.get_height() for bar in near.patches] == pytest.approx([10])
+    assert "paper" not in far.get_legend_handles_labels()[1]
+    (diamonds,) = [line for line in near.get_lines() if line.get_label() == "paper"]
+    assert diamonds.get_ydata() == pytest.approx([12])
+    assert [text.get_text() for text in figure.legends[0].get_texts()].count("paper") == 1
+    (together,) = bar_chart(list("abcd"), [Bars("hcl", [0.4] * 4, [None] * 4, [None] * 4)]).axes
+    assert len(together.patches) == 4
+    assert "paper" not in together.get_legend_handles_labels()[1]
 
 
 def test_a_band_is_announced_where_there_is_one() -> None:

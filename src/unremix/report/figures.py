@@ -169,45 +169,64 @@ class Bars:
     level: bool = False  # whether they are level lines across the group instead: a baseline
 
 
-def _percent(values: Sequence[float | None]) -> list[float]:
-    return [math.nan if value is None else 100 * value for value in values]
+FEW_GROUPS = 3  # up to here every group has an axis of its own
+MOST_ABOVE = 1.6  # of the tallest bar: a paper's figures above that would make the bars too small
 
 
 def bar_chart(groups: Sequence[str], rows: Sequence[Bars]) -> Figure:
-    """A group of bars, by its name, for each column of a table."""
-    drawn = [row for row in rows if not row.level]
-    levels = [row for row in rows if row.level]
-    looks = looks_of(row.name for row in drawn)
+    """A group of bars, by its name, for each column of a table.
+
+    A paper's figures are drawn where the bars remain readable beside them.
+    """
+    numbers = range(len(groups))
+    panels = [[number] for number in numbers] if len(groups) <= FEW_GROUPS else [list(numbers)]
     figure = Figure(figsize=(PAGE, 3.1), layout="constrained")
-    axes = figure.subplots()
-    width = 0.84 / max(1, len(drawn))
-    labeled = False
-    for number, row in enumerate(drawn):
+    drawn = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, shown in zip(drawn, panels, strict=True):
+        _draw_bars(axes, shown, rows)
+        axes.set_xticks(range(len(shown)), [groups[number] for number in shown])
+        axes.grid(axis="y")
+    drawn[0].set_ylabel("%")
+    add_legend(figure)
+    return figure
+
+
+def _draw_bars(axes: Axes, groups: Sequence[int], rows: Sequence[Bars]) -> None:
+    """Some of the groups, by their numbers."""
+
+    def percent(values: Sequence[float | None]) -> list[float]:
+        some = [values[number] for number in groups]
+        return [math.nan if value is None else 100 * value for value in some]
+
+    def largest(values: Iterable[Sequence[float | None]]) -> float:
+        return max(
+            (one for some in values for one in percent(some) if not math.isnan(one)), default=0.0
+        )
+
+    bars = [row for row in rows if not row.level]
+    levels = [row for row in rows if row.level]
+    looks = looks_of(row.name for row in bars)
+    fits = largest(row.published for row in bars) <= MOST_ABOVE * largest(row.means for row in bars)
+    width = 0.84 / max(1, len(bars))
+    for number, row in enumerate(bars):
         places = [place - 0.42 + (number + 0.5) * width for place in range(len(groups))]
         look = looks[row.name]
         axes.bar(
-            places, _percent(row.means), width, yerr=_percent(row.deviations), color=look.color,
+            places, percent(row.means), width, yerr=percent(row.deviations), color=look.color,
             hatch=look.hatch, edgecolor="white", linewidth=0.4, label=row.name, capsize=1.5,
             error_kw={"lw": 0.8, "ecolor": "#333333"},
         )  # fmt: skip
-        if any(value is not None for value in row.published):
+        if fits and not all(map(math.isnan, percent(row.published))):
             axes.plot(
-                places, _percent(row.published), "D", color=BLACK, ms=3.2, mfc="white",
-                linestyle="none", label="" if labeled else "paper",
+                places, percent(row.published), "D", color=BLACK, ms=3.2, mfc="white",
+                linestyle="none", label="paper",
             )  # fmt: skip
-            labeled = True
     for number, row in enumerate(levels):
-        for place, value in enumerate(_percent(row.means)):
+        for place, value in enumerate(percent(row.means)):
             axes.hlines(
                 value, place - 0.45, place + 0.45, color=GRAYS[number % 2],
-                linestyle=((0, (4, 2)), (0, (1, 1.5)))[number % 2], lw=1.2,
-                label="" if place else row.name,
+                linestyle=((0, (4, 2)), (0, (1, 1.5)))[number % 2], lw=1.2, label=row.name,
             )  # fmt: skip
-    axes.set_xticks(range(len(groups)), list(groups))
-    axes.set(ylabel="%")
-    axes.grid(axis="y")
-    add_legend(figure)
-    return figure
 
 
 @dataclass(frozen=True)
