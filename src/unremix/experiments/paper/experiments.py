@@ -179,7 +179,10 @@ EXPERIMENTS = {
             "illustration", "Figure 1", "What is picked, in two dimensions", make_illustration,
             notes=(
                 "Real points: handwritten digits of three classes in the plane of their first two "
-                "principal components. The paper's figure is a drawing.",
+                "principal components, each with a second view beside it. There is no last layer, "
+                "so the uncertainty ignores its input. The last column is the share of picks that "
+                "have the anchor's class, with every point as the anchor. The paper's figure is a "
+                "drawing.",
             ),
         ),
         Experiment(
