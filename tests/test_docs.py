@@ -15,6 +15,13 @@ from torch import nn
 import unremix
 from unremix import recipes
 from unremix.cli.parser import make_parser
+from unremix.experiments.paper import (
+    comparison,
+    experiments,
+    illustration,
+    negatives,
+    over_epochs,
+)
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -129,3 +136,57 @@ def test_every_preset_option_is_in_the_fidelity_table() -> None:
     for field in fields(Preset):
         values = [str(getattr(PRESETS[name], field.name)) for name in ("paper", "code", "sound")]
         assert rows[field.name] == values
+
+
+# The page on results, and what `unremix reproduce` wrote
+
+REPRODUCED = ROOT / "reproductions" / "cpu"
+RESULTS = (ROOT / "docs" / "results.md").read_text()
+
+
+def lines_of(text: str) -> list[list[str]]:
+    """The cells of all lines of tables, without headings."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    rules = [number for number, line in enumerate(lines) if re.fullmatch(r"[|\s:-]+", line)]
+    headings = {number - 1 for number in rules} | set(rules)
+    return [line for number, line in enumerate(cells) if number not in headings]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), re.findall(r"^### .*?\(`(\w+)`\)\n(.*?)(?=^##)", RESULTS, re.S | re.M)
+)
+def test_shown_tables_are_those_of_the_runs(name: str, shown: str) -> None:
+    """Every figure of a row stands in the row that was written, or in the paper's below it."""
+    written: dict[str, set[str]] = {}
+    row = ""
+    text = (REPRODUCED / name / "table.md").read_text()
+    for first, *cells in lines_of(text):
+        row = row if first.startswith("·") else first
+        figures = [cell.partition(" (")[0] for cell in cells] if first.startswith("·") else cells
+        written.setdefault(row, set()).update(figures)
+    for first, *cells in lines_of(shown):
+        assert set(cells) <= written[first] | {""}
+    (command,) = re.findall(r"```bash\n(.*?)\n```", shown)
+    assert command in text
+
+
+def test_shown_figures_are_those_of_the_runs() -> None:
+    shown = sorted((ROOT / "docs" / "results" / "paper").glob("*.svg"))
+    pages = RESULTS + (ROOT / "docs" / "paper.md").read_text()
+    for path in shown:
+        (written,) = REPRODUCED.glob(f"*/{path.name}")
+        assert path.read_bytes() == written.read_bytes()
+        assert f"results/paper/{path.name}" in pages
+    assert len(shown) > 5
+
+
+def test_code_named_beside_the_papers_tables_exists() -> None:
+    page = (ROOT / "docs" / "paper.md").read_text().partition("## Equations")[0]
+    rows = [cells for cells in lines_of(page) if cells[1].startswith("`reproduce")]
+    assert len(rows) == 15
+    modules = [experiments, comparison, over_epochs, illustration, negatives]
+    for cells in rows:
+        assert cells[1].strip("`").removeprefix("reproduce ") in experiments.EXPERIMENTS
+        for code in re.findall(r"`(\w+)`", cells[2]):
+            assert any(hasattr(module, code) for module in modules)
