@@ -231,8 +231,8 @@ def test_data_sets_of_one_name_are_kept_apart(
 ) -> None:
     monkeypatch.setattr(module, "lacking", lambda *_: None)
     experiment = EXPERIMENTS["table5"]
-    sources = sources_of(experiment, "smoke", ("a/photos", "b/photos"))
-    assert [one.title for one in sources] == ["photos", "b/photos"]
+    sources = sources_of(experiment, "smoke", ("a/photos", "b/photos", "dogs on photos"))
+    assert [one.title for one in sources] == ["photos", "b/photos", "dogs on photos"]
     setting = Setting(experiment, "smoke", sources, 1, {}, Engine(tmp_path, QUIET))
     values = note(setting)
     made = module.write(setting, "unremix reproduce table5")

@@ -81,7 +81,7 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
     return tuple(found)
 
 
-def lacking(source: Source, options: Options) -> str | None:
+def lacking(setting: Setting, source: Source) -> str | None:
     """What an experiment lacks to use a data set, and where to get it; None if nothing."""
     put_it = "put it into the folder that UNREMIX_DATA names"
     places = candidates(source.data, folders=("", "tu"), suffixes=("", ".zip"))
@@ -89,6 +89,8 @@ def lacking(source: Source, options: Options) -> str | None:
     if not made_up and not any(place.exists() for place in places):
         where = f"; get it from {source.where}" if source.where else ""
         return f"{source.data} was not found{where}; {put_it}"
+    size = SCALES[setting.scale][setting.experiment.kind]
+    options = {**size.options, **source.options, **setting.options}
     senteval = options.get("sentence.senteval", "none")
     if senteval not in ("none", "auto"):
         try:
@@ -169,10 +171,9 @@ def reproduce(
 
 def _with_data(setting: Setting) -> Setting | None:
     """The setting without the data sets that are not there; each is named."""
-    size = SCALES[setting.scale][setting.experiment.kind]
     kept = []
     for source in setting.sources:
-        why = lacking(source, {**size.options, **source.options, **setting.options})
+        why = lacking(setting, source)
         if why is None:
             kept.append(source)
         else:
@@ -198,11 +199,7 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
             unique.setdefault(job.name, job)
     jobs = list(unique.values())
     without_encoder = [
-        job
-        for setting in settings
-        if setting.experiment.needs_encoders
-        for job in setting.jobs
-        if not engine.folder.is_done(job)
+        job for setting in settings if setting.experiment.needs_encoders for job in setting.to_do
     ]
     written: dict[str, bool] = {}  # by name: whether it could be
 
@@ -243,16 +240,10 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
 
 def _cost_of(missing: Collection[str], jobs: Sequence[Job], engine: Engine) -> str:
     """What some of the jobs cost, in words, by those that are done."""
-    known = _known_costs(jobs, engine)
+    known = engine.results.cpu_seconds(jobs)
     if not known:
         return "--dry_run estimates the time"
     return f"about {roughly(fmean(known) * len(missing))} of computing in all"
-
-
-def _known_costs(jobs: Sequence[Job], engine: Engine) -> list[float]:
-    """CPU seconds of the finished runs among some, as far as they were measured."""
-    records = [engine.results.records.get(job.name, {}) for job in jobs]
-    return [one["cpu_seconds"] for one in records if one.get("cpu_seconds") is not None]
 
 
 def write(setting: Setting, command: str) -> Made:
@@ -375,9 +366,8 @@ def _cost(
     setting: Setting, source: Source, jobs: Sequence[Job], reference: Job, said: list[str]
 ) -> float | None:
     """Seconds of a run; None if its data are not there and cannot be made up."""
-    size = SCALES[setting.scale][setting.experiment.kind]
-    why = lacking(source, {**size.options, **source.options, **setting.options})
-    known = _known_costs(jobs, setting.engine)
+    why = lacking(setting, source)
+    known = setting.engine.results.cpu_seconds(jobs)
     if known:
         said += [] if why is None else [why]
         return fmean(known)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,11 @@ class Results:
                 f"of {job}; change measure in the study's file"
             )
         return float(found[measure]["value"])
+
+    def cpu_seconds(self, jobs: Iterable[Job]) -> list[float]:
+        """What the finished runs among some have cost, as far as it is known."""
+        records = [self.records.get(job.name, {}) for job in jobs]
+        return [one["cpu_seconds"] for one in records if one.get("cpu_seconds") is not None]
 
     @property
     def core_hours(self) -> float:

@@ -33,7 +33,7 @@ def column_of(source: Source, path: str) -> str:
 
 def path_of(column: Measure) -> str:
     """The measure of a column, by its path on the cards of the runs."""
-    return column.path.rpartition(" on ")[0]
+    return column.path.partition(" on ")[0]
 
 
 def outcomes_of(setting: Setting) -> list[Outcome]:
@@ -99,7 +99,8 @@ def paper_figures(setting: Setting) -> dict[str, dict[str, Percent]]:
 
 def _other_data(setting: Setting, column: str) -> str | None:
     """The data of the paper's figures in a column; None if its test data are the column's own."""
-    (source,) = [one for one in setting.sources if column.endswith(f" on {one.title}")]
+    title = column.partition(" on ")[2]
+    (source,) = [one for one in setting.sources if one.title == title]
     return None if source.comparable else source.paper
 
 

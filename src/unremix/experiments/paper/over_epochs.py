@@ -31,7 +31,7 @@ def make_probe_curves(setting: Setting) -> Made:
         for source in setting.sources_of(row):
             for record in setting.records(row, source):
                 curves = record.get("probe_curves") or {}
-                for kind in (UNTRAINED, "pixels"):
+                for kind in (kind for kind in FEATURES if kind != TRAINED):
                     ends.setdefault((source.title, kind), []).extend(curves.get(kind, [])[-1:])
                 curve = curves.get(TRAINED, [])
                 points = [
