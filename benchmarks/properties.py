@@ -12,7 +12,11 @@ trained encoder, and for each score, the k negatives that the score ranks highes
 
 "Exceptions" are the case of the paper's limitations section: of the k most similar negatives, how
 many have an uncertainty above the anchor's median, of all and of those that are false; chance is a
-half. Labels are used for this alone. All numbers go to benchmarks/results/properties.json.
+half. Labels are used for this alone.
+
+A last line is about the weights of the run's own loss, with the mix that it has learned: how they
+correlate with the similarity over an anchor's negatives, and which share of the negatives is
+effective. All numbers go to benchmarks/results/properties.json, or where --output says.
 """
 
 from __future__ import annotations
@@ -28,10 +32,13 @@ import torch
 from ledger import to_markdown
 from torch import Tensor
 
-from unremix.audit import separation
+from unremix.audit import effective_negatives, separation
+from unremix.core.importance import Importance
 from unremix.domains.sampling import permuted
 from unremix.frameworks.base import Projecting
+from unremix.frameworks.contrastive import Contrastive
 from unremix.losses import UnReMixLoss
+from unremix.report.style import AS_PRINTED
 from unremix.training.run import Run
 from unremix.views.image import augment
 from unremix.views.randomness import keys
@@ -82,6 +89,21 @@ def look(z: Tensor, h: Tensor, labels: Tensor, k: int) -> dict[str, float]:
     return found
 
 
+def look_at_own(scored: Importance) -> dict[str, float]:
+    """What the weights of a loss follow, and how sharp they are: means over anchors."""
+    anchors = len(scored.weights)
+    weights, similarity = (
+        values[scored.negatives].view(anchors, -1)  # as many negatives for each
+        for values in (scored.weights, scored.similarity)
+    )
+    centered = (values - values.mean(1, keepdim=True) for values in (weights, similarity))
+    correlation = torch.nn.functional.cosine_similarity(*centered, dim=1)  # (A,)
+    return {
+        "own|correlation": float(correlation.mean()),
+        "own|effective": effective_negatives(weights) / weights.shape[1],
+    }
+
+
 @torch.no_grad()
 def measure(run: Run, trained: bool, batches: int, k: int) -> dict[str, list[float]]:
     """All figures of some batches of a run's training images."""
@@ -101,7 +123,10 @@ def measure(run: Run, trained: bool, batches: int, k: int) -> dict[str, list[flo
             view = augment(images, run.shape.settings, keys(run.config.seed, 0, ids, stream))
             parts.append(model.embed(view))
         z, h = (torch.stack([part[which] for part in parts]) for which in (0, 1))
-        for name, value in look(z, h, data.labels[ids], k).items():
+        figures = look(z, h, data.labels[ids], k)
+        if isinstance(model, Contrastive):
+            figures |= look_at_own(model.loss.importance(*z, *h))
+        for name, value in figures.items():
             found[name].append(value)
     return found
 
@@ -120,12 +145,18 @@ def table(title: str, found: dict[str, float], k: int) -> str:
         for name in SCORES
     ]
     heading = ["score", "AUC", "false, %", "similarity, percentile", "classes", "shift of the mean"]
+    own = ""
+    if "own|correlation" in found:
+        own = (
+            f"\nits own weights: correlation with the similarity {found['own|correlation']:.2f}, "
+            f"{100 * found['own|effective']:.0f} % of the negatives effective"
+        )
     return (
         f"\n{title}: the {k} highest negatives by each score; of all negatives "
         f"{100 * found['base']:.1f} % are false\n\n{to_markdown(heading, rows)}\n"
         f"exceptions: {100 * found['exceptions|all']:.1f} % of the most similar, "
         f"{100 * found['exceptions|false']:.1f} % of the false ones among them; "
-        f"{100 * found['exceptions|anchors']:.1f} % of the anchors have one that is false"
+        f"{100 * found['exceptions|anchors']:.1f} % of the anchors have one that is false" + own
     )
 
 
@@ -135,6 +166,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--batches", type=int, default=16)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     report: dict[str, Any] = {"k": asked.k, "batches": asked.batches, "encoders": []}
@@ -146,12 +178,15 @@ def main() -> None:
             found = measure(run, kind == "trained", asked.batches, asked.k)
             means = {name: mean(values) for name, values in found.items()}
             errors = {name: stdev(values) / len(values) ** 0.5 for name, values in found.items()}
-            title = f"{run.config.recipe}, τ = {run.config.temperature:g}, {kind}"
+            printed = f" ({AS_PRINTED})" if run.config.loss.fidelity == "paper" else ""
+            own = run.config.temperature  # None: the recipe's
+            set_to = "" if own is None else f", τ = {own:g}"
+            title = f"{run.config.recipe}{printed}{set_to}, {kind}"
             print(table(f"{title}, kNN {100 * accuracy:.1f} %", means, asked.k), flush=True)
             report["encoders"].append(
                 {"run": title, "knn": accuracy, "means": means, "standard_errors": errors}
             )
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    asked.output.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
