@@ -52,7 +52,7 @@ def note(setting: Setting, *, without: int = 0) -> dict[tuple[str, str, str, int
     found = {}
     jobs = setting.jobs[: len(setting.jobs) - without]
     kept = {job.name for job in jobs}
-    paths = list(setting.experiment.measures)
+    paths = list(setting.experiment.measures) or ["linear.top1"]
     for row in setting.rows:
         for source in setting.sources_of(row):
             for seed in range(setting.seeds):
@@ -63,12 +63,18 @@ def note(setting: Setting, *, without: int = 0) -> dict[tuple[str, str, str, int
                 found |= {(row.name, source.title, path, seed): v for path, v in values.items()}
                 measures = {path: {"value": value, "count": 100} for path, value in values.items()}
                 floor = {path: {"value": 0.2 + seed / 100, "count": 100} for path in paths}
+                shares = generator.dirichlet([1.0] * len(PAPER_COMPONENTS), size=2).round(4)
                 setting.engine.results.add(
                     {
                         "name": job.name, "row": row.name, "seed": seed, "epochs": 2, "loss": 1.0,
                         "results": {"trained": measures, "untrained": floor},
-                        "probe_curves": {"trained": [0.1, 0.2, values[paths[0]]]},
-                        "metrics": [{"epoch": 2.0, "loss": 1.0, "mix_similarity": 0.4}],
+                        "probe_curves": {"trained": generator.uniform(size=3).round(4).tolist()},
+                        "metrics": [
+                            {"epoch": epoch, "loss": 1.0,
+                             **{f"mix_{name}": float(share)
+                                for name, share in zip(PAPER_COMPONENTS, row_of, strict=True)}}
+                            for epoch, row_of in enumerate(shares, start=1)
+                        ],
                         "cpu_seconds": 60.0, "command": "unremix train",
                     }
                 )  # fmt: skip
@@ -128,8 +134,12 @@ def test_the_numbers_of_a_table_follow_from_the_runs(
             shown = f"{100 * np.mean(runs):.1f} ± {100 * np.std(runs, ddof=1):.1f}"
             assert cells[row.name][1 + place] == shown
             if (source.paper, path) in row.published:
-                paper = row.published[source.paper, path][0]
-                assert float(cells[f"{row.name} · paper"][1 + place].split(" ")[0]) == paper
+                paper, deviation = row.published[source.paper, path]
+                digits = 1 if name == "sentences" else 2
+                said = f"{paper:.{digits}f}"
+                said += "" if deviation is None else f" ± {deviation:.{digits}f}"
+                said += "" if source.comparable else f" ({source.paper})"
+                assert cells[f"{row.name} · paper"][1 + place] == said
                 (line,) = [r for r in rows if r["row"] == row.name and _is(r, setting, data, path)]
                 expected = 100 * np.mean(runs) - paper
                 if source.comparable:
@@ -177,39 +187,72 @@ def _is(line: dict[str, str], setting: Setting, data: str, path: str) -> bool:
     return line["column"] in (data, f"{data}, {label}", *([label] if alone else []))
 
 
+def mean_and_deviation(values: list[float], factor: float, digits: int) -> str:
+    mean, deviation = factor * np.mean(values), factor * np.std(values, ddof=1)
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def noted(name: str, folder: Path) -> tuple[Setting, str]:
+    """An experiment with two seeds of made-up runs, and the text of its tables."""
+    setting = setting_of(name, "cpu", folder, 2)
+    note(setting)
+    assert reproduce(name, seeds=2, output=str(folder), console=QUIET) == 0
+    return setting, (folder / name / "table.md").read_text()
+
+
 def test_the_numbers_of_the_curves_follow_from_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "lacking", lambda *_: None)
-    for name in ("curves", "mix", "diversity"):
-        setting = setting_of(name, "cpu", tmp_path, 2)
-        note(setting)
-        assert reproduce(name, seeds=2, output=str(tmp_path), console=QUIET) == 0
-    read = {
-        name: json.loads((tmp_path / name / "results.json").read_text())
-        for name in ("curves", "mix", "diversity")
-    }
-    cells = {name: lines_of((tmp_path / name / "table.md").read_text()) for name in read}
-    curves = read["curves"]["records"]
-    wanted = ("HCL", "CIFAR-10 (JPEG)", 3)
-    last = [
-        one["accuracy"] for one in curves if (one["row"], one["data"], one["probe_epoch"]) == wanted
-    ]
-    assert len(last) == 2
-    assert cells["curves"]["HCL"][0] == f"10.0 → {100 * np.mean(last):.1f}"
-    ends = [one["share"] for one in read["mix"]["records"]
-            if (one["row"], one["component"]) == ("free", "similarity")]  # fmt: skip
-    assert ends == [0.4] * 4  # two seeds on two data sets
-    line = "| free | CIFAR-10 (JPEG) | – | 0.400 ± 0.000 | – |"
-    assert line in (tmp_path / "mix" / "table.md").read_text()
-    for classes, data, place in ((2, "CIFAR-10 (JPEG)", 1), (50, "Tiny-ImageNet, 100 classes", 2)):
-        values = [
-            run["results"]["trained"]["neighbors.top5"]["value"]
-            for run in read["diversity"]["runs"]
-            if (run["row"], run["data"]) == (f"{classes} classes", data)
-        ]
-        shown = f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}"
-        assert cells["diversity"][f"{classes} classes"][place] == shown
+    setting, text = noted("curves", tmp_path)
+    cells = lines_of(text)
+    assert list(cells)[1:] == [row.name for row in setting.rows]
+    for row in setting.rows:
+        for place, source in enumerate(setting.sources):
+            runs = setting.records(row, source)
+            first, _, last = np.mean([run["probe_curves"]["trained"] for run in runs], axis=0)
+            assert cells[row.name][place] == f"{100 * first:.1f} → {100 * last:.1f}"
+
+
+def test_the_weights_at_the_end_follow_from_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "lacking", lambda *_: None)
+    setting, text = noted("mix", tmp_path)
+    assert [row.name for row in setting.rows] == [
+        "learned", "learned, as printed", "free", "fixed", "learned, on Un-Mix",
+    ]  # fmt: skip
+    for row in setting.rows:
+        for source in setting.sources:
+            last = [run["metrics"][-1] for run in setting.records(row, source)]
+            shares = [
+                mean_and_deviation([one[f"mix_{name}"] for one in last], 1, 3)
+                for name in PAPER_COMPONENTS
+            ]
+            assert f"| {' | '.join([row.name, source.title, *shares])} |" in text
+
+
+def test_the_numbers_of_diversity_follow_from_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "lacking", lambda *_: None)
+    setting, text = noted("diversity", tmp_path)
+    cells = lines_of(text)
+    for row in setting.rows:
+        for place, source in enumerate(setting.sources):
+            runs = setting.records(row, source)
+            values = [run["results"]["trained"]["neighbors.top5"]["value"] for run in runs]
+            shown = mean_and_deviation(values, 100, 1) if values else "–"
+            assert cells[row.name][1 + place] == shown
+
+
+def test_the_mix_needs_no_labels(tmp_path: Path) -> None:
+    setting = setting_of("mix", "smoke", tmp_path, 1)
+    note(setting)
+    for record in setting.engine.results.records.values():
+        record["results"] = {}
+    made = module.write(setting, "unremix reproduce mix")
+    assert [title for title, _ in made.grids] == ["λ at the end"]
 
 
 def test_seeds_of_the_mix_are_those_of_the_runs(
@@ -226,13 +269,22 @@ def test_seeds_of_the_mix_are_those_of_the_runs(
     assert {one["seed"] for one in own} == {1}
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("a/photos", "b/photos", "dogs on photos"),
+        ("old/photos", "photos"),
+        ("photos", "Photos", "photos (2)", "a/photos"),
+    ],
+)
 def test_data_sets_of_one_name_are_kept_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "lacking", lambda *_: None)
     experiment = EXPERIMENTS["table5"]
-    sources = sources_of(experiment, "smoke", ("a/photos", "b/photos", "dogs on photos"))
-    assert [one.title for one in sources] == ["photos", "b/photos", "dogs on photos"]
+    sources = sources_of(experiment, "smoke", given)
+    assert len({one.slug for one in sources}) == len({one.title for one in sources}) == len(given)
+    assert sources[0].title == "photos"
     setting = Setting(experiment, "smoke", sources, 1, {}, Engine(tmp_path, QUIET))
     values = note(setting)
     made = module.write(setting, "unremix reproduce table5")
@@ -352,6 +404,7 @@ def test_what_cannot_be_is_told_in_one_line(
     for words, message in (
         (["tabel2"], "did you mean 'table2'"),
         (["all", "--data", "digits"], "for one table or figure"),
+        (["table2", "--data", "[digits, digits]"], "got 'digits' twice"),
         (["table2", "--seeds", "0"], "seeds to be at least 1"),
         (["table2", "--seeds", "1000000000"], "at most 1000 seeds, got 1000000000; use fewer"),
         (["table2", "--jobs", "-1"], "jobs to be at least 1"),
@@ -376,9 +429,26 @@ def test_what_cannot_be_is_told_in_one_line(
 
 
 def test_places_in_the_paper_are_names_too() -> None:
-    assert [module.chosen(name)[0].name for name in ("table4", "figure1", "figure3", "table1")] == [
-        "sentences", "illustration", "curves", "table1",
-    ]  # fmt: skip
+    names = {
+        f"{kind}{number}": [one.name for one in module.chosen(f"{kind}{number}")]
+        for kind, count in (("table", 6), ("figure", 12))
+        for number in range(1, count + 1)
+    }
+    assert names["table4"] == ["sentences"]
+    assert names["figure4"] == ["gallery", "contributions"]
+    assert {name for found in names.values() for name in found} == set(EXPERIMENTS)
+
+
+def test_an_experiment_without_runs_asks_for_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNREMIX_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    assert reproduce("illustration", output="out", console=Console(file=printed, width=200)) == 0
+    assert "not found" not in printed.getvalue()
+    record = json.loads((tmp_path / "out" / "illustration" / "results.json").read_text())
+    assert (record["seeds"], record["data"]) == (0, {})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ name has a folder with ``table.md``, ``table.csv``, ``results.json`` and its fig
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,30 +40,43 @@ STEPS_SECONDS = 8.0  # that a dry run spends on the steps of one run
 
 
 def chosen(name: str) -> list[Experiment]:
-    """The experiments of a name; ``table4`` or ``figure3`` is what the paper has there.
+    """The experiments of a name; ``table4`` or ``figure4`` is all that the paper has there.
 
     Raises:
         ValueError: If there is none; it names the nearest.
     """
     if name == ALL:
         return list(EXPERIMENTS.values())
-    places = {one.place.lower().replace(" ", ""): one for one in EXPERIMENTS.values()}
-    known = {**places, **EXPERIMENTS}
+    known: dict[str, list[Experiment]] = {}
+    for experiment in EXPERIMENTS.values():
+        places = (place.lower().replace(" ", "") for place in experiment.places)
+        for one in dict.fromkeys([experiment.name, *places]):
+            known.setdefault(one, []).append(experiment)
     if name not in known:
         hint = did_you_mean(name, [*known, ALL])
-        raise ValueError(f"expected one of {', '.join(EXPERIMENTS)} or {ALL}, got {name!r}{hint}")
-    return [known[name]]
+        raise ValueError(
+            f"expected one of {', '.join(EXPERIMENTS)} or {ALL}, or a number of the paper such as "
+            f"figure3, got {name!r}{hint}"
+        )
+    return known[name]
 
 
 def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) -> tuple[Source, ...]:
     """The data sets of an experiment, or others in their place.
 
     Known ones among the others keep their figures in the paper, and those of the scale their
-    options; others have the options of the data set in whose place they are.
+    options; others have the options of the data set in whose place they are. An experiment without
+    runs needs none.
+
+    Raises:
+        ValueError: If a data set is named twice.
     """
-    usual = SCALES[scale][experiment.kind].sources
+    usual = SCALES[scale][experiment.kind].sources if experiment.rows else ()
     if not data:
         return usual
+    repeated = [one for one, count in Counter(data).items() if count > 1]
+    if repeated:
+        raise ValueError(f"expected different data sets, got {repeated[0]!r} twice; name it once")
     known = {
         source.data: source
         for of_kind in SCALES.values()
@@ -75,9 +89,11 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
         like = usual[min(number, len(usual) - 1)] if usual else Source("", "", "")
         like = own.get(name, like)
         source = known.get(given, known.get(name, Source("", given, Path(name).stem)))
-        alike = any(one.title == source.title for one in found)
-        title = given if alike else source.title
-        found.append(replace(source, data=given, title=title, options=like.options, write=None))
+        source = replace(source, data=given, options=like.options, write=None)
+        titles = (source.title, given, *(f"{given} ({place})" for place in range(2, 3 + number)))
+        slugs = {one.slug for one in found}
+        named = (replace(source, title=title) for title in titles)
+        found.append(next(one for one in named if one.slug not in slugs))
     return tuple(found)
 
 
@@ -85,8 +101,8 @@ def lacking(setting: Setting, source: Source) -> str | None:
     """What an experiment lacks to use a data set, and where to get it; None if nothing."""
     put_it = "put it into the folder that UNREMIX_DATA names"
     places = candidates(source.data, folders=("", "tu"), suffixes=("", ".zip"))
-    made_up = source.write is not None or source.data in EMBEDDED or "{" in source.data
-    if not made_up and not any(place.exists() for place in places):
+    needs_no_file = source.write is not None or source.data in EMBEDDED or "{" in source.data
+    if not needs_no_file and not any(place.exists() for place in places):
         where = f"; get it from {source.where}" if source.where else ""
         return f"{source.data} was not found{where}; {put_it}"
     size = SCALES[setting.scale][setting.experiment.kind]
@@ -146,7 +162,7 @@ def reproduce(
             engine,
         )  # fmt: skip
         settings.append(setting)
-        if seeds is not None and seeds != setting.seeds:
+        if experiment.rows and seeds is not None and seeds != setting.seeds:
             engine.say(f"{experiment.name} shows a single encoder: one seed in place of {seeds}")
         try:
             _ = setting.jobs  # options that do not exist are refused here
@@ -239,11 +255,20 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
 
 
 def _cost_of(missing: Collection[str], jobs: Sequence[Job], engine: Engine) -> str:
-    """What some of the jobs cost, in words, by those that are done."""
-    known = engine.results.cpu_seconds(jobs)
-    if not known:
+    """What some of the jobs cost, in words: as much as those of the same data that are done."""
+    alike = defaultdict(list)
+    for job in jobs:
+        alike[job.train.data, job.train.epochs].append(job)
+    total, unknown = 0.0, 0
+    for group in alike.values():
+        left = sum(job.name in missing for job in group)
+        known = engine.results.cpu_seconds(group)
+        total += fmean(known) * left if known else 0.0
+        unknown += 0 if known else left
+    if not total:
         return "--dry_run estimates the time"
-    return f"about {roughly(fmean(known) * len(missing))} of computing in all"
+    others = f", {unknown} of them not counted: --dry_run estimates those" if unknown else ""
+    return f"about {roughly(total)} of computing in all{others}"
 
 
 def write(setting: Setting, command: str) -> Made:
@@ -256,7 +281,8 @@ def write(setting: Setting, command: str) -> Made:
     notes = [*made.notes, *experiment.notes]
     if missing:
         notes.append(f"Unfinished: {missing} of {len(jobs)} runs to come.")
-    parts = [f"# {experiment.title} ({experiment.place}), scale {setting.scale}"]
+    place = ", ".join(experiment.places)
+    parts = [f"# {experiment.title} ({place}), scale {setting.scale}"]
     for title, grid in made.grids:
         parts += [f"{title}:"] if title else []
         parts.append(tables.to_markdown(grid).rstrip())
@@ -264,9 +290,9 @@ def write(setting: Setting, command: str) -> Made:
     parts.append(tables.made_by(command))
     whole = {
         "name": experiment.name,
-        "place": experiment.place,
+        "place": place,
         "scale": setting.scale,
-        "seeds": setting.seeds,
+        "seeds": len({job.train.seed for job in jobs}),
         "command": command,
         "versions": versions(),
         "data": {source.title: source.data for source in setting.sources},

@@ -19,10 +19,9 @@ from unremix.report.figures import Bars, bar_chart
 HOW = (
     "In percent: mean ± standard deviation over seeds. The paper's figures stand below ours where "
     "it has them; they come from its own scale, and from its own data where these are named in "
-    "brackets. They are subtracted only where the test samples are the same (CIFAR-10's images "
-    "count also as JPEG files). Differences pair equal "
-    "seeds, which share initial weights and the order of the data: mean [95 % interval by "
-    "Student's t], each for itself."
+    "brackets. They are subtracted only where the test samples are the same. Differences pair "
+    "equal seeds, which share initial weights and the order of the data: mean [95 % interval by "
+    "Student's t], not corrected for multiple comparisons."
 )
 
 

@@ -353,6 +353,7 @@ def make_gradients(setting: Setting) -> Made:
     drawn = figure.subplots(len(setting.sources), 2, squeeze=False, sharey="row")
     looks = looks_of(row.name for row in setting.rows)
     lines, records, sizes = [], [], []
+    views: dict[str, None] = {}
     for line, source in zip(drawn, setting.sources, strict=True):
         found: dict[str, np.ndarray] = {}
         for row in setting.rows:
@@ -361,7 +362,7 @@ def make_gradients(setting: Setting) -> Made:
             own = look.model.loss.temperature
             t = own if options.gradient == "nt-xent" else options.posterior_temperature
             gradients = gradients_of(look, options.gradient, t)
-            views = f"{len(gradients)} of the {2 * len(look.labels)} views"
+            views[f"{len(gradients)} of the {2 * len(look.labels)} views"] = None
             found[row.name] = gradients.flatten().numpy()
         limit = max(float(np.percentile(np.abs(values), 99.9)) for values in found.values())
         edges = np.linspace(-limit, limit, BINS + 1)
@@ -383,7 +384,8 @@ def make_gradients(setting: Setting) -> Made:
             ]
     headings = ["row", "data", "standard deviation", "mean size"]
     note = (
-        f"Values of the gradients by the last layer's weights, of {views} of a fixed batch; "
+        f"Values of the gradients by the last layer's weights, of {' or '.join(views)} of a fixed "
+        "batch; "
         "histograms cover 99.9 % of them."
     )
     return Made(

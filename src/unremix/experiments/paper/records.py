@@ -48,7 +48,7 @@ class Experiment:
     """A table or figure of the paper."""
 
     name: str  # its name on the command line
-    place: str  # where the paper has it
+    places: tuple[str, ...]  # where the paper has it: "Table 1", "Figure 3"
     title: str  # what it shows
     make: Callable[[Setting], Made]  # makes tables and figures of its runs
     kind: Kind = "images"  # of what kind its data are
