@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 from scipy import stats
 
@@ -34,6 +35,7 @@ from unremix.experiments.reproduce import reproduce, sources_of
 
 pytestmark = pytest.mark.xdist_group("compare")
 
+MEASURED = Measured((1.0,), 8, 1.0, None, 1, 1, {"encoder": 1}, "cpu")
 QUIET = Console(file=io.StringIO(), width=200)
 
 
@@ -141,6 +143,8 @@ def test_the_numbers_of_a_table_follow_from_the_runs(
                 said += "" if source.comparable else f" ({source.paper})"
                 assert cells[f"{row.name} · paper"][1 + place] == said
                 (line,) = [r for r in rows if r["row"] == row.name and _is(r, setting, data, path)]
+                assert line["paper_data"] == source.paper
+                assert line["paper_deviation"] == (f"{deviation / 100:g}" if deviation else "")
                 expected = 100 * np.mean(runs) - paper
                 if source.comparable:
                     difference = float(cells[f"{row.name} · ours − paper"][1 + place])
@@ -294,6 +298,49 @@ def test_data_sets_of_one_name_are_kept_apart(
         assert found[2 + place] == f"{100 * value:.1f} ± –"
 
 
+def pictures(folder: Path, classes: int) -> str:
+    """A few images in a folder per class, or in one folder."""
+    for number in range(12):
+        place = folder / str(number % classes) if classes else folder
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (20 * number, 0, 0)).save(place / f"{number}.png")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "message"),
+    [
+        ("table5", 0, "expected labels, which table5 needs, found none"),
+        ("curves", 0, "expected labels, which curves needs, found none"),
+        ("diversity", 3, "expected at least 10 classes, found 3"),
+    ],
+)
+def test_data_that_an_experiment_cannot_use_are_refused_before_training(
+    name: str, classes: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "estimate", lambda *_, **__: Estimate(1, 1, 1, MEASURED))
+    data = pictures(tmp_path / "photos", classes)
+    printed = io.StringIO()
+    console = Console(file=printed, width=300)
+    out = str(tmp_path / "out")
+    with pytest.raises(ValueError, match="at least one data set"):
+        reproduce(name, scale="smoke", data=(data,), output=out, console=console)
+    assert message in printed.getvalue()
+    assert (
+        reproduce(name, scale="smoke", data=(data,), output=out, dry_run=True, console=console) == 0
+    )
+    assert printed.getvalue().count(message) == 2
+    assert not Path(out).exists()
+
+
+def test_finished_runs_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNREMIX_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    note(setting_of("table5", "cpu", tmp_path / "out", 1))
+    assert reproduce("table5", seeds=1, output="out", console=QUIET) == 0
+    assert "Tiny-ImageNet" in (tmp_path / "out" / "table5" / "table.md").read_text()
+
+
 def test_diversity_on_data_of_ones_own(tmp_path: Path) -> None:
     experiment = EXPERIMENTS["diversity"]
     sources = sources_of(experiment, "cpu", ("photos",))
@@ -310,7 +357,7 @@ def test_a_dry_run_does_not_count_what_it_cannot_know(
     printed = io.StringIO()
     console = Console(file=printed, width=300)
     assert reproduce("sentences", scale="paper", dry_run=True, console=console) == 0
-    assert "In all 15 runs of unknown cost, on this machine." in printed.getvalue()
+    assert "In all 15 runs of unknown cost." in printed.getvalue()
     assert "bookcorpus was not found; get it from" in printed.getvalue()
 
 
@@ -325,10 +372,7 @@ def test_a_dry_run_takes_the_mean_of_finished_runs(
     printed = io.StringIO()
     module.show_cost([setting], Console(file=printed, width=300))
     mean = np.mean(10.0 + np.arange(6))
-    assert (
-        f"In all {module.duration(6 * mean)}, one run at a time, on this machine."
-        in printed.getvalue()
-    )
+    assert f"In all {module.duration(6 * mean)}, one run at a time." in printed.getvalue()
 
 
 def test_nothing_is_subtracted_from_digits() -> None:
@@ -403,6 +447,9 @@ def test_what_cannot_be_is_told_in_one_line(
     monkeypatch.chdir(tmp_path)
     for words, message in (
         (["tabel2"], "did you mean 'table2'"),
+        (["table13"], "or a number of the paper"),
+        (["illustration", "--data", "digits"], "expected no --data for illustration"),
+        (["illustration", "--output", __file__], "expected a folder, got the file"),
         (["all", "--data", "digits"], "for one table or figure"),
         (["table2", "--data", "[digits, digits]"], "got 'digits' twice"),
         (["table2", "--seeds", "0"], "seeds to be at least 1"),
@@ -434,7 +481,7 @@ def test_places_in_the_paper_are_names_too() -> None:
         for kind, count in (("table", 6), ("figure", 12))
         for number in range(1, count + 1)
     }
-    assert names["table4"] == ["sentences"]
+    assert names["table4"] == [one.name for one in module.chosen("Table 4")] == ["sentences"]
     assert names["figure4"] == ["gallery", "contributions"]
     assert {name for found in names.values() for name in found} == set(EXPERIMENTS)
 
@@ -513,22 +560,21 @@ def test_a_dry_run_counts_what_would_be_done(
     known: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs whose encoders are gone are to be made again where these are needed, and only once."""
-    settings = [setting_of(name, "smoke", tmp_path) for name in ("table1", "gallery", "table6")]
+    names = ("table1", "curves", "gallery", "table6")
+    settings = [setting_of(name, "smoke", tmp_path) for name in names]
     for setting in settings:
         note(setting)
         for record in setting.engine.results.records.values():
             record["cpu_seconds"] = known
-    measured = Measured((1.0,), 8, 1.0, None, 1, 1, {"encoder": 1}, "cpu")
-    monkeypatch.setattr(module, "estimate", lambda *_, **__: Estimate(1, 5, 1, measured))
+    monkeypatch.setattr(module, "estimate", lambda *_, **__: Estimate(1, 5, 1, MEASURED))
     printed = io.StringIO()
     module.show_cost(settings, Console(file=printed, width=300))
     shown = [line.split() for line in printed.getvalue().splitlines()]
     to_do = {line[0]: line[-5] for line in shown if line and line[0] in EXPERIMENTS}
     assert to_do == {"table1": "0", "gallery": "2", "table6": "0"}
-    assert (
-        f"In all {module.duration(2 * (known or 5.0))}, one run at a time, on this machine."
-        in printed.getvalue()
-    )
+    assert "No further runs for curves." in printed.getvalue()
+    assert "gallery, digits: 2 runs again, for the encoders" in printed.getvalue()
+    assert f"In all {module.duration(2 * (known or 5.0))}, one run at a time." in printed.getvalue()
 
 
 def test_made_up_data_have_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

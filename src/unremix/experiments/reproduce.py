@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from unremix.data.atomic_files import write_text
+from unremix.data.detection import find_images
 from unremix.data.locate import candidates
 from unremix.data.printing import to_csv
-from unremix.data.quantities import duration, roughly
+from unremix.data.quantities import counted, duration, roughly
 from unremix.data.sentence.senteval_files import find_folder
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments import tables
@@ -47,18 +48,23 @@ def chosen(name: str) -> list[Experiment]:
     """
     if name == ALL:
         return list(EXPERIMENTS.values())
+    asked, name = name, _key(name)
     known: dict[str, list[Experiment]] = {}
     for experiment in EXPERIMENTS.values():
-        places = (place.lower().replace(" ", "") for place in experiment.places)
-        for one in dict.fromkeys([experiment.name, *places]):
+        for one in dict.fromkeys([experiment.name, *map(_key, experiment.places)]):
             known.setdefault(one, []).append(experiment)
     if name not in known:
         hint = did_you_mean(name, [*known, ALL])
         raise ValueError(
             f"expected one of {', '.join(EXPERIMENTS)} or {ALL}, or a number of the paper such as "
-            f"figure3, got {name!r}{hint}"
+            f"figure3, got {asked!r}{hint}"
         )
     return known[name]
+
+
+def _key(name: str) -> str:
+    """How a name is looked up: Figure 3 is figure3."""
+    return name.lower().replace(" ", "")
 
 
 def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) -> tuple[Source, ...]:
@@ -69,11 +75,15 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
     runs needs none.
 
     Raises:
-        ValueError: If a data set is named twice.
+        ValueError: If a data set is named twice, or one is named where none is needed.
     """
     usual = SCALES[scale][experiment.kind].sources if experiment.rows else ()
     if not data:
         return usual
+    if not experiment.rows:
+        raise ValueError(
+            f"expected no --data for {experiment.name}, which brings its own, got some"
+        )
     repeated = [one for one, count in Counter(data).items() if count > 1]
     if repeated:
         raise ValueError(f"expected different data sets, got {repeated[0]!r} twice; name it once")
@@ -99,7 +109,7 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
 
 def lacking(setting: Setting, source: Source) -> str | None:
     """What an experiment lacks to use a data set, and where to get it; None if nothing."""
-    put_it = "put it into the folder that UNREMIX_DATA names"
+    put_it = "put it into the folder that UNREMIX_DATA names, or give its path as --data"
     places = candidates(source.data, folders=("", "tu"), suffixes=("", ".zip"))
     needs_no_file = source.write is not None or source.data in EMBEDDED or "{" in source.data
     if not needs_no_file and not any(place.exists() for place in places):
@@ -113,6 +123,27 @@ def lacking(setting: Setting, source: Source) -> str | None:
             find_folder(senteval)
         except (FileNotFoundError, ValueError) as error:
             return f"{error}; get SentEval's tasks by its own script and {put_it}"
+    own_images = not source.paper and setting.experiment.kind in ("images", "imagenet")
+    if own_images and setting.experiment.needs_labels:
+        return _lacking_classes(setting, source)
+    return None
+
+
+def _lacking_classes(setting: Setting, source: Source) -> str | None:
+    """What the labels of other images lack for an experiment; None if nothing."""
+    try:
+        labels = find_images(source.data).splits[0].labels
+    except (OSError, ValueError) as error:
+        return str(error)
+    if labels is None:
+        return (
+            f"expected labels, which {setting.experiment.name} needs, found none; put the images "
+            "into a folder per class"
+        )
+    rows = [row for row in setting.rows if source in setting.sources_of(row)]
+    needed = max(row.options.get("loss.negative_classes", 1) for row in rows)
+    if len(set(labels)) < needed:
+        return f"expected at least {needed} classes, found {len(set(labels))}; use other data"
     return None
 
 
@@ -162,7 +193,9 @@ def reproduce(
             engine,
         )  # fmt: skip
         settings.append(setting)
-        if experiment.rows and seeds is not None and seeds != setting.seeds:
+        if not experiment.rows and (seeds is not None or options):
+            engine.say(f"{experiment.name} trains nothing: seeds and options are not used")
+        elif seeds is not None and seeds != setting.seeds:
             engine.say(f"{experiment.name} shows a single encoder: one seed in place of {seeds}")
         try:
             _ = setting.jobs  # options that do not exist are refused here
@@ -186,10 +219,11 @@ def reproduce(
 
 
 def _with_data(setting: Setting) -> Setting | None:
-    """The setting without the data sets that are not there; each is named."""
+    """The setting without the data sets that are not there and are needed; each is named."""
     kept = []
+    needed = {job.train.data for job in setting.to_do}
     for source in setting.sources:
-        why = lacking(setting, source)
+        why = lacking(setting, source) if source.data in needed else None
         if why is None:
             kept.append(source)
         else:
@@ -233,9 +267,15 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
             if setting.experiment.name not in written and not setting.to_do:
                 try_write(setting)
 
-    missing = {job.name for setting in settings for job in setting.to_do}
+    missing = {
+        job.name
+        for setting in settings
+        for job in setting.to_do
+        if not engine.folder.is_done(job)  # and only its record is missing
+    }
     if missing:
-        engine.say(f"{len(missing)} runs to do, {_cost_of(missing, jobs, engine)}")
+        to_do = counted(len(missing), "run")
+        engine.say(f"{to_do} to do, {_cost_of(missing, jobs, engine)}")
     try:
         if jobs:
             engine.run(jobs, ended=write_finished, again=command, with_folder=without_encoder)
@@ -250,7 +290,8 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
         if well:
             text = (engine.path / name / "table.md").read_text(encoding="utf-8")
             engine.say(text.partition("\nMade by\n")[0])
-    engine.say(f"Everything is in {engine.path}/, in a folder for each name (open table.md first)")
+    if any(written.values()):
+        engine.say(f"Everything is in {engine.path}/, in a folder per name (open table.md first)")
     return 0 if not engine.failures and all(written.values()) else 1
 
 
@@ -279,6 +320,8 @@ def write(setting: Setting, command: str) -> Made:
     jobs = setting.jobs
     missing = sum(job.name not in records for job in jobs)
     notes = [*made.notes, *experiment.notes]
+    if setting.scale == "smoke" and jobs:
+        notes.append("The scale smoke shows that everything runs; its figures mean nothing.")
     if missing:
         notes.append(f"Unfinished: {missing} of {len(jobs)} runs to come.")
     place = ", ".join(experiment.places)
@@ -345,13 +388,16 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
     headings = ("name", "data", "rows", "seeds", "epochs", "runs", "to do", "a run", "all")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number > 1 else "left")
-    counted: set[str] = set()
+    listed: set[str] = set()
     planned: set[str] = set()
+    shared: list[str] = []  # names all of whose runs are those of earlier ones
     costs: dict[str, float | None] = {}
     total, unknown = 0.0, 0
     said: list[str] = []
     for setting in settings:
-        experiment, missing = setting.experiment, set(setting.to_do)
+        experiment, engine = setting.experiment, setting.engine
+        missing = {job for job in setting.to_do if not engine.folder.is_done(job)}
+        before = len(table.rows)
         if not experiment.rows:
             said.append(f"{experiment.name} needs no training.")
         elif not setting.sources:
@@ -360,14 +406,22 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
             rows = [row for row in setting.rows if source in setting.sources_of(row)]
             jobs = [setting.job(row, source, seed) for seed in range(setting.seeds) for row in rows]
             left = [job for job in jobs if job in missing and job.name not in planned]
-            jobs = [job for job in jobs if job.name not in counted or job in left]
-            counted |= {job.name for job in jobs}
+            jobs = [job for job in jobs if job.name not in listed or job in left]
+            again = sum(job in engine.results for job in left)
+            if again:
+                said.append(
+                    f"{experiment.name}, {source.title}: {counted(again, 'run')} again, for the "
+                    "encoders, which are not there."
+                )
+            listed |= {job.name for job in jobs}
             planned |= {job.name for job in left}
             if not jobs:
                 continue
             reference = next((r for r in rows if r.name == experiment.reference), rows[0])
             key = f"{experiment.kind} {source.data} {jobs[0].train.epochs}"
             if key not in costs:
+                if not engine.results.cpu_seconds(jobs):
+                    engine.say(f"timing a few steps of {experiment.name}, {source.title}")
                 costs[key] = _cost(setting, source, jobs, setting.job(reference, source, 0), said)
             one = costs[key]
             total += (one or 0.0) * len(left)
@@ -378,14 +432,20 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
                 "unknown" if one is None else duration(one),
                 "unknown" if one is None else duration(one * len(left)),
             )  # fmt: skip
+        if setting.sources and len(table.rows) == before:
+            shared.append(experiment.name)
     parts = [f"{duration(total)}, one run at a time"] if total or not unknown else []
     parts += [f"{unknown} runs of unknown cost"] if unknown else []
     summary = (
-        f"In all {' and '.join(parts)}, on this machine. The cost of a run is the mean CPU time of "
-        "the finished ones, or else estimated from a few training steps of the reference row, "
-        "without the evaluation. Nothing was written."
+        f"In all {' and '.join(parts)}. The cost of a run is the mean CPU time of the finished "
+        "ones, wherever they ran. Before there are any, it is estimated from a few training steps "
+        "of the reference row on this machine, without start and evaluation, which dominate short "
+        "runs. Nothing was written."
     )
-    tables.show(console, [table], (*dict.fromkeys(said), summary))
+    if shared:
+        said.append(f"No further runs for {', '.join(shared)}.")
+    shown = [table] if table.rows else []
+    tables.show(console, shown, (*dict.fromkeys(said), *([summary] if shown else [])))
 
 
 def _cost(

