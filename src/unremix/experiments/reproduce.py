@@ -82,7 +82,8 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
         return usual
     if not experiment.rows:
         raise ValueError(
-            f"expected no --data for {experiment.name}, which brings its own, got some"
+            f"expected no --data for {experiment.name}, which brings its own, got {data[0]!r}; "
+            "leave it out"
         )
     repeated = [one for one, count in Counter(data).items() if count > 1]
     if repeated:
@@ -221,9 +222,10 @@ def reproduce(
 def _with_data(setting: Setting) -> Setting | None:
     """The setting without the data sets that are not there and are needed; each is named."""
     kept = []
-    needed = {job.train.data for job in setting.to_do}
+    to_train_on = {job.train.data for job in setting.to_do}
     for source in setting.sources:
-        why = lacking(setting, source) if source.data in needed else None
+        needed = setting.experiment.needs_encoders or source.data in to_train_on
+        why = lacking(setting, source) if needed else None
         if why is None:
             kept.append(source)
         else:

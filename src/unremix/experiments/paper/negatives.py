@@ -394,8 +394,7 @@ def make_gradients(setting: Setting) -> Made:
     headings = ["row", "data", "standard deviation", "mean size"]
     note = (
         f"Values of the gradients by the last layer's weights, of {' or '.join(views)} of a fixed "
-        "batch; "
-        "histograms cover 99.9 % of them."
+        "batch; histograms cover 99.9 % of them."
     )
     return Made(
         [("", Grid(headings, lines, 0))],
