@@ -157,16 +157,23 @@ def lines_of(text: str) -> list[list[str]]:
     ("name", "shown"), re.findall(r"^### .*?\(`(\w+)`\)\n(.*?)(?=^##)", RESULTS, re.S | re.M)
 )
 def test_shown_tables_are_those_of_the_runs(name: str, shown: str) -> None:
-    """Every figure of a row stands in the row that was written, or in the paper's below it."""
-    written: dict[str, set[str]] = {}
-    row = ""
+    """The columns of a data set are its figures as written, its differences, and the paper's."""
     text = (REPRODUCED / name / "table.md").read_text()
+    written: dict[str, list[list[str]]] = {}  # by row: its lines, each with a cell per data set
+    row = ""
     for first, *cells in lines_of(text):
         row = row if first.startswith("·") else first
-        figures = [cell.partition(" (")[0] for cell in cells] if first.startswith("·") else cells
-        written.setdefault(row, set()).update(figures)
+        if first == "· paper":  # without the names of its data sets
+            cells = [cell.partition(" (")[0] for cell in cells]
+        if first != "· ours − paper":
+            written.setdefault(row, []).append(cells)
     for first, *cells in lines_of(shown):
-        assert set(cells) <= written[first] | {""}
+        if name == "mix":  # a line per data set
+            assert cells in written[first]
+            continue
+        ours, *paper, differences = (line[1:] for line in written[first])
+        each = [ours, differences, *(paper or [["", ""]] if name != "diversity" else [])]
+        assert cells == [column[data] for data in range(2) for column in each]
     (command,) = re.findall(r"```bash\n(.*?)\n```", shown)
     assert command in text
 

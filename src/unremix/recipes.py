@@ -106,7 +106,7 @@ def _only(component: str) -> dict[str, dict[str, Any]]:
     return {"loss": {"components": (component,)}}
 
 
-GRAPHS = "the figure on graphs"
+GRAPHS = "Figure 5"
 RECIPES = {
     recipe.name: recipe
     for recipe in (

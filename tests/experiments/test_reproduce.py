@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 from scipy import stats
 
@@ -34,6 +35,7 @@ from unremix.experiments.reproduce import reproduce, sources_of
 
 pytestmark = pytest.mark.xdist_group("compare")
 
+MEASURED = Measured((1.0,), 8, 1.0, None, 1, 1, {"encoder": 1}, "cpu")
 QUIET = Console(file=io.StringIO(), width=200)
 
 
@@ -52,7 +54,7 @@ def note(setting: Setting, *, without: int = 0) -> dict[tuple[str, str, str, int
     found = {}
     jobs = setting.jobs[: len(setting.jobs) - without]
     kept = {job.name for job in jobs}
-    paths = list(setting.experiment.measures)
+    paths = list(setting.experiment.measures) or ["linear.top1"]
     for row in setting.rows:
         for source in setting.sources_of(row):
             for seed in range(setting.seeds):
@@ -63,12 +65,18 @@ def note(setting: Setting, *, without: int = 0) -> dict[tuple[str, str, str, int
                 found |= {(row.name, source.title, path, seed): v for path, v in values.items()}
                 measures = {path: {"value": value, "count": 100} for path, value in values.items()}
                 floor = {path: {"value": 0.2 + seed / 100, "count": 100} for path in paths}
+                shares = generator.dirichlet([1.0] * len(PAPER_COMPONENTS), size=2).round(4)
                 setting.engine.results.add(
                     {
                         "name": job.name, "row": row.name, "seed": seed, "epochs": 2, "loss": 1.0,
                         "results": {"trained": measures, "untrained": floor},
-                        "probe_curves": {"trained": [0.1, 0.2, values[paths[0]]]},
-                        "metrics": [{"epoch": 2.0, "loss": 1.0, "mix_similarity": 0.4}],
+                        "probe_curves": {"trained": generator.uniform(size=3).round(4).tolist()},
+                        "metrics": [
+                            {"epoch": epoch, "loss": 1.0,
+                             **{f"mix_{name}": float(share)
+                                for name, share in zip(PAPER_COMPONENTS, row_of, strict=True)}}
+                            for epoch, row_of in enumerate(shares, start=1)
+                        ],
                         "cpu_seconds": 60.0, "command": "unremix train",
                     }
                 )  # fmt: skip
@@ -128,9 +136,15 @@ def test_the_numbers_of_a_table_follow_from_the_runs(
             shown = f"{100 * np.mean(runs):.1f} ± {100 * np.std(runs, ddof=1):.1f}"
             assert cells[row.name][1 + place] == shown
             if (source.paper, path) in row.published:
-                paper = row.published[source.paper, path][0]
-                assert float(cells[f"{row.name} · paper"][1 + place].split(" ")[0]) == paper
+                paper, deviation = row.published[source.paper, path]
+                digits = 1 if name == "sentences" else 2
+                said = f"{paper:.{digits}f}"
+                said += "" if deviation is None else f" ± {deviation:.{digits}f}"
+                said += "" if source.comparable else f" ({source.paper})"
+                assert cells[f"{row.name} · paper"][1 + place] == said
                 (line,) = [r for r in rows if r["row"] == row.name and _is(r, setting, data, path)]
+                assert line["paper_data"] == source.paper
+                assert line["paper_deviation"] == (f"{deviation / 100:g}" if deviation else "")
                 expected = 100 * np.mean(runs) - paper
                 if source.comparable:
                     difference = float(cells[f"{row.name} · ours − paper"][1 + place])
@@ -177,39 +191,72 @@ def _is(line: dict[str, str], setting: Setting, data: str, path: str) -> bool:
     return line["column"] in (data, f"{data}, {label}", *([label] if alone else []))
 
 
+def mean_and_deviation(values: list[float], factor: float, digits: int) -> str:
+    mean, deviation = factor * np.mean(values), factor * np.std(values, ddof=1)
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def noted(name: str, folder: Path) -> tuple[Setting, str]:
+    """An experiment with two seeds of made-up runs, and the text of its tables."""
+    setting = setting_of(name, "cpu", folder, 2)
+    note(setting)
+    assert reproduce(name, seeds=2, output=str(folder), console=QUIET) == 0
+    return setting, (folder / name / "table.md").read_text()
+
+
 def test_the_numbers_of_the_curves_follow_from_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "lacking", lambda *_: None)
-    for name in ("curves", "mix", "diversity"):
-        setting = setting_of(name, "cpu", tmp_path, 2)
-        note(setting)
-        assert reproduce(name, seeds=2, output=str(tmp_path), console=QUIET) == 0
-    read = {
-        name: json.loads((tmp_path / name / "results.json").read_text())
-        for name in ("curves", "mix", "diversity")
-    }
-    cells = {name: lines_of((tmp_path / name / "table.md").read_text()) for name in read}
-    curves = read["curves"]["records"]
-    wanted = ("HCL", "CIFAR-10 (JPEG)", 3)
-    last = [
-        one["accuracy"] for one in curves if (one["row"], one["data"], one["probe_epoch"]) == wanted
-    ]
-    assert len(last) == 2
-    assert cells["curves"]["HCL"][0] == f"10.0 → {100 * np.mean(last):.1f}"
-    ends = [one["share"] for one in read["mix"]["records"]
-            if (one["row"], one["component"]) == ("free", "similarity")]  # fmt: skip
-    assert ends == [0.4] * 4  # two seeds on two data sets
-    line = "| free | CIFAR-10 (JPEG) | – | 0.400 ± 0.000 | – |"
-    assert line in (tmp_path / "mix" / "table.md").read_text()
-    for classes, data, place in ((2, "CIFAR-10 (JPEG)", 1), (50, "Tiny-ImageNet, 100 classes", 2)):
-        values = [
-            run["results"]["trained"]["neighbors.top5"]["value"]
-            for run in read["diversity"]["runs"]
-            if (run["row"], run["data"]) == (f"{classes} classes", data)
-        ]
-        shown = f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}"
-        assert cells["diversity"][f"{classes} classes"][place] == shown
+    setting, text = noted("curves", tmp_path)
+    cells = lines_of(text)
+    assert list(cells)[1:] == [row.name for row in setting.rows]
+    for row in setting.rows:
+        for place, source in enumerate(setting.sources):
+            runs = setting.records(row, source)
+            first, _, last = np.mean([run["probe_curves"]["trained"] for run in runs], axis=0)
+            assert cells[row.name][place] == f"{100 * first:.1f} → {100 * last:.1f}"
+
+
+def test_the_weights_at_the_end_follow_from_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "lacking", lambda *_: None)
+    setting, text = noted("mix", tmp_path)
+    assert [row.name for row in setting.rows] == [
+        "learned", "learned, as printed", "free", "fixed", "learned, on Un-Mix",
+    ]  # fmt: skip
+    for row in setting.rows:
+        for source in setting.sources:
+            last = [run["metrics"][-1] for run in setting.records(row, source)]
+            shares = [
+                mean_and_deviation([one[f"mix_{name}"] for one in last], 1, 3)
+                for name in PAPER_COMPONENTS
+            ]
+            assert f"| {' | '.join([row.name, source.title, *shares])} |" in text
+
+
+def test_the_numbers_of_diversity_follow_from_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "lacking", lambda *_: None)
+    setting, text = noted("diversity", tmp_path)
+    cells = lines_of(text)
+    for row in setting.rows:
+        for place, source in enumerate(setting.sources):
+            runs = setting.records(row, source)
+            values = [run["results"]["trained"]["neighbors.top5"]["value"] for run in runs]
+            shown = mean_and_deviation(values, 100, 1) if values else "–"
+            assert cells[row.name][1 + place] == shown
+
+
+def test_the_mix_needs_no_labels(tmp_path: Path) -> None:
+    setting = setting_of("mix", "smoke", tmp_path, 1)
+    note(setting)
+    for record in setting.engine.results.records.values():
+        record["results"] = {}
+    made = module.write(setting, "unremix reproduce mix")
+    assert [title for title, _ in made.grids] == ["λ at the end"]
 
 
 def test_seeds_of_the_mix_are_those_of_the_runs(
@@ -226,13 +273,22 @@ def test_seeds_of_the_mix_are_those_of_the_runs(
     assert {one["seed"] for one in own} == {1}
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("a/photos", "b/photos", "dogs on photos"),
+        ("old/photos", "photos"),
+        ("photos", "Photos", "photos (2)", "a/photos"),
+    ],
+)
 def test_data_sets_of_one_name_are_kept_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "lacking", lambda *_: None)
     experiment = EXPERIMENTS["table5"]
-    sources = sources_of(experiment, "smoke", ("a/photos", "b/photos", "dogs on photos"))
-    assert [one.title for one in sources] == ["photos", "b/photos", "dogs on photos"]
+    sources = sources_of(experiment, "smoke", given)
+    assert len({one.slug for one in sources}) == len({one.title for one in sources}) == len(given)
+    assert sources[0].title == "photos"
     setting = Setting(experiment, "smoke", sources, 1, {}, Engine(tmp_path, QUIET))
     values = note(setting)
     made = module.write(setting, "unremix reproduce table5")
@@ -240,6 +296,49 @@ def test_data_sets_of_one_name_are_kept_apart(
     for place, source in enumerate(sources):
         value = values["NT-Xent", source.title, "linear.top1", 0]
         assert found[2 + place] == f"{100 * value:.1f} ± –"
+
+
+def pictures(folder: Path, classes: int) -> str:
+    """A few images in a folder per class, or in one folder."""
+    for number in range(12):
+        place = folder / str(number % classes) if classes else folder
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (20 * number, 0, 0)).save(place / f"{number}.png")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "message"),
+    [
+        ("table5", 0, "expected labels, which table5 needs, found none"),
+        ("curves", 0, "expected labels, which curves needs, found none"),
+        ("diversity", 3, "expected at least 10 classes, found 3"),
+    ],
+)
+def test_data_that_an_experiment_cannot_use_are_refused_before_training(
+    name: str, classes: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "estimate", lambda *_, **__: Estimate(1, 1, 1, MEASURED))
+    data = pictures(tmp_path / "photos", classes)
+    printed = io.StringIO()
+    console = Console(file=printed, width=300)
+    out = str(tmp_path / "out")
+    with pytest.raises(ValueError, match="at least one data set"):
+        reproduce(name, scale="smoke", data=(data,), output=out, console=console)
+    assert message in printed.getvalue()
+    assert (
+        reproduce(name, scale="smoke", data=(data,), output=out, dry_run=True, console=console) == 0
+    )
+    assert printed.getvalue().count(message) == 2
+    assert not Path(out).exists()
+
+
+def test_finished_runs_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNREMIX_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    note(setting_of("table5", "cpu", tmp_path / "out", 1))
+    assert reproduce("table5", seeds=1, output="out", console=QUIET) == 0
+    assert "Tiny-ImageNet" in (tmp_path / "out" / "table5" / "table.md").read_text()
 
 
 def test_diversity_on_data_of_ones_own(tmp_path: Path) -> None:
@@ -258,7 +357,7 @@ def test_a_dry_run_does_not_count_what_it_cannot_know(
     printed = io.StringIO()
     console = Console(file=printed, width=300)
     assert reproduce("sentences", scale="paper", dry_run=True, console=console) == 0
-    assert "In all 15 runs of unknown cost, on this machine." in printed.getvalue()
+    assert "In all 15 runs of unknown cost." in printed.getvalue()
     assert "bookcorpus was not found; get it from" in printed.getvalue()
 
 
@@ -273,10 +372,7 @@ def test_a_dry_run_takes_the_mean_of_finished_runs(
     printed = io.StringIO()
     module.show_cost([setting], Console(file=printed, width=300))
     mean = np.mean(10.0 + np.arange(6))
-    assert (
-        f"In all {module.duration(6 * mean)}, one run at a time, on this machine."
-        in printed.getvalue()
-    )
+    assert f"In all {module.duration(6 * mean)}, one run at a time." in printed.getvalue()
 
 
 def test_nothing_is_subtracted_from_digits() -> None:
@@ -351,7 +447,11 @@ def test_what_cannot_be_is_told_in_one_line(
     monkeypatch.chdir(tmp_path)
     for words, message in (
         (["tabel2"], "did you mean 'table2'"),
+        (["table13"], "or a number of the paper"),
+        (["illustration", "--data", "digits"], "expected no --data for illustration"),
+        (["illustration", "--output", __file__], "expected a folder, got the file"),
         (["all", "--data", "digits"], "for one table or figure"),
+        (["table2", "--data", "[digits, digits]"], "got 'digits' twice"),
         (["table2", "--seeds", "0"], "seeds to be at least 1"),
         (["table2", "--seeds", "1000000000"], "at most 1000 seeds, got 1000000000; use fewer"),
         (["table2", "--jobs", "-1"], "jobs to be at least 1"),
@@ -376,9 +476,26 @@ def test_what_cannot_be_is_told_in_one_line(
 
 
 def test_places_in_the_paper_are_names_too() -> None:
-    assert [module.chosen(name)[0].name for name in ("table4", "figure1", "figure3", "table1")] == [
-        "sentences", "illustration", "curves", "table1",
-    ]  # fmt: skip
+    names = {
+        f"{kind}{number}": [one.name for one in module.chosen(f"{kind}{number}")]
+        for kind, count in (("table", 6), ("figure", 12))
+        for number in range(1, count + 1)
+    }
+    assert names["table4"] == [one.name for one in module.chosen("Table 4")] == ["sentences"]
+    assert names["figure4"] == ["gallery", "contributions"]
+    assert {name for found in names.values() for name in found} == set(EXPERIMENTS)
+
+
+def test_an_experiment_without_runs_asks_for_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNREMIX_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    assert reproduce("illustration", output="out", console=Console(file=printed, width=200)) == 0
+    assert "not found" not in printed.getvalue()
+    record = json.loads((tmp_path / "out" / "illustration" / "results.json").read_text())
+    assert (record["seeds"], record["data"]) == (0, {})
 
 
 @pytest.mark.parametrize(
@@ -443,22 +560,21 @@ def test_a_dry_run_counts_what_would_be_done(
     known: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs whose encoders are gone are to be made again where these are needed, and only once."""
-    settings = [setting_of(name, "smoke", tmp_path) for name in ("table1", "gallery", "table6")]
+    names = ("table1", "curves", "gallery", "table6")
+    settings = [setting_of(name, "smoke", tmp_path) for name in names]
     for setting in settings:
         note(setting)
         for record in setting.engine.results.records.values():
             record["cpu_seconds"] = known
-    measured = Measured((1.0,), 8, 1.0, None, 1, 1, {"encoder": 1}, "cpu")
-    monkeypatch.setattr(module, "estimate", lambda *_, **__: Estimate(1, 5, 1, measured))
+    monkeypatch.setattr(module, "estimate", lambda *_, **__: Estimate(1, 5, 1, MEASURED))
     printed = io.StringIO()
     module.show_cost(settings, Console(file=printed, width=300))
     shown = [line.split() for line in printed.getvalue().splitlines()]
     to_do = {line[0]: line[-5] for line in shown if line and line[0] in EXPERIMENTS}
     assert to_do == {"table1": "0", "gallery": "2", "table6": "0"}
-    assert (
-        f"In all {module.duration(2 * (known or 5.0))}, one run at a time, on this machine."
-        in printed.getvalue()
-    )
+    assert "No further runs for curves." in printed.getvalue()
+    assert "gallery, digits: 2 runs again, for the encoders" in printed.getvalue()
+    assert f"In all {module.duration(2 * (known or 5.0))}, one run at a time." in printed.getvalue()
 
 
 def test_made_up_data_have_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

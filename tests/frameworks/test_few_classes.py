@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import unremix
+from unremix.data.image.dataset import load_images
 from unremix.frameworks.base import Batch
 from unremix.frameworks.simclr import SimCLR, SimCLROptions
 from unremix.losses import InfoNCELoss
@@ -87,14 +88,28 @@ def test_what_cannot_be() -> None:
     make(None).meet(None)  # nobody else needs labels
 
 
+def test_importance_has_negatives_of_these_classes_only() -> None:
+    model, given = make(1), batch(SAMPLES)
+    embedded = [model.embed(view) for view in given.views]
+    everywhere = model.importance(*embedded, SAMPLES)
+    model.meet(LABELS)
+    found = model.importance(*embedded, SAMPLES)
+    assert found is not None
+    assert everywhere is not None
+    assert torch.equal(found.negatives, everywhere.negatives & (LABELS[SAMPLES] < 1).repeat(2))
+    assert torch.equal(found.weights > 0, found.negatives)
+
+
 def test_a_training_restricts_them(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    labels = load_images("digits", limit=96).train.labels
+    assert labels is not None
+    seen, watched_ones = [], []
     pairs = SimCLR.pairs
 
     def watched(self: SimCLR, samples: Tensor) -> object:
         found = pairs(self, samples)
-        assert self.labels is not None
-        seen.append(self.labels[samples].repeat(2)[found.negatives().any(0)])
+        of_these = labels[samples].repeat(2)[found.negatives().any(0)]
+        (seen if self.training else watched_ones).append(of_these)
         return found
 
     monkeypatch.setattr(SimCLR, "pairs", watched)
@@ -105,4 +120,5 @@ def test_a_training_restricts_them(tmp_path: object, monkeypatch: pytest.MonkeyP
     )  # fmt: skip
     unremix.train(config)
     assert len(seen) == 3
-    assert set(torch.cat(seen).tolist()) <= {0, 1, 2}
+    assert set(torch.cat(seen).tolist()) == {0, 1, 2}
+    assert set(torch.cat(watched_ones).tolist()) == {0, 1, 2}  # as the reports show them

@@ -562,8 +562,8 @@ def reproduce(
     Args:
         name: Which: table1, curves, table2, table3, table5, gradients, table6, sentences, graphs,
             diversity, mix, illustration, gallery, contributions, or all.
-            Table 4 is sentences, Figure 3 curves, Figure 1 illustration.
-        scale: How large: smoke (a minute, on data that come with the package), cpu or paper.
+            The paper's own numbers are names too: table4 is sentences, figure3 curves.
+        scale: How large: smoke (minutes, on data that come with the package), cpu or paper.
         seeds: Seeds of every row, from 0 on; by default those of the scale.
         data: Data sets in place of the scale's: one, or a list with brackets.
         output: The folder, by default reproductions/SCALE; runs in it are resumed.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+YEAR = 365.25 * 86400
+
 
 def duration(seconds: float | None) -> str:
     """A time in words; a dash where it is not known.
@@ -11,12 +13,16 @@ def duration(seconds: float | None) -> str:
     Example:
         >>> duration(8.41), duration(754), duration(7501), duration(400_000), duration(None)
         ('8.4 s', '12 min 34 s', '2 h 5 min', '4 d 15 h', '–')
+        >>> duration(1e11)
+        '3,169 years'
     """
     if seconds is None:
         return "–"
     seconds = max(0.0, seconds)
     if seconds < 59.95:
         return f"{seconds:.3g} s" if seconds < 1 else f"{seconds:.1f} s"
+    if seconds > 2 * YEAR:
+        return f"{seconds / YEAR:,.0f} years"
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     for (name, size), (next_name, next_size) in pairwise(units):
         whole = round(seconds / next_size) * next_size  # so that 59.9 min are an hour

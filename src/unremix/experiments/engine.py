@@ -57,8 +57,13 @@ class Engine:
         """Make the folder and keep other processes out of it.
 
         Raises:
+            ValueError: If it is a file.
             BlockingIOError: If another process is at work there.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(
+                f"expected a folder, got the file {self.path}; choose another --output"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         lock = try_lock(self.path / ".locks" / "experiment")
         if lock is None:

@@ -8,6 +8,7 @@ name has a folder with ``table.md``, ``table.csv``, ``results.json`` and its fig
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from unremix.data.atomic_files import write_text
+from unremix.data.detection import find_images
 from unremix.data.locate import candidates
 from unremix.data.printing import to_csv
-from unremix.data.quantities import duration, roughly
+from unremix.data.quantities import counted, duration, roughly
 from unremix.data.sentence.senteval_files import find_folder
 from unremix.data.suggestions import did_you_mean
 from unremix.experiments import tables
@@ -39,30 +41,53 @@ STEPS_SECONDS = 8.0  # that a dry run spends on the steps of one run
 
 
 def chosen(name: str) -> list[Experiment]:
-    """The experiments of a name; ``table4`` or ``figure3`` is what the paper has there.
+    """The experiments of a name; ``table4`` or ``figure4`` is all that the paper has there.
 
     Raises:
         ValueError: If there is none; it names the nearest.
     """
     if name == ALL:
         return list(EXPERIMENTS.values())
-    places = {one.place.lower().replace(" ", ""): one for one in EXPERIMENTS.values()}
-    known = {**places, **EXPERIMENTS}
+    asked, name = name, _key(name)
+    known: dict[str, list[Experiment]] = {}
+    for experiment in EXPERIMENTS.values():
+        for one in dict.fromkeys([experiment.name, *map(_key, experiment.places)]):
+            known.setdefault(one, []).append(experiment)
     if name not in known:
         hint = did_you_mean(name, [*known, ALL])
-        raise ValueError(f"expected one of {', '.join(EXPERIMENTS)} or {ALL}, got {name!r}{hint}")
-    return [known[name]]
+        raise ValueError(
+            f"expected one of {', '.join(EXPERIMENTS)} or {ALL}, or a number of the paper such as "
+            f"figure3, got {asked!r}{hint}"
+        )
+    return known[name]
+
+
+def _key(name: str) -> str:
+    """How a name is looked up: Figure 3 is figure3."""
+    return name.lower().replace(" ", "")
 
 
 def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) -> tuple[Source, ...]:
     """The data sets of an experiment, or others in their place.
 
     Known ones among the others keep their figures in the paper, and those of the scale their
-    options; others have the options of the data set in whose place they are.
+    options; others have the options of the data set in whose place they are. An experiment without
+    runs needs none.
+
+    Raises:
+        ValueError: If a data set is named twice, or one is named where none is needed.
     """
-    usual = SCALES[scale][experiment.kind].sources
+    usual = SCALES[scale][experiment.kind].sources if experiment.rows else ()
     if not data:
         return usual
+    if not experiment.rows:
+        raise ValueError(
+            f"expected no --data for {experiment.name}, which brings its own, got {data[0]!r}; "
+            "leave it out"
+        )
+    repeated = [one for one, count in Counter(data).items() if count > 1]
+    if repeated:
+        raise ValueError(f"expected different data sets, got {repeated[0]!r} twice; name it once")
     known = {
         source.data: source
         for of_kind in SCALES.values()
@@ -75,18 +100,20 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
         like = usual[min(number, len(usual) - 1)] if usual else Source("", "", "")
         like = own.get(name, like)
         source = known.get(given, known.get(name, Source("", given, Path(name).stem)))
-        alike = any(one.title == source.title for one in found)
-        title = given if alike else source.title
-        found.append(replace(source, data=given, title=title, options=like.options, write=None))
+        source = replace(source, data=given, options=like.options, write=None)
+        titles = (source.title, given, *(f"{given} ({place})" for place in range(2, 3 + number)))
+        slugs = {one.slug for one in found}
+        named = (replace(source, title=title) for title in titles)
+        found.append(next(one for one in named if one.slug not in slugs))
     return tuple(found)
 
 
 def lacking(setting: Setting, source: Source) -> str | None:
     """What an experiment lacks to use a data set, and where to get it; None if nothing."""
-    put_it = "put it into the folder that UNREMIX_DATA names"
+    put_it = "put it into the folder that UNREMIX_DATA names, or give its path as --data"
     places = candidates(source.data, folders=("", "tu"), suffixes=("", ".zip"))
-    made_up = source.write is not None or source.data in EMBEDDED or "{" in source.data
-    if not made_up and not any(place.exists() for place in places):
+    needs_no_file = source.write is not None or source.data in EMBEDDED or "{" in source.data
+    if not needs_no_file and not any(place.exists() for place in places):
         where = f"; get it from {source.where}" if source.where else ""
         return f"{source.data} was not found{where}; {put_it}"
     size = SCALES[setting.scale][setting.experiment.kind]
@@ -97,6 +124,27 @@ def lacking(setting: Setting, source: Source) -> str | None:
             find_folder(senteval)
         except (FileNotFoundError, ValueError) as error:
             return f"{error}; get SentEval's tasks by its own script and {put_it}"
+    own_images = not source.paper and setting.experiment.kind in ("images", "imagenet")
+    if own_images and setting.experiment.needs_labels:
+        return _lacking_classes(setting, source)
+    return None
+
+
+def _lacking_classes(setting: Setting, source: Source) -> str | None:
+    """What the labels of other images lack for an experiment; None if nothing."""
+    try:
+        labels = find_images(source.data).splits[0].labels
+    except (OSError, ValueError) as error:
+        return str(error)
+    if labels is None:
+        return (
+            f"expected labels, which {setting.experiment.name} needs, found none; put the images "
+            "into a folder per class"
+        )
+    rows = [row for row in setting.rows if source in setting.sources_of(row)]
+    needed = max(row.options.get("loss.negative_classes", 1) for row in rows)
+    if len(set(labels)) < needed:
+        return f"expected at least {needed} classes, found {len(set(labels))}; use other data"
     return None
 
 
@@ -146,7 +194,9 @@ def reproduce(
             engine,
         )  # fmt: skip
         settings.append(setting)
-        if seeds is not None and seeds != setting.seeds:
+        if not experiment.rows and (seeds is not None or options):
+            engine.say(f"{experiment.name} trains nothing: seeds and options are not used")
+        elif seeds is not None and seeds != setting.seeds:
             engine.say(f"{experiment.name} shows a single encoder: one seed in place of {seeds}")
         try:
             _ = setting.jobs  # options that do not exist are refused here
@@ -170,10 +220,12 @@ def reproduce(
 
 
 def _with_data(setting: Setting) -> Setting | None:
-    """The setting without the data sets that are not there; each is named."""
+    """The setting without the data sets that are not there and are needed; each is named."""
     kept = []
+    to_train_on = {job.train.data for job in setting.to_do}
     for source in setting.sources:
-        why = lacking(setting, source)
+        needed = setting.experiment.needs_encoders or source.data in to_train_on
+        why = lacking(setting, source) if needed else None
         if why is None:
             kept.append(source)
         else:
@@ -217,9 +269,15 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
             if setting.experiment.name not in written and not setting.to_do:
                 try_write(setting)
 
-    missing = {job.name for setting in settings for job in setting.to_do}
+    missing = {
+        job.name
+        for setting in settings
+        for job in setting.to_do
+        if not engine.folder.is_done(job)  # and only its record is missing
+    }
     if missing:
-        engine.say(f"{len(missing)} runs to do, {_cost_of(missing, jobs, engine)}")
+        to_do = counted(len(missing), "run")
+        engine.say(f"{to_do} to do, {_cost_of(missing, jobs, engine)}")
     try:
         if jobs:
             engine.run(jobs, ended=write_finished, again=command, with_folder=without_encoder)
@@ -234,16 +292,26 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
         if well:
             text = (engine.path / name / "table.md").read_text(encoding="utf-8")
             engine.say(text.partition("\nMade by\n")[0])
-    engine.say(f"Everything is in {engine.path}/, in a folder for each name (open table.md first)")
+    if any(written.values()):
+        engine.say(f"Everything is in {engine.path}/, in a folder per name (open table.md first)")
     return 0 if not engine.failures and all(written.values()) else 1
 
 
 def _cost_of(missing: Collection[str], jobs: Sequence[Job], engine: Engine) -> str:
-    """What some of the jobs cost, in words, by those that are done."""
-    known = engine.results.cpu_seconds(jobs)
-    if not known:
+    """What some of the jobs cost, in words: as much as those of the same data that are done."""
+    alike = defaultdict(list)
+    for job in jobs:
+        alike[job.train.data, job.train.epochs].append(job)
+    total, unknown = 0.0, 0
+    for group in alike.values():
+        left = sum(job.name in missing for job in group)
+        known = engine.results.cpu_seconds(group)
+        total += fmean(known) * left if known else 0.0
+        unknown += 0 if known else left
+    if not total:
         return "--dry_run estimates the time"
-    return f"about {roughly(fmean(known) * len(missing))} of computing in all"
+    others = f", {unknown} of them not counted: --dry_run estimates those" if unknown else ""
+    return f"about {roughly(total)} of computing in all{others}"
 
 
 def write(setting: Setting, command: str) -> Made:
@@ -254,9 +322,12 @@ def write(setting: Setting, command: str) -> Made:
     jobs = setting.jobs
     missing = sum(job.name not in records for job in jobs)
     notes = [*made.notes, *experiment.notes]
+    if setting.scale == "smoke" and jobs:
+        notes.append("The scale smoke shows that everything runs; its figures mean nothing.")
     if missing:
         notes.append(f"Unfinished: {missing} of {len(jobs)} runs to come.")
-    parts = [f"# {experiment.title} ({experiment.place}), scale {setting.scale}"]
+    place = ", ".join(experiment.places)
+    parts = [f"# {experiment.title} ({place}), scale {setting.scale}"]
     for title, grid in made.grids:
         parts += [f"{title}:"] if title else []
         parts.append(tables.to_markdown(grid).rstrip())
@@ -264,9 +335,9 @@ def write(setting: Setting, command: str) -> Made:
     parts.append(tables.made_by(command))
     whole = {
         "name": experiment.name,
-        "place": experiment.place,
+        "place": place,
         "scale": setting.scale,
-        "seeds": setting.seeds,
+        "seeds": len({job.train.seed for job in jobs}),
         "command": command,
         "versions": versions(),
         "data": {source.title: source.data for source in setting.sources},
@@ -319,13 +390,16 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
     headings = ("name", "data", "rows", "seeds", "epochs", "runs", "to do", "a run", "all")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number > 1 else "left")
-    counted: set[str] = set()
+    listed: set[str] = set()
     planned: set[str] = set()
+    shared: list[str] = []  # names all of whose runs are those of earlier ones
     costs: dict[str, float | None] = {}
     total, unknown = 0.0, 0
     said: list[str] = []
     for setting in settings:
-        experiment, missing = setting.experiment, set(setting.to_do)
+        experiment, engine = setting.experiment, setting.engine
+        missing = {job for job in setting.to_do if not engine.folder.is_done(job)}
+        before = len(table.rows)
         if not experiment.rows:
             said.append(f"{experiment.name} needs no training.")
         elif not setting.sources:
@@ -334,14 +408,22 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
             rows = [row for row in setting.rows if source in setting.sources_of(row)]
             jobs = [setting.job(row, source, seed) for seed in range(setting.seeds) for row in rows]
             left = [job for job in jobs if job in missing and job.name not in planned]
-            jobs = [job for job in jobs if job.name not in counted or job in left]
-            counted |= {job.name for job in jobs}
+            jobs = [job for job in jobs if job.name not in listed or job in left]
+            again = sum(job in engine.results for job in left)
+            if again:
+                said.append(
+                    f"{experiment.name}, {source.title}: {counted(again, 'run')} again, for the "
+                    "encoders, which are not there."
+                )
+            listed |= {job.name for job in jobs}
             planned |= {job.name for job in left}
             if not jobs:
                 continue
             reference = next((r for r in rows if r.name == experiment.reference), rows[0])
             key = f"{experiment.kind} {source.data} {jobs[0].train.epochs}"
             if key not in costs:
+                if not engine.results.cpu_seconds(jobs):
+                    engine.say(f"timing a few steps of {experiment.name}, {source.title}")
                 costs[key] = _cost(setting, source, jobs, setting.job(reference, source, 0), said)
             one = costs[key]
             total += (one or 0.0) * len(left)
@@ -352,14 +434,20 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
                 "unknown" if one is None else duration(one),
                 "unknown" if one is None else duration(one * len(left)),
             )  # fmt: skip
+        if setting.sources and len(table.rows) == before:
+            shared.append(experiment.name)
     parts = [f"{duration(total)}, one run at a time"] if total or not unknown else []
     parts += [f"{unknown} runs of unknown cost"] if unknown else []
     summary = (
-        f"In all {' and '.join(parts)}, on this machine. The cost of a run is the mean CPU time of "
-        "the finished ones, or else estimated from a few training steps of the reference row, "
-        "without the evaluation. Nothing was written."
+        f"In all {' and '.join(parts)}. The cost of a run is the mean CPU time of the finished "
+        "ones, wherever they ran. Before there are any, it is estimated from a few training steps "
+        "of the reference row on this machine, without start and evaluation, which dominate short "
+        "runs. Nothing was written."
     )
-    tables.show(console, [table], (*dict.fromkeys(said), summary))
+    if shared:
+        said.append(f"No further runs for {', '.join(shared)}.")
+    shown = [table] if table.rows else []
+    tables.show(console, shown, (*dict.fromkeys(said), *([summary] if shown else [])))
 
 
 def _cost(

@@ -257,7 +257,7 @@ def stage_parts(study: Study, name: str, results: Results, folder: Path) -> list
         f"## {name}",
         f"{count} runs of {len(present)} settings, seeds from {stage.first_seed} on{changed}. "
         f"Differences are to {reference} with the same seed: mean [95 % interval by Student's t], "
-        "each for itself."
+        "not corrected for multiple comparisons."
         + ("" if half is None else f" Widest half-width of {measure.label}: {half}."),
         _table(outcomes, reference),
         *_equal_tuning(study, name, arms, results),

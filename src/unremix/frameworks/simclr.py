@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from unremix.core.importance import Importance
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views, stack
 from unremix.frameworks.base import Batch, Embedded
@@ -92,6 +93,13 @@ class SimCLR(Contrastive):
         excluded = self.labels[samples].repeat(2) >= self.negative_classes  # (2N,)
         every = Pairs.both_views(samples.shape[0], device=samples.device)
         return replace(every, excluded=excluded[None], non_negatives=None)
+
+    def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
+        """See :meth:`Projecting.importance`; without negatives of excluded classes."""
+        if self.labels is None:
+            return super().importance(first, second, samples)
+        views = stack(Views(*first, samples), Views(*second, samples))
+        return self.loss.importance_against(views, views, self.pairs(samples))
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """The second views, then the first views: as they are, mixed, or both."""

@@ -173,8 +173,8 @@ FEW_GROUPS = 3  # up to here every group has an axis of its own
 MOST_ABOVE = 1.6  # of the tallest bar: a paper's figures above that would make the bars too small
 
 
-def bar_chart(groups: Sequence[str], rows: Sequence[Bars]) -> Figure:
-    """A group of bars, by its name, for each column of a table.
+def bar_chart(groups: Sequence[str], rows: Sequence[Bars], axis: str = "%") -> Figure:
+    """A group of bars, by its name, for each column of a table; ``axis`` says what they measure.
 
     A paper's figures are drawn where the bars remain readable beside them.
     """
@@ -186,7 +186,7 @@ def bar_chart(groups: Sequence[str], rows: Sequence[Bars]) -> Figure:
         _draw_bars(axes, shown, rows)
         axes.set_xticks(range(len(shown)), [groups[number] for number in shown])
         axes.grid(axis="y")
-    drawn[0].set_ylabel("%")
+    drawn[0].set_ylabel(axis)
     add_legend(figure)
     return figure
 

@@ -90,7 +90,7 @@ LOOKS = {
         Look(BLUE, 1): "unremix-fixed fixed",
         Look(BLUE, 2): "free",
         Look(BLUE, 3): "adversarial",
-        Look(SKY, 1): "unremix-nt-xent nt-xent",
+        Look(GREEN, 1): "unremix-nt-xent nt-xent",
     }.items()
     for name in names.split()
 }

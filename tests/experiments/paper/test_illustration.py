@@ -42,6 +42,6 @@ def test_the_picks_are_what_importance_says(tmp_path: Path) -> None:
             for one in (folder / "table.md").read_text().splitlines()
             if one.startswith(f"| {way} ")
         ]
-        assert line.endswith(f" {sum(same) / len(same):.0%} |")
+        assert line.endswith(f" {100 * sum(same) / len(same):.0f} % |")
     for suffix in ("png", "svg"):
         assert (folder / f"illustration.{suffix}").stat().st_size > 1000

@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from unremix.evaluation.card import label_of
 from unremix.experiments import tables
 from unremix.experiments.paper.published import Percent
 from unremix.experiments.paper.records import Made, Setting
@@ -19,10 +20,9 @@ from unremix.report.figures import Bars, bar_chart
 HOW = (
     "In percent: mean ± standard deviation over seeds. The paper's figures stand below ours where "
     "it has them; they come from its own scale, and from its own data where these are named in "
-    "brackets. They are subtracted only where the test samples are the same (CIFAR-10's images "
-    "count also as JPEG files). Differences pair equal "
-    "seeds, which share initial weights and the order of the data: mean [95 % interval by "
-    "Student's t], each for itself."
+    "brackets. They are subtracted only where the test samples are the same. Differences pair "
+    "equal seeds, which share initial weights and the order of the data: mean [95 % interval by "
+    "Student's t], not corrected for multiple comparisons."
 )
 
 
@@ -84,6 +84,13 @@ def columns_of(setting: Setting, outcomes: Sequence[Outcome]) -> list[Measure]:
     ]
 
 
+def labels_of(setting: Setting, columns: Sequence[Measure]) -> dict[str, str]:
+    """What each measure of the columns is called."""
+    paths = dict.fromkeys(path_of(column) for column in columns)
+    wanted = setting.experiment.measures
+    return {path: wanted.get(path) or label_of(path) for path in paths}
+
+
 def paper_figures(setting: Setting) -> dict[str, dict[str, Percent]]:
     """The paper's figures by row and column, in percent."""
     return {
@@ -97,10 +104,15 @@ def paper_figures(setting: Setting) -> dict[str, dict[str, Percent]]:
     }
 
 
-def _other_data(setting: Setting, column: str) -> str | None:
-    """The data of the paper's figures in a column; None if its test data are the column's own."""
+def _source_of(setting: Setting, column: str) -> Source:
     title = column.partition(" on ")[2]
     (source,) = [one for one in setting.sources if one.title == title]
+    return source
+
+
+def _other_data(setting: Setting, column: str) -> str | None:
+    """The data of the paper's figures in a column; None if its test data are the column's own."""
+    source = _source_of(setting, column)
     return None if source.comparable else source.paper
 
 
@@ -186,11 +198,9 @@ def make_comparison(setting: Setting) -> Made:
     rows = tables.table_rows(outcomes, reference=reference)
     values, differences = tables.grids(rows, columns, reference=reference, apart=True)
     average = average_ranks(rows, columns, setting.seeds)
-    wanted = setting.experiment.measures
-    measured = dict.fromkeys(path_of(column) for column in columns)
-    notes = [f"Measured: {', '.join(wanted.get(path, path) for path in measured)}.", HOW]
-    if setting.scale == "smoke":
-        notes.append("The scale smoke shows that everything runs; its figures mean nothing.")
+    labels = labels_of(setting, columns)
+    where = f" on {setting.sources[0].title}" if len(setting.sources) == 1 else ""
+    notes = [f"Measured: {', '.join(labels.values())}{where}.", HOW]
     if len(columns) > 1 and average:
         shown = "; ".join(f"{name} {rank:.2f}" for name, rank in average.items())
         notes.append(f"Average rank over the columns: {shown}.")
@@ -217,8 +227,8 @@ def _records(
             cell = row.cells.get(column.path)
             if cell is None:
                 continue
-            percent, _ = published.get(row.name, {}).get(column.path, (None, None))
-            paper = None if percent is None else percent / 100
+            figure = published.get(row.name, {}).get(column.path, (None, None))
+            paper, spread = (None if one is None else round(one / 100, 6) for one in figure)
             minus = None
             if paper is not None and _other_data(setting, column.path) is None:
                 minus = cell.summary.mean - paper
@@ -232,6 +242,8 @@ def _records(
                     "mean": cell.summary.mean,
                     "deviation": cell.summary.deviation,
                     "paper": paper,
+                    "paper_deviation": spread,
+                    "paper_data": None if paper is None else _source_of(setting, column.path).paper,
                     "ours_minus_paper": minus,
                     **of_rows,
                 }
@@ -259,4 +271,6 @@ def _bars(setting: Setting, rows: Sequence[TableRow], columns: Sequence[Measure]
                 level=row.baseline,
             )
         )
-    return bar_chart([column.label for column in columns], groups)
+    labels = list(labels_of(setting, columns).values())
+    axis = f"{labels[0]}, %" if len(labels) == 1 else "%"
+    return bar_chart([column.label for column in columns], groups, axis)

@@ -111,17 +111,17 @@ EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
         Experiment(
-            "table1", "Table 1", "Methods", make_comparison, rows=METHODS, measures=ACCURACY,
+            "table1", ("Table 1",), "Methods", make_comparison, rows=METHODS, measures=ACCURACY,
             reference="HCL",
             notes=("UnReMix stands on Un-Mix here, as in the paper.",),
         ),
         Experiment(
-            "curves", "Figure 3", "Linear accuracy over the probe's epochs", make_probe_curves,
-            rows=METHODS, measures=ACCURACY,
+            "curves", ("Figure 3",), "Linear accuracy over the probe's epochs", make_probe_curves,
+            rows=METHODS,
             notes=("The runs are those of Table 1. SwAV is in the paper's table, not its figure.",),
         ),
         Experiment(
-            "table2", "Table 2", "One component at a time", make_comparison, rows=COMPONENTS,
+            "table2", ("Table 2",), "One component at a time", make_comparison, rows=COMPONENTS,
             measures=ACCURACY, reference="all",
             notes=(
                 "Without Un-Mix's mixing. In the paper, representativeness alone is above all "
@@ -129,7 +129,7 @@ EXPERIMENTS = {
             ),
         ),
         Experiment(
-            "table3", "Table 3", "How the components are mixed", make_comparison, rows=MIXES,
+            "table3", ("Table 3",), "How the components are mixed", make_comparison, rows=MIXES,
             measures=ACCURACY, reference="learned",
             notes=(
                 "The paper has fixed and learned; free (no softmax) and adversarial are further "
@@ -138,23 +138,23 @@ EXPERIMENTS = {
             ),
         ),
         Experiment(
-            "table5", "Table 5", "The loss behind the gradient", make_comparison, rows=GRADIENTS,
+            "table5", ("Table 5",), "The loss behind the gradient", make_comparison, rows=GRADIENTS,
             measures=ACCURACY, reference="pseudo-label",
             notes=("The paper's NT-Xent row is identical to the fixed row of its Table 3.",),
         ),
         Experiment(
-            "gradients", "the appendix's histograms", "Gradients of negatives under both losses",
-            make_gradients, rows=_named(GRADIENTS, "pseudo-label", "NT-Xent"), measures=ACCURACY,
-            seeds=1, needs_encoders=True,
+            "gradients", ("Figure 8",), "Gradients of negatives under both losses",
+            make_gradients, rows=_named(GRADIENTS, "pseudo-label", "NT-Xent"), seeds=1,
+            needs_encoders=True,
             notes=("The paper finds more variance with pseudo-labels.",),
         ),
         Experiment(
-            "table6", "Table 6", "ImageNet-1k", make_comparison, kind="imagenet",
+            "table6", ("Table 6",), "ImageNet-1k", make_comparison, kind="imagenet",
             rows=ON_IMAGENET, measures={LINEAR: "top 1", "linear.top5": "top 5"},
             reference="MoCo-v2",
         ),
         Experiment(
-            "diversity", "the appendix's figure on diversity",
+            "diversity", ("Figure 6",),
             "Negatives from few classes only", make_diversity, rows=ON_CLASSES,
             measures={"neighbors.top5": "kNN, top 5"}, reference="10 classes",
             options={"paper": {"epochs": 100}},
@@ -166,17 +166,18 @@ EXPERIMENTS = {
             ),
         ),
         Experiment(
-            "mix", "the appendix's figure on weights", "The three weights over the epochs",
-            make_mix, rows=WEIGHTS, measures=ACCURACY, reference="learned",
+            "mix", ("Figure 7",), "The three weights over the epochs",
+            make_mix, rows=WEIGHTS, measures=ACCURACY, reference="learned", needs_labels=False,
             notes=(
                 "The runs are those of Table 3, and of Table 1 on Un-Mix.",
-                "In the paper the weights have settled by about epoch 100; representativeness ends "
-                "highest on CIFAR-100 and Tiny-ImageNet, similarity on CIFAR-10, uncertainty is "
-                "low everywhere; without softmax (free) training is slower, to the same accuracy.",
+                "In the paper the weights settle after about 100 epochs on CIFAR-100 and "
+                "Tiny-ImageNet, with representativeness highest; on CIFAR-10 similarity is above "
+                "it; uncertainty is low everywhere. Without softmax (free) the weights settle more "
+                "slowly, and accuracy stays the same.",
             ),
         ),
         Experiment(
-            "illustration", "Figure 1", "What is picked, in two dimensions", make_illustration,
+            "illustration", ("Figure 1",), "What is picked, in two dimensions", make_illustration,
             notes=(
                 "Real points: handwritten digits of three classes in the plane of their first two "
                 "principal components, each with a second view beside it. There is no last layer, "
@@ -186,18 +187,18 @@ EXPERIMENTS = {
             ),
         ),
         Experiment(
-            "gallery", "the appendix's galleries", "The heaviest negatives of some anchors",
-            make_gallery, rows=_named(METHODS, "HCL", "UnReMix"), measures=ACCURACY, seeds=1,
+            "gallery", ("Figure 4", "Figure 9", "Figure 10", "Figure 11", "Figure 12"),
+            "The heaviest negatives of some anchors", make_gallery,
+            rows=_named(METHODS, "HCL", "UnReMix"), seeds=1,
             needs_encoders=True,
         ),
         Experiment(
-            "contributions", "the figure on contributions", "What each component adds",
-            make_contributions, rows=_named(METHODS, "UnReMix"), measures=ACCURACY, seeds=1,
-            needs_encoders=True,
+            "contributions", ("Figure 2", "Figure 4"), "What each component adds",
+            make_contributions, rows=_named(METHODS, "UnReMix"), seeds=1, needs_encoders=True,
             notes=("In the paper, representativeness adds the most.",),
         ),
         Experiment(
-            "sentences", "Table 4", "Sentences, by SentEval's tasks", make_comparison,
+            "sentences", ("Table 4",), "Sentences, by SentEval's tasks", make_comparison,
             kind="sentences", rows=ON_SENTENCES, measures=published.TASKS,
             reference="Quick-Thought",
             notes=(
@@ -207,10 +208,11 @@ EXPERIMENTS = {
             ),
         ),
         Experiment(
-            "graphs", "the figure on graphs", "Graphs, by an SVM", make_comparison, kind="graphs",
+            "graphs", ("Figure 5",), "Graphs, by an SVM", make_comparison, kind="graphs",
             rows=ON_GRAPHS, measures={"svm": "SVM"}, reference="InfoGraph",
             notes=(
-                "The paper shows bars without numbers and does not name its six data sets. "
+                "The paper's text has neither the numbers of this figure nor the names of its six "
+                "data sets. "
                 "InfoGraph's own paper has "
                 + ", ".join(f"{value} on {data}" for data, value in published.INFOGRAPH.items())
                 + ": of the best epoch on the test folds, which flatters; ours are those of the "

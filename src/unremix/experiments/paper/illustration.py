@@ -104,7 +104,7 @@ def make_illustration(setting: Setting) -> Made:
     orders = orders_of(plane)
     picks = {name: order[plane.anchor, :PICKS].tolist() for name, order in orders.items()}
     figure = Figure(figsize=(PAGE, 2.7), layout="constrained")
-    drawn = figure.subplots(1, 3)
+    drawn = figure.subplots(1, 3, sharex=True, sharey=True)
     lines, records = [], []
     own = int(plane.labels[plane.anchor])
     for axes, (name, chosen) in zip(drawn, picks.items(), strict=True):
@@ -114,14 +114,16 @@ def make_illustration(setting: Setting) -> Made:
         false = sum(one == own for one in classes)
         top = plane.labels[orders[name][:, :PICKS]]  # (N, PICKS)
         share = (top == plane.labels[:, None]).float().mean()
-        lines.append([name, f"{false} of {PICKS}", str(len(set(classes) - {own})), f"{share:.0%}"])
+        lines.append(
+            [name, f"{false} of {PICKS}", str(len(set(classes) - {own})), f"{100 * share:.0f} %"]
+        )
         records += [
             {"way": name, "place": place, "point": one, "digit": DIGITS[int(plane.labels[one])]}
             for place, one in enumerate(chosen)
         ]
     everywhere = {name: order[:, :PICKS].tolist() for name, order in orders.items()}
     add_legend(figure)
-    headings = ["way", "of the anchor's class", "other classes", "same class, all anchors"]
+    headings = ["way", "of the anchor's class", "distinct other classes", "same class, all anchors"]
     return Made(
         [("", Grid(headings, lines, 0))],
         records,

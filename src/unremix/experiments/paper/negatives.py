@@ -212,10 +212,11 @@ def make_gallery(setting: Setting) -> Made:
         {"everywhere": everywhere},
         (
             f"Frames are counted over the anchors shown: the first images of different classes in "
-            f"a fixed batch of {MOST_IMAGES} training images. A false negative has the anchor's "
-            "class; a redundant one shares its class with another of those shown, or is the other "
-            "view of the same image. The last three columns are over all anchors of that batch. "
-            "Labels are used for the frames only.",
+            f"a fixed batch of {len(first.labels)} training images. A false negative has the "
+            "anchor's class; a redundant one shares its class with another of those shown, or is "
+            "the other view of the same image. The last three columns are over all anchors of that "
+            "batch. Labels decide the anchors, frames and these columns; the training did not use "
+            "them.",
         ),
     )
 
@@ -286,14 +287,19 @@ def make_contributions(setting: Setting) -> Made:
         below.grid(axis="y")
         add_legend(figure)
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
-        figures[f"overview-{source.slug}"] = overview(look, found, parts, anchor)
+        figures[f"overview-{source.slug}"] = overview(look, found, parts, anchor, source.title)
     headings = ["component", "data", *(f"negative {place}" for place in range(1, 6))]
     note = "The parts of a negative add up to its weight; a weight of 1 is the average."
     return Made([("", Grid(headings, lines, 0))], records, figures, notes=(note,))
 
 
 def overview(
-    look: Look, found: Importance, parts: dict[str, Tensor], anchor: int, count: int = 12
+    look: Look,
+    found: Importance,
+    parts: dict[str, Tensor],
+    anchor: int,
+    title: str,
+    count: int = 12,
 ) -> Figure:
     """The method for one real anchor: its negatives, the parts of each one's weight, their sum.
 
@@ -311,7 +317,8 @@ def overview(
     similarity = float(normalize(look.z[0])[0][anchor] @ normalize(look.z[1])[0][anchor])
     similarity = round(similarity, 2) + 0.0  # no -0.00
     above.set_title(
-        f"anchor (its positive has similarity {similarity:.2f}) and negatives by falling weight"
+        f"{title}: anchor (its positive has similarity {similarity:.2f}) and negatives by falling "
+        "weight"
     )
     for axes, name in zip(rows, [*parts, "weight"], strict=True):
         values = found.weights if name == "weight" else parts[name]
@@ -353,6 +360,7 @@ def make_gradients(setting: Setting) -> Made:
     drawn = figure.subplots(len(setting.sources), 2, squeeze=False, sharey="row")
     looks = looks_of(row.name for row in setting.rows)
     lines, records, sizes = [], [], []
+    views: dict[str, None] = {}
     for line, source in zip(drawn, setting.sources, strict=True):
         found: dict[str, np.ndarray] = {}
         for row in setting.rows:
@@ -361,7 +369,9 @@ def make_gradients(setting: Setting) -> Made:
             own = look.model.loss.temperature
             t = own if options.gradient == "nt-xent" else options.posterior_temperature
             gradients = gradients_of(look, options.gradient, t)
-            views = f"{len(gradients)} of the {2 * len(look.labels)} views"
+            every = 2 * len(look.labels)
+            some = len(gradients) < every
+            views[f"{len(gradients)} of the {every} views" if some else f"all {every} views"] = None
             found[row.name] = gradients.flatten().numpy()
         limit = max(float(np.percentile(np.abs(values), 99.9)) for values in found.values())
         edges = np.linspace(-limit, limit, BINS + 1)
@@ -383,8 +393,8 @@ def make_gradients(setting: Setting) -> Made:
             ]
     headings = ["row", "data", "standard deviation", "mean size"]
     note = (
-        f"Values of the gradients by the last layer's weights, of {views} of a fixed batch; "
-        "histograms cover 99.9 % of them."
+        f"Values of the gradients by the last layer's weights, of {' or '.join(views)} of a fixed "
+        "batch; histograms cover 99.9 % of them."
     )
     return Made(
         [("", Grid(headings, lines, 0))],

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.evaluation.card import FEATURES
 from unremix.evaluation.statistics import summarize
-from unremix.experiments.paper.comparison import make_comparison
+from unremix.experiments.paper.comparison import make_comparison, outcomes_of
 from unremix.experiments.paper.records import Made, Row, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import TRAINED, Grid
@@ -91,11 +91,11 @@ def _shares(setting: Setting, source: Source) -> Shares:
 
 
 def make_mix(setting: Setting) -> Made:
-    """The three weights over the epochs, and the accuracy that each way of mixing them gives.
+    """The three weights over the epochs, and with labels the accuracy of each way of mixing them.
 
     A panel for each data set and each way of learning them.
     """
-    compared = make_comparison(setting)
+    compared = make_comparison(setting) if outcomes_of(setting) else Made((), ())
     headings = ["row", "data", *PAPER_COMPONENTS]
     lines: list[list[str]] = []
     records: list[dict[str, Any]] = []

