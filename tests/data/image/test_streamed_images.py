@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,7 +34,10 @@ def cache(tmp_path: Path, local: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("UNREMIX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remote, "PAUSE", 0.01)
     upload(tmp_path / "shards", "memory://digits")
+    before = set(threading.enumerate())
     yield tmp_path / "cache"
+    for thread in set(threading.enumerate()) - before:  # else they fetch into the next test's cache
+        thread.join(20)
     fsspec.filesystem("memory").store.clear()
 
 
