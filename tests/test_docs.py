@@ -178,6 +178,13 @@ def test_shown_tables_are_those_of_the_runs(name: str, shown: str) -> None:
     assert command in text
 
 
+def test_tables_of_graphs_are_those_of_the_runs() -> None:
+    text = (REPRODUCED / "graphs" / "table.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) > 8
+    assert set(lines) <= set(RESULTS.splitlines())
+
+
 def test_shown_figures_are_those_of_the_runs() -> None:
     shown = sorted((ROOT / "docs" / "results" / "paper").glob("*.svg"))
     pages = RESULTS + (ROOT / "docs" / "paper.md").read_text()
