@@ -98,6 +98,8 @@ def test_importance_has_negatives_of_these_classes_only() -> None:
     assert everywhere is not None
     assert torch.equal(found.negatives, everywhere.negatives & (LABELS[SAMPLES] < 1).repeat(2))
     assert torch.equal(found.weights > 0, found.negatives)
+    others = torch.nonzero(LABELS > 0).flatten()[: len(SAMPLES)]  # none of the first class
+    assert model.importance(*embedded, others) is None
 
 
 def test_a_training_restricts_them(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:

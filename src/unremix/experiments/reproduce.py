@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unremix.data.atomic_files import write_text
-from unremix.data.detection import find_images
+from unremix.data.image.dataset import find_splits
 from unremix.data.locate import candidates
 from unremix.data.printing import to_csv
 from unremix.data.quantities import counted, duration, roughly
@@ -133,7 +133,7 @@ def lacking(setting: Setting, source: Source) -> str | None:
 def _lacking_classes(setting: Setting, source: Source) -> str | None:
     """What the labels of other images lack for an experiment; None if nothing."""
     try:
-        labels = find_images(source.data).splits[0].labels
+        labels = find_splits(source.data).splits[0].labels
     except (OSError, ValueError) as error:
         return str(error)
     if labels is None:

@@ -98,8 +98,11 @@ class SimCLR(Contrastive):
         """See :meth:`Projecting.importance`; without negatives of excluded classes."""
         if self.labels is None:
             return super().importance(first, second, samples)
+        pairs = self.pairs(samples)
+        if not pairs.has_negatives():
+            return None
         views = stack(Views(*first, samples), Views(*second, samples))
-        return self.loss.importance_against(views, views, self.pairs(samples))
+        return self.loss.importance_against(views, views, pairs)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """The second views, then the first views: as they are, mixed, or both."""
