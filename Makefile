@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgro
 export COVERAGE_CORE := $(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-all torture check format docs gallery bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
+.PHONY: help setup browser demo test test-slow test-all torture check format docs size gallery bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,7 +56,7 @@ test-all: ## Run every test with the coverage threshold
 # ONLY="kills" or "readers and text" runs a part, by name.
 torture: $(STAMP) ## Run the long tests: 1,000 kills, disk errors, damaged files, random calls (hours)
 	UNREMIX_TORTURE=1 $(PYTEST) tests/torture tests/experiments/test_executors.py tests/training/test_damaged_runs.py \
-		tests/data/test_hostile_files.py -k "$(ONLY)"
+		tests/files/test_hostile_files.py -k "$(ONLY)"
 
 setup-peers: $(PEERS_STAMP) ## Create .venv-peers with the libraries that the adapters serve
 
@@ -83,7 +83,7 @@ $(CLUSTER_STAMP): $(STAMP)
 
 # One at a time: each test that needs Ray starts it with two CPUs.
 test-cluster: $(CLUSTER_STAMP) ## Run the tests on Ray, SLURM's stand-in and an S3 server
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster tests/data/test_remote.py tests/experiments/test_executors.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster tests/files/test_remote.py tests/experiments/test_executors.py
 
 check: $(STAMP) docs ## Check format, lint, types and documentation
 	$(BIN)/ruff format --check .
@@ -96,6 +96,9 @@ format: $(STAMP) ## Reformat the code and apply the safe lint fixes
 
 docs: $(STAMP) ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+size: ## Count the lines of code by room, as docs/architecture.md states them
+	@$(PYTHON) benchmarks/size.py
 
 gallery: $(STAMP) ## Train three small runs and write their pages into docs/gallery/
 	$(BIN)/python examples/gallery.py docs/gallery

@@ -36,9 +36,9 @@ from rich.table import Table
 from timing import Clock, Race, race, ratio
 from torch import Tensor, nn
 
-from unremix.views import image
-from unremix.views.image import SETTINGS, Augmentation, augment
-from unremix.views.randomness import keys
+from unremix.domains.image import views as image
+from unremix.domains.image.views import SETTINGS, Augmentation, augment
+from unremix.frameworks.randomness import keys
 
 RESULTS = Path(__file__).parent / "results"
 OURS, PIL_LOOP, KORNIA = "unremix", "PIL, one process", "kornia"

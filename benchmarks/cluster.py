@@ -39,9 +39,9 @@ from timing import Race, Ratio, Seconds
 import unremix
 from unremix.cluster.embedding import embed_on_ray
 from unremix.cluster.ray_engine import connect
-from unremix.data.image.dataset import StreamedImages, find_splits, load_images
-from unremix.data.remote import file_system
+from unremix.domains.image.dataset import StreamedImages, find_splits, load_images
 from unremix.domains.sampling import streamed
+from unremix.files.remote import file_system
 from unremix.training.embedding import embed_to_file
 
 SHARDS, SIZE = 20, 32

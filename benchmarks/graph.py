@@ -25,14 +25,15 @@ from torch import nn
 
 from unremix.core.contrast import contrast
 from unremix.core.objectives import JensenShannon
-from unremix.core.options import Options
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Comparison
+from unremix.core.pairs import ContrastInput, Pairs
+from unremix.core.problem import Options
 from unremix.core.views import Views
-from unremix.data.graph.dataset import GraphData
-from unremix.domains.graph import GraphDomain
-from unremix.frameworks.infograph import Discriminator
-from unremix.options.config import TrainConfig
+from unremix.domains import find_domain
+from unremix.domains.base import make_batch
+from unremix.domains.graph.dataset import GraphData
+from unremix.domains.graph.infograph import Discriminator
+from unremix.domains.options import TrainConfig
+from unremix.training.building import build_model
 from unremix.training.optimizers import make_optimizer
 
 LOOP = "loop over nodes"
@@ -96,12 +97,12 @@ class Epoch:
     """
 
     def __init__(self, recipe: str, config: TrainConfig, data: GraphData) -> None:
-        self.domain, self.data = GraphDomain(), data
+        self.domain, self.data = find_domain("graph"), data
         self.config = TrainConfig(
             data=config.data, recipe=recipe, limit=config.limit, progress=False
         )
         self.shape = self.domain.shape(data, self.config)
-        self.model = self.domain.build(self.config, self.shape)
+        self.model = build_model(self.config, self.shape)
         self.optimizer = make_optimizer(
             self.model,
             self.model.undecayed(),
@@ -114,7 +115,8 @@ class Epoch:
         """All steps of an epoch, the same batches each time."""
         for step in range(self.domain.steps(self.data, self.config)):
             indices = self.domain.indices(self.data, self.config, step)
-            batch = self.domain.batch(
+            batch = make_batch(
+                self.domain,
                 self.domain.fetch(self.data, indices),
                 indices,
                 self.model,
@@ -133,7 +135,7 @@ class Epoch:
 def check_the_loop() -> None:
     """Both compute the same loss, or their times could not be compared."""
     nodes, graphs, owner = torch.randn(9, 4), torch.randn(3, 4), torch.arange(9) % 3
-    compared = Comparison(Views(nodes), Views(graphs), Pairs.membership(owner, 3))
+    compared = ContrastInput(Views(nodes), Views(graphs), Pairs.membership(owner, 3))
     ours = contrast(compared, Options(objective=JensenShannon(), logits="dot"), temperature=1.0)
     torch.testing.assert_close(looped_jsd(nodes, graphs, owner), ours)
 
@@ -144,7 +146,7 @@ def main() -> int:
     source, limit = ("stdlib-ast", 256) if options.quick else (options.data, None)
     config = TrainConfig(data=source, recipe="infograph", limit=limit, progress=False)
     try:
-        data = GraphDomain().load(config)
+        data = find_domain("graph").load(config)
     except (ValueError, OSError) as error:
         message = f"{error}\nName its folder by UNREMIX_DATA, or use --quick."
         Console().print(message, markup=False)

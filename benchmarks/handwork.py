@@ -22,10 +22,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch_geometric.nn import GINConv
 
-from unremix.data.graph.dataset import load_graphs
-from unremix.encoders.gin import Neighbors, sum_neighbors
-from unremix.encoders.gru import GRUEncoder
-from unremix.evaluation.senteval import NESTED, nested_folds
+from unremix.domains.graph.dataset import load_graphs
+from unremix.domains.graph.encoders import Neighbors, sum_neighbors
+from unremix.domains.sentence.gru import GRUEncoder
+from unremix.domains.sentence.senteval import NESTED, nested_folds
 from unremix.evaluation.svm import C_GRID, svm_accuracy
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unremix.data.atomic_files import write_whole
 from unremix.evaluation.statistics import paired_difference, summarize
+from unremix.files.atomic_files import write_whole
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 

@@ -55,9 +55,8 @@ from timing import Clock, Race, Ratio, Seconds, measure_call, pool, race, ratio,
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unremix.core.options import EngineName, Tile
-from unremix.core.problem import blocks
-from unremix.core.sketch import sketch
+from unremix.core.last_layer.sketch import sketch
+from unremix.core.problem import EngineName, Tile, blocks
 from unremix.losses import HCLLoss, InfoNCELoss, TwoViewLoss, UnReMixLoss
 
 RESULTS = Path(__file__).parent / "results"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from timing import Clock, Race, Ratio, race, ratio
 
-from unremix.data.atomic_files import write_whole
+from unremix.files.atomic_files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from unremix.encoders import make_encoder
+from unremix.domains.image.encoders import make_encoder
 
 ROUNDS = 5
 CASES = (("resnet18", 32, 16, 64, 3), ("resnet18", 32, 64, 16, 3), ("small", 8, 64, 256, 1))

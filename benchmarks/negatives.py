@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from unremix.data.atomic_files import write_bytes, write_whole
+from unremix.files.atomic_files import write_bytes, write_whole
 from unremix.mining.audit import audit_negatives
 from unremix.mining.mine import mine_hard_negatives
 

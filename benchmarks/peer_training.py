@@ -22,9 +22,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "peers"))
 import torchvision_operators  # noqa: F401
 
-from unremix.encoders import make_encoder
-from unremix.encoders.heads import projection_head
-from unremix.views.image import SETTINGS
+from unremix.domains.image.encoders import make_encoder
+from unremix.domains.image.views import SETTINGS
+from unremix.frameworks.heads import projection_head
 
 LR, WEIGHT_DECAY, TEMPERATURE = 1e-3, 1e-6, 0.5
 

@@ -33,15 +33,16 @@ from ledger import to_markdown
 from torch import Tensor
 
 from unremix.audit import effective_negatives, separation
-from unremix.core.importance import Importance
+from unremix.core.contrast import Importance
+from unremix.domains.image.views import augment
 from unremix.domains.sampling import permuted
 from unremix.frameworks.base import Projecting
 from unremix.frameworks.contrastive import Contrastive
+from unremix.frameworks.randomness import keys
 from unremix.losses import UnReMixLoss
 from unremix.report.style import AS_PRINTED
+from unremix.training.building import build_model
 from unremix.training.run import Run
-from unremix.views.image import augment
-from unremix.views.randomness import keys
 
 RESULTS = Path(__file__).parent / "results" / "properties.json"
 VIEWS = (16, 17)  # streams of views that training does not use
@@ -108,7 +109,7 @@ def look_at_own(scored: Importance) -> dict[str, float]:
 def measure(run: Run, trained: bool, batches: int, k: int) -> dict[str, list[float]]:
     """All figures of some batches of a run's training images."""
     data = run.domain.load_for(run, None).train
-    model = run.domain.build(run.config, run.shape)
+    model = build_model(run.config, run.shape)
     assert isinstance(model, Projecting)
     if trained:
         run.restore(model, torch.load(run.checkpoint, weights_only=True))

@@ -36,8 +36,11 @@ from timing import Race, seconds_of_others
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from unremix.domains.image import ImageDomain, ImageShape
-from unremix.options.config import TrainConfig
+from unremix.domains import find_domain
+from unremix.domains.base import make_batch
+from unremix.domains.image.model import ImageShape
+from unremix.domains.options import TrainConfig
+from unremix.training.building import build_model
 from unremix.training.optimizers import make_optimizer
 
 COUNTS = (1, 2, 3, 4)
@@ -65,8 +68,8 @@ GPUS = (1, 8, 64, 256, 1024)
 
 def step_of(config: TrainConfig, processes: int, rank: int) -> Callable[[], None]:
     """A training step of one of the processes."""
-    domain = ImageDomain()
-    model = domain.build(config, SHAPE, gather=processes > 1).train()
+    domain = find_domain("image")
+    model = build_model(config, SHAPE, gather=processes > 1).train()
     optimizer = make_optimizer(
         model, model.undecayed(), name="adam", lr=config.lr, weight_decay=config.weight_decay
     )
@@ -78,7 +81,7 @@ def step_of(config: TrainConfig, processes: int, rank: int) -> Callable[[], None
 
     def step() -> None:
         optimizer.zero_grad()
-        batch = domain.batch(images, indices, model, config, SHAPE, step=0, epoch=0)
+        batch = make_batch(domain, images, indices, model, config, SHAPE, step=0, epoch=0)
         wrapped(batch).backward()
         optimizer.step()
 
@@ -166,7 +169,7 @@ def job_of(batch: int) -> Job:
     """What a step costs, counted on few samples."""
     few = 8
     config = TrainConfig(recipe="unremix-simclr", backbone="resnet18", width=16, batch_size=few)
-    model = ImageDomain().build(config, SHAPE)
+    model = build_model(config, SHAPE)
     with FlopCounterMode(display=False) as counted:
         z, _ = model.embed(torch.randn(few, 3, 32, 32))
         z.sum().backward()

@@ -28,10 +28,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from unremix.data.sentence.dataset import SentenceBatch, load_sentences
-from unremix.domains.sentence import SentenceCorpus, SentenceDomain
+from unremix.domains import find_domain
+from unremix.domains.base import make_batch
+from unremix.domains.options import TrainConfig
+from unremix.domains.sentence.dataset import SentenceBatch, load_sentences
+from unremix.domains.sentence.model import SentenceCorpus
+from unremix.domains.sentence.options import SentenceOptions
 from unremix.frameworks.base import Batch
-from unremix.options.config import SentenceOptions, TrainConfig
+from unremix.training.building import build_model
 from unremix.training.optimizers import make_optimizer
 
 RECIPES = ("quickthought", "quickthought-hcl", "quickthought-unremix")
@@ -52,7 +56,7 @@ class Steps:
     """
 
     def __init__(self, recipe: str, config: TrainConfig, data: SentenceCorpus) -> None:
-        self.domain, self.data = SentenceDomain(), data
+        self.domain, self.data = find_domain("sentence"), data
         self.config = TrainConfig(
             data=config.data,
             recipe=recipe,
@@ -61,7 +65,7 @@ class Steps:
             runs=config.runs,
         )
         self.shape = self.domain.shape(data, self.config)
-        self.model = self.domain.build(self.config, self.shape)
+        self.model = build_model(self.config, self.shape)
         self.optimizer = make_optimizer(
             self.model,
             self.model.undecayed(),
@@ -81,8 +85,15 @@ class Steps:
     def batches(self) -> Iterator[Batch]:
         """What the model is given."""
         for step, (fetched, indices) in enumerate(zip(self.fetched, self.indices, strict=True)):
-            yield self.domain.batch(
-                fetched, indices, self.model, self.config, self.shape, step=step, epoch=0
+            yield make_batch(
+                self.domain,
+                fetched,
+                indices,
+                self.model,
+                self.config,
+                self.shape,
+                step=step,
+                epoch=0,
             )
 
     def lose(self) -> list[Tensor]:
@@ -107,11 +118,11 @@ class Steps:
 PEAK = """
 import sys
 from pathlib import Path
-from unremix.options.config import TrainConfig
-from unremix.domains.sentence import SentenceDomain
+from unremix.domains import find_domain
+from unremix.domains.options import TrainConfig
 data, runs = sys.argv[1:]
 config = TrainConfig(data=data, recipe="quickthought", runs=runs)
-domain = SentenceDomain()
+domain = find_domain("sentence")
 corpus = domain.load(config)
 for step in range(50):
     domain.fetch(corpus, domain.indices(corpus, config, step % domain.steps(corpus, config)))
@@ -159,7 +170,7 @@ def main() -> int:
             progress=False,
         )  # fmt: skip
         try:
-            data = SentenceDomain().load(config)
+            data = find_domain("sentence").load(config)
         except (ValueError, OSError) as error:
             message = f"{error}\nName its folder by UNREMIX_DATA, or use --quick."
             console.print(message, markup=False)

@@ -30,15 +30,16 @@ from torch import Tensor
 
 import unremix
 from unremix.audit import separation
-from unremix.domains.image import features_of
+from unremix.domains.image.model import features_of
+from unremix.domains.image.views import augment
 from unremix.domains.sampling import permuted
 from unremix.frameworks.base import Projecting
+from unremix.frameworks.randomness import keys
 from unremix.losses import InfoNCELoss, UnReMixLoss
 from unremix.signals.false_negatives import Evidence, FalseNegatives, Rule
 from unremix.signals.memory import Bank
+from unremix.training.building import build_model
 from unremix.training.run import Run
-from unremix.views.image import augment
-from unremix.views.randomness import keys
 
 Seen = tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]], Tensor | None]
 """Ids of a batch; features, z and h of each view; features of the images as they are."""
@@ -81,7 +82,7 @@ class Measurement:
     def feed(self, state: dict[str, Any], epoch: int) -> list[Seen]:
         """Feed the memories with the encoder of a checkpoint, or the untrained one for epoch 0."""
         run, settings = self.run, self.run.shape.settings
-        model = run.domain.build(run.config, run.shape)
+        model = build_model(run.config, run.shape)
         assert isinstance(model, Projecting)
         if epoch:
             run.restore(model, state)

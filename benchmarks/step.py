@@ -18,13 +18,14 @@ import torch
 from measuring import Options, conclude, read_options, show_race, show_shares
 from torch import Tensor
 
-from unremix.data.image.dataset import CachedImages
-from unremix.domains.image import ImageDomain, ImageShape
+from unremix.domains.image.dataset import CachedImages
+from unremix.domains.image.model import ImageShape
+from unremix.domains.image.views import augment
+from unremix.domains.options import TrainConfig
 from unremix.frameworks.base import Batch, Embedded
-from unremix.options.config import TrainConfig
+from unremix.frameworks.randomness import keys
+from unremix.training.building import build_model
 from unremix.training.optimizers import make_optimizer
-from unremix.views.image import augment
-from unremix.views.randomness import keys
 
 RECIPES = ("simclr", "hcl", "unremix-simclr")
 MOST_OVER_SIMCLR = 1.03
@@ -47,7 +48,7 @@ class Step:
         shape = ImageShape(3, images.size, "cifar")
         self.settings = shape.settings
         self.indices = torch.arange(batch_size)
-        self.model = ImageDomain().build(config, shape)
+        self.model = build_model(config, shape)
         self.optimizer = make_optimizer(
             self.model,
             self.model.undecayed(),

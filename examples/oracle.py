@@ -21,11 +21,14 @@ from torch import Tensor
 
 from unremix import UnReMixLoss
 from unremix.core.scores import Block
-from unremix.data.graph.dataset import GraphData
-from unremix.domains.graph import GraphDomain, graph_features
-from unremix.evaluation.graphs import plan_evaluation
+from unremix.domains import find_domain
+from unremix.domains.base import make_batch
+from unremix.domains.graph.dataset import GraphData
+from unremix.domains.graph.measure import plan_evaluation
+from unremix.domains.graph.model import graph_features
+from unremix.domains.options import TrainConfig
 from unremix.evaluation.svm import SVMResult, svm_accuracy
-from unremix.options.config import TrainConfig
+from unremix.training.building import build_model
 from unremix.training.optimizers import make_optimizer
 
 ORACLE = "oracle"
@@ -51,12 +54,12 @@ class Oracle:
 
 def accuracy(data: GraphData, config: TrainConfig, weighting: str, repeats: int) -> SVMResult:
     """Train, and measure the embeddings."""
-    domain, oracle, labels = GraphDomain(), Oracle(), data.train.labels
+    domain, oracle, labels = find_domain("graph"), Oracle(), data.train.labels
     plan = plan_evaluation(data, config)
     assert labels is not None
     assert plan is not None
     shape = domain.shape(data, config)
-    model = domain.build(config, shape)
+    model = build_model(config, shape)
     if weighting == ORACLE:
         model.loss = UnReMixLoss(temperature=1.0, components=(oracle,), mix="fixed")
     optimizer = make_optimizer(
@@ -67,7 +70,8 @@ def accuracy(data: GraphData, config: TrainConfig, weighting: str, repeats: int)
         indices = domain.indices(data, config, step)
         graphs = domain.fetch(data, indices)
         oracle.look_at(labels[indices])
-        batch = domain.batch(
+        batch = make_batch(
+            domain,
             graphs, indices, model, config, shape, step=step, epoch=step // steps
         )  # fmt: skip
         optimizer.zero_grad()
@@ -99,7 +103,7 @@ def main() -> None:
                 data=options.data, recipe=recipe, seed=seed, epochs=options.epochs,
                 limit=options.limit, progress=False,
             )  # fmt: skip
-            data = GraphDomain().load(config)
+            data = find_domain("graph").load(config)
             result = accuracy(data, config, name, options.repeats)
             found[name].append(100 * result.mean)
             console.print(f"seed {seed}, {name}: {result}", highlight=False)

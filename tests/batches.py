@@ -1,4 +1,4 @@
-"""Batches of two views, and how close tensors have to be."""
+"""Batches of two views, gradients of losses, and how close tensors have to be."""
 
 from __future__ import annotations
 
@@ -37,6 +37,20 @@ def make_batch(
     h0, h1 = draw(n, inputs), draw(n, inputs)
     z0, z1 = (linear(h, weight, offset).requires_grad_() for h in (h0, h1))
     return Batch(z0, z1, h0, h1, weight, offset)
+
+
+def leaf(*shape: int) -> Tensor:
+    """Random numbers in float64 that gradients are asked of."""
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, inputs)
+
+
+def with_gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """The loss, then its gradient at each input."""
+    return [loss, *gradients(loss, *inputs)]
 
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:

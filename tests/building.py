@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.pairs import Pairs
-from unremix.core.scores import COMPONENTS
-from unremix.core.views import Own
+from unremix.core.scores import COMPONENTS, Block
+from unremix.core.views import ExtraNegatives
 from unremix.core.weights import Weighting
 from unremix.frameworks.base import Batch
 from unremix.frameworks.moco import MoCo, MoCoOptions
+from unremix.frameworks.randomness import keys as random_keys
 from unremix.frameworks.simclr import SimCLR
 from unremix.losses import TwoViewLoss
-from unremix.views.randomness import keys as random_keys
 
 NAMES = tuple(COMPONENTS)
 
@@ -40,6 +40,22 @@ def draw_rows(count: int, dimensions: int = 8, seed: int = 0) -> NDArray[np.floa
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def sample_keys(count: int, seed: int = 0, *, epoch: int = 0, view: int = 0) -> Tensor:
+    return random_keys(seed, epoch, torch.arange(count), view)
+
+
+def recorded_ids(seen: list[list[int]]) -> Callable[[Block], Tensor]:
+    """A score that writes down the ids of the anchors and candidates it is given."""
+
+    def score(block: Block) -> Tensor:
+        assert block.anchors.ids is not None
+        assert block.candidates.ids is not None
+        seen.extend([block.anchors.ids.tolist(), block.candidates.ids.tolist()])
+        return block.similarity
+
+    return score
 
 
 def reference_weights(
@@ -188,7 +204,7 @@ def assert_gradients(actual: Tensor, expected: Tensor, model: nn.Module) -> None
 def queue_loss(
     model: MoCo, batch: Batch, zq: Tensor, hq: Tensor, zk: Tensor, hk: Tensor, *,
     aims: Sequence[dict[int, float]] | None = None, batch_negatives: bool = False,
-    own: Own | None = None, **loops: Any,
+    extra: ExtraNegatives | None = None, **loops: Any,
 ) -> Tensor:  # fmt: skip
     """The loops' loss of queries against [keys; queue], and each query's own negatives."""
     old = model.memory.views
@@ -197,14 +213,14 @@ def queue_loss(
         aims=aims,
     )  # fmt: skip
     with_h = old.inputs is not None
-    zo = torch.zeros(len(zq), 0, 5).double() if own is None else own.embeddings
-    ho = torch.zeros(len(zq), 0, 7).double() if own is None else own.inputs
+    zo = torch.zeros(len(zq), 0, 5).double() if extra is None else extra.embeddings
+    ho = torch.zeros(len(zq), 0, 7).double() if extra is None else extra.inputs
     loops = {"components": (), "mix": torch.zeros(0).double()} | loops
     return reference.own_loss(
         zq, torch.cat([zk, old.embeddings]), zo,
         hq.detach() if with_h else None,
         torch.cat([hk, old.inputs]) if old.inputs is not None else None,
         ho if with_h else None, positives, negatives, shares=shares,
-        logit_factor=1.0 if own is None else own.logit_factor,
+        logit_factor=1.0 if extra is None else extra.logit_factor,
         positives_in_denominator=aims is not None, **{"temperature": 0.3, **loops},
     )  # fmt: skip

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import processes
@@ -22,10 +24,28 @@ settings.register_profile(
 settings.load_profile("unremix")
 
 
+def pytest_collection_finish() -> None:
+    """Keep garbage collections from searching the imported modules and the tests each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def count_few_processes() -> None:
     """Leave coverage to this process and those of processes.py: it makes others start late."""
     processes.counting = os.environ.pop(processes.COUNTING, None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_maps(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Draw the maps of report pages by PCA alone, except in the tests of reports.
+
+    t-SNE takes a quarter of a small run's time.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name != "report" and find_spec("sklearn") is not None:
+            patch.setattr("unremix.report.projection._tsne", lambda reduced: reduced[:, :2])
+        yield
 
 
 @pytest.fixture

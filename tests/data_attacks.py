@@ -94,6 +94,13 @@ def doubled(depth: int) -> bytes:
     return raw_pickle(b"}", b"K\x00", b"q\x00h\x00\x86" * depth, b"K\x01s")
 
 
+def encoded(size: int, times: int) -> bytes:
+    """A list of one text, encoded again and again."""
+    text = b"X" + struct.pack("<I", size) + b"a" * size
+    again = b"c_codecs\nencode\nh\x00U\x06latin1\x86R"
+    return raw_pickle(text, b"q\x00](", again * times, b"e")
+
+
 def labels(value: bytes) -> bytes:
     content = b"\x00" * 3072
     text = b"T" + struct.pack("<I", len(content)) + content
@@ -142,11 +149,12 @@ PICKLES: dict[str, Attack] = {
         "class names that are numbers": (
             with_meta(pickle.dumps({"label_names": [1, 2]}, 2)), "list of at most"
         ),
-        "a tuple doubled sixty times": (with_batch(doubled(60)), "nests tuples"),
+        "a tuple doubled sixty times": (with_batch(doubled(60)), "a field named by a tuple"),
         "lists in lists": (
-            with_batch(raw_pickle(b"]" * 100_000 + b"a" * 99_999)), "other than text and numbers"
+            with_batch(raw_pickle(b"}U\x01a" + b"]" * 100_000 + b"a" * 99_999 + b"s")),
+            "other than text and numbers",
         ),
-        "a list in itself": (with_batch(raw_pickle(b"]q\x00h\x00a")), "other than text"),
+        "a list in itself": (with_batch(raw_pickle(b"}U\x01a]q\x00h\x00as")), "other than text"),
         "a place in the memo of 32 GiB": (with_batch(raw_pickle(b"}r\xff\xff\xff\x7f")), "data"),
         "bytes of 8 EiB": (
             with_batch(b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"a."), "got data_batch_1"
@@ -168,9 +176,20 @@ PICKLES: dict[str, Attack] = {
             with_batch(array_pickle(BYTE_TYPE, b"K\x00" + number(2**80) + b"\x86", b"", b"data")),
             "got data_batch_1",
         ),
+        "text encoded until it fills the memory": (
+            with_batch(encoded(2**20, 1000)), "more of itself"
+        ),
+        "a dictionary whose fields are named by tuples": (
+            with_batch(raw_pickle(b"}(K\x00" + b"\x85" * 200_000 + b"K\x01u")),
+            "a field named by a tuple",
+        ),
+        "a call with a length": (
+            with_batch(raw_pickle(b"c__builtin__\nbytes\n", number(2**40), b"\x85R")),
+            "positional argument",
+        ),
         "a command": (with_batch(pickle.dumps({"data": Calls(os.system, "true")}, 2)), "asks for"),
         "a state for a function": (
-            with_batch(raw_pickle(b"c_codecs\nencode\n}b")), "gives a state to a Name"
+            with_batch(raw_pickle(b"c_codecs\nencode\n}b")), "gives a state to a method"
         ),
         "an attribute of a class": (
             with_batch(raw_pickle(b"cnumpy\nndarray\nN}U\x01aK\x01s\x86b")), "gives a state to"

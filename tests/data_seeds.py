@@ -17,10 +17,10 @@ import numpy as np
 from fuzzing import Files, packed
 from PIL import Image
 
-from unremix.data.graph.dataset import load_graphs
-from unremix.data.image.dataset import load_images
-from unremix.data.sentence.dataset import encode_sentences, load_sentences
-from unremix.data.sentence.senteval_files import TASKS, read_task
+from unremix.domains.graph.dataset import load_graphs
+from unremix.domains.image.dataset import load_images
+from unremix.domains.sentence.dataset import encode_sentences, load_sentences
+from unremix.domains.sentence.senteval_files import TASKS, read_task
 
 
 class Format(NamedTuple):

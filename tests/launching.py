@@ -95,18 +95,20 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
 
 
 def wait_until(
-    condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120
+    condition: Callable[[], bool],
+    process: subprocess.Popen[str] | None = None,
+    seconds: float = 120,
 ) -> None:
-    """Wait for something that a process does.
+    """Wait for something that this process or another does.
 
     Raises:
-        AssertionError: If it ends before, or time is up.
+        AssertionError: If the other ends before, or time is up.
     """
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.communicate()[0]
+        assert process is None or process.poll() is None, process and process.communicate()[0]
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 240) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from unremix.data.image.dataset import ImageSet, load_images
+from unremix.domains.image.dataset import ImageSet, load_images
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (12, 10), mode: str = "RGB") -> Image.Image:
@@ -46,6 +46,7 @@ def one(tmp_path: Path, image: Image.Image, name: str = "a.png", **options: Any)
 
 
 def zipped(folder: Path, target: Path, *, wrap: str = "", method: int = 8) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", method) as archive:
         files = [path for path in folder.rglob("*") if path.is_file()]
         random.Random(0).shuffle(files)

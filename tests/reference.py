@@ -64,6 +64,11 @@ def similarity(za: Tensor, zc: Tensor) -> Tensor:
     return dots(unit(za), unit(zc))
 
 
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Of two vectors, as Python's numbers have it."""
+    return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
+
+
 def representativeness(zc: Tensor, negatives: Tensor) -> Tensor:
     """r_ij = mean over j' in Neg(i), j' != j, of 1 - f_j . f_j' (N, M), else 0; zc is (M, D)."""
     f = unit(zc)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import unremix
+from unremix.domains.options import TrainConfig
 from unremix.report.storage import Stored
 from unremix.training.run import Run
 
@@ -24,6 +26,16 @@ HOSTILE = [
 ]
 
 COMMON: dict[str, Any] = {"epochs": 1, "progress": False, "accelerator": "cpu", "threads": 1}
+
+
+def small(folder: Path, **options: Any) -> TrainConfig:
+    """A run on handwritten digits, named ``run``."""
+    config = TrainConfig(
+        runs=str(folder), name="run", limit=96, batch_size=32, epochs=3, probe_epochs=0,
+        head_hidden=(16,), head_output=8, progress=False, accelerator="cpu", checkpoint_every=2,
+        threads=1,
+    )  # fmt: skip
+    return replace(config, **options)
 
 
 def digits(folder: Path, **options: Any) -> Run:

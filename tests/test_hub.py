@@ -69,7 +69,7 @@ def test_the_head_is_not_published(run: SharedRun, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     run.save_pretrained(tmp_path)
     for name in (tmp_path, "user/digits"):
-        with pytest.raises(ValueError, match="expected layer='backbone' of a published run, got"):
+        with pytest.raises(ValueError, match=r"layer='backbone' .*, got"):
             unremix.load.from_pretrained(name, layer="head")
     assert unremix.load.from_pretrained(run.path, layer="head").embed(DIGITS).shape[0] == 3
 

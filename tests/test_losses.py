@@ -6,12 +6,13 @@ import itertools
 import math
 import warnings
 from dataclasses import replace
+from inspect import Parameter, signature
 from typing import Any
 
 import pytest
 import reference
 import torch
-from batches import Batch, assert_close, make_batch
+from batches import Batch, assert_close, gradients, make_batch
 from building import draw
 from torch import Tensor, nn
 
@@ -21,10 +22,6 @@ from unremix.core.pairs import Pairs
 from unremix.core.views import Views
 
 LOSSES = [InfoNCELoss, HCLLoss, UnReMixLoss]
-
-
-def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(loss, inputs)
 
 
 def quiet(loss_fn: nn.Module, *views: Tensor) -> Tensor:
@@ -342,7 +339,7 @@ def test_symmetric_is_the_loss_of_clip(batch: Batch) -> None:
     there, back = UnReMixLoss(layout="one-way").double(), UnReMixLoss(layout="one-way").double()
     z0, z1, h0, h1 = batch.views
     assert_close(unremix_both(z0, z1, h0, h1), (there(z0, z1, h0, h1) + back(z1, z0, h1, h0)) / 2)
-    with pytest.raises(ValueError, match="layout 'both' or 'one-way' for importance"):
+    with pytest.raises(ValueError, match="layout 'both' or 'one-way'"):
         unremix_both.importance(*batch.views)
 
 
@@ -374,9 +371,9 @@ def test_the_temperature_can_be_learned(batch: Batch, make: Any) -> None:
 def test_a_temperature_that_is_none_is_refused(batch: Batch) -> None:
     loss_fn = InfoNCELoss()
     for value in (-1.0, 0.0, math.nan):
-        with pytest.raises(ValueError, match="expected temperature to be a number above 0"):
+        with pytest.raises(ValueError, match="temperature to be a number above 0"):
             loss_fn(batch.z0, batch.z1, temperature=torch.tensor(value))
-    with pytest.raises(ValueError, match=r"one number, got a tensor of shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"one number, got .*\(3,\)"):
         loss_fn(batch.z0, batch.z1, temperature=torch.ones(3))
 
 
@@ -405,7 +402,7 @@ def test_ids_keep_one_sample_from_being_its_own_negative(batch: Batch) -> None:
         assert not found.negatives[0, 4]
         assert not found.weights[0, 4]
         assert loss_fn(*twice, ids=ids) < loss_fn(*twice)
-    with pytest.raises(ValueError, match=r"ids of shape \(4,\), one per pair, got \(5,\)"):
+    with pytest.raises(ValueError, match=r"ids of shape \(4,\), .* got \(5,\)"):
         InfoNCELoss()(*batch.views, ids=ids)
 
 
@@ -614,5 +611,16 @@ def test_a_transform_of_torch_func_gives_the_gradients(tile: int | None) -> None
 
 @pytest.mark.parametrize("gather", ["True", "False", "all", 1])
 def test_gather_is_a_bool_or_equal(gather: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected gather to be True, False or 'equal', got"):
+    with pytest.raises(ValueError, match=r"gather .*'equal', got"):
         InfoNCELoss(gather=gather)
+
+
+def test_constructors_show_the_names_and_defaults_of_their_options() -> None:
+    shown = signature(UnReMixLoss).parameters
+    assert [its.kind for its in shown.values()] == [Parameter.KEYWORD_ONLY] * len(shown)
+    assert (shown["temperature"].default, shown["mix"].default) == (0.5, "learned")
+    assert signature(HCLLoss).parameters["class_prior"].default == 0.1
+    with pytest.raises(TypeError, match=r"among temperature, .*, got tiles; leave"):
+        InfoNCELoss(tiles=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="positional"):
+        InfoNCELoss(0.5)  # type: ignore[misc]

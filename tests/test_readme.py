@@ -69,6 +69,16 @@ def write_books(folder: Path) -> None:
         (folder / f"{book}.txt").write_text("\n".join(lines) + "\n")
 
 
+def write_table(file: Path) -> None:
+    """Flowers of two species: one is longer."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{rng.normal(5 + species):.2f},{rng.normal(3):.2f},{('setosa', 'virginica')[species]}"
+        for species in (0, 1) * 150
+    ]
+    file.write_text("\n".join(["length,width,species", *rows]) + "\n")
+
+
 def test_the_readme_has_commands() -> None:
     assert {line.split()[1] for line in commands()} >= {"train", "compare"}
 
@@ -84,6 +94,7 @@ def test_a_command_of_the_readme_works(
     write_photos(tmp_path / "photos")
     write_graphs(tmp_path / "MUTAG.zip")
     write_books(tmp_path / "books")
+    write_table(tmp_path / "table.csv")
     words = shlex.split(command)[1:]
     words += BRIEF[words[0]]
     if "photos" in words:

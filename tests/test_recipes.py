@@ -17,13 +17,15 @@ import torch
 from crashing import crash_at
 
 import unremix
+from unremix.domains.base import make_batch
+from unremix.domains.options import TrainConfig
 from unremix.frameworks.base import Batch, Framework
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi
 from unremix.frameworks.parts import option_fields
-from unremix.options.config import TrainConfig
 from unremix.recipes import PARTS, RECIPES, compose, options_of
 from unremix.training import loop
+from unremix.training.building import build_model
 from unremix.training.loop import Training, fit
 from unremix.training.preparation import Prepared, prepare
 from unremix.training.progress import Progress
@@ -132,8 +134,8 @@ def loss_of(model: Framework, prepared: Prepared) -> float:
 
     def batch(samples: torch.Tensor, step: int) -> Batch:
         fetched = domain.fetch(prepared.data, samples)
-        made: Batch = domain.batch(
-            fetched, samples, model, config, shape, step=step, epoch=config.epochs
+        made: Batch = make_batch(
+            domain, fetched, samples, model, config, shape, step=step, epoch=config.epochs
         )
         return made
 
@@ -155,7 +157,7 @@ def test_training_lowers_the_loss(recipe: str, whole: Callable[[str], Whole]) ->
     state = state_of(prepared)
     assert state["step"] == 3 * STEPS
     assert [row["epoch"] for row in prepared.run.metrics()] == [1, 2, 3]
-    model = prepared.run.domain.build(prepared.config, prepared.run.shape)
+    model = build_model(prepared.config, prepared.run.shape)
     before = loss_of(model, prepared)
     model.load_state_dict(state["model"])
     after = loss_of(model, prepared)

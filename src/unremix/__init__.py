@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unremix.audit import Audit, audit
 
 if TYPE_CHECKING:
-    from unremix.core.importance import Importance
+    from unremix.core.contrast import Importance
     from unremix.hub import SharedRun as load
     from unremix.losses import HCLLoss, InfoNCELoss, UnReMixLoss, importance
     from unremix.mining.mine import Mined, mine_hard_negatives
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "FalseNegatives": "unremix.signals.false_negatives:FalseNegatives",
     "HCLLoss": "unremix.losses:HCLLoss",
-    "Importance": "unremix.core.importance:Importance",
+    "Importance": "unremix.core.contrast:Importance",
     "InfoNCELoss": "unremix.losses:InfoNCELoss",
     "Mined": "unremix.mining.mine:Mined",
     "Run": "unremix.training.run:Run",

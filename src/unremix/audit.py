@@ -1,4 +1,4 @@
-"""How good the important negatives are, seen with labels that training never uses."""
+"""How many heavily weighted negatives are false, by labels that training never uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the package is imported without torch, so that the command line answers at once
     from torch import Tensor
 
-    from unremix.core.importance import Importance
+    from unremix.core.contrast import Importance
 
 DECILES = 10
 
@@ -31,7 +31,7 @@ class Audit:
             by the number of negatives, if fewer), mean over anchors.
         effective_negatives: (Σ_j w_ij)² / Σ_j w_ij², mean over anchors: the number of equally
             weighted negatives that would average as much.
-        auc: For each score, for the weights and for the evidence where there is any: how often a
+        auc: For each score, for the weights and for the evidence, if any: how often a
             negative of the anchor's label has more of it than one of another label (ties count
             half), mean over anchors that have both. 0.5 is chance; above, false negatives get more.
         k: k.
@@ -51,7 +51,7 @@ def effective_negatives(weights: Tensor) -> float:
     """(Σ_j w_ij)² / Σ_j w_ij², mean over anchors; an anchor without weight counts 0.
 
     Args:
-        weights: w, shape (A, C); 0 where there is no negative.
+        weights: w, shape (A, C); 0 except for negatives.
     """
     import torch
 
@@ -111,13 +111,13 @@ def matched_rates(
         similarity: s, shape (A, C).
         same: Which negatives have the anchor's label, boolean, shape (A, C).
         negatives: Boolean, shape (A, C).
-        twin: The other view of each candidate's sample, itself where there is none, shape (C,).
+        twin: The other view of each candidate's sample, itself without one, shape (C,).
         chosen: The chosen candidates of each anchor, shape (A, k); those that are no negatives are
             ignored.
         window: How far matches are, in ranks.
 
     Returns:
-        The mean over the chosen of each anchor, shape (A,); NaN where none is a negative.
+        The mean over the chosen of each anchor, shape (A,); NaN if none is a negative.
     """
     import torch
 
@@ -187,7 +187,7 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     _, labels = labels.unique(return_inverse=True)
     same = (labels[:, None] == labels[None, :]) & negatives  # (A, C)
 
-    # Ascending by weight, equal weights in the order of the batch; what is no negative comes first.
+    # Ascending by weight, equal weights in the order of the batch; non-negatives come first.
     order = weights.masked_fill(~negatives, -torch.inf).sort(dim=1, stable=True).indices
     count = negatives.sum(1)
     rank = (

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unremix.data.atomic_files import write_text
-from unremix.data.printing import markdown_table
-from unremix.data.suggestions import needed_for
+from unremix.console.printing import markdown_table
+from unremix.console.suggestions import needed_for
+from unremix.console.templates import fill
 from unremix.evaluation.card import card_table, spread_of
+from unremix.files.atomic_files import write_text
 from unremix.training.checkpoints import read_safetensors
 from unremix.training.run import Layer, Run
 
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 # What makes a run: its options, the shape of its data, the weights, what was measured.
 FILES = ("config.yaml", "shape.json", "encoder.safetensors", "evaluation.json")
-TASKS = {"image": "image-feature-extraction", "sentence": "feature-extraction", "graph": "graph-ml"}
-ITEMS = {
-    "image": '["a.png", "b.png"]',
-    "sentence": '["A sentence.", "Another one."]',
-    "graph": "graphs  # torch_geometric.data.Data",
-}
 
 
 class SharedRun(Run):
@@ -142,6 +136,7 @@ def _hub() -> Any:
 
 
 NAME = "user/name"
+CARD = Path(__file__).with_name("training") / "templates" / "model_card.md.jinja"
 
 
 def _on_the_hub(run: SharedRun, name: str = NAME) -> ModelHubMixin:
@@ -172,46 +167,19 @@ def model_card(run: Run, name: str = NAME) -> str:
 
     It is in Markdown, with the metadata that the Hub reads.
     """
-    config, card = run.config, run.evaluation
-    parts = [
-        "---\nlibrary_name: unremix\n"
-        f"pipeline_tag: {TASKS[config.domain]}\n"
-        "tags:\n- unremix\n- contrastive-learning\n- self-supervised-learning\n---",
-        f"# {config.composed_name}, trained with unremix",
-        f"An encoder of {config.domain}s, trained without labels.",
-        "## Use\n\n"
-        f'```python\nimport unremix\n\nrun = unremix.load.from_pretrained("{name}")\n'
-        f"embeddings = run.embed({ITEMS[config.domain]})\n```",
-        "## Training\n\n" + markdown_table(["option", "value"], _options(run)),
-    ]
-    if card is not None and card.get("results"):
-        parts += [
-            "## Evaluation",
-            _said(card),
-            markdown_table(*card_table(card)),
-            spread_of(card),
-        ]
-    else:
-        parts.append("It has not been evaluated.")
-    parts.append(
-        "## Method\n\nUnReMix: Tabassum, Wahed, Eldardiry and Lourentzou, *Hard Negative Sampling "
-        "Strategies for Contrastive Representation Learning*, "
-        "[arXiv 2206.01197](https://arxiv.org/abs/2206.01197)."
-    )
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _options(run: Run) -> list[list[str]]:
-    config = run.config
-    names = ("recipe", "backbone", "epochs", "batch_size", "lr", "temperature", "seed")
-    found = [(name, getattr(config, name, None)) for name in names]
-    return [[name, f"`{value}`"] for name, value in found if value is not None]
-
-
-def _said(card: Mapping[str, Any]) -> str:
-    """On what it was measured, and the verdict in words, where there is one."""
+    config, card = run.config, run.evaluation or {}
+    named = ("recipe", "backbone", "epochs", "batch_size", "lr", "temperature", "seed")
+    options = [(option, getattr(config, option, None)) for option in named]
+    known = [[option, f"`{value}`"] for option, value in options if value is not None]
     verdict = card.get("verdict") or []
-    lines = [verdict] if isinstance(verdict, str) else list(verdict)
-    return "\n".join(
-        [f"Measured on {card.get('data')}, epoch {card.get('epoch')}.", *map(str, lines)]
+    return fill(
+        CARD,
+        name=name,
+        items=run.domain.items,
+        config=config,
+        options=markdown_table(["option", "value"], known),
+        card=card,
+        verdict=[verdict] if isinstance(verdict, str) else verdict,
+        table=markdown_table(*card_table(card)) if card.get("results") else None,
+        spread=spread_of(card) if card.get("results") else None,
     )

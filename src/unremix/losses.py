@@ -4,44 +4,54 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
-from unremix.core.checks import check_finite, check_two_views, checks_on, choose, number
-from unremix.core.contrast import contrast
+from unremix.core.checks import (
+    check_call,
+    check_choice,
+    check_count,
+    check_finite,
+    check_number,
+    check_two_views,
+    checks_on,
+)
+from unremix.core.contrast import Importance, contrast, importance_of
 from unremix.core.gather import (
-    Part,
-    find_part,
+    JointBatch,
+    find_joint_batch,
     gather_rows,
     gather_views,
     is_distributed,
     withdraw,
 )
-from unremix.core.importance import Importance, examine
-from unremix.core.last_layer import Watched, watch
+from unremix.core.last_layer import LayerInputs, Watched, watch
+from unremix.core.last_layer.sketch import sketch
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
-from unremix.core.options import EngineName, Logits, Options, Tile
-from unremix.core.pairs import Pairs
+from unremix.core.pairs import ContrastInput, Layout, Pairs, arrange
 from unremix.core.precision import at_least_float32, full_precision
-from unremix.core.problem import Comparison
+from unremix.core.problem import Computation, Logits, Options
 from unremix.core.scores import PAPER_COMPONENTS, Component, Gradient, Score
-from unremix.core.sketch import sketch
-from unremix.core.traced import Found
-from unremix.core.two_views import Layout, arrange, check_call, named
-from unremix.core.views import Own, Views
+from unremix.core.views import ExtraNegatives, Views
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of
-from unremix.signals.false_negatives import FalseNegatives, Filtering, Rule
+from unremix.signals.false_negatives import FalseNegatives, FindsFalseNegatives, Rule
 
 Fidelity = Literal["sound", "paper", "code"]
 MixName = Literal["learned", "free", "fixed", "adversarial"]
 Mix = MixName | Sequence[float]
 ScalingName = Literal["minmax", "zscore-exp", "none"]
 Gather = bool | Literal["equal"]
-V = TypeVar("V", Views, Own)
+V = TypeVar("V", Views, ExtraNegatives)
+P = ParamSpec("P")
+T = TypeVar("T")
+L = TypeVar("L", bound="LossOptions")
+W = TypeVar("W", bound="WeightingOptions")
 
 LARGEST_LOGIT_SCALE = 100.0  # 1/τ of a learned temperature, as in CLIP
 
@@ -65,44 +75,295 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-class TwoViewLoss(Filtering):
-    """What the losses share: two views become anchors, candidates and pairs for the core.
+@dataclass(frozen=True, kw_only=True)
+class LossOptions:
+    """The options that all losses share.
 
-    ``options`` says how the core computes the loss; the others are options of :class:`UnReMixLoss`.
+    Args:
+        temperature: τ.
+        decoupled: Whether the positive is left out of the denominator.
+        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
+        false_negatives: What is done about negatives that are probably false: a rule (``ring``,
+            ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
+            what evidence. None: nothing.
+        gather: Whether the negatives come from all processes; ``equal`` where all are known to hold
+            the same number of samples, which saves an exchange.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        temperature: float,
-        layout: Layout,
-        gather: Gather,
-        learnable_temperature: bool,
-        false_negatives: FalseNegatives | Rule | None,
-        fidelity: Fidelity = "sound",
-    ) -> None:
-        if false_negatives is not None and fidelity == "paper":
+    temperature: float = 0.5
+    decoupled: bool = False
+    learnable_temperature: bool = False
+    false_negatives: FalseNegatives | Rule | None = None
+    gather: Gather = False
+
+    def __post_init__(self) -> None:
+        check_number("temperature", self.temperature, above=0)
+        if not isinstance(self.gather, bool) and self.gather != "equal":
+            raise ValueError(
+                f"expected gather to be True, False or 'equal', got {self.gather!r}; change it"
+            )
+        if self.false_negatives is not None and getattr(self, "fidelity", "") == "paper":
             raise ValueError(
                 "expected false_negatives=None with fidelity='paper', which has none, got "
-                f"{false_negatives!r}; use fidelity='sound'"
+                f"{self.false_negatives!r}; use fidelity='sound'"
             )
-        if isinstance(false_negatives, str):
-            false_negatives = FalseNegatives(false_negatives)
-        super().__init__(false_negatives)
-        if not isinstance(gather, bool) and gather != "equal":
+
+    def settled(self: L) -> L:
+        """The same with a value for every option whose None stands for one."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoNCEOptions(Computation, LossOptions):
+    """The options of :class:`InfoNCELoss`, with those of :class:`LossOptions`.
+
+    Args:
+        layout: As in :class:`UnReMixOptions`.
+        class_prior: τ⁺ of the debiasing.
+    """
+
+    layout: Layout = "both"
+    class_prior: float = 0.0
+
+    def __post_init__(self) -> None:
+        Computation.__post_init__(self)
+        LossOptions.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HCLOptions(Computation, LossOptions):
+    """The options of :class:`HCLLoss`, with those of :class:`LossOptions`.
+
+    Args:
+        hardness: β of HCL; 0 leaves all weights 1.
+        class_prior: τ⁺ of the debiasing.
+        layout: As in :class:`UnReMixOptions`; ``both`` by default.
+        similarity_gradient: Whether gradient flows through the similarity in the weights. By
+            default it does, as published.
+        fidelity: Preset: ``sound``, ``paper`` or ``code``.
+    """
+
+    hardness: float = 1.0
+    class_prior: float = 0.1
+    layout: Layout | None = None
+    similarity_gradient: bool | None = field(default=None, metadata={"unset": "true"})
+    fidelity: Fidelity = "sound"
+
+    def __post_init__(self) -> None:
+        check_choice("fidelity", self.fidelity, tuple(PRESETS))
+        check_number("hardness", self.hardness, least=0)
+        Computation.__post_init__(self)
+        LossOptions.__post_init__(self)
+
+    def settled(self) -> HCLOptions:
+        """See :meth:`LossOptions.settled`."""
+        flows = self.similarity_gradient is not False
+        return replace(self, layout=self.layout or "both", similarity_gradient=flows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightingOptions:
+    """How UnReMix weights negatives; the losses of all adapters have these options too.
+
+    Options that are None take the value of the ``fidelity`` preset (docs/fidelity.md). Functions
+    among the components score a :class:`unremix.core.scores.Block`.
+
+    Args:
+        components: Which scores weight the negatives: any of ``uncertainty``, ``similarity``,
+            ``representativeness``; in Python also functions
+            ``score(block) -> (B, M)``.
+        mix: How the scores are mixed (λ): ``learned`` (a softmax of parameters), ``free``
+            (non-negative parameters), ``fixed`` (equal), ``adversarial`` (learned to make the loss
+            hard), or one number per component.
+        scaling: How scores are scaled: ``minmax``, ``zscore-exp`` or ``none``.
+        mass: ``mean`` (the weights average 1) or ``none``.
+        hardness: β, the sharpness of ``zscore-exp``; only with that scaling, 1 by default.
+        posterior_temperature: t of the uncertainty's pseudo-posterior.
+        similarity_gradient: Whether gradient flows to the embeddings through the similarity in the
+            weights.
+        fidelity: Preset: ``sound``, ``paper`` (as printed) or ``code`` (as the baselines' public
+            code).
+
+    Raises:
+        ValueError: For options that do not exist or contradict each other.
+    """
+
+    components: Sequence[str | Score | Component] = field(
+        default=PAPER_COMPONENTS, metadata={"command_line": tuple[str, ...]}
+    )
+    mix: Mix = field(default="learned", metadata={"command_line": MixName | tuple[float, ...]})
+    scaling: ScalingName | None = None
+    mass: Mass | None = None
+    hardness: float | None = field(default=None, metadata={"unset": "1, of zscore-exp only"})
+    posterior_temperature: float = 1.0
+    similarity_gradient: bool | None = None
+    fidelity: Fidelity = "sound"
+
+    def __post_init__(self) -> None:
+        preset = PRESETS[check_choice("fidelity", self.fidelity, tuple(PRESETS))]
+        if isinstance(self.components, str):
             raise ValueError(
-                f"expected gather to be True, False or 'equal', got {gather!r}; change it"
+                f"expected components to be a sequence of names, got {self.components!r}; "
+                f"write ({self.components!r},)"
             )
-        self.gather = gather
-        self.options = replace(
-            options, weighting=replace(options.weighting, filter=false_negatives)
+        names = [name_of(component) for component in self.components]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"expected each component once, got {', '.join(names)}; leave out the repeats, or "
+                "give each function a name of its own"
+            )
+        scaling = preset.scaling if self.scaling is None else self.scaling
+        check_choice("scaling", scaling, get_args(ScalingName))
+        if self.hardness is not None:
+            if scaling != "zscore-exp":
+                raise ValueError(
+                    "expected hardness only with scaling='zscore-exp', got "
+                    f"hardness={self.hardness} with scaling={scaling!r}; leave it out or change "
+                    "the scaling"
+                )
+            check_number("hardness", self.hardness, least=0)
+        if isinstance(self.mix, str):
+            check_choice("mix", self.mix, get_args(MixName))
+            return
+        given = [check_number("each number of mix", each, least=0) for each in self.mix]
+        if len(given) != len(names) or (given and sum(given) == 0):
+            raise ValueError(
+                f"expected mix to be one of {', '.join(get_args(MixName))} or {len(names)} "
+                f"numbers, not all 0, one per component, got {tuple(self.mix)!r}; change it"
+            )
+
+    def settled(self: W) -> W:
+        """The same with the values of the preset in place of None."""
+        preset = vars(PRESETS[self.fidelity])
+        unset: Any = {name: preset[name] for name in preset if getattr(self, name, "") is None}
+        return replace(self, **unset)
+
+    def weighting(self) -> Weighting:
+        """The same as the core takes it."""
+        how, sharpness = self.settled(), None
+        if how.scaling == "zscore-exp":
+            sharpness = 1.0 if how.hardness is None else float(how.hardness)
+        return Weighting(
+            tuple(how.components),
+            scaling="zscore" if how.scaling == "zscore-exp" else how.scaling or "none",
+            sharpness=sharpness,
+            mass=how.mass or "none",
+            similarity_gradient=bool(how.similarity_gradient and how.components),
         )
-        self.temperature = number("temperature", temperature, above=0)
-        self.layout: Layout = choose("layout", layout, get_args(Layout))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnReMixOptions(Computation, WeightingOptions, LossOptions):
+    """The options of :class:`UnReMixLoss`: these, and those of the three classes it is made of.
+
+    :func:`unremix.core.last_layer.sketch.sketch` explains ``sketch``.
+
+    Args:
+        last_layer: The linear layer that makes the embeddings; it is watched for its input h, and
+            not registered as a submodule. Where BatchNorm or an activation follows it, pass the
+            head, or its part from the linear layer on: the pseudo-posterior and δ are then computed
+            from the directions of W h + b, which is not the chain rule through BatchNorm. For two
+            encoders, pass a pair; inputs of different widths have no inner product, and enter as
+            |h_i| |h_j|. Without ``last_layer``, and without h0 and h1 in the call, the uncertainty
+            ignores the layer's input.
+        projection: In place of ``last_layer``, the parameter P, shape (H, D), of embeddings
+            z = h P; or a pair, for two encoders.
+        gradient: What the uncertainty differentiates: ``pseudo-label`` or ``nt-xent``.
+        layout: ``both``: all 2N views are anchors and candidates; ``one-way``: first views against
+            second views; ``symmetric``: one-way in both directions, averaged.
+        class_prior: τ⁺ of HCL's debiasing.
+        bias: Whether the layer behind h0 and h1 has a bias; for a watched layer this is known.
+        sketch: Dimensions that the last layer's input h is projected to.
+    """
+
+    last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None
+    projection: Tensor | tuple[Tensor, Tensor] | None = None
+    gradient: Gradient = "pseudo-label"
+    layout: Layout | None = None
+    class_prior: float | None = None
+    bias: bool = True
+    sketch: int | None = field(default=None, metadata={"unset": "none: not projected"})
+
+    def __post_init__(self) -> None:
+        WeightingOptions.__post_init__(self)
+        Computation.__post_init__(self)
+        LossOptions.__post_init__(self)
+        if self.sketch is not None:
+            check_count("sketch", self.sketch, 1, "use a number of dimensions, or None")
+
+
+def _by_name(first: Views, second: Views) -> dict[str, Tensor | None]:
+    """The tensors of two views, by their names in the call."""
+    return {
+        "z0": first.embeddings,
+        "z1": second.embeddings,
+        "h0": first.inputs,
+        "h1": second.inputs,
+    }
+
+
+def _computation(given: Computation) -> dict[str, Any]:
+    """How a loss is computed, by the names of the options."""
+    return {its.name: getattr(given, its.name) for its in fields(Computation)}
+
+
+def accepts(
+    options: Callable[P, T],
+) -> Callable[[Callable[[Any, T], None]], Callable[Concatenate[Any, P], None]]:
+    """Give a constructor of one argument, its options, the signature of their class.
+
+    Args:
+        options: A dataclass: the only place with the names of the options and their defaults.
+
+    Example:
+        >>> class Doubled:
+        ...     @accepts(InfoNCEOptions)
+        ...     def __init__(self, options: InfoNCEOptions) -> None:
+        ...         self.temperature = 2 * options.temperature
+        >>> Doubled(temperature=0.2).temperature
+        0.4
+    """
+    known = signature(options)
+
+    def decorate(constructor: Callable[[Any, T], None]) -> Callable[Concatenate[Any, P], None]:
+        @wraps(constructor)
+        def construct(self: Any, /, *args: P.args, **given: P.kwargs) -> None:
+            if unknown := sorted(given.keys() - known.parameters.keys()):
+                raise TypeError(
+                    f"expected options among {', '.join(known.parameters)}, got "
+                    f"{', '.join(unknown)}; leave out what is not among them"
+                )
+            constructor(self, options(*args, **given))
+
+        itself = Parameter("self", Parameter.POSITIONAL_ONLY)
+        made: Any = construct
+        made.__signature__ = known.replace(parameters=[itself, *known.parameters.values()])
+        return construct
+
+    return decorate
+
+
+class TwoViewLoss(FindsFalseNegatives):
+    """What the losses share: two views become anchors, candidates and pairs for the core.
+
+    Args:
+        given: What all losses share of their options.
+        options: How the core computes the loss.
+        layout: As in :class:`UnReMixOptions`.
+    """
+
+    def __init__(self, given: LossOptions, options: Options, layout: Layout | None) -> None:
+        rule = given.false_negatives
+        super().__init__(FalseNegatives(rule) if isinstance(rule, str) else rule)
+        self.gather = given.gather
+        weighting = replace(options.weighting, filter=self.false_negatives)
+        self.options = replace(options, weighting=weighting)
+        self.temperature = float(given.temperature)
+        self.layout: Layout = check_choice("layout", layout, get_args(Layout))
         self.last_layer: Watched | None = None
         self.sketch: int | None = None
         self.logit_scale: nn.Parameter | None = None
-        if learnable_temperature:
+        if given.learnable_temperature:
             self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / self.temperature)))
         self._warned = False
 
@@ -157,7 +418,7 @@ class TwoViewLoss(Filtering):
         *,
         ids: Tensor | None = None,
         temperature: Tensor | float | None = None,
-        own: Own | None = None,
+        extra: ExtraNegatives | None = None,
     ) -> Tensor:
         """The loss of a batch of N pairs of views.
 
@@ -169,7 +430,7 @@ class TwoViewLoss(Filtering):
             ids: Which sample each pair shows, shape (N,): pairs with the same id are not negatives
                 of each other, and scores with a memory by sample see the ids.
             temperature: τ of this call in place of the loss's own; gradient flows to a tensor.
-            own: Further negatives of each anchor alone: of [z0; z1] with layout ``both``, of z0
+            extra: Further negatives of each anchor alone: of [z0; z1] with layout ``both``, of z0
                 with ``one-way``.
 
         Returns:
@@ -180,23 +441,23 @@ class TwoViewLoss(Filtering):
             ValueError: For input no loss can be computed from.
         """
         with full_precision(z0.device):
-            if z0.dim() == 2 and z0.shape[0] == 1 and own is None and not self.gathers:
+            if z0.dim() == 2 and z0.shape[0] == 1 and extra is None and not self.gathers:
                 check_two_views("z", z0, z1)
                 return self._no_negatives(z0, z1, temperature)
-            if own is not None and self.layout == "symmetric":
+            if extra is not None and self.layout == "symmetric":
                 raise ValueError(
-                    "expected no own negatives with layout='symmetric', got some; use "
+                    "expected no extra negatives with layout='symmetric', got some; use "
                     "layout='one-way'"
                 )
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
-            part = self._part(first)
-            loss = self._contrast(arrange(first, second, self.layout, part), own, temperature)
+            joint = self._joint_batch(first)
+            loss = self._contrast(arrange(first, second, self.layout, joint), extra, temperature)
             if self.layout == "symmetric":
-                back = arrange(second, first, self.layout, part)
+                back = arrange(second, first, self.layout, joint)
                 loss = (loss + self._contrast(back, None, temperature)) / 2
-            return self._finite(loss, **named(first, second))
+            return self._finite(loss, **_by_name(first, second))
 
-    def towards(
+    def aimed(
         self,
         z0: Tensor,
         z1: Tensor,
@@ -206,7 +467,7 @@ class TwoViewLoss(Filtering):
         keys: Tensor,
         shares: Tensor,
         ids: Tensor | None = None,
-        own: Own | None = None,
+        extra: ExtraNegatives | None = None,
     ) -> Tensor:
         """The loss of mixed views z0, each aimed at several second views z1, by their shares.
 
@@ -220,9 +481,9 @@ class TwoViewLoss(Filtering):
             self.check_evidence("mixed views")
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
             options = self._options(positives_in_denominator=True)
-            compared = arrange(first, second, self.layout, self._part(first), (keys, shares))
-            loss = self._contrast(compared, own, options=options)
-            return self._finite(loss, **named(first, second))
+            compared = arrange(first, second, self.layout, self._joint_batch(first), (keys, shares))
+            loss = self._contrast(compared, extra, options=options)
+            return self._finite(loss, **_by_name(first, second))
 
     def against(
         self,
@@ -230,7 +491,7 @@ class TwoViewLoss(Filtering):
         candidates: Views,
         pairs: Pairs,
         *,
-        own: Own | None = None,
+        extra: ExtraNegatives | None = None,
         positives_in_denominator: bool = False,
         logits: Logits = "cosine",
         objective: ObjectiveName = "info-nce",
@@ -242,7 +503,7 @@ class TwoViewLoss(Filtering):
             anchors: N views of this process.
             candidates: M views, which all processes hold if there are several.
             pairs: Positives and negatives.
-            own: Further negatives of each anchor alone.
+            extra: Further negatives of each anchor alone.
             positives_in_denominator: Whether an anchor's other positives stand in the denominator.
             logits: ``cosine``: f·f/τ; ``dot``: z·z/τ.
             objective: InfoNCE, or the Jensen-Shannon estimate, which has neither a class prior nor
@@ -253,33 +514,33 @@ class TwoViewLoss(Filtering):
             The loss, as :meth:`forward`.
         """
         with full_precision(anchors.embeddings.device):
-            part, everyone = self._part(anchors), None
+            joint, everyone = self._joint_batch(anchors), None
             shared = candidates is anchors
             anchors = self.describe_views(self._ready(anchors))
             candidates = anchors if shared else self.describe_views(self._ready(candidates))
-            if part is not None and not shared and self.weighting.needs_gradients:
+            if joint is not None and not shared and self.weighting.needs_gradients:
                 known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
-                everyone = gather_views(known, part)
-            compared = Comparison(anchors, candidates, pairs, part=part, everyone=everyone)
+                everyone = gather_views(known, joint)
+            compared = ContrastInput(anchors, candidates, pairs, joint=joint, everyone=everyone)
             options = self._options(positives_in_denominator, logits, objective)
-            loss = self._contrast(compared, own, temperature, options)
+            loss = self._contrast(compared, extra, temperature, options)
             if checks_on(self.options.check, loss):
-                # All of it: what no anchor meets shows in the gradient and not in the loss.
+                # A NaN in an unused candidate reaches only the gradient.
                 check_finite(
                     anchors=anchors.embeddings,
                     candidates=candidates.embeddings,
                     anchor_inputs=anchors.inputs,
                     candidate_inputs=candidates.inputs,
-                    own=None if own is None else own.embeddings,
-                    own_inputs=None if own is None else own.inputs,
+                    extra_negatives=None if extra is None else extra.embeddings,
+                    extra_inputs=None if extra is None else extra.inputs,
                 )
             return self._finite(loss)
 
     def remember(self, ids: Tensor, *features: Tensor) -> None:
-        """As :meth:`Filtering.remember`; with ``gather``, of the batches of all processes."""
+        """See :meth:`FindsFalseNegatives.remember`; with ``gather``, of all processes' batches."""
         if self.gathers and self.bank is not None:
-            part = find_part(features[0], equal=self.gather == "equal")
-            ids, features = gather_rows(ids, part), tuple(gather_rows(x, part) for x in features)
+            joint = find_joint_batch(features[0], equal=self.gather == "equal")
+            ids, features = gather_rows(ids, joint), tuple(gather_rows(x, joint) for x in features)
         super().remember(ids, *features)
 
     @torch.no_grad()
@@ -304,7 +565,7 @@ class TwoViewLoss(Filtering):
                 )
             first, second = self._prepare(z0, z1, h0, h1, ids, needs_inputs=True)
             if checks_on(self.options.check, z0):
-                check_finite(**named(first, second))
+                check_finite(**_by_name(first, second))
             return self._examine(arrange(first, second, self.layout))
 
     @torch.no_grad()
@@ -313,9 +574,9 @@ class TwoViewLoss(Filtering):
         with full_precision(anchors.embeddings.device):
             first = self.describe_views(self._ready(anchors))
             second = self.describe_views(self._ready(candidates))
-            return self._examine(Comparison(first, second, pairs))
+            return self._examine(ContrastInput(first, second, pairs))
 
-    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[Found, ...]:
+    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[LayerInputs, ...]:
         """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
         assert self.last_layer is not None
         return self.last_layer.find(z0, z1, check=checks_on(self.options.check, z0))
@@ -343,7 +604,7 @@ class TwoViewLoss(Filtering):
         """This loss's options for one call."""
         usual = self.options.objective
         assert isinstance(usual, InfoNCE)
-        if choose("objective", objective, get_args(ObjectiveName)) == "info-nce":
+        if check_choice("objective", objective, get_args(ObjectiveName)) == "info-nce":
             made = replace(usual, positives_in_denominator=positives_in_denominator)
             return replace(self.options, logits=logits, objective=made)
         if usual.decoupled:
@@ -363,14 +624,14 @@ class TwoViewLoss(Filtering):
 
     def _contrast(
         self,
-        compared: Comparison,
-        own: Own | None,
+        compared: ContrastInput,
+        extra: ExtraNegatives | None,
         temperature: Tensor | float | None = None,
         options: Options | None = None,
     ) -> Tensor:
         compared = self._limited(compared, update=self.training)
-        if own is not None:
-            compared = replace(compared, own=self._ready(own))
+        if extra is not None:
+            compared = replace(compared, extra=self._ready(extra))
         return contrast(
             compared,
             self.options if options is None else options,
@@ -378,11 +639,11 @@ class TwoViewLoss(Filtering):
             mix=self.lambdas(),
         )
 
-    def _examine(self, compared: Comparison) -> Importance:
+    def _examine(self, compared: ContrastInput) -> Importance:
         compared = self._limited(compared, update=False)
-        return examine(compared, self.options, self.current_temperature(), self.lambdas())
+        return importance_of(compared, self.options, self.current_temperature(), self.lambdas())
 
-    def _limited(self, compared: Comparison, *, update: bool) -> Comparison:
+    def _limited(self, compared: ContrastInput, *, update: bool) -> ContrastInput:
         """The same with a threshold of each anchor, where the rule asks for one."""
         if self.thresholds is None:
             return compared
@@ -407,11 +668,11 @@ class TwoViewLoss(Filtering):
                 )
         return loss
 
-    def _part(self, views: Views) -> Part | None:
+    def _joint_batch(self, views: Views) -> JointBatch | None:
         """This process's part of the joint batch, where the loss gathers."""
         if not self.gathers:
             return None
-        return find_part(views.embeddings, views.inputs, equal=self.gather == "equal")
+        return find_joint_batch(views.embeddings, views.inputs, equal=self.gather == "equal")
 
     def _prepare_together(
         self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
@@ -420,9 +681,9 @@ class TwoViewLoss(Filtering):
         try:
             first, second = self._prepare(z0, z1, h0, h1, ids)
             unused = first.inputs is not None and not self.weighting.needs_gradients
-            # The loss would not show it, or show it in all processes without telling whose it is.
+            # The loss would not show NaN in unused inputs, or not in which process it arose.
             if (unused or self.gathers) and checks_on(self.options.check, z0):
-                check_finite(**named(first, second))
+                check_finite(**_by_name(first, second))
         except ValueError:
             if self.gathers and self.gather != "equal":
                 withdraw()
@@ -464,7 +725,7 @@ class InfoNCELoss(TwoViewLoss):
 
     L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j e^{s_ij/τ}) )
 
-    The options are those of :class:`UnReMixLoss` of the same names.
+    Its options are those of :class:`InfoNCEOptions`.
 
     Relations:
         Equals lightly's ``NTXentLoss`` and, with layout ``both``, SimCLR's NT-Xent. With
@@ -480,37 +741,17 @@ class InfoNCELoss(TwoViewLoss):
         Chen et al. 2020 (SimCLR), Eq. 1; Yeh et al. 2022 (decoupled).
     """
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 0.5,
-        layout: Layout = "both",
-        class_prior: float = 0.0,
-        decoupled: bool = False,
-        learnable_temperature: bool = False,
-        false_negatives: FalseNegatives | Rule | None = None,
-        gather: Gather = False,
-        tile: Tile = "auto",
-        engine: EngineName = "auto",
-        check: bool | None = None,
-    ) -> None:
-        objective = InfoNCE(class_prior, decoupled=decoupled)
-        options = Options(objective=objective, tile=tile, engine=engine, check=check)
-        super().__init__(
-            options, temperature, layout, gather, learnable_temperature, false_negatives
-        )
+    @accepts(InfoNCEOptions)
+    def __init__(self, given: InfoNCEOptions) -> None:
+        objective = InfoNCE(given.class_prior, decoupled=given.decoupled)
+        super().__init__(given, Options(objective=objective, **_computation(given)), given.layout)
 
 
 class HCLLoss(TwoViewLoss):
     """Hard negatives by similarity: w ∝ e^{β s/τ}, of mean 1, with debiasing.
 
-    The options not listed are those of :class:`UnReMixLoss` of the same names.
-
-    Args:
-        hardness: β; 0 leaves all weights 1.
-        similarity_gradient: Whether gradient flows through the weights; by default it does, as
-            published.
-        fidelity: ``paper`` puts β s, not β s/τ, in the exponent.
+    Its options are those of :class:`HCLOptions`. ``fidelity="paper"`` puts β s, not β s/τ, in the
+    exponent.
 
     Relations:
         With ``hardness=0`` and ``class_prior=0`` this is :class:`InfoNCELoss`.
@@ -524,37 +765,18 @@ class HCLLoss(TwoViewLoss):
         Robinson et al. 2021, Eq. 4.
     """
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 0.5,
-        hardness: float = 1.0,
-        class_prior: float = 0.1,
-        layout: Layout | None = None,
-        similarity_gradient: bool | None = None,
-        decoupled: bool = False,
-        learnable_temperature: bool = False,
-        false_negatives: FalseNegatives | Rule | None = None,
-        gather: Gather = False,
-        tile: Tile = "auto",
-        engine: EngineName = "auto",
-        check: bool | None = None,
-        fidelity: Fidelity = "sound",
-    ) -> None:
-        preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
-        self.hardness = number("hardness", hardness, least=0)
-        self.fidelity = fidelity
+    @accepts(HCLOptions)
+    def __init__(self, given: HCLOptions) -> None:
+        given = given.settled()
+        self.hardness = float(given.hardness)
+        self.fidelity = given.fidelity
         weighting = hard_negatives(
             self.hardness,
-            similarity_gradient=similarity_gradient is not False,
-            over_temperature=preset.hcl_exponent == "logit",
+            similarity_gradient=bool(given.similarity_gradient),
+            over_temperature=PRESETS[given.fidelity].hcl_exponent == "logit",
         )
-        objective = InfoNCE(class_prior, decoupled=decoupled)
-        options = Options(weighting, objective, tile=tile, engine=engine, check=check)
-        layout = "both" if layout is None else layout
-        super().__init__(
-            options, temperature, layout, gather, learnable_temperature, false_negatives, fidelity
-        )
+        objective = InfoNCE(given.class_prior, decoupled=given.decoupled)
+        super().__init__(given, Options(weighting, objective, **_computation(given)), given.layout)
 
 
 class UnReMixLoss(TwoViewLoss):
@@ -563,47 +785,8 @@ class UnReMixLoss(TwoViewLoss):
     L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j w_ij e^{s_ij/τ}) ),
     w_ij = λ_u U_ij + λ_s S_ij + λ_r R_ij
 
-    Options that are None take the value of the ``fidelity`` preset (docs/fidelity.md). The mix is a
-    parameter: move the loss to the device of the embeddings, with ``.to(device)``.
-
-    Args:
-        temperature: τ.
-        last_layer: The linear layer that makes the embeddings; it is watched for its input h, and
-            not registered as a submodule. Where BatchNorm or an activation follows it, pass the
-            head, or its part from the linear layer on: the pseudo-posterior and δ are then computed
-            from the directions of W h + b, which is not the chain rule through BatchNorm. For two
-            encoders, pass a pair; inputs of different widths have no inner product, and enter as
-            |h_i| |h_j|. Without ``last_layer``, and without h0 and h1 in the call, the uncertainty
-            ignores the layer's input.
-        projection: In place of ``last_layer``, the parameter P, shape (H, D), of embeddings
-            z = h P; or a pair, for two encoders.
-        components: Any of ``uncertainty``, ``similarity``, ``representativeness``, or functions
-            ``score(block) -> (B, M)``; see :class:`unremix.core.scores.Block`.
-        mix: λ: ``learned`` (a softmax of parameters), ``free`` (non-negative parameters), ``fixed``
-            (equal), ``adversarial`` (learned to make the loss hard), or one number per component.
-        scaling: ``minmax``, ``zscore-exp`` or ``none``.
-        mass: ``mean`` (average weight 1) or ``none``.
-        hardness: Sharpness of ``zscore-exp``, 1 by default; only with that scaling.
-        posterior_temperature: t of the pseudo-posterior.
-        gradient: What the uncertainty differentiates: ``pseudo-label`` or ``nt-xent``.
-        layout: ``both``: all 2N views are anchors and candidates; ``one-way``: first views against
-            second views; ``symmetric``: one-way in both directions, averaged.
-        class_prior: τ⁺ of HCL's debiasing.
-        decoupled: Whether the positive is left out of the denominator.
-        bias: Whether the layer behind h0 and h1 has a bias; for a watched layer this is known.
-        learnable_temperature: Whether τ is learned, as CLIP's logit scale.
-        sketch: Project h to this many dimensions; see :func:`unremix.core.sketch.sketch`.
-        similarity_gradient: Whether gradient flows to the embeddings through the similarity.
-        false_negatives: What is done about negatives that are probably false: a rule (``ring``,
-            ``threshold``, ``rank``, ``mixture``) or :class:`unremix.FalseNegatives`, which says on
-            what evidence. None: nothing.
-        gather: Whether the negatives come from all processes; ``equal`` where all are known to hold
-            the same number of samples, which saves an exchange.
-        tile: Anchors per block: ``auto``, a number, or None for all at once.
-        engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
-        check: Whether to check for NaN and for anchors without weight, which waits for the device;
-            None: on the CPU.
-        fidelity: ``sound``, ``paper`` (as printed) or ``code`` (as the baselines' public code).
+    Its options are those of :class:`UnReMixOptions`. The mix is a parameter: move the loss to the
+    device of the embeddings, with ``.to(device)``.
 
     Raises:
         ValueError: For options that do not exist or contradict each other.
@@ -623,81 +806,37 @@ class UnReMixLoss(TwoViewLoss):
         Tabassum et al. 2022, Eq. 1 to 5 and Algorithm 1.
     """
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 0.5,
-        last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None,
-        projection: Tensor | tuple[Tensor, Tensor] | None = None,
-        components: Sequence[str | Score | Component] = PAPER_COMPONENTS,
-        mix: Mix = "learned",
-        scaling: ScalingName | None = None,
-        mass: Mass | None = None,
-        hardness: float | None = None,
-        posterior_temperature: float = 1.0,
-        gradient: Gradient = "pseudo-label",
-        layout: Layout | None = None,
-        class_prior: float | None = None,
-        decoupled: bool = False,
-        bias: bool = True,
-        learnable_temperature: bool = False,
-        sketch: int | None = None,
-        similarity_gradient: bool | None = None,
-        false_negatives: FalseNegatives | Rule | None = None,
-        gather: Gather = False,
-        tile: Tile = "auto",
-        engine: EngineName = "auto",
-        check: bool | None = None,
-        fidelity: Fidelity = "sound",
-    ) -> None:
-        preset = PRESETS[choose("fidelity", fidelity, tuple(PRESETS))]
-        watched = watch(last_layer, projection)
-        prior = preset.class_prior if class_prior is None else class_prior
-        layout = preset.layout if layout is None else layout
+    @accepts(UnReMixOptions)
+    def __init__(self, given: UnReMixOptions) -> None:
+        given = given.settled()
+        watched = watch(given.last_layer, given.projection)
         options = Options(
-            _mixed_weighting(components, scaling, mass, hardness, similarity_gradient, preset),
-            InfoNCE(prior, decoupled=decoupled),
-            posterior_temperature=posterior_temperature,
-            gradient=gradient,
-            bias=bias if watched is None else watched.bias,
-            tile=tile,
-            engine=engine,
-            check=check,
+            given.weighting(),
+            InfoNCE(given.class_prior or 0.0, decoupled=given.decoupled),
+            posterior_temperature=given.posterior_temperature,
+            gradient=given.gradient,
+            bias=given.bias if watched is None else watched.bias,
+            **_computation(given),
         )
-        super().__init__(
-            options, temperature, layout, gather, learnable_temperature, false_negatives, fidelity
-        )
-        if sketch is not None and (type(sketch) is not int or sketch < 1):
-            raise ValueError(
-                f"expected sketch to be None or a number of dimensions, got {sketch!r}; "
-                "use a positive integer"
-            )
-        self.sketch = sketch
+        super().__init__(given, options, given.layout)
+        self.sketch = given.sketch
         self.last_layer = watched
-        self.component_names = tuple(name_of(each) for each in components)
-        scores = [each.score if isinstance(each, Component) else each for each in components]
+        self.component_names = tuple(name_of(each) for each in given.components)
+        scores = [each.score if isinstance(each, Component) else each for each in given.components]
         pairs = zip(self.component_names, scores, strict=True)
         modules = {name: score for name, score in pairs if isinstance(score, nn.Module)}
         if modules:  # scores with parameters or buffers of their own
             self.score_modules = nn.ModuleDict(modules)
-        self._set_mix(mix, len(self.component_names))
+        self._set_mix(given.mix, len(self.component_names))
 
     def _set_mix(self, mix: Mix, count: int) -> None:
         """Make the parameters that λ is learned by, or keep λ as it is given."""
         self.mix_parameters: nn.Parameter | None = None
         self.given_lambdas: Tensor
         start = torch.full((count,), 1 / max(count, 1))
-        if isinstance(mix, str):
-            self.mix_kind = choose("mix", mix, get_args(MixName))
-        else:
-            self.mix_kind = "given"
-            given = [number("each number of mix", each, least=0) for each in mix]
-            if len(given) != count or (count and sum(given) == 0):
-                raise ValueError(
-                    f"expected mix to be one of {', '.join(get_args(MixName))} or {count} numbers, "
-                    f"not all 0, one per component, got {tuple(mix)!r}; change it"
-                )
-            start = torch.tensor(given)
+        self.mix_kind = mix if isinstance(mix, str) else "given"
+        if not isinstance(mix, str):
+            start = torch.tensor([float(each) for each in mix])
         if self.mix_kind in ("given", "fixed"):
             self.register_buffer("given_lambdas", start, persistent=False)
         elif self.mix_kind == "free":
@@ -734,46 +873,6 @@ class UnReMixLoss(TwoViewLoss):
         return f"temperature={self.temperature:g}, layout={self.layout!r}, mix=({mix})"
 
 
-def _mixed_weighting(
-    components: Sequence[str | Score | Component],
-    scaling: ScalingName | None,
-    mass: Mass | None,
-    hardness: float | None,
-    similarity_gradient: bool | None,
-    preset: Preset,
-) -> Weighting:
-    """The weighting that the options of :class:`UnReMixLoss` stand for."""
-    if isinstance(components, str):
-        raise ValueError(
-            f"expected components to be a sequence of names, got {components!r}; "
-            f"write ({components!r},)"
-        )
-    names = [name_of(component) for component in components]
-    if len(set(names)) < len(names):
-        raise ValueError(
-            f"expected each component once, got {', '.join(names)}; leave out the repeats, or give "
-            "each function a name of its own"
-        )
-    scaling = choose(
-        "scaling", preset.scaling if scaling is None else scaling, get_args(ScalingName)
-    )
-    exponential = scaling == "zscore-exp"
-    if hardness is not None and not exponential:
-        raise ValueError(
-            f"expected hardness only with scaling='zscore-exp', got hardness={hardness} with "
-            f"scaling={scaling!r}; leave it out or change the scaling"
-        )
-    sharpness = number("hardness", 1.0 if hardness is None else hardness, least=0)
-    flows = preset.similarity_gradient if similarity_gradient is None else similarity_gradient
-    return Weighting(
-        components=tuple(components),
-        scaling="zscore" if scaling == "zscore-exp" else scaling,
-        sharpness=sharpness if exponential else None,
-        mass=preset.mass if mass is None else mass,
-        similarity_gradient=flows and bool(components),
-    )
-
-
 def importance(
     z0: Tensor,
     z1: Tensor,
@@ -790,7 +889,7 @@ def importance(
         z1: Embeddings of the second views, shape (N, D).
         h0: Inputs of the last layer for the first views, shape (N, H).
         h1: Likewise for the second views.
-        options: Those of :class:`UnReMixLoss`; a learned mix is at its start, equal shares.
+        options: Those of :class:`UnReMixOptions`; a learned mix is at its start, equal shares.
 
     Returns:
         Scores, weights and masks, each (A, C).

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from unremix.data.atomic_files import write_text
-from unremix.data.splits import name_some
-from unremix.data.suggestions import did_you_mean
-from unremix.evaluation.by_domain import evaluate_run, make_observer
+from unremix.domains.options import TrainConfig
 from unremix.evaluation.verdict import verdict
+from unremix.files.archives import name_some
+from unremix.files.atomic_files import write_text
 from unremix.hub import SharedRun
-from unremix.options.config import TrainConfig, make_config
 from unremix.report import write_report
 from unremix.training.preparation import locked, prepare
 from unremix.training.progress import Progress
 from unremix.training.run import Run
-from unremix.training.stopping import Stop, handling
+from unremix.training.stopping import StopRequest, handling
 from unremix.training.threads import limited_threads
 
 NAMED = 50  # files left out that are named in warnings.txt
@@ -30,7 +27,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
 
     Args:
         config: All options in one; or
-        options: Those of :class:`unremix.options.config.TrainConfig`, by name; a section such as
+        options: Those of :class:`unremix.domains.options.TrainConfig`, by name; a section such as
             ``loss`` may be a dictionary.
 
     Returns:
@@ -44,19 +41,14 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         ``run = unremix.train(data="photos", epochs=200); run.embed(["photo.jpg"])``
     """
     if config is None:
-        names = [field.name for field in fields(TrainConfig)]
-        for name in options:
-            if name not in names:
-                hint = did_you_mean(name, names) or "; see unremix train --help_all"
-                raise TypeError(f"expected options of TrainConfig, got {name!r}{hint}")
-        config = make_config(options)
+        config = TrainConfig(**options)
     elif options:
         raise TypeError("expected either a config or options by name, got both; leave one out")
     prepared = prepare(config)
     from unremix.training.loop import fit  # seconds of imports, once all is well
 
     config, data, run = prepared.config, prepared.data, prepared.run
-    progress, stop = Progress(config), Stop()
+    progress, stop = Progress(config), StopRequest()
 
     def say(message: str) -> None:
         progress.say(message)
@@ -64,7 +56,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
 
     try:
         with handling(stop), limited_threads(config.threads):
-            first = fit(prepared, make_observer(data, run.shape, config, say), progress, stop)
+            first = fit(prepared, run.domain.observe(data, run.shape, config, say), progress, stop)
             stop.at_once = True
             if stop.asked:
                 raise KeyboardInterrupt
@@ -74,8 +66,9 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                     run.warn(f"{len(skipped):,} left out: {name_some(skipped, NAMED)}")
                 progress.say("measuring the encoder, trained and untrained")
                 with progress:
-                    card = evaluate_run(run, data, progress=progress.measured)
+                    card = run.domain.evaluate(run, data, progress=progress.measured)
                 card["verdict"] = verdict(card)
+                run.card = card
                 progress.say("writing the report")
                 _try_report(run, card, data, say)
                 # Last: a run that has it is finished.
@@ -88,6 +81,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         raise
     finally:
         prepared.unlock()
+    run.forget_files()
     return SharedRun.of(run)
 
 
@@ -120,13 +114,14 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
     """
     run = Run(folder, trust=trust)
     with locked(run.path):
-        run.trained = run.encoder()  # read once; what is wrong with it is said before the data
+        run.trained = run.encoder()  # read once; report its problems before reading data
         found = run.domain.load_for(run, data)
         with Progress(run.config) as progress:
-            card = evaluate_run(run, found, own=data is None, progress=progress.measured)
+            card = run.domain.evaluate(run, found, own=data is None, progress=progress.measured)
         name = "evaluation.json" if data is None else f"evaluation-{found.name}.json"
         card["verdict"] = verdict(card)
         if data is None:
+            run.card = card
 
             def say(message: str) -> None:
                 progress.say(message)

@@ -1,4 +1,4 @@
-"""Where this user's files are kept that can be made again; all that is kept asks here."""
+"""The folder for this user's cached files, which can all be made again."""
 
 from __future__ import annotations
 

@@ -18,9 +18,8 @@ from safetensors.torch import load_file
 import unremix
 from unremix.cli import main
 from unremix.cli.commands import show_results
-from unremix.cli.parser import make_parser
-from unremix.encoders import make_encoder
-from unremix.evaluation.by_domain import evaluate_run
+from unremix.cli.parser import parse
+from unremix.domains.image.encoders import make_encoder
 from unremix.recipes import RECIPES
 
 SMALL = [
@@ -87,7 +86,7 @@ def test_a_folder_of_pictures(pictures: Path, tmp_path: Path) -> None:
     encoder = make_encoder("resnet18", channels=3, image_size=16, width=4)
     encoder.load_state_dict(load_file(run.path / "encoder.safetensors"))
     images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
-    from unremix.views.image import plain
+    from unremix.domains.image.views import plain
 
     with torch.no_grad():
         expected = encoder.eval()(plain(images, run.shape.settings))
@@ -126,7 +125,7 @@ def test_embed_writes_npz_and_parquet(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["embed", str(digits), "-o", str(tmp_path / "e.npz")]) == 0
-    assert "limited by --limit 64; --data digits embeds everything" in capsys.readouterr().out
+    assert "limited by --limit 64" in capsys.readouterr().out
     with np.load(tmp_path / "e.npz", allow_pickle=False) as arrays:
         embeddings, names, labels = (arrays[key] for key in ("embeddings", "names", "labels"))
         classes = arrays["class_names"]
@@ -173,9 +172,9 @@ def test_raw_pixels_are_left_out_where_they_are_too_many(
 ) -> None:
     run = unremix.load(digits)
     data = run.domain.load_for(run, None)
-    assert set(evaluate_run(run, data)["results"]) == {"trained", "untrained", "pixels"}
-    monkeypatch.setattr("unremix.evaluation.images.MOST_PIXELS", len(data.train) * 64 - 1)
-    card = evaluate_run(run, data)
+    assert set(run.domain.evaluate(run, data)["results"]) == {"trained", "untrained", "pixels"}
+    monkeypatch.setattr("unremix.domains.image.measure.MOST_PIXELS", len(data.train) * 64 - 1)
+    card = run.domain.evaluate(run, data)
     assert set(card["results"]) == {"trained", "untrained"}
     assert "left out" in card["protocol"]["pixels"]
 
@@ -241,7 +240,7 @@ def test_what_the_list_says_can_be_typed(
     typed = [line for line in typed if re.match(r"--\w+\.\w+ \S+$", line)]
     assert len(typed) == sum(len(recipe.preset) for recipe in RECIPES.values())
     for words in typed:
-        make_parser().parse_args(["train", *shlex.split(words)])
+        parse("train", shlex.split(words))
 
 
 def test_one_recipe_in_full(capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +290,6 @@ def test_mistakes_name_the_nearest_option(
     spaces = ["compare", "--recipes", "simclr", "hcl", "moco", "--epochs", "1"]
     assert "did you mean --recipes simclr,hcl,moco?" in refused(spaces, capsys)
     assert "did you mean 'loss.mix'?" in refused(["train", "--loss.mxi", "fixed"], capsys)
-    assert 'write "[512]"' in refused(["train", "--head_hidden", "512"], capsys)
     assert "did you mean 'seeds'?" in refused(["reproduce", "graphs", "--sedes", "1"], capsys)
     assert "did you mean" not in refused(["train", "--out", "here"], capsys)  # another command's
     file = tmp_path / "options.yaml"
@@ -301,17 +299,16 @@ def test_mistakes_name_the_nearest_option(
     assert "run folder" in refused(["evaluate", str(tmp_path)], capsys)
     (tmp_path / "empty").mkdir()
     told = refused(["train", "--data", str(tmp_path / "empty")], capsys)
-    assert "it is empty); put pictures into the folder" in told
+    assert "it is empty" in told
     assert "0/0" not in told  # no bar for nothing
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     told = refused(["train", "--data", str(tmp_path / "broken.jpg")], capsys)
-    assert "expected a folder of pictures, got the single picture" in told
+    assert "got the single picture" in told
     assert len(told.split()) < 30
 
 
 def test_print_config_is_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "--epochs", "1", "--loss.mix", "fixed", "--print_config"])
+    assert main(["train", "--epochs", "1", "--loss.mix", "fixed", "--print_config"]) == 0
     file = tmp_path / "options.yaml"
     file.write_text(capsys.readouterr().out)
     assert "epochs: 1" in file.read_text()
@@ -351,7 +348,9 @@ RECIPES["plain-moco"] = Recipe("plain-moco", "MoCo again", "moco")
 """
 
 
-def test_recipes_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], warm_runs: None
+) -> None:
     """In a file that is imported first; a run finds it again from anywhere."""
     (tmp_path / "method.py").write_text(METHOD)
     own = {name: recipe for name, recipe in RECIPES.items() if name != "plain-moco"}
@@ -363,12 +362,12 @@ def test_recipes_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert main(["train", *arguments]) == 1
         assert "plain-moco" in capsys.readouterr().err
         assert main(["train", *arguments, *extension]) == 0
-        # In processes of their own, which have not seen the file.
-        for words in (["embed", str(tmp_path / "run"), "--trust"],
-                      ["compare", "--recipes", "plain-moco", "--seeds", "1", "--output",
-                       str(tmp_path / "c"), *small, *extension]):  # fmt: skip
-            command = [sys.executable, "-m", "unremix", *words]
-            subprocess.run(command, check=True, cwd="/", capture_output=True)
+        # In processes of their own, which have not seen the file: this one, and compare's runs.
+        command = [sys.executable, "-m", "unremix", "embed", str(tmp_path / "run"), "--trust"]
+        subprocess.run(command, check=True, cwd="/", capture_output=True)
+        output = ["--output", str(tmp_path / "c")]
+        words = ["compare", "--recipes", "plain-moco", "--seeds", "1", *output]
+        assert main([*words, *small, *extension]) == 0
         assert "plain-moco" in (tmp_path / "c" / "table.md").read_text()
     finally:
         RECIPES.clear()

@@ -13,7 +13,7 @@ import pytest
 from pictures import picture
 
 from unremix.cli import main
-from unremix.data.printing import complain, one_line, printable
+from unremix.console.printing import complain, one_line, printable
 from unremix.training.run import Run
 
 pytestmark = pytest.mark.xdist_group("names")

@@ -40,8 +40,11 @@ SMALL = ["--limit", "32", "--epochs", "1", "--batch_size", "16", "--width", "4"]
         {"loss": "{class_path: evil_options.Loss}"},
         {"loss": "inner.yaml"},
         {"config": "inner.yaml"},
-        {"imports": ["evil_options"], "trust": True, "held": False},
+        {"imports": ["evil_options"], "trust": True, "from_file": False},
         {"backbone": "evil_options:encoder"},
+        {"imports": "evil_options"},
+        {"imports": 5},
+        {"imports": [5]},
     ],
     ids=str,
 )
@@ -68,3 +71,11 @@ def test_what_is_typed_wins_wherever_it_stands(
         assert answer(["train", *words]) == 0
         assert not canary.exists()
         assert "simclr" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("switch", ["--trust=false", "--trust=0", "--trust="])
+def test_a_switch_with_a_value_is_not_switched_on(canary: Path, switch: str) -> None:
+    file = canary.parent / "options.yaml"
+    file.write_text("imports: [evil_options]\n")
+    assert answer(["train", "--config", str(file), switch, *SMALL, "--dry_run"]) == 2
+    assert not canary.exists()

@@ -10,8 +10,8 @@ import pytest
 from pictures import picture, save
 
 import unremix
-from unremix.cluster.parts import cut_data, encoder_of
-from unremix.data.fingerprint import fingerprint
+from unremix.domains.image.pieces import cut
+from unremix.files.fingerprint import fingerprint
 from unremix.training.run import Run
 
 
@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def identity(run: Run, data: Path) -> str:
-    return fingerprint(cut_data(run, str(data), 4).identity)
+    return fingerprint(cut(run, str(data), 4).identity)
 
 
 def test_a_changed_picture_of_the_same_name_makes_other_data(run: Run, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_changed_array_makes_other_data(run: Run, tmp_path: Path, changed: str
 def test_a_machine_that_does_not_see_the_files_says_so(run: Run, tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "one" / f"{number}.png")
-    (part,) = cut_data(run, str(tmp_path / "one"), 4).parts
+    (piece,) = cut(run, str(tmp_path / "one"), 4).pieces
     os.rename(tmp_path / "one", tmp_path / "moved")
     with pytest.raises(FileNotFoundError, match=r"0\.png on .*storage that all nodes share"):
-        part.embed(encoder_of(run), run.shape)
+        piece.embed(run.encoder(), run.shape)

@@ -21,7 +21,7 @@ from s3_server import S3
 
 import unremix
 from unremix.cli import main
-from unremix.data.remote import file_system
+from unremix.files.remote import file_system
 from unremix.mining.embeddings import read_columns
 from unremix.training.run import Run
 

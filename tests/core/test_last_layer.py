@@ -22,16 +22,15 @@ from torch.nn.functional import linear, normalize
 from torch.nn.parallel import DistributedDataParallel
 
 from unremix import UnReMixLoss
-from unremix.core import recorded
-from unremix.core.last_layer import LastLayer
-from unremix.core.recorded import TOLERANCE, Recorder
+from unremix.core.last_layer import LastLayer, recorded
+from unremix.core.last_layer.recorded import TOLERANCE, Recorder
 
 Model = Callable[[Tensor], Tensor]
 Call = Callable[[Model, Tensor, Tensor], tuple[Tensor, ...]]
 
-NO_RECORDING = "expected last_layer to have run before the loss, got no recording"
-NOT_MADE = "expected embeddings that last_layer made in its last calls, got"
-GONE = "expected last_layer to exist, got a loss whose layer was deleted"
+NO_RECORDING = "last_layer to have run .*, got no recording"
+NOT_MADE = "embeddings that last_layer made .*, got"
+GONE = "last_layer to exist, got .*deleted"
 
 
 class Encoder(nn.Module):
@@ -439,20 +438,20 @@ def test_one_parameter_for_both_views_in_one_product() -> None:
 
 @pytest.mark.parametrize("bad", [torch.randn(8, 4), nn.Parameter(torch.randn(8)), "proj"])
 def test_not_a_parameter(bad: Any) -> None:
-    with pytest.raises(ValueError, match="expected projection to be a parameter of shape"):
+    with pytest.raises(ValueError, match="projection to be a parameter"):
         UnReMixLoss(projection=bad)
 
 
 def test_embeddings_without_a_product_by_the_parameter() -> None:
     loss_fn = UnReMixLoss(projection=nn.Parameter(torch.randn(8, 4)))
-    with pytest.raises(ValueError, match=r"expected embeddings h @ projection with autograd"):
+    with pytest.raises(ValueError, match="h @ projection with autograd"):
         loss_fn(*torch.randn(2, 5, 4))
 
 
 def test_layer_or_parameter() -> None:
-    with pytest.raises(ValueError, match="expected last_layer or projection, got both"):
+    with pytest.raises(ValueError, match="last_layer or projection, got both"):
         UnReMixLoss(last_layer=nn.Linear(2, 2), projection=nn.Parameter(torch.randn(2, 2)))
-    with pytest.raises(ValueError, match="expected last_layer to be one or a pair, got 3"):
+    with pytest.raises(ValueError, match=r"last_layer to be .*, got 3"):
         UnReMixLoss(last_layer=(nn.Linear(2, 2),) * 3)  # type: ignore[arg-type]
 
 
@@ -675,9 +674,7 @@ def test_inputs_of_other_dimensions(loss_fn: UnReMixLoss, model: Encoder) -> Non
     "layer", [nn.ReLU(), nn.Conv1d(3, 3, 1), nn.Sequential(nn.BatchNorm1d(3)), 3, (nn.ReLU(),) * 2]
 )
 def test_not_a_linear_layer(layer: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"expected last_layer to be a torch.nn.Linear, or a module"
-    ):
+    with pytest.raises(ValueError, match=r"last_layer to be a torch\.nn\.Linear"):
         UnReMixLoss(last_layer=layer)
 
 

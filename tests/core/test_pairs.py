@@ -40,7 +40,7 @@ def test_samples_with_one_id_are_not_negatives_of_each_other(layout: str) -> Non
     made = {
         "both": Pairs.both_views(4, ids=ids),
         "one-way": Pairs.one_way(4, ids=ids),
-        "towards": Pairs.towards(keys, shares, ids=ids),
+        "towards": Pairs.aimed(keys, shares, ids=ids),
     }[layout]
     views = len(made.candidate_ids)
     for i in range(made.num_anchors):
@@ -86,7 +86,7 @@ def test_membership() -> None:
 def test_a_key_that_repeats_counts_once_with_all_its_shares() -> None:
     keys = torch.tensor([[0, 1, 0], [2, 2, 2], [1, 0, 2]])
     shares = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.0, 1.0, 0.0]]).double()
-    pairs = Pairs.towards(keys, shares)
+    pairs = Pairs.aimed(keys, shares)
     positives, negatives, expected = reference.masks_towards(keys, shares)
     assert torch.equal(pairs.positive_mask(), positives)
     assert torch.equal(pairs.negatives(), negatives)

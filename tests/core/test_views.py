@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from unremix.core.views import Own, Vectors, Views, map_tensors, stack
+from unremix.core.views import ExtraNegatives, Vectors, Views, map_tensors, stack
 
 
 def filled(kind: type[Any], rows: int) -> Any:
@@ -38,7 +38,7 @@ def test_what_one_lacks_the_result_lacks() -> None:
 
 
 def test_stacked_own_candidates_keep_their_factor() -> None:
-    own = Own(torch.ones(2, 3, 4), torch.ones(2, 3, 5), logit_factor=2.0)
+    own = ExtraNegatives(torch.ones(2, 3, 4), torch.ones(2, 3, 5), logit_factor=2.0)
     both = stack(own, own)
     assert both.embeddings.shape == (4, 3, 4)
     assert both.inputs is not None
@@ -48,5 +48,5 @@ def test_stacked_own_candidates_keep_their_factor() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 0, 3)])
 def test_own_candidates_have_three_dimensions(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="own candidates of shape"):
-        Own(torch.zeros(shape))
+    with pytest.raises(ValueError, match="extra negatives of shape"):
+        ExtraNegatives(torch.zeros(shape))

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import unremix
 from unremix.core.contrast import make_problem
 from unremix.core.engines import compiled, eager
-from unremix.core.options import Options
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Comparison
+from unremix.core.pairs import ContrastInput, Pairs
+from unremix.core.problem import Options
 from unremix.core.scores import COMPONENTS, Block, Component
 from unremix.core.views import Views
 from unremix.core.weights import Weighting, hard_negatives, name_of, raw_scores, weigh
@@ -68,7 +67,7 @@ def test_weights_equal_the_loops(batch: Batch, layout: str, scaling: str, mass: 
 def weights_of(z: torch.Tensor, weighting: Weighting, mix: list[float]) -> torch.Tensor:
     views, options = Views(z), Options(weighting)
     pairs = Pairs.both_views(z.shape[0] // 2)
-    compared = Comparison(views, views, pairs)
+    compared = ContrastInput(views, views, pairs)
     problem, vectors = make_problem(compared, options, 0.5, eager.ENGINE)
     _, block = problem.compare(*vectors)
     shares = torch.tensor(mix).to(z)
@@ -255,14 +254,14 @@ def test_an_anchor_without_negatives_has_a_gradient_without_nan() -> None:
 def test_a_score_of_another_shape_is_refused() -> None:
     batch = make_batch(3)
     loss_fn = unremix.UnReMixLoss(components=[lambda block: block.similarity[:, 1:]])
-    with pytest.raises(ValueError, match=r"a score of shape \(6, 6\), .* got \(6, 5\)"):
+    with pytest.raises(ValueError, match=r"shape \(6, 6\), .* got \(6, 5\)"):
         loss_fn(*batch.views)
 
 
 def test_weightings_that_do_not_exist() -> None:
-    with pytest.raises(ValueError, match="scaling to be one of minmax, zscore, none, got 'x'"):
+    with pytest.raises(ValueError, match=r"scaling to be one of .*, got 'x'"):
         Weighting(scaling="x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mass to be one of mean, none, got 'x'"):
         Weighting(mass="x")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"one of uncertainty, .* got 'similarty'; did you mean"):
+    with pytest.raises(ValueError, match="got 'similarty'; did you mean"):
         Weighting(("similarty",))

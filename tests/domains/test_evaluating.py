@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from unremix.domains.base import evaluating
-from unremix.domains.sentence import encode_texts
-from unremix.encoders.text import BagOfWords
+from unremix.domains.sentence.encoders import BagOfWords
+from unremix.domains.sentence.model import encode_texts
 
 
 @pytest.mark.parametrize("training", [False, True])

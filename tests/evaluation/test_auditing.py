@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
 import pytest
+import small_runs
 import torch
 from batches import make_batch
 
 import unremix
 from unremix.evaluation.auditing import PREFIX, audit_columns, gradient_columns
-from unremix.options.config import TrainConfig
 from unremix.training.run import Run
 
 pytestmark = pytest.mark.xdist_group("training")
 
-
-def small(folder: Path, **options: Any) -> TrainConfig:
-    return TrainConfig(
-        runs=str(folder), name="run", limit=96, batch_size=32, epochs=2, probe_epochs=0,
-        head_hidden=(16,), head_output=8, progress=False, accelerator="cpu", threads=1, **options,
-    )  # fmt: skip
+small = partial(small_runs.small, epochs=2, checkpoint_every=None)
 
 
 def test_columns_are_those_of_the_audit() -> None:
@@ -88,7 +84,7 @@ def test_audits_happen_when_asked(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="framework with negatives for --audit_every"):
+    with pytest.raises(ValueError, match="negatives for --audit_every"):
         unremix.train(small(tmp_path, recipe="swav", audit_every=1))
     with pytest.raises(ValueError, match="audit_every to be at least 1"):
         small(tmp_path, audit_every=0)
@@ -98,6 +94,6 @@ def test_refusals(tmp_path: Path) -> None:
         folder = tmp_path / "pictures"
         folder.mkdir(exist_ok=True)
         Image.new("L", (8, 8), number).save(folder / f"{number}.png")
-    with pytest.raises(ValueError, match="images with labels for --audit_every"):
+    with pytest.raises(ValueError, match="with labels for --audit_every"):
         unremix.train(small(tmp_path / "runs", data=str(folder), audit_every=1))
     assert not (tmp_path / "runs" / "run").exists()

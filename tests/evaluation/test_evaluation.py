@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +16,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from unremix.encoders import ResNet, SmallCNN, make_encoder
-from unremix.encoders.registry import chosen_name
+from unremix.domains.image.encoders import chosen_name, make_encoder
+from unremix.domains.image.resnet import ResNet, SmallCNN
 from unremix.evaluation import (
     Accuracy,
     Health,
@@ -64,7 +65,9 @@ def digits() -> Split:
     return features[train], labels[train], features[test], labels[test]
 
 
-def draw(count: int, size: int = 6, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+def random_classes(
+    count: int, size: int = 6, classes: int = 4, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(count, size, generator=generator, dtype=torch.float64)
     labels = torch.randint(classes, (count,), generator=generator)
@@ -75,11 +78,9 @@ def draw(count: int, size: int = 6, classes: int = 4, seed: int = 0) -> tuple[Te
 def looped_shares(
     bank: Tensor, labels: Tensor, query: Tensor, k: int, temperature: float, classes: int
 ) -> list[float]:
-    def cosine(a: Tensor, b: Tensor) -> float:
-        return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
-
     nearest = sorted(
-        ((cosine(query, row), int(y)) for row, y in zip(bank, labels, strict=True)), reverse=True
+        ((reference.cosine(query, row), int(y)) for row, y in zip(bank, labels, strict=True)),
+        reverse=True,
     )[:k]
     votes = [0.0] * classes
     for similarity, label in nearest:
@@ -114,8 +115,8 @@ class TestNeighbors:
     def test_shares_equal_a_loop(
         self, n: int, m: int, k: int, temperature: float, seed: int
     ) -> None:
-        bank, labels = draw(n, seed=seed)
-        queries, _ = draw(m, seed=seed + 1000)
+        bank, labels = random_classes(n, seed=seed)
+        queries, _ = random_classes(m, seed=seed + 1000)
         shares = knn_predict(bank, labels, queries, k=k, temperature=temperature, num_classes=5)
         expected = [looped_shares(bank, labels, query, k, temperature, 5) for query in queries]
         torch.testing.assert_close(shares, torch.tensor(expected, dtype=torch.float64))
@@ -141,7 +142,7 @@ class TestNeighbors:
         seed=st.integers(0, 100),
     )
     def test_leave_one_out_equals_a_loop(self, n: int, k: int, seed: int) -> None:
-        features, labels = draw(n, seed=seed)
+        features, labels = random_classes(n, seed=seed)
         right = 0
         for i in range(n):
             others = torch.arange(n) != i
@@ -161,8 +162,8 @@ class TestNeighbors:
         torch.testing.assert_close(knn_predict(queries, truth), others)
 
     def test_only_directions_count(self) -> None:
-        bank, labels = draw(9)
-        queries, _ = draw(5, seed=1)
+        bank, labels = random_classes(9)
+        queries, _ = random_classes(5, seed=1)
         scaled = bank * torch.arange(1.0, 10)[:, None]
         torch.testing.assert_close(
             knn_predict(bank, labels, queries), knn_predict(scaled, labels, queries * 7)
@@ -257,8 +258,8 @@ class TestLinearProbe:
 
     def test_it_equals_a_linear_layer_with_autograd_and_adam(self) -> None:
         seed, classes = 3, 7
-        features, labels = draw(12, classes=classes)
-        test, truth = draw(40, classes=classes, seed=1)
+        features, labels = random_classes(12, classes=classes)
+        test, truth = random_classes(40, classes=classes, seed=1)
         size = features.shape[1]
         seen = []
         found = linear_probe(
@@ -316,7 +317,7 @@ class TestLinearProbe:
 
     @pytest.mark.parametrize(("classes", "known"), [(5, False), (6, True)])
     def test_top5_needs_six_classes(self, classes: int, known: bool) -> None:
-        features, labels = draw(30, classes=classes)
+        features, labels = random_classes(30, classes=classes)
         found = linear_probe(features, labels, features, labels, epochs=1)
         assert (found.top5 is not None) == known
 
@@ -351,7 +352,7 @@ class TestHealth:
     def test_alignment_uniformity_and_spread_equal_loops(
         self, n: int, size: int, seed: int
     ) -> None:
-        z0, z1 = draw(n, size, 1, seed)[0], draw(n, size, 1, seed + 1000)[0]
+        z0, z1 = random_classes(n, size, 1, seed)[0], random_classes(n, size, 1, seed + 1000)[0]
         found = health(z0, z1, effective_negatives=3.5)
         f0, f1 = ([row / row.norm() for row in z] for z in (z0, z1))
         alignment = sum(float((a - b) @ (a - b)) for a, b in zip(f0, f1, strict=True)) / n
@@ -373,7 +374,7 @@ class TestHealth:
         assert found.effective_rank <= min(size, 2 * n - 1) + 1e-6
 
     def test_uniformity_in_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        z0, z1 = draw(20)[0], draw(20, seed=1)[0]
+        z0, z1 = random_classes(20)[0], random_classes(20, seed=1)[0]
         whole = health(z0, z1)
         # The package's name `health` is the function; this is its module.
         monkeypatch.setattr(sys.modules[Health.__module__], "TILE_ENTRIES", 60)  # 3 rows at a time
@@ -416,7 +417,7 @@ class TestWarnings:
         z = torch.randn(200, 3) @ torch.randn(3, 128)
         (said,) = warnings_of(health(z, noisy(z, 0.01)), dimensions=128)
         assert said.startswith("Only 3.0 ")
-        assert "of 128 dimensions are in use" in said
+        assert "of 128 dimensions" in said
 
     def test_few_samples_cannot_fill_many_dimensions(self) -> None:
         torch.manual_seed(0)
@@ -431,7 +432,7 @@ class TestWarnings:
             z = torch.randn(200, 16) + offset
             found = health(z, noisy(z, 0.2)[torch.randperm(200)])
             (said,) = warnings_of(found, dimensions=16)
-            assert "hardly closer to each other than to other samples" in said
+            assert "hardly closer" in said
             assert warnings_of(health(z, noisy(z, 0.2)), dimensions=16) == []
 
     def test_views_that_are_the_same(self) -> None:

@@ -14,7 +14,7 @@ from scipy.stats import ttest_rel
 from unremix.evaluation.accuracy import Accuracy
 from unremix.evaluation.card import card_table, shown, spread_of
 from unremix.evaluation.verdict import difference, verdict
-from unremix.training.preparation import auto_batch
+from unremix.frameworks.base import auto_batch
 
 
 def accuracy(right: int, count: int) -> dict[str, Any]:
@@ -31,10 +31,9 @@ def test_none_of_14_has_an_interval() -> None:
 
 
 def test_training_helped() -> None:
-    found = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}))
-    assert found == [
-        "Training helped: better than the untrained encoder (kNN 90.0 % against 70.0 %)."
-    ]
+    (told,) = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}))
+    assert told.startswith("Training helped")
+    assert "kNN 90.0 % against 70.0 %" in told
 
 
 def test_too_few_measured_to_tell() -> None:
@@ -46,10 +45,10 @@ def test_too_few_measured_to_tell() -> None:
         card({"knn": accuracy(7, 14), "linear": probe}, {"knn": accuracy(5, 14), "linear": probe})
     )
     assert few.startswith("Only 14 samples were measured")
-    assert advice == [
-        "There were enough data and steps. Compare other recipes with 'unremix compare', or try "
-        "another --lr."
-    ]
+    (other,) = advice
+    assert other.startswith("There were enough data and steps")
+    assert "unremix compare" in other
+    assert "--lr" in other
 
 
 def test_training_did_harm() -> None:
@@ -64,16 +63,16 @@ def test_measures_that_disagree() -> None:
             {"knn": accuracy(700, 1000), "linear": {"top1": accuracy(700, 1000)}},
         )
     )
-    assert told == (
-        "Mixed: better than the untrained encoder by kNN 90.0 % against 70.0 %; worse by linear "
-        "probe 50.0 % against 70.0 %."
-    )
+    better, worse = told.split("worse by")
+    assert better.startswith("Mixed: better")
+    assert "kNN 90.0 % against 70.0 %" in better
+    assert "linear probe 50.0 % against 70.0 %" in worse
 
 
 def test_raw_pixels_have_a_sentence_of_their_own() -> None:
     shared = card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)})
     shared["results"]["pixels"] = {"knn": accuracy(950, 1000)}
-    assert verdict(shared)[1] == "Worse than raw pixels (kNN 90.0 % against 95.0 %)."
+    assert "raw pixels (kNN 90.0 % against 95.0 %)" in verdict(shared)[1]
 
 
 def test_a_smaller_squared_error_is_better() -> None:
@@ -81,29 +80,29 @@ def test_a_smaller_squared_error_is_better() -> None:
         {"SICK": {"mse": {"value": value, "standard_error": 0.01, "percent": False}}}
         for value in (0.3, 0.5)
     )
-    assert verdict(card(trained, untrained))[0] == (
-        "Training helped: better than the untrained encoder (SICK mse 0.300 against 0.500)."
-    )
+    told = verdict(card(trained, untrained))[0]
+    assert told.startswith("Training helped")
+    assert "SICK mse 0.300 against 0.500" in told
 
 
 def test_small_data_get_a_smaller_batch_and_a_start() -> None:
-    facts = {"train_images": 70, "batch_size": 64, "epoch": 10, "step": 10}
+    facts = {"train_images": 70, "backbone": "small", "batch_size": 64, "epoch": 10, "step": 10}
     found = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(7, 14)}, **facts))
     _, _, batch, epochs, start = found
-    assert batch == (
-        "70 images are few for batches of 64: an epoch has 1 step. Lower --batch_size to 16."
-    )
-    assert epochs == "The encoder was trained for only 10 steps. Raise --epochs to 200."
+    assert "70 images" in batch
+    assert "--batch_size to 16" in batch
+    assert "only 10 steps" in epochs
+    assert "--epochs to 200" in epochs
     assert "--init" in start
 
 
 def test_few_steps_get_more_epochs() -> None:
     facts = {"epoch": 10, "step": 190}
     _, more = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}, **facts))
-    assert more.startswith("The encoder was trained for only 190 steps. Raise --epochs to 43.")
+    assert "190 steps. Raise --epochs to 43." in more
     facts["epochs"] = 100  # asked for, but the time was up
     _, more = verdict(card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)}, **facts))
-    assert more == "The encoder was trained for only 190 steps. Raise --max_minutes."
+    assert "190 steps. Raise --max_minutes" in more
 
 
 def test_the_readme_s_command_draws_no_advice_to_train_longer() -> None:
@@ -118,7 +117,8 @@ def test_the_readme_s_command_draws_no_advice_to_train_longer() -> None:
 
 
 def test_without_labels_there_is_advice_only() -> None:
-    facts = {"train_images": 70, "batch_size": 64, "epoch": 10, "step": 10, "results": None}
+    facts: dict[str, Any] = {"train_images": 70, "batch_size": 64, "epoch": 10, "step": 10}
+    facts |= {"backbone": "small", "results": None}
     assert [sentence.split()[0] for sentence in verdict(facts)] == ["70", "The", "70"]
     assert verdict(facts | {"own_data": False}) == []
     assert verdict(facts | {"epoch": 0, "step": 0}) == []
@@ -149,4 +149,4 @@ def test_the_table_fits_80_columns() -> None:
     headings, rows = card_table(found)
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     assert sum(widths) + 3 * len(widths) + 1 <= 80
-    assert spread_of(found) == "[ ] is a 95 % interval (Wilson)."
+    assert "95 % interval (Wilson)" in spread_of(found)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import unremix
+from unremix.domains.options import TrainConfig
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes
-from unremix.options.config import TrainConfig
 
 TESTS = Path(__file__).parents[1]
 TINY = TrainConfig(

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,23 +25,24 @@ import yaml
 from fake_training import value_of
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import wait_until
 from rich.console import Console
 from scipy import stats
 
 import unremix
 from unremix.cli import commands, main
-from unremix.cli.parser import Parser, make_parser
-from unremix.data.atomic_files import try_lock
-from unremix.data.printing import to_csv
+from unremix.cli.parser import parse
+from unremix.console.printing import to_csv
+from unremix.domains import DOMAINS
+from unremix.domains.options import TrainConfig, make_config, nested_options
 from unremix.evaluation.card import measures_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
-from unremix.experiments.compare import CompareConfig, Comparison, compare
+from unremix.experiments.compare import CompareConfig, FinishedComparison, compare
 from unremix.experiments.display import makespan
 from unremix.experiments.folder import Folder, path_for
 from unremix.experiments.plan import (
-    OWN,
     Job,
     Plan,
     chosen_recipes,
@@ -50,9 +52,8 @@ from unremix.experiments.plan import (
     with_budget,
 )
 from unremix.experiments.processes import Local, share_out
-from unremix.experiments.results import Results
-from unremix.experiments.tables import Outcome
-from unremix.options.config import TrainConfig
+from unremix.experiments.results import Record, Results
+from unremix.files.atomic_files import try_lock
 from unremix.recipes import RECIPES
 from unremix.report.figures import learning_curves
 from unremix.training.run import Run, config_from_yaml
@@ -127,21 +128,21 @@ def test_statistics_refuse(call: Callable[[], object], message: str) -> None:
 # The table
 
 
-def outcome(recipe: str, seed: int, knn: float, **others: float) -> Outcome:
+def outcome(recipe: str, seed: int, knn: float, **others: float) -> Record:
     results = {"trained": {"knn": {"value": knn, "count": 360}}}
     results |= {name: {"knn": {"value": value}} for name, value in others.items()}
-    return Outcome(recipe, seed, epochs=3, loss=1.0, results=results)
+    return Record("", recipe, seed, epochs=3, loss=1.0, results=results)
 
 
 def test_differences_pair_equal_seeds() -> None:
-    outcomes = [
+    records = [
         outcome("a", 0, 0.50, untrained=0.30), outcome("a", 1, 0.60, untrained=0.40),
-        Outcome("a", 2, failure="it broke"),
+        Record("", "a", 2, failure="it broke"),
         outcome("b", 0, 0.52, untrained=0.30), outcome("b", 1, 0.63, untrained=0.40),
         outcome("b", 2, 0.99, untrained=0.80),
-        Outcome("c", 0, failure="it broke"),
+        Record("", "c", 0, failure="it broke"),
     ]  # fmt: skip
-    a, b, c, untrained = tables.table_rows(outcomes, reference="a")
+    a, b, c, untrained = tables.table_rows(records, reference="a")
     assert (a.runs, a.failed, b.runs, b.failed, c.runs, c.failed) == (2, 1, 3, 0, 0, 1)
     assert a.cells["knn"].difference is None
     assert b.cells["knn"].summary.mean == pytest.approx((0.52 + 0.63 + 0.99) / 3)
@@ -156,7 +157,7 @@ def test_differences_pair_equal_seeds() -> None:
     assert untrained.runs == 3  # seeds, not runs
     assert untrained.cells["knn"].summary.mean == pytest.approx(0.5)
     (grid,) = tables.grids(
-        [a, b, c, untrained], tables.measures_among(outcomes), reference="a", epochs=True
+        [a, b, c, untrained], tables.measures_among(records), reference="a", epochs=True
     )
     assert grid.headings == ["recipe", "runs", "epochs", "kNN, %", "kNN − a"]
     assert grid.lines[0] == ["a", "2 (1 failed)", "3", "55.0 ± 7.1", "reference"]
@@ -165,9 +166,9 @@ def test_differences_pair_equal_seeds() -> None:
 
 
 def test_one_seed_shows_dashes() -> None:
-    outcomes = [outcome("a", 0, 0.5), outcome("b", 0, 0.75)]
-    rows = tables.table_rows(outcomes, reference="a")
-    (grid,) = tables.grids(rows, tables.measures_among(outcomes), reference="a")
+    records = [outcome("a", 0, 0.5), outcome("b", 0, 0.75)]
+    rows = tables.table_rows(records, reference="a")
+    (grid,) = tables.grids(rows, tables.measures_among(records), reference="a")
     assert grid.lines == [["a", "1", "50.0 ± –", "reference"], ["b", "1", "75.0 ± –", "+25.0 [–]"]]
 
 
@@ -180,12 +181,14 @@ def test_cards_of_any_domain() -> None:
     }  # fmt: skip
     measures = measures_of(card)
     assert set(measures) == {"sick.pearson", "sick.mse", "mrpc.accuracy", "mrpc.f1", "mr"}
-    outcomes = [
-        Outcome(recipe, seed, results={"trained": measures, "bag of words": {"mr": {"value": 0.5}}})
+    records = [
+        Record(
+            "", recipe, seed, results={"trained": measures, "bag of words": {"mr": {"value": 0.5}}}
+        )
         for recipe in ("x", "y")
         for seed in (0, 1)
     ]
-    columns = {measure.path: measure for measure in tables.measures_among(outcomes)}
+    columns = {measure.path: measure for measure in tables.measures_among(records)}
     assert columns["mrpc.accuracy"].shown(0.7) == "70.00 %"  # 20,000 samples carry two decimals
     assert columns["mrpc.f1"].shown(0.8) == "80.0 %"
     assert columns["sick.pearson"].shown(0.7) == "0.700"
@@ -193,7 +196,7 @@ def test_cards_of_any_domain() -> None:
     assert columns["mr"].number(-0.0001) == "0.0"
     signed = [columns["mr"].number(value, sign=True) for value in (-0.0001, 0.0001, 0.0, -0.0)]
     assert signed == ["-0.0", "+0.0", "+0.0", "+0.0"]
-    rows = tables.table_rows(outcomes, reference="x")
+    rows = tables.table_rows(records, reference="x")
     assert [row.name for row in rows] == ["x", "y", "bag of words"]
     first, second = tables.grids(rows, list(columns.values()), reference="x")
     assert len(first.headings) == len(second.headings) == 7
@@ -202,18 +205,18 @@ def test_cards_of_any_domain() -> None:
 
 
 def test_csv_holds_full_precision_and_markdown_is_a_table() -> None:
-    outcomes = [outcome("a|b", 0, 1 / 3), outcome("a|b", 1, 2 / 3, untrained=0.1)]
-    rows = tables.table_rows(outcomes, reference="a|b")
+    records = [outcome("a|b", 0, 1 / 3), outcome("a|b", 1, 2 / 3, untrained=0.1)]
+    rows = tables.table_rows(records, reference="a|b")
     (first, second) = csv.DictReader(io.StringIO(to_csv(tables.row_records(rows))))
     assert float(first["knn.mean"]) == 0.5
     assert float(first["knn.deviation"]) == pytest.approx(np.std([1 / 3, 2 / 3], ddof=1), rel=1e-15)
     assert first["knn.low"] == ""
     assert float(second["knn.difference"]) == pytest.approx(0.1 - 2 / 3)
-    runs = list(csv.DictReader(io.StringIO(to_csv(tables.run_records(outcomes)))))
+    runs = list(csv.DictReader(io.StringIO(to_csv(tables.run_records(records)))))
     assert [float(run["knn"]) for run in runs] == [1 / 3, 2 / 3]
     assert [run["untrained.knn"] for run in runs] == ["", "0.1"]
-    (grid,) = tables.grids(rows, tables.measures_among(outcomes), reference="a|b")
-    lines = tables.to_markdown(grid).splitlines()
+    (grid,) = tables.grids(rows, tables.measures_among(records), reference="a|b")
+    lines = grid.to_markdown().splitlines()
     assert {line.replace("\\|", "").count("|") for line in lines} == {5}
 
 
@@ -237,7 +240,7 @@ def test_the_plan() -> None:
     for name in ("seeds", "jobs"):
         with pytest.raises(ValueError, match=f"{name} to be at least 1"):
             CompareConfig("simclr", **{name: 0})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at most 1000 seeds, got 1001; use fewer"):
+    with pytest.raises(ValueError, match="at most 1000 seeds, got 1001"):
         CompareConfig("simclr", seeds=1001)
 
 
@@ -248,9 +251,7 @@ def test_the_plan_extends_an_earlier_one() -> None:
     assert (plan.recipes, plan.seeds, plan.reference) == (("simclr", "hcl", "debiased"), 3, "hcl")
     assert make_plan(CompareConfig("hcl", "simclr", 5), TINY, earlier).seeds == 5
     other = replace(TINY, lr=0.5, loss=dict(hardness=2.0), threads=2, seed=7)
-    with pytest.raises(
-        ValueError, match=r"lr 0\.001 there, 0\.5 here; loss\.hardness None"
-    ) as told:
+    with pytest.raises(ValueError, match=r"0\.001 there, 0\.5 here; loss\.hardness None") as told:
         make_plan(CompareConfig("hcl"), other, earlier)
     assert "threads" not in str(told.value)
     # An option that is younger than the folder counts as it was: at its default.
@@ -258,6 +259,11 @@ def test_the_plan_extends_an_earlier_one() -> None:
     make_plan(CompareConfig("hcl"), TINY, earlier)
     with pytest.raises(ValueError, match=r"clip None there, 1\.0 here"):
         make_plan(CompareConfig("hcl"), replace(TINY, clip=1.0), earlier)
+    graphs = replace(TrainConfig(domain="graph"), epochs=1)
+    earlier = {**earlier, "recipes": ["infograph"], "reference": "infograph",
+               "train": {**shared_options(graphs)}}  # fmt: skip
+    del earlier["train"]["graph.repeats"]  # type: ignore[attr-defined]
+    make_plan(CompareConfig("infograph"), graphs, earlier)
 
 
 def test_budgets() -> None:
@@ -266,9 +272,9 @@ def test_budgets() -> None:
         assert with_budget(default, text) == replace(default, epochs=20)
     assert with_budget(TINY, None) == with_budget(TINY, "epochs") == with_budget(TINY, "1 epoch")
     for unit in ("epochs", "hours"):
-        with pytest.raises(ValueError, match=r"expected a budget of at most 1e\+12, got more"):
+        with pytest.raises(ValueError, match=r"budget of at most 1e\+12, got"):
             with_budget(default, f"{'9' * 400} {unit}")
-    with pytest.raises(ValueError, match="either --budget or --epochs, got '20' and 1"):
+    with pytest.raises(ValueError, match="--budget or --epochs, got '20' and 1"):
         with_budget(TINY, "20")
     graphs = TrainConfig(domain="graph")  # 20 epochs by default
     assert with_budget(graphs, "5 epochs").epochs == 5
@@ -303,7 +309,7 @@ def test_a_budget_wins_over_a_file_but_not_over_the_command_line(
     code = main(["compare", "--config", "cifar10", "--recipes", "simclr,hcl", *words])
     if epochs is None:
         assert code == 1
-        assert "either --budget or --epochs, got '20' and" in capsys.readouterr().err
+        assert "--budget or --epochs, got '20' and" in capsys.readouterr().err
     else:
         assert code == 0
         assert [(train.epochs, train.max_minutes) for train in planned] == [(epochs, minutes)]
@@ -362,19 +368,16 @@ def test_makespan_equals_a_clock_that_ticks(
 
 
 def test_the_options_fit_on_one_command_line() -> None:
-    """Both classes make one parser, and the command in the table says the same again."""
-    parser = Parser()
-    parser.add_class_arguments(CompareConfig)
-    parser.add_class_arguments(TrainConfig, skip=set(OWN))
+    """Of the comparison and of the training; the command in the table says the same again."""
     train = replace(TINY, threads=None, loss=dict(mix=(0.5, 0.2, 0.3)), data="a b")
     plan = make_plan(CompareConfig("hcl,simclr", "simclr", 2), train)
     words = shlex.split(command_of(plan, "some where"))
     assert words[:2] == ["unremix", "compare"]
-    options = vars(parser.instantiate(parser.parse_args(words[2:])))
-    names = {field.name for field in fields(CompareConfig)}
-    config = CompareConfig(**{name: options[name] for name in names})
+    options = parse("compare", words[2:])
+    names = {field.name for field in fields(CompareConfig)} & options.keys()
+    config = CompareConfig(**{name: options.pop(name) for name in names})
     assert config == CompareConfig("hcl,simclr", "simclr", 2, output="some where")
-    assert TrainConfig(**{k: v for k, v in options.items() if k not in names}) == train
+    assert make_config(nested_options(options)) == train
 
 
 # Processes; most tests have a stand-in for the training
@@ -382,7 +385,7 @@ def test_the_options_fit_on_one_command_line() -> None:
 
 def run_compare(
     folder: Path, recipes: str = "simclr,hcl", console: Console | None = None, **options: Any
-) -> Comparison:
+) -> FinishedComparison:
     own = {field.name for field in fields(CompareConfig)}
     config = {"seeds": 2, "jobs": 2, "output": str(folder), "progress": False}
     config |= {name: value for name, value in options.items() if name in own}
@@ -408,7 +411,7 @@ def test_a_comparison_and_its_files(
     found = run_compare(folder, console=Console(file=printed))
     assert found.path == folder
     assert not found.failed
-    assert [(o.recipe, o.seed) for o in found.outcomes] == [
+    assert [(o.row, o.seed) for o in found.records] == [
         ("simclr", 0), ("simclr", 1), ("hcl", 0), ("hcl", 1),
     ]  # fmt: skip
     # Every figure of the table, from the stand-in's own formula.
@@ -433,7 +436,7 @@ def test_a_comparison_and_its_files(
     assert "unremix compare --recipes simclr,hcl --seeds 2" in text
     assert f"unremix {unremix.__version__}" in text
     assert "- kNN: five neighbors" in text
-    assert "Two seeds cannot tell whether recipes differ" in text
+    assert "Two seeds cannot tell" in text
     shown = printed.getvalue()
     for words in ("simclr, seed 0: begins", "hcl, seed 1: done · kNN", "4 of 4 runs done",
                   "untrained encoder", "2 epochs for every run"):  # fmt: skip
@@ -457,25 +460,24 @@ def test_three_seeds_say_in_words_which_recipes_differ() -> None:
         "moco": (0.40, 0.41, 0.44),
         "unremix": (0.50, 0.53, 0.53),
     }
-    outcomes = [
-        Outcome(recipe, seed, results={"trained": {"knn": {"value": value, "count": 100}}})
+    records = [
+        Record("", recipe, seed, results={"trained": {"knn": {"value": value, "count": 100}}})
         for recipe, values in accuracies.items()
         for seed, value in enumerate(values)
     ]
-    rows = tables.table_rows(outcomes, reference="simclr")
+    rows = tables.table_rows(records, reference="simclr")
     plan = make_plan(CompareConfig(",".join(accuracies), seeds=3), TINY)
-    assert compare_module._verdict(plan, rows, tables.measures_among(outcomes)) == [
-        "kNN against simclr, higher: hcl; lower: moco; no clear difference: unremix."
-    ]
+    (told,) = compare_module._verdict(plan, rows, tables.measures_among(records))
+    assert re.search("kNN .*simclr.* higher: hcl; lower: moco; .*difference: unremix", told)
     alone = make_plan(CompareConfig("simclr", seeds=3), TINY)
-    assert compare_module._verdict(alone, rows[:1], tables.measures_among(outcomes)) == []
+    assert compare_module._verdict(alone, rows[:1], tables.measures_among(records)) == []
 
 
 def test_recipes_and_seeds_can_be_added(tmp_path: Path, fake: Callable[..., None]) -> None:
     run_compare(tmp_path / "c")
     printed = io.StringIO()
     found = run_compare(tmp_path / "c", "debiased", Console(file=printed), seeds=1)
-    assert "belong to it: simclr, hcl, debiased, 2 seeds each" in printed.getvalue()
+    assert "simclr, hcl, debiased, 2 seeds" in printed.getvalue()
     assert [row.name for row in found.rows[:3]] == ["simclr", "hcl", "debiased"]
     assert [row.runs for row in found.rows] == [2, 2, 2, 2]
     found = run_compare(tmp_path / "c", "simclr", seeds=3, reference="hcl")
@@ -491,7 +493,7 @@ def test_recipes_and_seeds_can_be_added(tmp_path: Path, fake: Callable[..., None
 
 def test_other_options_need_another_folder(tmp_path: Path, fake: Callable[..., None]) -> None:
     run_compare(tmp_path / "c")
-    message = r"comparison in .*/c was begun with.*lr 0\.001 there, 0\.1 here.*another --output"
+    message = r"in .*/c .*lr 0\.001 there, 0\.1 here.*--output"
     with pytest.raises(ValueError, match=message):
         run_compare(tmp_path / "c", lr=0.1)
     (tmp_path / "other").mkdir()
@@ -525,14 +527,14 @@ def test_the_folder_is_named_after_the_data(
     tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("unremix.experiments.compare.has_labels", lambda data: True)
+    monkeypatch.setitem(DOMAINS, "image", replace(DOMAINS["image"], classes=lambda config: 2))
     train = replace(TINY, data="some/pictures.zip")
     found = compare(
         CompareConfig("simclr", seeds=1, progress=False), train, command="as I typed it"
     )
     assert found.path == Path("comparisons/pictures")
     assert "as I typed it" in (found.path / "table.md").read_text()
-    assert "One seed, so no spread is known" in (found.path / "table.md").read_text()
+    assert "no spread" in (found.path / "table.md").read_text()
 
 
 def test_a_failing_run_is_told_and_stops_no_other(
@@ -541,7 +543,7 @@ def test_a_failing_run_is_told_and_stops_no_other(
     fake(fail=["simclr-0"])
     printed = io.StringIO()
     found = run_compare(tmp_path / "c", console=Console(file=printed))
-    assert [(o.recipe, o.seed, o.failure) for o in found.failed] == [
+    assert [(o.row, o.seed, o.failure) for o in found.failed] == [
         ("simclr", 0, "expected a finite loss, got nan")
     ]
     assert [(row.runs, row.failed) for row in found.rows] == [(1, 1), (2, 0), (2, 0)]
@@ -549,8 +551,8 @@ def test_a_failing_run_is_told_and_stops_no_other(
     assert difference is not None
     assert difference.count == 1
     shown = printed.getvalue()
-    assert "simclr, seed 0: failed (exit code 1); the end of" in shown
-    assert "    one line\n    unremix: expected a finite loss, got nan" in shown
+    assert "simclr, seed 0: failed (exit code 1)" in shown
+    assert "one line\n    unremix: expected a finite loss, got nan" in shown
     text = (tmp_path / "c" / "table.md").read_text()
     assert "| simclr | 1 (1 failed) |" in text
     assert "simclr, seed 0 failed: expected a finite loss, got nan" in text
@@ -567,11 +569,11 @@ def test_a_budget_of_time_is_kept_to(tmp_path: Path, fake: Callable[..., None]) 
     run = Run(found.path / "runs" / "hcl-0")
     assert Plan(("hcl",), 1, "hcl", run.config).minutes == 3
     text = (found.path / "table.md").read_text()
-    assert "Budget: 3 min of training for every run." in text
-    assert "4 of the runs reached --epochs 2 before their time was up" in text
+    assert "Budget: 3 min of training" in text
+    assert "4 of the runs reached --epochs 2" in text
     assert "| recipe | runs | epochs |" in text
     run_compare(tmp_path / "c", "debiased", budget="180 seconds")
-    with pytest.raises(ValueError, match=r"expected 1 threads for every run.*got 2"):
+    with pytest.raises(ValueError, match=r"expected 1 threads.*got 2"):
         run_compare(tmp_path / "c", budget="3 minutes", threads=2)
     with pytest.raises(ValueError, match=r"max_minutes 3\.0 there, None here"):
         run_compare(tmp_path / "c")
@@ -586,13 +588,6 @@ def test_all_fail(tmp_path: Path, fake: Callable[..., None]) -> None:
     assert "no run ended well" in text
     assert "interval" not in text
     assert not (tmp_path / "c" / "curves.png").exists()
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def is_free(path: Path) -> bool:
@@ -622,7 +617,7 @@ def test_stopped_and_started_again(
         run_compare(folder, console=Console(file=printed))
     watcher.join()
     assert signal.getsignal(number) is handler
-    assert "stopped with 1 of 4 runs done; resume with: unremix compare" in printed.getvalue()
+    assert "1 of 4 runs done; resume with: unremix compare" in printed.getvalue()
     assert "--jobs 2" in printed.getvalue()
     unfinished = (folder / "table.md").read_text()
     assert "3 of 4 runs to come" in unfinished
@@ -663,7 +658,7 @@ def test_a_process_that_does_not_heed_is_killed(
 def test_a_signal_is_named(tmp_path: Path, fake: Callable[..., None]) -> None:
     fake(slow=["simclr-0"])
     folder = tmp_path / "c"
-    found: list[Comparison] = []
+    found: list[FinishedComparison] = []
     worker = threading.Thread(target=lambda: found.append(run_compare(folder, "simclr", seeds=1)))
     worker.start()  # signals are left alone where it is not the main thread
     wait_until((folder / "runs" / "simclr-0" / "checkpoints" / "last.ckpt").exists)
@@ -671,7 +666,7 @@ def test_a_signal_is_named(tmp_path: Path, fake: Callable[..., None]) -> None:
         run_compare(folder, "simclr", seeds=1)
     os.kill(int((folder / "runs" / "simclr-0" / "process").read_text()), signal.SIGKILL)
     worker.join()
-    assert [outcome.failure for outcome in found[0].failed] == ["SIGKILL"]
+    assert [record.failure for record in found[0].failed] == ["SIGKILL"]
 
 
 def test_a_run_of_an_earlier_start_is_waited_for(
@@ -746,9 +741,7 @@ def test_the_run_of_a_plan_is_one_that_train_understands(
 ) -> None:
     run_compare(tmp_path / "c", "hcl", seeds=1, loss=dict(hardness=2.0), clip=1.0)
     file = tmp_path / "c" / "logs" / "hcl-0.yaml"
-    parsed = make_parser().parse_args(["train", "--config", str(file)])["train"]
-    parsed.pop("config", None)
-    config = TrainConfig(**vars(Parser.commands["train"].instantiate(parsed)))
+    config = make_config(nested_options(parse("train", ["--config", str(file)])))
     assert config == config_from_yaml(file.read_text())
     assert config == replace(
         TINY, epochs=2, recipe="hcl", seed=0, name="hcl-0", runs=str(tmp_path / "c" / "runs"),
@@ -782,11 +775,11 @@ def test_real_runs_killed_and_started_again(tmp_path: Path) -> None:
     code = REAL.format(tests=str(TESTS), here=str(Path(__file__).parent), folder=str(broken))
     checkpoint = broken / "runs" / "simclr-0" / "checkpoints" / "last.ckpt"
     first = subprocess.Popen([sys.executable, "-c", code])
-    wait_until(checkpoint.exists, 120)
+    wait_until(checkpoint.exists)
     first.kill()
     assert first.wait() == -signal.SIGKILL
     second = subprocess.Popen([sys.executable, "-c", code])
-    wait_until(lambda: len(list(broken.glob("runs/*-1/config.yaml"))) > 0, 240)
+    wait_until(lambda: len(list(broken.glob("runs/*-1/config.yaml"))) > 0, seconds=240)
     second.terminate()
     assert second.wait(60) != 0
     assert all(is_free(lock) for lock in (broken / ".locks").iterdir())
@@ -801,7 +794,7 @@ def test_a_real_run_that_fails(tmp_path: Path) -> None:
     """An option that only one of the two recipes has."""
     found = run_compare(tmp_path, "simclr,hcl", seeds=1, loss=dict(hardness=2.0))
     (failed,) = found.failed
-    assert failed.recipe == "simclr"
+    assert failed.row == "simclr"
     assert failed.failure is not None
     assert "got" in failed.failure
     assert found.rows[1].runs == 1
@@ -837,7 +830,7 @@ def test_a_folder_cannot_ask_for_a_billion_runs(
     (tmp_path / "comparison.yaml").write_text(yaml.safe_dump(record))
     words = ["--recipes", "simclr", "--seeds", "1", "--epochs", "1", "--output", str(tmp_path)]
     assert main(["compare", *words]) == 1
-    assert f"expected at most 1000 seeds in {tmp_path}" in capsys.readouterr().err
+    assert f"at most 1000 seeds in {tmp_path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

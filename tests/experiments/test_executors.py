@@ -22,14 +22,14 @@ import pytest
 from rich.console import Console
 
 from unremix.cli import main
-from unremix.data.atomic_files import try_lock
-from unremix.experiments import engine, executors, processes
+from unremix.domains.options import TrainConfig
+from unremix.experiments import executors, laboratory, processes
 from unremix.experiments.compare import CompareConfig, compare
 from unremix.experiments.executors import Slurm, Task
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job, Plan
 from unremix.experiments.processes import RETRIES, Local, LostError, Process, Share
-from unremix.options.config import TrainConfig
+from unremix.files.atomic_files import try_lock
 
 pytestmark = pytest.mark.xdist_group("compare")
 TINY = TrainConfig(
@@ -75,7 +75,7 @@ class Gone(Process):
 
 
 def run(folder: Path, executor: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str]:
-    monkeypatch.setattr(engine, "make_executor", lambda on: executor)
+    monkeypatch.setattr(laboratory, "make_executor", lambda on: executor)
     printed = io.StringIO()
     config = CompareConfig("simclr,hcl", seeds=2, jobs=2, output=str(folder))
     found = compare(config, replace(TINY, epochs=3), console=Console(file=printed))
@@ -97,7 +97,7 @@ def test_a_lost_workers_run_continues_from_its_checkpoint(
     assert results(tmp_path / "lost") == results(tmp_path / "undisturbed")
     assert losing.begun.count("hcl-0") == 2
     assert losing.begun.count("simclr-1") == RETRIES + 1
-    assert "hcl, seed 0: its worker was lost (node 7 died)" in printed
+    assert "worker was lost (node 7 died)" in printed
     log = (tmp_path / "lost" / "logs" / "hcl-0.txt").read_text()
     assert "--resume" in log
     assert "begins at epoch 0" in log
@@ -108,7 +108,7 @@ def test_too_many_losses_are_a_failure(
     tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, printed = run(tmp_path / "c", Losing({"hcl-0": 99}, fake), monkeypatch)
-    assert [(o.recipe, o.seed, o.failure) for o in found.failed] == [("hcl", 0, "node 7 died")]
+    assert [(o.row, o.seed, o.failure) for o in found.failed] == [("hcl", 0, "node 7 died")]
     assert f"{RETRIES + 1} workers were lost" in printed
 
 
@@ -156,7 +156,7 @@ def test_results_that_are_seen_late_are_waited_for(
     assert not found.failed
     monkeypatch.setattr(processes, "LATENESS", 0.5)
     found, _ = run(tmp_path / "never", Late(1e9), monkeypatch)
-    assert [outcome.failure for outcome in found.failed] == ["exit code 0"] * 4
+    assert [record.failure for record in found.failed] == ["exit code 0"] * 4
 
 
 def task_of(tmp_path: Path, epochs: int = 1) -> tuple[Task, Folder, Job]:
@@ -335,8 +335,7 @@ def test_missing_engines_are_named_with_the_command_that_installs_them(
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert 'pip install "unremix[ray]"' in refuse(["--on", "ray"], capsys)
     assert 'pip install "unremix[slurm]"' in refuse(["--on", "slurm"], capsys)
-    with pytest.raises(SystemExit, match="2"):
-        main(["compare", "--recipes", "simclr", "--on", "moon"])
+    assert main(["compare", "--recipes", "simclr", "--on", "moon"]) == 2
 
 
 def test_without_slurm_it_says_where_to_go(

@@ -32,7 +32,7 @@ def test_aiming_is_the_cross_entropy_against_the_shares(data: st.DataObject) -> 
     _, negatives, share = reference.masks_towards(keys, shares)
     if not negatives.any():
         return
-    actual = InfoNCELoss(temperature=0.2, tile=2).towards(z0, z1, keys=keys, shares=shares)
+    actual = InfoNCELoss(temperature=0.2, tile=2).aimed(z0, z1, keys=keys, shares=shares)
     # A row without any negative still prefers one key to another.
     expected = soft_cross_entropy(z0, z1, share, 0.2)
     assert_close(actual, expected)
@@ -51,7 +51,7 @@ def test_aiming_is_a_mean_of_two_cross_entropies() -> None:
     own, other = (
         F.cross_entropy(logits, target, reduction="none") for target in (torch.arange(n), partners)
     )
-    actual = InfoNCELoss(temperature=0.2).towards(
+    actual = InfoNCELoss(temperature=0.2).aimed(
         z0, z1, keys=torch.stack([torch.arange(n), partners], 1),
         shares=torch.stack([lam, 1 - lam], 1),
     )  # fmt: skip
@@ -98,7 +98,7 @@ def test_aiming_with_weights_equals_the_loops(name: str) -> None:
     )  # fmt: skip
     for tile in (None, 1, 3):
         loss_fn.options = replace(loss_fn.options, tile=tile)
-        actual = loss_fn.towards(z0, z1, h0, h1, keys=keys, shares=shares)
+        actual = loss_fn.aimed(z0, z1, h0, h1, keys=keys, shares=shares)
         assert_close(actual, expected)
         for one, other in zip(
             torch.autograd.grad(actual, (z0, z1)),

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from unremix.core.contrast import make_problem
 from unremix.core.engines import eager
-from unremix.core.options import Options
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Comparison
-from unremix.core.views import Own, Views
+from unremix.core.pairs import ContrastInput, Pairs
+from unremix.core.problem import Options
+from unremix.core.views import ExtraNegatives, Views
 
 
 @st.composite
@@ -77,7 +76,7 @@ def test_aimed_pairs_equal_the_loops(data: st.DataObject) -> None:
     keys, shares = data.draw(aims(n, n))
     before, after = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
     for offset, total in ((0, None), (before, before + n + after)):
-        pairs = Pairs.towards(keys, shares, offset=offset, total=total)
+        pairs = Pairs.aimed(keys, shares, offset=offset, total=total)
         positives, negatives, share = reference.masks_towards(
             keys, shares, offset=offset, total=total
         )
@@ -113,8 +112,8 @@ def assert_own(
     pairs: Pairs, anchors: Views, candidates: Views, positives: Tensor, negatives: Tensor, own: int
 ) -> None:
     """Own candidates take the last columns; all of them are negatives, none is a positive."""
-    further = Own(torch.ones(len(positives), own, 2))
-    compared = Comparison(anchors, candidates, pairs, own=further)
+    further = ExtraNegatives(torch.ones(len(positives), own, 2))
+    compared = ContrastInput(anchors, candidates, pairs, extra=further)
     problem, vectors = make_problem(compared, Options(), 0.5, eager.ENGINE)
     widened = reference.with_own(negatives, own, True)
     targets = pairs.targets(dtype=torch.float64)

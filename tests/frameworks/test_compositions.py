@@ -9,24 +9,23 @@ import pytest
 from building import fill, gradients_of, make_batch, make_model, make_parts
 from torch import Tensor
 
+from unremix.domains.options import TrainConfig
+from unremix.frameworks import mixing
 from unremix.frameworks import negatives as further_negatives
 from unremix.frameworks.base import Framework
+from unremix.frameworks.mixing import IMix, UnMix
 from unremix.frameworks.moco import MoCo, MoCoOptions
 from unremix.frameworks.negatives import MoCHi, Patches
+from unremix.frameworks.parts import option_fields, section_of
+from unremix.frameworks.randomness import uniforms
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.swav import SwAVOptions
-from unremix.options.config import TrainConfig
 from unremix.recipes import (
     PARTS,
     RECIPES,
     compose,
-    option_fields,
-    section_of,
     sections,
 )
-from unremix.views import mixing
-from unremix.views.mixing import IMix, UnMix
-from unremix.views.randomness import uniforms
 
 
 @pytest.mark.parametrize("symmetric", [None, False, True])  # None: SimCLR
@@ -112,7 +111,7 @@ def test_every_composition_trains(
     framework: str, mixing_name: str, negatives: str, weighting: str
 ) -> None:
     if framework == "simclr" and negatives == "mochi":
-        with pytest.raises(ValueError, match=r"expected .*queue .*got 'simclr'; use moco"):
+        with pytest.raises(ValueError, match=r"queue .*got 'simclr'; use moco"):
             composed(framework, mixing_name, negatives, weighting)
         return
     assert_trains(composed(framework, mixing_name, negatives, weighting))
@@ -166,7 +165,7 @@ SWAV_MIXES = {
     ("kind", "name"), [(k, n) for k, names in SWAV_MIXES.items() for n in names]
 )
 def test_swav_has_no_negatives_to_change(kind: Any, name: str) -> None:
-    message = rf"expected a framework with negatives for {kind}, got 'swav'.*use simclr or moco"
+    message = rf"with negatives for {kind}, got 'swav'.*simclr or moco"
     with pytest.raises(ValueError, match=message):
         compose(RECIPES["swav"], changes={kind: name})
     with pytest.raises(ValueError, match=message):
@@ -176,7 +175,7 @@ def test_swav_has_no_negatives_to_change(kind: Any, name: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["imix", "mochi", "patch", "unmix"])
 def test_a_recipe_with_parts_does_not_turn_into_swav(recipe: str) -> None:
-    with pytest.raises(ValueError, match=r"expected a framework with negatives .*got 'swav'"):
+    with pytest.raises(ValueError, match=r"with negatives .*got 'swav'"):
         compose(RECIPES[recipe], changes={"framework": "swav"})
     bare: dict[Any, str | None] = {"framework": "swav", "mixing": "none", "negatives": "none"}
     assert compose(RECIPES[recipe], changes=bare).make_loss() is None
@@ -187,7 +186,7 @@ def test_unknown_parts_are_refused() -> None:
         ("framework", "mocco", "moco"), ("mixing", "unmixed", "unmix"), ("weighting", "hlc", "hcl"),
         ("negatives", "patches", "patch"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"expected a {kind} among .*did you mean '{near}'"):
+        with pytest.raises(ValueError, match=f"a {kind} among .*did you mean '{near}'"):
             compose(RECIPES["simclr"], changes={kind: name})  # type: ignore[dict-item]
     for kind in ("framework", "weighting"):
         with pytest.raises(ValueError, match=f"expected a {kind} among .*got 'none'"):
@@ -197,7 +196,7 @@ def test_unknown_parts_are_refused() -> None:
 def test_contradicting_parts_are_refused() -> None:
     for change in ({"framework": "moco"}, {"negatives": "patch"}):
         composition = compose(RECIPES["unremix-nt-xent"], changes=change)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"expected gradient='pseudo-label' .*got 'nt-xe"):
+        with pytest.raises(ValueError, match=r"gradient='pseudo-label' .*got 'nt-xe"):
             composition.make_framework(*make_parts())
 
 
@@ -244,7 +243,7 @@ def test_options_that_do_nothing_are_refused(recipe: str) -> None:
                 chosen = compose(RECIPES[recipe], options={section: given}).options[section]
                 assert chosen[option] == value
                 continue
-            message = rf"'{recipe}' uses .*got --{section}\.{option}, which would do nothing"
+            message = rf"'{recipe}' uses .*got --{section}\.{option}"
             with pytest.raises(ValueError, match=message):
                 compose(RECIPES[recipe], options={section: given})
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small_runs
 import torch
 from building import make_batch, make_model
 from torch import nn
 
 import unremix
 from unremix import FalseNegatives, InfoNCELoss
+from unremix.frameworks.mixing import UnMix
 from unremix.frameworks.simclr import SimCLR
 from unremix.frameworks.weightings import HCL, Uniform, UnReMix
-from unremix.options.config import TrainConfig
 from unremix.recipes import RECIPES, compose
-from unremix.views.mixing import UnMix
 
-
-def small(folder: Path, **options: Any) -> TrainConfig:
-    return TrainConfig(
-        runs=str(folder), name="run", limit=96, batch_size=32, epochs=2, probe_epochs=0,
-        head_hidden=(16,), head_output=8, progress=False, accelerator="cpu", threads=1, **options,
-    )  # fmt: skip
+small = partial(small_runs.small, epochs=2, checkpoint_every=None)
 
 
 def simclr(**settings: Any) -> SimCLR:
@@ -98,7 +94,7 @@ def test_options_become_settings() -> None:
         made = kind(false_negatives="ring", evidence="bank", false_negative_share=0.3)()
         assert made.weighting.filter == FalseNegatives("ring", "bank", 0.3)
         assert kind()().weighting.filter is None
-        with pytest.raises(ValueError, match="expected false_negatives with evidence, got none"):
+        with pytest.raises(ValueError, match="false_negatives with evidence, got none"):
             kind(evidence="bank")()
     composed = compose(RECIPES["simclr"], options={"loss": {"false_negatives": "rank"}})
     loss = composed.make_loss()
@@ -111,11 +107,11 @@ def test_options_become_settings() -> None:
 def test_refusals(tmp_path: Path) -> None:
     bank = {"false_negatives": "ring", "evidence": "bank"}
     four = {"false_negatives": "ring", "evidence": "four-views"}
-    with pytest.raises(ValueError, match="for mixed views, got 'ring' and 'four-views'"):
+    with pytest.raises(ValueError, match=r"mixed .*, got 'ring' and 'four-views'"):
         unremix.train(small(tmp_path, recipe="unmix", loss=four))
-    with pytest.raises(ValueError, match="for a queue of keys, got 'ring' and 'four-views'"):
+    with pytest.raises(ValueError, match=r"queue .*, got 'ring' and 'four-views'"):
         unremix.train(small(tmp_path, recipe="moco", loss=four))
-    with pytest.raises(ValueError, match="expected no chunk with evidence that remembers"):
+    with pytest.raises(ValueError, match="no chunk with evidence"):
         unremix.train(small(tmp_path, recipe="simclr", loss=bank, chunk=8))
     with pytest.raises(ValueError, match="HCL with the objective jsd"):
         unremix.train(domain="graph", recipe="infograph-hcl", loss={"false_negatives": "ring"})

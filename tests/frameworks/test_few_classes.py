@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import unremix
-from unremix.data.image.dataset import load_images
+from unremix.domains.image.dataset import load_images
+from unremix.domains.options import TrainConfig
 from unremix.frameworks.base import Batch
+from unremix.frameworks.mixing import UnMix
 from unremix.frameworks.simclr import SimCLR, SimCLROptions
 from unremix.losses import InfoNCELoss
-from unremix.options.config import TrainConfig
-from unremix.views.mixing import UnMix
 
 
 def make(classes: int | None) -> SimCLR:
@@ -56,7 +56,7 @@ def slow_loss(model: SimCLR, given: Batch, labels: Tensor, classes: int) -> floa
 @pytest.mark.parametrize("classes", [1, 2, 3])
 def test_the_loss_has_negatives_of_these_classes_only(classes: int) -> None:
     model, given = make(classes), batch(SAMPLES)
-    model.meet(LABELS)
+    model.read_labels(LABELS)
     assert float(model(given).detach()) == pytest.approx(
         slow_loss(model, given, LABELS, classes), rel=1e-5
     )
@@ -69,7 +69,7 @@ def test_the_loss_has_negatives_of_these_classes_only(classes: int) -> None:
 
 def test_all_classes_are_plain_simclr() -> None:
     restricted, plain, given = make(3), make(None), batch(SAMPLES)
-    restricted.meet(LABELS)
+    restricted.read_labels(LABELS)
     assert float(restricted(given).detach()) == pytest.approx(
         float(plain(given).detach()), rel=1e-6
     )
@@ -77,22 +77,22 @@ def test_all_classes_are_plain_simclr() -> None:
 
 def test_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="got data without"):
-        make(2).meet(None)
-    with pytest.raises(ValueError, match="meet"):
+        make(2).read_labels(None)
+    with pytest.raises(ValueError, match="read_labels"):
         make(2)(batch(SAMPLES))
     with pytest.raises(ValueError, match="without mixing"):
         SimCLR(
             nn.Linear(5, 6), nn.Sequential(nn.Linear(6, 4)), InfoNCELoss(), mixing=UnMix(),
             options=SimCLROptions(negative_classes=2),
         )  # fmt: skip
-    make(None).meet(None)  # nobody else needs labels
+    make(None).read_labels(None)  # nobody else needs labels
 
 
 def test_importance_has_negatives_of_these_classes_only() -> None:
     model, given = make(1), batch(SAMPLES)
     embedded = [model.embed(view) for view in given.views]
     everywhere = model.importance(*embedded, SAMPLES)
-    model.meet(LABELS)
+    model.read_labels(LABELS)
     found = model.importance(*embedded, SAMPLES)
     assert found is not None
     assert everywhere is not None

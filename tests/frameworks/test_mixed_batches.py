@@ -25,11 +25,11 @@ from torch import Tensor
 
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
+from unremix.frameworks import mixing
 from unremix.frameworks.base import Batch
+from unremix.frameworks.mixing import IMix, UnMix
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.simclr import SimCLR
-from unremix.views import mixing
-from unremix.views.mixing import IMix, UnMix
 
 
 def one_always(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,19 +25,19 @@ from building import (
 from torch import Tensor
 
 from unremix import InfoNCELoss, UnReMixLoss
-from unremix.core.views import Own
+from unremix.core.views import ExtraNegatives
 from unremix.frameworks.base import Batch
 from unremix.frameworks.contrastive import NEGATIVES
+from unremix.frameworks.mixing import IMix, UnMix
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi
 from unremix.frameworks.simclr import SimCLR
 from unremix.losses import TwoViewLoss
-from unremix.views.mixing import IMix, UnMix
 
 
 def generated(
     model: MoCo, batch: Batch, negatives: MoCHi
-) -> tuple[Own | None, tuple[Tensor, Tensor]]:
+) -> tuple[ExtraNegatives | None, tuple[Tensor, Tensor]]:
     z, h, _, _ = queries_and_keys(model, batch)
     samples = batch.samples[:, None]
     own = negatives(model, (z, h), batch.views[0], samples, batch.keys, batch.epoch)
@@ -152,7 +152,7 @@ class TestMoCHi:
         samples = batch.samples[:, None]
         own = negatives(model, (z, h), batch.views[0], samples, batch.keys + NEGATIVES, 0)
         assert own is not None
-        expected = queue_loss(model, batch, z, h, zk, hk, own=own, **loops)
+        expected = queue_loss(model, batch, z, h, zk, hk, extra=own, **loops)
         assert_gradients(model(batch), expected, model)
 
     def test_points_are_never_enqueued(self) -> None:
@@ -180,7 +180,7 @@ class TestMoCHi:
 
     def test_it_needs_a_queue(self) -> None:
         model = make_model(SimCLR, negatives=MoCHi())
-        with pytest.raises(ValueError, match="framework with a queue, got SimCLR; use MoCo"):
+        with pytest.raises(ValueError, match="a queue, got SimCLR; use MoCo"):
             model(make_batch())
 
     @pytest.mark.parametrize("mixing_name", ["imix", "unmix"])
@@ -196,9 +196,9 @@ class TestMoCHi:
         model, batch = make_model(mixing=kind(), negatives=negatives, queue=5), make_batch(5)
         queued = torch.tensor([3, 0, 4, 2, 1])  # keys of the very samples of the batch
         model.memory.add(torch.eye(5).double(), draw(5, 7), batch.samples[queued])
-        found: list[Own] = []
+        found: list[ExtraNegatives] = []
 
-        def keep(*given: Any) -> Own | None:
+        def keep(*given: Any) -> ExtraNegatives | None:
             own = negatives(*given)
             assert own is not None
             found.append(own)
@@ -272,5 +272,5 @@ class TestMoCHi:
 
     def test_bad_options(self) -> None:
         for options in ((1, 2, 3, 0), (4, -1, 3, 0), (4, 1, -3, 0), (4, 1, 3, -1)):
-            with pytest.raises(ValueError, match="at least 2 hardest keys and no negative number"):
+            with pytest.raises(ValueError, match="at least 2 hardest keys"):
                 MoCHi(*options)

@@ -28,9 +28,9 @@ from building import (
 from torch import Tensor, nn
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.frameworks.mixing import UnMix
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi
-from unremix.views.mixing import UnMix
 
 
 class TestMoCo:

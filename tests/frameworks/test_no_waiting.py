@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unremix.frameworks.base import Batch
+from unremix.frameworks.mixing import IMix, UnMix
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi, Patches
 from unremix.frameworks.simclr import SimCLR
-from unremix.views.mixing import IMix, UnMix
 
 
 def on_meta(batch: Batch) -> Batch:

@@ -20,11 +20,10 @@ from torch import Tensor
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.contrast import contrast
 from unremix.core.objectives import InfoNCE
-from unremix.core.options import Options
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Comparison
+from unremix.core.pairs import ContrastInput, Pairs
+from unremix.core.problem import Options
 from unremix.core.scores import Block
-from unremix.core.views import Own, Views
+from unremix.core.views import ExtraNegatives, Views
 from unremix.core.weights import Weighting, hard_negatives
 from unremix.losses import TwoViewLoss
 
@@ -43,7 +42,7 @@ PAIRS: dict[str, Callable[[], Pairs]] = {
     "one-way": lambda: Pairs.one_way(4),
     "both": lambda: Pairs.both_views(3),
     "queue": lambda: Pairs.queue(torch.arange(4), torch.tensor([3, 9, 0, 11, 12])),
-    "aimed": lambda: Pairs.towards(
+    "aimed": lambda: Pairs.aimed(
         torch.tensor([[0, 2], [1, 1], [2, 0], [3, 1]]),
         torch.tensor([[0.7, 0.3], [0.6, 0.4], [1.0, 0.0], [0.5, 0.5]]),
     ),
@@ -121,12 +120,14 @@ def assert_own_loss(
             bias=bias, tile=tile,
         )  # fmt: skip
         actual = contrast(
-            Comparison(anchors, candidates, pairs, own=Own(zo, ho, logit_factor=factor)),
+            ContrastInput(
+                anchors, candidates, pairs, extra=ExtraNegatives(zo, ho, logit_factor=factor)
+            ),
             options, temperature=0.4, mix=mix if ours.components else None,
         )  # fmt: skip
         assert_close(actual, expected)
         gradients = torch.autograd.grad(actual, [*leaves, zo], allow_unused=True)
-        assert gradients[-1] is None  # own candidates get no gradient
+        assert gradients[-1] is None  # extra negatives get no gradient
         for one, other in zip(gradients[:-1], expected_gradients, strict=True):
             assert_close(one, other, 1e-9)
 
@@ -176,7 +177,10 @@ def test_own_negatives_equal_shared_ones_that_exclude_all_others(
     negatives = ~positives & (draw(n, m, seed=seed + 3) > -0.5)
     options = Options(WEIGHTINGS[weighting][0], InfoNCE(class_prior), tile=tile)
     mine = contrast(
-        Comparison(Views(za), Views(zc), Pairs.from_masks(positives, negatives), own=Own(zo)),
+        ContrastInput(
+            Views(za), Views(zc), Pairs.from_masks(positives, negatives),
+            extra=ExtraNegatives(zo),
+        ),
         options, temperature=0.3,
     )  # fmt: skip
     of_anchor = torch.arange(n)[:, None] == torch.arange(n * own) // own  # (N, N S)
@@ -185,7 +189,7 @@ def test_own_negatives_equal_shared_ones_that_exclude_all_others(
         torch.cat([negatives, of_anchor], dim=1),
     )
     everything = Views(torch.cat([zc, zo.flatten(0, 1)]))
-    ordinary = contrast(Comparison(Views(za), everything, pairs), options, temperature=0.3)
+    ordinary = contrast(ContrastInput(Views(za), everything, pairs), options, temperature=0.3)
     assert_close(mine, ordinary)
     assert_close(*(torch.autograd.grad(loss, za)[0] for loss in (mine, ordinary)), 1e-9)
 
@@ -202,9 +206,9 @@ def test_a_loud_own_negative_without_weight_hides_nothing() -> None:
 
     losses = [
         contrast(
-            Comparison(
+            ContrastInput(
                 Views(z[:1].to(dtype)), Views(z[1:].to(dtype)), pairs,
-                own=Own(z[:1, None].to(dtype), logit_factor=8.0),
+                extra=ExtraNegatives(z[:1, None].to(dtype), logit_factor=8.0),
             ),
             Options(Weighting((dislike,))), temperature=0.05,
         ).double()
@@ -216,20 +220,22 @@ def test_a_loud_own_negative_without_weight_hides_nothing() -> None:
 
 def test_no_own_negatives_are_refused() -> None:
     for shape in ((4, 0, 3), (4, 3), (0, 2, 3)):
-        with pytest.raises(ValueError, match=r"expected own candidates .*pass None"):
-            Own(torch.zeros(shape))
+        with pytest.raises(ValueError, match=r"expected extra negatives .*pass None"):
+            ExtraNegatives(torch.zeros(shape))
 
 
 def test_inputs_of_some_views_only_are_refused() -> None:
     z, h = draw(4, 3), draw(4, 2)
-    with pytest.raises(ValueError, match="for anchors and candidates or for neither"):
+    with pytest.raises(ValueError, match="anchors and candidates or for neither"):
         contrast(
-            Comparison(Views(z, h), Views(z, h), Pairs.one_way(4), own=Own(z[:, None])),
+            ContrastInput(
+                Views(z, h), Views(z, h), Pairs.one_way(4), extra=ExtraNegatives(z[:, None])
+            ),
             Options(Weighting(NAMES)),
         )
-    with pytest.raises(ValueError, match=r"gradient='nt-xent', got own candidates, which have no"):
+    with pytest.raises(ValueError, match=r"gradient='nt-xent', got extra negatives, which have no"):
         contrast(
-            Comparison(Views(z), Views(z), Pairs.one_way(4), own=Own(z[:, None])),
+            ContrastInput(Views(z), Views(z), Pairs.one_way(4), extra=ExtraNegatives(z[:, None])),
             Options(Weighting(NAMES), gradient="nt-xent"),
         )
 
@@ -241,7 +247,7 @@ def test_modules_take_own_negatives(make: Callable[..., TwoViewLoss], layout: st
     n, rows = 3, 6 if layout == "both" else 3
     z0, z1 = draw(n, 4).requires_grad_(), draw(n, 4, seed=1)
     h0, h1, zo, ho = draw(n, 3), draw(n, 3, seed=1), draw(rows, 2, 4, seed=2), draw(rows, 2, 3)
-    actual = loss_fn(z0, z1, h0, h1, own=Own(zo, ho, logit_factor=2.0))
+    actual = loss_fn(z0, z1, h0, h1, extra=ExtraNegatives(zo, ho, logit_factor=2.0))
     both = layout == "both"
     positives, negatives = reference.masks_both(n) if both else reference.masks_one_way(n)
     za, zc = (torch.cat([z0, z1]),) * 2 if both else (z0, z1)

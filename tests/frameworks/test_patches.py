@@ -22,14 +22,14 @@ from building import (
 )
 from torch import Tensor
 
-from unremix.core.views import Own
+from unremix.core.views import ExtraNegatives
 from unremix.frameworks.base import Batch
 from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAMS
+from unremix.frameworks.mixing import IMix, UnMix, patch_negatives
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import Patches
+from unremix.frameworks.randomness import keys as random_keys
 from unremix.frameworks.simclr import SimCLR
-from unremix.views.mixing import IMix, UnMix, patch_negatives
-from unremix.views.randomness import keys as random_keys
 
 
 class TestPatches:
@@ -65,8 +65,10 @@ class TestPatches:
         patches = patch_negatives(batch.views[0], batch.keys + NEGATIVES, smallest=2, largest=3)
         with torch.no_grad():
             zp, hp = forward(model.key_encoder, model.key_head, patches)
-        own = Own(zp[:, None], hp[:, None], logit_factor=factor)
-        expected = queue_loss(model, batch, *queries_and_keys(model, batch), own=own, **LOOPS[name])
+        own = ExtraNegatives(zp[:, None], hp[:, None], logit_factor=factor)
+        expected = queue_loss(
+            model, batch, *queries_and_keys(model, batch), extra=own, **LOOPS[name]
+        )
         assert_gradients(model(batch), expected, model)
 
     @pytest.mark.parametrize("layout", ["both", "one-way"])
@@ -93,11 +95,11 @@ class TestPatches:
         )  # fmt: skip
         assert_gradients(model(batch), expected, model)
 
-    def patches_of(self, images: Tensor, keys: Tensor, *modules: Any) -> Own:
+    def patches_of(self, images: Tensor, keys: Tensor, *modules: Any) -> ExtraNegatives:
         tiled = patch_negatives(images, keys, smallest=2, largest=3)
         with torch.no_grad():
             z, h = forward(*modules, tiled)
-        return Own(z[:, None], h[:, None], logit_factor=2.0)
+        return ExtraNegatives(z[:, None], h[:, None], logit_factor=2.0)
 
     @pytest.mark.parametrize("name", MAKERS)
     def test_mixed_images_are_cut_from_themselves(self, name: str) -> None:
@@ -108,7 +110,7 @@ class TestPatches:
         z, h, zk, hk = queries_and_keys(model, batch)
         keys = batch.keys + NEGATIVES
         own = self.patches_of(batch.views[0], keys, model.key_encoder, model.key_head)
-        expected = queue_loss(model, batch, z, h, zk, hk, own=own, **LOOPS[name])
+        expected = queue_loss(model, batch, z, h, zk, hk, extra=own, **LOOPS[name])
         mixed = UnMix()(batch.views[0], batch.keys, batch.batch_key)
         z, h = forward(model.encoder, model.head, mixed.images)
         keys = batch.keys + NEGATIVES_OF_MIXED
@@ -116,7 +118,7 @@ class TestPatches:
         for target in mixed.targets:
             aims = [{int(key): 1.0} for key in target.keys[:, 0]]
             expected = expected + target.weight * queue_loss(
-                model, batch, z, h, zk, hk, own=own, aims=aims, **LOOPS[name]
+                model, batch, z, h, zk, hk, extra=own, aims=aims, **LOOPS[name]
             )
         assert_gradients(model(batch), expected, model)
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from unremix import UnReMixLoss
 from unremix.core.scores import Block
+from unremix.frameworks.mixing import IMix
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.simclr import SimCLR
-from unremix.views.mixing import IMix
 
 
 class Recalls(nn.Module):

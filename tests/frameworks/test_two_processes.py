@@ -17,17 +17,17 @@ from torch import Tensor
 
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core import gather as gather_module
-from unremix.core.views import Own
-from unremix.data.graph.store import GraphBatch
-from unremix.data.sentence.corpus import SentenceBatch
-from unremix.encoders.graph import GraphEncoder
-from unremix.encoders.text import BagOfWords
+from unremix.core.views import ExtraNegatives
+from unremix.domains.graph.encoders import GraphEncoder
+from unremix.domains.graph.infograph import InfoGraph, InfoGraphOptions
+from unremix.domains.graph.store import GraphBatch
+from unremix.domains.sentence.corpus import SentenceBatch
+from unremix.domains.sentence.encoders import BagOfWords
+from unremix.domains.sentence.quickthought import QuickThought, TwinEncoder
 from unremix.frameworks.base import Batch
-from unremix.frameworks.infograph import InfoGraph, InfoGraphOptions
+from unremix.frameworks.mixing import IMix, UnMix
 from unremix.frameworks.negatives import MoCHi, Patches
-from unremix.frameworks.quickthought import QuickThought, TwinEncoder
 from unremix.frameworks.simclr import SimCLR
-from unremix.views.mixing import IMix, UnMix
 
 SIZES = [(4, 2)]
 OF_THREE = (2, 1, 4)
@@ -96,12 +96,12 @@ def contrasted(
     if "own" in kind:
         zo, ho = draw(2, total, 2, 4, seed=5)[:, rows], draw(2, total, 2, 3, seed=6)[:, rows]
         count = 2 if layout == "both" else 1
-        own = Own(zo[:count].flatten(0, 1), ho[:count].flatten(0, 1), logit_factor=1.5)
+        own = ExtraNegatives(zo[:count].flatten(0, 1), ho[:count].flatten(0, 1), logit_factor=1.5)
     if "aimed" in kind:
         keys, shares = joint_aims(sizes) if rank is None else aims_of(sizes, rank)
-        loss = loss_fn.towards(z0, z1, h0, h1, keys=keys, shares=shares, own=own)
+        loss = loss_fn.aimed(z0, z1, h0, h1, keys=keys, shares=shares, extra=own)
     else:
-        loss = loss_fn(z0, z1, h0, h1, own=own)
+        loss = loss_fn(z0, z1, h0, h1, extra=own)
     loss.backward()
     found = {"loss": loss.detach(), "z0": z0.grad, "z1": z1.grad}
     return found | {n: p.grad for n, p in loss_fn.named_parameters()}  # type: ignore[dict-item]

@@ -78,9 +78,9 @@ def test_judgements_say_the_same_as_labels() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"indices": np.zeros(20, int)}, r"expected indices of shape \(20, k\), got \(20,\); "),
-        ({"corpus_labels": None}, "expected either relevant, or anchor_labels and corpus_labels"),
-        ({"indices": np.full((20, 2), -1)}, "expected at least one negative, got none; "),
+        ({"indices": np.zeros(20, int)}, r"indices of shape \(20, k\), got \(20,\)"),
+        ({"corpus_labels": None}, "relevant, or anchor_labels and corpus_labels"),
+        ({"indices": np.full((20, 2), -1)}, "at least one negative, got none"),
     ],
 )
 def test_mistakes_are_refused(change: dict[str, Any], message: str) -> None:

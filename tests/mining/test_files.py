@@ -57,9 +57,9 @@ def test_a_table_of_embeddings_is_read_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("names,embedding_0\na,1\nb,x\n", "with 1 numbers among them in line 3 of .*; write"),
-        ("names,embedding_0\na\n", "expected 2 cells .* in line 2 of .*, got 1 cells"),
-        ("names,score\na,1\n", "expected an array 'embeddings' in .*, got names, score; "),
+        ("names,embedding_0\na,1\nb,x\n", "with 1 numbers .*in line 3 of "),
+        ("names,embedding_0\na\n", "2 cells .* in line 2 of .*, got 1 cells"),
+        ("names,score\na,1\n", "array 'embeddings' in .*, got names, score"),
     ],
 )
 def test_broken_tables_of_embeddings_are_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_anchors_without_a_positive_are_counted(
         )
         == 0
     )
-    assert "6 of 8 anchors have no positive in pairs.tsv" in capsys.readouterr().out
+    assert "6 of 8 anchors have no positive" in capsys.readouterr().out
 
 
 def test_judgements_and_short_anchors(
@@ -202,7 +202,7 @@ def test_wrong_outputs_are_refused_first(
 ) -> None:
     command = "mine --anchors missing.npz --positives pairs.tsv -o out.txt"
     assert main(command.split()) == 1
-    assert "ends in .parquet, .csv, .tsv, .jsonl, got 'out.txt'" in capsys.readouterr().err
+    assert ".tsv, .jsonl, got 'out.txt'" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"ends in \.parquet"):
         write_rows(Path("x.txt"), [], [])
 
@@ -281,7 +281,7 @@ def test_an_array_of_zeros_that_fills_the_memory_is_refused(tmp_path: Path) -> N
         member.write(npy((20 * 2**20, 8), b""))
         for _ in range(640):
             member.write(bytes(2**20))
-    with pytest.raises(ValueError, match=r"e\.npz \(embeddings\.npy unpacks to 671,"):
+    with pytest.raises(ValueError, match=r"e\.npz .*unpacks to 671,"):
         read_columns(tmp_path / "e.npz")
 
 
@@ -295,11 +295,11 @@ def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
     sound = path.read_bytes()
     place = sound.index(vectors[50].tobytes())  # numbers, of which no library checks the sense
     path.write_bytes(flipped(sound, place))
-    with pytest.raises(ValueError, match=r"e\.parquet, got a damaged file \(.*; write it again"):
+    with pytest.raises(ValueError, match=r"e\.parquet, got a damaged file"):
         read_columns(path)
     for column in ([1.0, 2.0], ["a", "b"], [[1.0, 2.0], [3.0]], [None, [1.0]]):
         parquet.write_table(pyarrow.table({"embeddings": column}), path)
-        with pytest.raises(ValueError, match=r"expected .* in .*e\.parquet, got .*; write"):
+        with pytest.raises(ValueError, match=r"in .*e\.parquet, got .*; write"):
             Collection.read(path)
     many = pyarrow.array(np.zeros(10**8, dtype=np.int8))  # a few kilobytes in the file
     parquet.write_table(pyarrow.table({"labels": many}), path)

@@ -56,11 +56,11 @@ def test_clusters_find_what_was_put_in(full: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_more_clusters_than_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected 1 to 4 clusters of as many rows, got 5; "):
+    with pytest.raises(ValueError, match=r"1 to 4 clusters .*, got 5;"):
         find_clusters(np.eye(4, dtype=np.float32), 5)
 
 
 def test_a_cosine_above_one_is_refused() -> None:
     units = np.eye(3, dtype=np.float32)
-    with pytest.raises(ValueError, match=r"threshold to be a number above -1, at most 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"threshold .* above -1, at most 1, got 1\.5"):
         find_duplicates(ExactIndex(units), units, 1.5)

@@ -10,7 +10,7 @@ import pytest
 from building import draw_rows
 from numpy.typing import NDArray
 
-from unremix.data.seals import is_sealed, seal
+from unremix.files.seals import is_sealed, seal
 from unremix.mining import index as module
 from unremix.mining.embeddings import open_embeddings, read_columns, unit_rows
 from unremix.mining.index import Allowed, Best, ExactIndex, Kind, make_index
@@ -112,9 +112,7 @@ def test_faiss_searches_all_rows_where_it_finds_too_few(kind: Kind) -> None:
 
 
 def test_unknown_kinds_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"expected index to be one of .*, got 'fla'; did you mean"
-    ):
+    with pytest.raises(ValueError, match=r"index to be .*, got 'fla'; did you mean"):
         make_index(draw(3), "fla")  # type: ignore[arg-type]
 
 
@@ -155,15 +153,15 @@ def test_files_give_the_array_back(ending: str, dtype: type, tmp_path: Path) -> 
 
 
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ends in \.npy, .*, \.csv, got 'x.txt'; "):
+    with pytest.raises(ValueError, match=r"\.npy, .*, \.csv, got 'x\.txt'"):
         open_embeddings("x.txt")
     with pytest.raises(FileNotFoundError, match="found no file"):
         open_embeddings(tmp_path / "missing.npz")
     np.savez(tmp_path / "other.npz", vectors=draw(3))
-    with pytest.raises(ValueError, match=r"expected an array 'embeddings' in .*, got vectors; "):
+    with pytest.raises(ValueError, match=r"array 'embeddings' in .*, got vectors"):
         open_embeddings(tmp_path / "other.npz")
     (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(ValueError, match=r"expected embeddings .*text\.npz, got a damaged"):
+    with pytest.raises(ValueError, match=r"embeddings .*text\.npz, got a damaged"):
         open_embeddings(tmp_path / "text.npz")
     with pytest.raises(ValueError, match=r"matrix \(n, D\) .*, got shape \(3,\); "):
         open_embeddings(np.ones(3))
@@ -178,7 +176,7 @@ def test_long_and_short_vectors_keep_their_direction() -> None:
     half = (draw(5) * 1e4).astype(np.float16)  # its squares are infinite in half precision
     np.testing.assert_allclose(np.linalg.norm(unit_rows(half), axis=1), 1, atol=1e-3)
     rows[1] = np.nan
-    with pytest.raises(ValueError, match="NaN, infinity or numbers too large in 1 of 5 rows; "):
+    with pytest.raises(ValueError, match=r"NaN, infinity .* in 1 of 5 rows"):
         unit_rows(rows)
 
 

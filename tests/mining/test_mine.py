@@ -189,7 +189,7 @@ def test_too_few_are_reported() -> None:
     assert (mined.indices[1, 2:] == -1).all()
     assert np.isnan(mined.scores[1, 2:]).all()
     assert np.isnan(mined.similarity[1, 2:]).all()
-    assert "fewer than 5 negatives for 1 anchor (numbers 1)" in mined.summary()[-1]
+    assert "fewer than 5 negatives for 1 anchor" in mined.summary()[-1]
 
 
 @pytest.mark.timeout(30)
@@ -324,30 +324,30 @@ def test_equal_and_zero_rows_are_finite() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": 0}, "expected k of at least 1, got 0; "),
-        ({"k": 2.5}, "expected k as a whole number, got 2.5; "),
-        ({"positives": dict.fromkeys(range(12), 0)}, "the positives of 12 anchors, got dict; "),
-        ({"mix": (0.0, 0.0, 0.0)}, "expected a mix that is not all 0"),
-        ({"mix": (1e308, 1e308, 1e308)}, r"largest share is between 1e-06 and 1e\+06, got "),
-        ({"mix": (1e-320, 1e-320, 0.0)}, r"largest share is between 1e-06 and 1e\+06, got "),
-        ({"pool": 3}, r"expected a pool of at least k \+ skip = 5 rows, got 3; "),
-        ({"skip": -1}, "expected skip of at least 0, got -1; "),
-        ({"positives": [0]}, "expected the positives of 12 anchors, got 1; "),
-        ({"positives": [[0.5]] * 12}, "expected row numbers as the positives of anchor 0"),
-        ({"positives": [[300]] * 12}, r"rows 0 … 199 of the corpus, got 300 for anchor 0; "),
-        ({"corpus": draw(20, 9)}, "expected anchors and corpus of one size D, got 8 and 9; "),
-        ({"components": ["similarty"]}, "got 'similarty'; did you mean 'similarity'"),
-        ({"components": []}, "expected different components, at least one"),
-        ({"mix": (1.0,)}, "expected a mix of 3 numbers, one per component, got 1; "),
-        ({"mix": "learned"}, "expected mix to be one of fixed, got 'learned'"),
-        ({"sampling": "best"}, "expected sampling to be one of importance, top, random"),
-        ({"relative_margin": -0.1}, "expected relative_margin to be a number at least 0"),
-        ({"absolute_margin": -0.1}, "expected absolute_margin to be a number at least 0"),
-        ({"posterior_temperature": 0.0}, "expected posterior_temperature to be a number above 0"),
-        ({"anchor_rows": [0]}, "expected anchor_rows as 12 whole numbers"),
-        ({"anchor_rows": [200] * 12}, r"expected anchor_rows among -1 … 199, got 200 to 200; "),
-        ({"corpus_texts": ["a"]}, "expected 200 corpus_texts, got 1; "),
-        ({"anchor_texts": ["a"] * 12}, "expected corpus_texts with anchor_texts, got none; "),
+        ({"k": 0}, "k of at least 1, got 0"),
+        ({"k": 2.5}, "k as a whole number, got 2.5"),
+        ({"positives": dict.fromkeys(range(12), 0)}, "positives of 12 anchors, got dict"),
+        ({"mix": (0.0, 0.0, 0.0)}, "mix that is not all 0"),
+        ({"mix": (1e308, 1e308, 1e308)}, r"between 1e-06 and 1e\+06, got "),
+        ({"mix": (1e-320, 1e-320, 0.0)}, r"between 1e-06 and 1e\+06, got "),
+        ({"pool": 3}, r"a pool of .*k \+ skip = 5 rows, got 3"),
+        ({"skip": -1}, "skip of at least 0, got -1"),
+        ({"positives": [0]}, "positives of 12 anchors, got 1"),
+        ({"positives": [[0.5]] * 12}, "row numbers as .*anchor 0"),
+        ({"positives": [[300]] * 12}, r"rows 0 … 199 .*, got 300 for anchor 0"),
+        ({"corpus": draw(20, 9)}, "anchors and corpus .*, got 8 and 9"),
+        ({"components": ["similarty"]}, "did you mean 'similarity'"),
+        ({"components": []}, "components, at least one"),
+        ({"mix": (1.0,)}, "mix of 3 numbers, .*got 1"),
+        ({"mix": "learned"}, "mix to be .*fixed, got 'learned'"),
+        ({"sampling": "best"}, "sampling to be one of"),
+        ({"relative_margin": -0.1}, "relative_margin to be .*at least 0"),
+        ({"absolute_margin": -0.1}, "absolute_margin to be .*at least 0"),
+        ({"posterior_temperature": 0.0}, "posterior_temperature to be .*above 0"),
+        ({"anchor_rows": [0]}, "anchor_rows as 12 whole numbers"),
+        ({"anchor_rows": [200] * 12}, "anchor_rows among -1 … 199, got 200 to 200"),
+        ({"corpus_texts": ["a"]}, "200 corpus_texts, got 1"),
+        ({"anchor_texts": ["a"] * 12}, "corpus_texts with anchor_texts, got none"),
     ],
 )
 def test_mistakes_are_refused(change: dict[str, Any], message: str) -> None:

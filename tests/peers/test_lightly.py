@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import leaf, with_gradients
 from lightly.loss import NTXentLoss
 from lightly.models.modules import MoCoProjectionHead, SimCLRProjectionHead
 from torch import Tensor, nn
@@ -14,28 +15,24 @@ import unremix
 from unremix.adapters.lightly import UnReMixLoss
 
 
-def gradients(loss_fn: nn.Module, *views: Tensor) -> list[Tensor]:
-    loss = loss_fn(*views)
-    return [loss, *torch.autograd.grad(loss, views)]
-
-
-def draw(count: int = 9, width: int = 5) -> list[Tensor]:
-    return [torch.randn(count, width, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+def two_views() -> list[Tensor]:
+    return [leaf(9, 5), leaf(9, 5)]
 
 
 @pytest.mark.parametrize("temperature", [0.07, 0.5, 1.0])
 def test_without_components_it_is_nt_xent(temperature: float) -> None:
-    views = draw()
+    views = two_views()
     torch.testing.assert_close(
-        gradients(UnReMixLoss(temperature, components=()), *views),
-        gradients(NTXentLoss(temperature), *views),
+        with_gradients(UnReMixLoss(temperature, components=())(*views), *views),
+        with_gradients(NTXentLoss(temperature)(*views), *views),
     )
 
 
 def test_with_components_it_is_unremix() -> None:
-    views = draw()
+    views = two_views()
     torch.testing.assert_close(
-        gradients(UnReMixLoss(0.3), *views), gradients(unremix.UnReMixLoss(temperature=0.3), *views)
+        with_gradients(UnReMixLoss(0.3)(*views), *views),
+        with_gradients(unremix.UnReMixLoss(temperature=0.3)(*views), *views),
     )
 
 
@@ -46,8 +43,9 @@ def test_memory_bank() -> None:
     theirs.memory_bank.load_state_dict(ours.memory_bank.state_dict())
     theirs.memory_bank.bank.copy_(ours.memory_bank.bank)
     for _ in range(3):
-        views = [each.detach().float().requires_grad_() for each in draw()]
-        torch.testing.assert_close(gradients(ours, *views), gradients(theirs, *views))
+        views = [each.detach().float().requires_grad_() for each in two_views()]
+        found, expected = (with_gradients(loss_fn(*views), *views) for loss_fn in (ours, theirs))
+        torch.testing.assert_close(found, expected)
         assert torch.equal(ours.memory_bank.bank, theirs.memory_bank.bank)
     frozen = ours.memory_bank.bank.clone()
     with torch.no_grad():
@@ -59,7 +57,7 @@ def test_the_memory_bank_is_weighted() -> None:
     loss_fn = UnReMixLoss(0.2, memory_bank_size=(16, 5))
     plain = UnReMixLoss(0.2, memory_bank_size=(16, 5), components=())
     plain.memory_bank.bank.copy_(loss_fn.memory_bank.bank)
-    views = [each.detach().float().requires_grad_() for each in draw()]
+    views = [each.detach().float().requires_grad_() for each in two_views()]
     loss = loss_fn(*views)
     loss.backward()
     assert (loss - plain(*views)).abs() > 1e-3
@@ -97,7 +95,7 @@ def test_the_last_batch_of_one_pair() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected last_layer=None with a memory bank"):
+    with pytest.raises(ValueError, match="last_layer=None with a memory bank"):
         UnReMixLoss(memory_bank_size=(16, 4), last_layer=nn.Linear(4, 4))
-    with pytest.raises(ValueError, match="expected temperature to be a number above 0"):
+    with pytest.raises(ValueError, match="temperature to be a number above 0"):
         UnReMixLoss(0.0)

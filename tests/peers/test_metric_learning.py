@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from batches import leaf, with_gradients
 from pytorch_metric_learning import losses, miners, reducers, regularizers, testers, trainers
 from pytorch_metric_learning.utils import distributed
 from torch import Tensor, nn
@@ -18,21 +19,17 @@ from unremix.adapters.metric_learning import UnReMixLoss, UnReMixMiner
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 4, 4])
 
 
-def draw(count: int = len(LABELS)) -> Tensor:
-    return torch.randn(count, 5, dtype=torch.float64, requires_grad=True)
-
-
-def gradients(loss: Tensor, *tensors: Tensor) -> list[Tensor]:
-    return [loss, *torch.autograd.grad(loss, tensors)]
+def embedded(count: int = len(LABELS)) -> Tensor:
+    return leaf(count, 5)
 
 
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
 def test_without_components_it_is_nt_xent(temperature: float) -> None:
-    embeddings = draw()
+    embeddings = embedded()
     ours, theirs = UnReMixLoss(temperature, components=()), losses.NTXentLoss(temperature)
     torch.testing.assert_close(
-        gradients(ours(embeddings, LABELS), embeddings),
-        gradients(theirs(embeddings, LABELS), embeddings),
+        with_gradients(ours(embeddings, LABELS), embeddings),
+        with_gradients(theirs(embeddings, LABELS), embeddings),
     )
 
 
@@ -46,12 +43,12 @@ MINERS = {
 
 @pytest.mark.parametrize("miner", MINERS)
 def test_miners(miner: str) -> None:
-    embeddings = draw()
+    embeddings = embedded()
     found = MINERS[miner](embeddings, LABELS)
     ours, theirs = UnReMixLoss(0.5, components=()), losses.NTXentLoss(0.5)
     torch.testing.assert_close(
-        gradients(ours(embeddings, LABELS, found), embeddings),
-        gradients(theirs(embeddings, LABELS, found), embeddings),
+        with_gradients(ours(embeddings, LABELS, found), embeddings),
+        with_gradients(theirs(embeddings, LABELS, found), embeddings),
     )
     without_labels = ours(embeddings, indices_tuple=found)
     torch.testing.assert_close(without_labels, ours(embeddings, LABELS, found))
@@ -59,13 +56,13 @@ def test_miners(miner: str) -> None:
 
 
 def test_reference_embeddings() -> None:
-    embeddings, references = draw(), draw(7)
+    embeddings, references = embedded(), embedded(7)
     labels = torch.tensor([0, 1, 1, 2, 3, 5, 5])
     ours, theirs = UnReMixLoss(0.5, components=()), losses.NTXentLoss(0.5)
     given = {"ref_emb": references, "ref_labels": labels}
     torch.testing.assert_close(
-        gradients(ours(embeddings, LABELS, **given), embeddings, references),
-        gradients(theirs(embeddings, LABELS, **given), embeddings, references),
+        with_gradients(ours(embeddings, LABELS, **given), embeddings, references),
+        with_gradients(theirs(embeddings, LABELS, **given), embeddings, references),
     )
 
 
@@ -82,7 +79,7 @@ def test_reference_embeddings() -> None:
     ids=lambda each: type(each).__name__,
 )
 def test_reducers(reducer: Any) -> None:
-    embeddings = draw()
+    embeddings = embedded()
     ours = UnReMixLoss(0.5, components=(), reducer=reducer)(embeddings, LABELS)
     theirs = losses.NTXentLoss(0.5, reducer=reducer)(embeddings, LABELS)
     if isinstance(ours, dict):
@@ -91,7 +88,7 @@ def test_reducers(reducer: Any) -> None:
 
 
 def test_regularizers() -> None:
-    embeddings = draw()
+    embeddings = embedded()
     options = {"embedding_regularizer": regularizers.LpRegularizer(), "embedding_reg_weight": 0.3}
     ours = UnReMixLoss(0.5, components=(), **options)(embeddings, LABELS)
     torch.testing.assert_close(ours, losses.NTXentLoss(0.5, **options)(embeddings, LABELS))
@@ -99,12 +96,14 @@ def test_regularizers() -> None:
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_self_supervised(symmetric: bool) -> None:
-    first, second = draw(), draw()
+    first, second = embedded(), embedded()
     ours, theirs = (
         losses.SelfSupervisedLoss(each, symmetric=symmetric)(first, second)
         for each in (UnReMixLoss(0.5, components=()), losses.NTXentLoss(0.5))
     )
-    torch.testing.assert_close(gradients(ours, first, second), gradients(theirs, first, second))
+    torch.testing.assert_close(
+        with_gradients(ours, first, second), with_gradients(theirs, first, second)
+    )
     weighted = losses.SelfSupervisedLoss(UnReMixLoss(0.5), symmetric=symmetric)(first, second)
     layout = "both" if symmetric else "one-way"
     plain = unremix.UnReMixLoss(temperature=0.5, layout=layout)
@@ -118,9 +117,11 @@ def test_cross_batch_memory(miner: Any) -> None:
         for each in (UnReMixLoss(0.5, components=()), losses.NTXentLoss(0.5), UnReMixLoss(0.5))
     ]
     for _ in range(5):
-        embeddings = draw()
+        embeddings = embedded()
         ours, theirs, weighted = (each(embeddings, LABELS) for each in memories)
-        torch.testing.assert_close(gradients(ours, embeddings), gradients(theirs, embeddings))
+        torch.testing.assert_close(
+            with_gradients(ours, embeddings), with_gradients(theirs, embeddings)
+        )
         assert weighted.isfinite()
 
 
@@ -145,7 +146,7 @@ def test_no_pairs_give_a_loss_of_zero(labels: Tensor) -> None:
 def test_distributed_wrapper(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        embeddings = draw()
+        embeddings = embedded()
         wrapped = distributed.DistributedLossWrapper(UnReMixLoss(0.5, components=()))
         torch.testing.assert_close(
             wrapped(embeddings, LABELS), losses.NTXentLoss(0.5)(embeddings, LABELS)
@@ -179,7 +180,7 @@ def test_trainer_and_tester(tmp_path: Path) -> None:
 
 
 def test_the_miner_takes_the_heaviest_negatives() -> None:
-    embeddings = draw()
+    embeddings = embedded()
     anchor, positive, other, negative = UnReMixMiner(3, mix=(0.0, 1.0, 0.0))(embeddings, LABELS)
     everything = losses.NTXentLoss().distance(embeddings, embeddings)
     assert set(zip(anchor.tolist(), positive.tolist(), strict=True)) == {
@@ -192,7 +193,7 @@ def test_the_miner_takes_the_heaviest_negatives() -> None:
 
 
 def test_fewer_negatives_than_asked_for() -> None:
-    *_, other, negative = UnReMixMiner(50)(draw(4), torch.tensor([0, 0, 0, 1]))
+    *_, other, negative = UnReMixMiner(50)(embedded(4), torch.tensor([0, 0, 0, 1]))
     assert sorted(zip(other.tolist(), negative.tolist(), strict=True)) == [
         (0, 3), (1, 3), (2, 3), (3, 0), (3, 1), (3, 2)
     ]  # fmt: skip

@@ -25,7 +25,7 @@ def features(count: int = 6, seed: int = 0) -> list[Tensor]:
     return [normalize(each, dim=1).requires_grad_() for each in drawn]
 
 
-def gradients(loss_fn: nn.Module, bias: float | None, *views: Tensor) -> list[Tensor]:
+def clip_gradients(loss_fn: nn.Module, bias: float | None, *views: Tensor) -> list[Tensor]:
     scale = torch.tensor(14.0, dtype=torch.float64, requires_grad=True)
     given = () if bias is None else (torch.tensor(bias, dtype=torch.float64, requires_grad=True),)
     loss = loss_fn(*views, scale, *given)
@@ -42,8 +42,8 @@ def tangent(found: list[Tensor], views: list[Tensor]) -> list[Tensor]:
 def test_without_components_it_is_clip_s_loss(bias: float | None) -> None:
     """Up to the gradient along normalized features, which their normalization removes."""
     views = features()
-    ours = gradients(UnReMixClipLoss(components=()), bias, *views)
-    theirs = gradients(ClipLoss(), bias, *views)
+    ours = clip_gradients(UnReMixClipLoss(components=()), bias, *views)
+    theirs = clip_gradients(ClipLoss(), bias, *views)
     torch.testing.assert_close(tangent(ours, views), tangent(theirs, views), atol=1e-10, rtol=1e-7)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import leaf
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch_geometric.data import Batch, Data
@@ -31,10 +32,6 @@ from GCL.losses import InfoNCE  # noqa: E402
 from GCL.models import DualBranchContrast, SingleBranchContrast  # noqa: E402
 
 
-def draw(count: int, width: int = 5) -> Tensor:
-    return torch.randn(count, width, dtype=torch.float64, requires_grad=True)
-
-
 def masks(name: str) -> tuple[Tensor, Tensor]:
     """Positives and negatives (6, M) as PyGCL's samplers make them."""
     same = torch.eye(6)
@@ -51,7 +48,7 @@ def masks(name: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", ["nodes", "with the own view", "graphs against nodes"])
 def test_without_components_it_is_pygcl_s_info_nce(name: str, tau: float) -> None:
     positives, negatives = masks(name)
-    anchor, sample = draw(6), draw(positives.shape[1])
+    anchor, sample = leaf(6, 5), leaf(positives.shape[1], 5)
     found = []
     for loss_fn in (UnReMixLoss(tau, components=()), InfoNCE(tau)):
         loss = loss_fn(anchor=anchor, sample=sample, pos_mask=positives, neg_mask=negatives)
@@ -64,7 +61,7 @@ def test_without_components_it_is_pygcl_s_info_nce(name: str, tau: float) -> Non
 @pytest.mark.parametrize("mode", ["L2L", "L2L within views", "G2G", "G2L", "single"])
 def test_pygcl_s_contrast_models(mode: str) -> None:
     """Nodes against nodes, graphs against graphs, and graphs against nodes, as its examples do."""
-    nodes, graphs = [draw(6), draw(6)], [draw(3), draw(3)]
+    nodes, graphs = [leaf(6, 5), leaf(6, 5)], [leaf(3, 5), leaf(3, 5)]
     batch = torch.tensor([0, 0, 1, 1, 2, 2])
     found = []
     for loss_fn in (UnReMixLoss(tau=0.2, components=()), InfoNCE(tau=0.2)):
@@ -83,7 +80,7 @@ def test_pygcl_s_contrast_models(mode: str) -> None:
 
 def test_all_others_are_negatives_by_default() -> None:
     positives, negatives = masks("nodes")
-    anchor, sample = draw(6), draw(6)
+    anchor, sample = leaf(6, 5), leaf(6, 5)
     loss_fn = UnReMixLoss()
     assert torch.equal(
         loss_fn(anchor, sample, positives), loss_fn(anchor, sample, positives, negatives)
@@ -172,7 +169,7 @@ def test_seeds_of_a_loader() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected level to be one of node, graph"):
+    with pytest.raises(ValueError, match="level to be one of node, graph"):
         contrast(lambda _: unremix.InfoNCELoss(), level="edge")
-    with pytest.raises(ValueError, match="expected each of drop_edges to be a number"):
+    with pytest.raises(ValueError, match="drop_edges to be a number"):
         contrast(lambda _: unremix.InfoNCELoss(), drop_edges=(0.2, 1.0))

@@ -162,13 +162,13 @@ def test_faiss_serves(model: Any, use_faiss: Any) -> None:
 
 
 def test_mistakes_are_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="expected a column 'question', got query, answer; "):
+    with pytest.raises(ValueError, match="column 'question', got query, answer"):
         ours(pairs(), model, "question")
     with pytest.raises(ValueError, match="expected output_format to be one of"):
         ours(pairs(), model, output_format="tuple")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="range_min \\+ num_negatives = 5, got 4; enlarge it"):
+    with pytest.raises(ValueError, match=r"range_min .*= 5, got 4"):
         ours(pairs(), model, range_min=2, range_max=4)
-    with pytest.raises(ValueError, match="expected num_negatives of at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_negatives of at least 1, got 0"):
         ours(pairs(), model, num_negatives=0)
-    with pytest.raises(ValueError, match="expected pairs in two columns, got 0 rows"):
+    with pytest.raises(ValueError, match="two columns, got 0 rows"):
         ours(pairs().select([]), model)

@@ -72,7 +72,7 @@ def batch(model: SentenceTransformer, columns: int = 2, rows: int = 7) -> list[d
     return [model.preprocess(sentences(rows, seed)) for seed in range(columns)]
 
 
-def gradients(loss_fn: nn.Module, features: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def loss_and_gradients(loss_fn: nn.Module, features: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The loss and its gradients at the model, with the same dropout each time."""
     loss_fn.zero_grad()
     torch.manual_seed(1)
@@ -92,8 +92,8 @@ def test_without_components_it_is_the_library_s_loss(
     model: SentenceTransformer, columns: int, scale: float
 ) -> None:
     features = batch(model, columns)
-    ours = gradients(UnReMixLoss(model, scale=scale, components=()), features)
-    theirs = gradients(MultipleNegativesRankingLoss(model, scale=scale), features)
+    ours = loss_and_gradients(UnReMixLoss(model, scale=scale, components=()), features)
+    theirs = loss_and_gradients(MultipleNegativesRankingLoss(model, scale=scale), features)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
@@ -147,9 +147,9 @@ def test_cached_equals_the_library_s_cached_loss(
     model: SentenceTransformer, size: int, columns: int
 ) -> None:
     features = batch(model, columns)
-    ours = gradients(UnReMixLoss(model, mini_batch_size=size, components=()), features)
+    ours = loss_and_gradients(UnReMixLoss(model, mini_batch_size=size, components=()), features)
     peer = CachedMultipleNegativesRankingLoss(model, mini_batch_size=size)
-    torch.testing.assert_close(ours, gradients(peer, features), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours, loss_and_gradients(peer, features), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 64])
@@ -164,7 +164,7 @@ def test_cached_equals_all_at_once(model: SentenceTransformer, size: int, watche
         loss_fn = UnReMixLoss(
             model, mini_batch_size=mini_batch_size, last_layer=model[2] if watched else None
         )
-        made = gradients(loss_fn, features)
+        made = loss_and_gradients(loss_fn, features)
         found.append({**made, "mix": loss_fn.weighted.mix_parameters.grad})
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
     assert found[0]["mix"].abs().sum() > 0
@@ -201,10 +201,13 @@ def test_matryoshka(model: SentenceTransformer, mini_batch_size: int | None) -> 
     if mini_batch_size is not None:
         peer = CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size)
     mine = UnReMixLoss(model, mini_batch_size=mini_batch_size, components=())
-    ours, theirs = gradients(wrapped(mine), features), gradients(wrapped(peer), features)
+    ours, theirs = (
+        loss_and_gradients(wrapped(mine), features),
+        loss_and_gradients(wrapped(peer), features),
+    )
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
     weighted = UnReMixLoss(model, mini_batch_size=mini_batch_size)
-    assert gradients(wrapped(weighted), features)["loss"].isfinite()
+    assert loss_and_gradients(wrapped(weighted), features)["loss"].isfinite()
     assert weighted.weighted.mix_parameters.grad.abs().sum() > 0
 
 
@@ -319,10 +322,10 @@ def test_a_mix_of_another_run_is_not_taken(model: SentenceTransformer, tmp_path:
         torch.manual_seed(seed)
         train(model, UnReMixLoss, tmp_path / name)
     elsewhere = str(tmp_path / "one" / "checkpoint-4")
-    with pytest.warns(UserWarning, match="got that of another run, so it starts from its initial"):
+    with pytest.warns(UserWarning, match="got that of another run"):
         _, loss_fn = train(model, UnReMixLoss, tmp_path / "two", resume=elsewhere)
     assert loss_fn.mix == pytest.approx(dict.fromkeys(loss_fn.mix, 1 / 3))
-    with pytest.warns(UserWarning, match="got no such file, so it starts from its initial"):
+    with pytest.warns(UserWarning, match="got no such file"):
         train(model, UnReMixLoss, tmp_path / "three", resume=elsewhere)
 
 
@@ -370,7 +373,7 @@ def test_the_mix_of_a_wrapped_loss_is_kept(model: SentenceTransformer, tmp_path:
     trainer.train()
     kept = torch.load(tmp_path / "checkpoint-4" / LOSS_FILE)
     assert torch.equal(kept[""]["mix_parameters"], inner.weighted.mix_parameters)
-    with pytest.raises(ValueError, match="expected an UnReMixLoss, or a loss around one, got Mult"):
+    with pytest.raises(ValueError, match=r"an UnReMixLoss, .*, got Mult"):
         MixCallback(MultipleNegativesRankingLoss(model))
 
 
@@ -431,10 +434,10 @@ def test_two_processes(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"scale": 0.0}, "expected scale to be a number above 0"),
-        ({"directions": ("doc_to_query",)}, "expected 'query_to_doc' among directions"),
+        ({"directions": ("doc_to_query",)}, "'query_to_doc' among directions"),
         ({"directions": ("query_to_docs",)}, "did you mean 'query_to_doc'"),
-        ({"partition_mode": "apart"}, "expected partition_mode to be one of"),
-        ({"mini_batch_size": 0}, "expected mini_batch_size of at least 1"),
+        ({"partition_mode": "apart"}, "partition_mode to be one of"),
+        ({"mini_batch_size": 0}, "mini_batch_size of at least 1"),
     ],
 )
 def test_what_is_refused(model: SentenceTransformer, options: Any, message: str) -> None:
@@ -443,7 +446,7 @@ def test_what_is_refused(model: SentenceTransformer, options: Any, message: str)
 
 
 def test_a_similarity_function_is_refused(model: SentenceTransformer) -> None:
-    with pytest.raises(TypeError, match="expected gather_across_devices to be True or False"):
+    with pytest.raises(TypeError, match="gather_across_devices to be"):
         UnReMixLoss(model, 20.0, cos_sim)  # type: ignore[arg-type]
 
 

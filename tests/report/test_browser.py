@@ -24,8 +24,8 @@ import unremix
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.core.weights import Weighting, weigh
 from unremix.report import write_comparison, write_report
+from unremix.report.collect import take_sample
 from unremix.report.rendering import bundle
-from unremix.report.samples import take_sample
 from unremix.report.storage import Stored
 from unremix.training.run import Run
 

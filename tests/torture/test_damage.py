@@ -183,7 +183,7 @@ def test_any_flipped_bit_is_noticed(sound: Path, tmp_path: Path, name: str) -> N
             with pytest.warns(UserWarning, match="the previous one is used, of step 2"):
                 assert Run(run).load_checkpoint()["step"] == 2
         else:
-            with pytest.warns(UserWarning, match="checksum does not match.*checkpoint is used"):
+            with pytest.warns(UserWarning, match="checksum .*checkpoint is used"):
                 found = Run(run).encoder().state_dict()
             assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
@@ -218,5 +218,5 @@ def test_the_encoder_alone_is_enough(sound: Path, tmp_path: Path) -> None:
     save_file({name: tensor + 1 for name, tensor in weights.items()}, run / "encoder.safetensors")
     assert not torch.equal(Run(run).embed(images), expected)  # they are what is used
     shutil.copytree(sound / "checkpoints", run / "checkpoints")
-    with pytest.raises(ValueError, match=r"to hold the weights of .*last\.ckpt, got others"):
+    with pytest.raises(ValueError, match=r"weights of .*last\.ckpt, got others"):
         Run(run).embed(images)

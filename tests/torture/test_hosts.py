@@ -121,7 +121,7 @@ def test_a_cut_during_the_rendezvous(hosts: Hosts, tmp_path: Path) -> None:
     for task in tasks:
         said, _ = task.communicate(timeout=LIMIT)
         assert task.returncode == 1
-        assert f"expected 2 processes to meet at {hosts.address(0)}:29500" in said
+        assert f"2 processes to meet at {hosts.address(0)}:29500" in said
         assert "Traceback" not in said
     assert time.monotonic() - began < LIMIT
     assert not (tmp_path / "run").exists()

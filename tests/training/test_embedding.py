@@ -12,6 +12,7 @@ from pictures import save
 
 import unremix
 from unremix.cli import main
+from unremix.training.building import build_model
 from unremix.training.run import Run
 
 pytestmark = pytest.mark.xdist_group("embedding")
@@ -59,7 +60,7 @@ def test_a_missing_file_is_named(
     assert main(["embed", str(run.path), "--data", files[0], "gone.png"]) == 1
     assert "gone.png" in capsys.readouterr().err
     assert main(["embed", str(run.path), "--data", "gone.txt"]) == 1
-    assert "expected a text file of paths at 'gone.txt'" in capsys.readouterr().err
+    assert "paths at 'gone.txt'" in capsys.readouterr().err
 
 
 def test_layers_and_lengths(run: Run, files: list[str]) -> None:
@@ -68,7 +69,7 @@ def test_layers_and_lengths(run: Run, files: list[str]) -> None:
     assert head.shape == (3, 8)
     assert backbone.shape == (3, run.embed(files).shape[1])
     # The head's output is what the loss compares: head(encoder(x)) in eval mode.
-    model = run.domain.build(run.config, run.shape)
+    model = build_model(run.config, run.shape)
     model.load_state_dict(run.load_checkpoint()["model"])
     with torch.no_grad():
         expected = model.head.eval()(torch.from_numpy(backbone))
@@ -106,6 +107,6 @@ def test_graphs_without_a_head_and_with_several_files(
         graph={"hidden": 4, "layers": 1}, progress=False, accelerator="cpu", threads=1,
     )  # fmt: skip
     assert main(["embed", str(run.path), "--layer", "head"]) == 1
-    assert "got InfoGraph, which has none; use the layer 'backbone'" in capsys.readouterr().err
+    assert "got InfoGraph, which has none" in capsys.readouterr().err
     assert main(["embed", str(run.path), "--data", "a", "b"]) == 1
-    assert "expected one path for graphs, got 2" in capsys.readouterr().err
+    assert "one path for graphs, got 2" in capsys.readouterr().err

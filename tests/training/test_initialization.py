@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_training import small
+from small_runs import small
 from torch import Tensor
 
 import unremix
-from unremix.encoders import make_encoder
-from unremix.options.config import TrainConfig
+from unremix.domains.image.encoders import make_encoder
 from unremix.training.run import Run
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -80,8 +79,9 @@ def test_a_torchvision_state_dict_of_another_stem(
     torch.save({**theirs.state_dict(), "fc.weight": torch.zeros(10, 32)}, file)
     options = {"backbone": "resnet18", "width": 4, "stem": "cifar"}
     run, said = begun(tmp_path, capsys, init=str(file), **options)
-    assert "loaded 59 of 60 parameters; other shape: conv1.weight (expected (4, 1, 3, 3), " in said
-    assert "got (4, 1, 7, 7)); not used: fc.weight" in said
+    assert "loaded 59 of 60 parameters" in said
+    assert "conv1.weight (expected (4, 1, 3, 3), got (4, 1, 7, 7))" in said
+    assert "not used: fc.weight" in said
     found = load_file(run.path / "encoder.safetensors")
     name = "layer4.1.conv2.weight"
     assert torch.equal(found[name], theirs.state_dict()[name])
@@ -90,7 +90,7 @@ def test_a_torchvision_state_dict_of_another_stem(
 def test_nothing_fits(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     save_file({"other": torch.zeros(3)}, file)
-    with pytest.raises(ValueError, match="got none that fit: its names are other; choose"):
+    with pytest.raises(ValueError, match="got none that fit"):
         unremix.train(small(tmp_path / "runs", init=str(file)))
     with pytest.raises(FileNotFoundError, match=r"a run, a state dict or a \.safetensors"):
         unremix.train(small(tmp_path / "runs", init=str(tmp_path / "none.pt")))
@@ -106,7 +106,7 @@ def test_timm(
 ) -> None:
     """A stand-in for timm, which needs a connection for its weights."""
     with pytest.raises(ValueError, match="--pretrained with --backbone timm:NAME"):
-        TrainConfig(pretrained=True)
+        unremix.train(small(tmp_path, pretrained=True))
     asked: dict[str, Any] = {}
 
     def create_model(name: str, **options: Any) -> torch.nn.Module:
@@ -123,5 +123,5 @@ def test_timm(
 
 def test_a_pickle_is_refused_without_advice_to_run_it(tmp_path: Path) -> None:
     torch.save({"model": Path.touch}, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"got another file \(it holds more than tensors\); save"):
+    with pytest.raises(ValueError, match="more than tensors"):
         unremix.train(small(tmp_path, init=str(tmp_path / "weights.pt")))

@@ -15,7 +15,7 @@ from batches import assert_close
 from launching import finish, ranks_of, slurm_task, torchrun, train_words, wait_until
 from same_runs import assert_same
 
-from unremix.options.config import TrainConfig
+from unremix.domains.options import TrainConfig
 from unremix.training.preparation import _is_first_process, prepare
 from unremix.training.run import Run
 
@@ -56,7 +56,7 @@ def test_restarts_need_a_name_and_a_store(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with pytest.raises(ValueError, match="add --name"):
         prepare(TrainConfig(runs=str(tmp_path)))
-    with pytest.raises(ValueError, match="expected TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+    with pytest.raises(ValueError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         prepare(TrainConfig(runs=str(tmp_path), name="run"))
     assert not list(tmp_path.iterdir())
 
@@ -133,7 +133,7 @@ def test_processes_that_do_not_meet_say_so(tmp_path: Path, rank: int) -> None:
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert time.monotonic() - began < 45  # most of it imports
-    assert f"expected 2 processes to meet at 127.0.0.1:{port} within 0.05 minutes" in said
+    assert f"at 127.0.0.1:{port} within 0.05 minutes" in said
     assert "raise --timeout_minutes" in said
     assert "Traceback" not in said
     assert not (tmp_path / "run").exists()  # a run that came to nothing leaves no folder
@@ -146,7 +146,7 @@ def test_other_data_in_a_process_are_refused(tmp_path: Path) -> None:
     first = slurm_task(words, 0, 2, port)
     words[words.index("--limit") + 1] = "60"
     said, _ = slurm_task(words, 1, 2, port).communicate(timeout=120)
-    assert "expected the data of the first process in all" in said
+    assert "data of the first process" in said
     first.communicate(timeout=120)
     assert first.returncode == 1
 

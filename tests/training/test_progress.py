@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from test_training import small
+from small_runs import small
 
 import unremix
 from unremix.cli import main
@@ -77,7 +77,7 @@ def test_the_next_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().out
     (epoch,) = (line for line in shown.splitlines() if line.startswith("epoch"))
     assert not epoch.endswith("left")  # of the time, nothing is
-    assert "trained for only 2 steps. Raise --max_minutes." in " ".join(shown.split())
+    assert "only 2 steps. Raise --max_minutes" in " ".join(shown.split())
     assert f"{tmp_path / 'short'} --max_minutes 2e-05\n" in shown
 
 

@@ -13,11 +13,12 @@ from crashing import crash_at
 from launching import finish, torchrun
 from s3_server import S3
 from shards import upload, write_digits
-from test_training import assert_same_run, small
+from small_runs import small
+from test_training import assert_same_run
 
 import unremix
-from unremix.data import remote
-from unremix.options.config import TrainConfig
+from unremix.domains.options import TrainConfig
+from unremix.files import remote
 from unremix.training.loop import Training
 from unremix.training.run import Run
 

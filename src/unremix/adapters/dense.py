@@ -7,9 +7,8 @@ from torch import Tensor
 from unremix.core.contrast import make_problem
 from unremix.core.engines import eager
 from unremix.core.objectives import InfoNCE
-from unremix.core.pairs import Pairs
+from unremix.core.pairs import ContrastInput, Pairs
 from unremix.core.precision import full_precision
-from unremix.core.problem import Comparison
 from unremix.core.views import Views
 from unremix.core.weights import mix_or_equal
 from unremix.core.weights import weights_of as weights_of_block
@@ -31,7 +30,7 @@ def weights_of(
     """
     options, temperature = loss.options, loss.current_temperature()
     with full_precision(anchors.embeddings.device):
-        compared = Comparison(anchors, candidates, pairs)
+        compared = ContrastInput(anchors, candidates, pairs)
         problem, vectors = make_problem(compared, options, temperature, eager.ENGINE)
         logits, block = problem.compare(*vectors)
         mix = mix_or_equal(loss.lambdas(), options.weighting, logits)

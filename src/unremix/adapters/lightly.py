@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unremix.adapters import missing
-from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss
+from unremix.adapters.weighted import Weighted, weighted_loss
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from unremix.losses import WeightingOptions, accepts
 
 try:
     from lightly.models.modules.memory_bank import MemoryBankModule
@@ -23,10 +21,9 @@ except ImportError as error:
     raise missing("lightly", error) from error
 
 
-class UnReMixLoss(Weighted, nn.Module):
-    """Negatives weighted by uncertainty, similarity and representativeness.
-
-    The negatives are the other views of the batch, as in SimCLR, or a memory bank, as in MoCo.
+@dataclass(frozen=True)
+class Options(WeightingOptions):
+    """The options of :class:`UnReMixLoss`, with those of :class:`unremix.losses.WeightingOptions`.
 
     Args:
         temperature: τ.
@@ -36,8 +33,20 @@ class UnReMixLoss(Weighted, nn.Module):
         last_layer: The projection head, or its part from the last linear layer on; it is watched
             for that layer's input. Without it the uncertainty ignores the layer's input. A memory
             bank does not know the inputs: leave it out there.
-        options: How negatives are weighted: ``components``, ``mix`` and the others of
-            :class:`unremix.adapters.weighted.WeightingOptions`.
+    """
+
+    temperature: float = 0.5
+    memory_bank_size: int | Sequence[int] = 0
+    gather_distributed: bool = False
+    last_layer: nn.Module | None = field(default=None, kw_only=True)
+
+
+class UnReMixLoss(Weighted, nn.Module):
+    """Negatives weighted by uncertainty, similarity and representativeness.
+
+    The negatives are the other views of the batch, as in SimCLR, or a memory bank, as in MoCo.
+
+    Its options are those of :class:`Options`.
 
     Relations:
         With ``components=()`` this equals lightly's ``NTXentLoss``, value and gradient.
@@ -48,31 +57,24 @@ class UnReMixLoss(Weighted, nn.Module):
         torch.Size([])
     """
 
-    def __init__(
-        self,
-        temperature: float = 0.5,
-        memory_bank_size: int | Sequence[int] = 0,
-        gather_distributed: bool = False,
-        *,
-        last_layer: nn.Module | None = None,
-        **options: Unpack[WeightingOptions],
-    ) -> None:
+    @accepts(Options)
+    def __init__(self, options: Options) -> None:
         super().__init__()
         self.memory_bank = MemoryBankModule(
-            size=memory_bank_size, gather_distributed=gather_distributed
+            size=options.memory_bank_size, gather_distributed=options.gather_distributed
         )
         has_bank = self.memory_bank.size[0] > 0
-        if has_bank and last_layer is not None:
+        if has_bank and options.last_layer is not None:
             raise ValueError(
                 "expected last_layer=None with a memory bank, which keeps no inputs of the layer, "
                 "got a layer; leave it out"
             )
         self.weighted = weighted_loss(
             options,
-            temperature=temperature,
+            temperature=options.temperature,
             layout="both",
-            gather=gather_distributed and not has_bank,
-            last_layer=last_layer,
+            gather=options.gather_distributed and not has_bank,
+            last_layer=options.last_layer,
         )
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:

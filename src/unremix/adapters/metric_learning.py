@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +11,13 @@ from torch import Tensor, nn
 from unremix import losses
 from unremix.adapters import missing
 from unremix.adapters.dense import weighted_negatives, weights_of
-from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss
-from unremix.core.checks import number
+from unremix.adapters.weighted import Weighted, weighted_loss
+from unremix.core.checks import check_number
 from unremix.core.objectives import softplus
 from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32
-from unremix.core.scores import PAPER_COMPONENTS, Component, Score
 from unremix.core.views import Views
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from unremix.losses import WeightingOptions, accepts
 
 try:
     from pytorch_metric_learning.distances import CosineSimilarity
@@ -37,12 +34,9 @@ except ImportError as error:
     raise missing("metric_learning", error) from error
 
 
-class UnReMixLoss(Weighted, BaseMetricLossFunction):
-    """Negative pairs weighted by uncertainty, similarity and representativeness.
-
-    Takes what ``NTXentLoss`` takes: labels or an ``indices_tuple`` of a miner, ``ref_emb``; works
-    in the library's wrappers (CrossBatchMemory, SelfSupervisedLoss, DistributedLossWrapper),
-    trainers and testers.
+@dataclass(frozen=True)
+class Options(WeightingOptions):
+    """The options of :class:`UnReMixLoss`, with those of :class:`unremix.losses.WeightingOptions`.
 
     Args:
         temperature: τ.
@@ -52,8 +46,23 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
         reducer: The library's reducer of the losses of positive pairs; their mean by default.
         embedding_regularizer: The library's regularizer of the embeddings.
         embedding_reg_weight: Its weight.
-        options: How negatives are weighted: ``components``, ``mix`` and the others of
-            :class:`unremix.adapters.weighted.WeightingOptions`.
+    """
+
+    temperature: float = 0.07
+    last_layer: nn.Module | None = field(default=None, kw_only=True)
+    reducer: BaseReducer | None = field(default=None, kw_only=True)
+    embedding_regularizer: BaseRegularizer | None = field(default=None, kw_only=True)
+    embedding_reg_weight: float = field(default=1.0, kw_only=True)
+
+
+class UnReMixLoss(Weighted, BaseMetricLossFunction):
+    """Negative pairs weighted by uncertainty, similarity and representativeness.
+
+    Takes what ``NTXentLoss`` takes: labels or an ``indices_tuple`` of a miner, ``ref_emb``; works
+    in the library's wrappers (CrossBatchMemory, SelfSupervisedLoss, DistributedLossWrapper),
+    trainers and testers.
+
+    Its options are those of :class:`Options`.
 
     Relations:
         With ``components=()`` this equals the library's ``NTXentLoss``, value and gradient, up to
@@ -65,23 +74,18 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
         torch.Size([])
     """
 
-    def __init__(
-        self,
-        temperature: float = 0.07,
-        *,
-        last_layer: nn.Module | None = None,
-        reducer: BaseReducer | None = None,
-        embedding_regularizer: BaseRegularizer | None = None,
-        embedding_reg_weight: float = 1.0,
-        **options: Unpack[WeightingOptions],
-    ) -> None:
+    @accepts(Options)
+    def __init__(self, options: Options) -> None:
         super().__init__(
-            reducer=reducer,
-            embedding_regularizer=embedding_regularizer,
-            embedding_reg_weight=embedding_reg_weight,
+            reducer=options.reducer,
+            embedding_regularizer=options.embedding_regularizer,
+            embedding_reg_weight=options.embedding_reg_weight,
         )
         self.weighted = weighted_loss(
-            options, temperature=temperature, layout="both", last_layer=last_layer
+            options,
+            temperature=options.temperature,
+            layout="both",
+            last_layer=options.last_layer,
         )
         self.temperature = self.weighted.temperature
         self.add_to_recordable_attributes(list_of_names=["temperature"], is_stat=False)
@@ -104,8 +108,8 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
             ref_labels: Shape (M,).
         """
         common_functions.labels_or_indices_tuple_required(labels, indices_tuple)
-        found = loss_and_miner_utils.convert_to_pairs(indices_tuple, labels, ref_labels)
-        anchor, positive, other_anchor, negative = found
+        indices = loss_and_miner_utils.convert_to_pairs(indices_tuple, labels, ref_labels)
+        anchor, positive, other_anchor, negative = indices
         if len(anchor) == 0 or len(other_anchor) == 0:
             zero: dict[str, Any] = self.zero_losses()
             return zero
@@ -132,24 +136,42 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
         layer = self.weighted.last_layer
         if layer is None or not self.weighted.weighting.needs_gradients:
             return Views(embeddings)
-        (found,) = layer.find(embeddings)
-        return Views(embeddings, found.inputs, outputs=found.outputs)
+        (known,) = layer.find(embeddings)
+        return Views(embeddings, known.inputs, outputs=known.outputs)
 
     def get_default_distance(self) -> CosineSimilarity:
         """The library's name of what is compared."""
         return CosineSimilarity()
 
 
+@dataclass(frozen=True)
+class MinerOptions(WeightingOptions):
+    """The options of :class:`UnReMixMiner`, with those of :class:`unremix.losses.WeightingOptions`.
+
+    Args:
+        negatives_per_anchor: How many negatives are mined for each anchor.
+        temperature: τ; scales the uncertainty alone.
+        mix: λ, one number per component, or ``fixed``: equal.
+    """
+
+    negatives_per_anchor: int = 10
+    temperature: float = field(default=0.07, kw_only=True)
+    mix: losses.Mix = field(default="fixed", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("negatives_per_anchor", self.negatives_per_anchor, least=1)
+        if self.mix in ("learned", "free", "adversarial"):
+            raise ValueError(
+                f"expected a mix that is not learned, got {self.mix!r}; a miner has no gradient: "
+                "pass 'fixed', or one number per component"
+            )
+
+
 class UnReMixMiner(BaseMiner):
     """All positive pairs, and for each anchor the negatives of the largest weights.
 
-    Args:
-        negatives_per_anchor: How many of them.
-        temperature: τ; scales the uncertainty alone.
-        components: As :class:`unremix.UnReMixLoss`, and so the following.
-        mix: λ, one number per component, or ``fixed``: equal.
-        scaling: How scores become weights.
-        fidelity: The preset of the options left at None.
+    Its options are those of :class:`MinerOptions`.
 
     Example:
         >>> miner = UnReMixMiner(negatives_per_anchor=2)
@@ -158,39 +180,18 @@ class UnReMixMiner(BaseMiner):
         [6, 6, 12, 12]
     """
 
-    def __init__(
-        self,
-        negatives_per_anchor: int = 10,
-        *,
-        temperature: float = 0.07,
-        components: Sequence[str | Score | Component] = PAPER_COMPONENTS,
-        mix: losses.Mix = "fixed",
-        scaling: losses.ScalingName | None = None,
-        fidelity: losses.Fidelity = "sound",
-    ) -> None:
+    @accepts(MinerOptions)
+    def __init__(self, options: MinerOptions) -> None:
         super().__init__()
-        self.negatives_per_anchor = int(
-            number("negatives_per_anchor", negatives_per_anchor, least=1)
-        )
-        if mix in ("learned", "free", "adversarial"):
-            raise ValueError(
-                f"expected a mix that is not learned, got {mix!r}; a miner has no gradient: pass "
-                "'fixed', or one number per component"
-            )
-        self.weighted = losses.UnReMixLoss(
-            temperature=temperature,
-            components=components,
-            mix=mix,
-            scaling=scaling,
-            fidelity=fidelity,
-        )
+        self.negatives_per_anchor = int(options.negatives_per_anchor)
+        self.weighted = weighted_loss(options, temperature=options.temperature, layout="both")
 
     def mine(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Pairs (anchor, positive) and (anchor, negative), as four tensors of indices."""
-        found = loss_and_miner_utils.get_all_pairs_indices(labels, ref_labels)
-        anchor, positive, other_anchor, negative = found
+        indices = loss_and_miner_utils.get_all_pairs_indices(labels, ref_labels)
+        anchor, positive, other_anchor, negative = indices
         if len(other_anchor) == 0:
             return anchor, positive, other_anchor, negative
         shape = (len(embeddings), len(ref_emb))

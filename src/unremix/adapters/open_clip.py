@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from unremix.adapters import missing
-from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss, with_inputs
+from unremix.adapters.weighted import Weighted, weighted_loss, with_inputs
 from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32
 from unremix.core.views import Views
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from unremix.losses import WeightingOptions, accepts
 
 try:
     from open_clip.loss import gather_features
@@ -22,8 +20,9 @@ except ImportError as error:
     raise missing("open_clip", error) from error
 
 
-class UnReMixClipLoss(Weighted, nn.Module):
-    """Images against texts and texts against images, with weighted negatives.
+@dataclass(frozen=True)
+class Options(WeightingOptions):
+    """The options of :class:`UnReMixClipLoss`, with :class:`unremix.losses.WeightingOptions`.
 
     Args:
         local_loss: With several processes: whether each computes the loss of its own rows alone.
@@ -34,32 +33,38 @@ class UnReMixClipLoss(Weighted, nn.Module):
         projection: In their place, the parameters that do, a pair: for open_clip's ViT,
             ``(model.visual.proj, model.text_projection)``. Without either, the uncertainty ignores
             the layers' inputs.
-        options: How negatives are weighted: ``components``, ``mix`` and the others of
-            :class:`unremix.adapters.weighted.WeightingOptions`.
+    """
+
+    local_loss: bool = False
+    gather_with_grad: bool = False
+    rank: int = 0
+    world_size: int = 1
+    last_layer: tuple[nn.Module, nn.Module] | None = field(default=None, kw_only=True)
+    projection: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)
+
+
+class UnReMixClipLoss(Weighted, nn.Module):
+    """Images against texts and texts against images, with weighted negatives.
+
+    Its options are those of :class:`Options`.
 
     Relations:
         With ``components=()`` this equals open_clip's ``ClipLoss`` of normalized features, value
         and gradient. A logit bias cancels in it, as it does there.
     """
 
-    def __init__(
-        self,
-        local_loss: bool = False,
-        gather_with_grad: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        *,
-        last_layer: tuple[nn.Module, nn.Module] | None = None,
-        projection: tuple[Tensor, Tensor] | None = None,
-        **options: Unpack[WeightingOptions],
-    ) -> None:
+    @accepts(Options)
+    def __init__(self, options: Options) -> None:
         super().__init__()
-        self.local_loss = local_loss
-        self.gather_with_grad = gather_with_grad
-        self.rank = rank
-        self.world_size = world_size
+        self.local_loss = options.local_loss
+        self.gather_with_grad = options.gather_with_grad
+        self.rank = options.rank
+        self.world_size = options.world_size
         self.weighted = weighted_loss(
-            options, layout="symmetric", last_layer=last_layer, projection=projection
+            options,
+            layout="symmetric",
+            last_layer=options.last_layer,
+            projection=options.projection,
         )
 
     def forward(
@@ -98,8 +103,8 @@ class UnReMixClipLoss(Weighted, nn.Module):
         own = [Views(images), Views(texts)]
         if self.weighted.last_layer is not None and self.weighted.weighting.needs_gradients:
             own = [
-                with_inputs(images_or_texts, found)
-                for images_or_texts, found in zip(
+                with_inputs(images_or_texts, known)
+                for images_or_texts, known in zip(
                     (images, texts), self.weighted.find_inputs(images, texts), strict=True
                 )
             ]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
-from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss
-from unremix.core.checks import choose, number
+from unremix.adapters.weighted import Weighted, weighted_loss
+from unremix.core.checks import check_choice, check_number
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from unremix.losses import WeightingOptions, accepts
 
 try:
     from torch_geometric.data import Data  # type: ignore[import-untyped]
@@ -26,16 +25,24 @@ except ImportError as error:
 Level = Literal["node", "graph"]
 
 
+@dataclass(frozen=True)
+class Options(WeightingOptions):
+    """The options of :class:`UnReMixLoss`, with those of :class:`unremix.losses.WeightingOptions`.
+
+    Args:
+        tau: τ.
+    """
+
+    tau: float = 0.5
+
+
 class UnReMixLoss(Weighted, nn.Module):
     """Negatives weighted by uncertainty, similarity and representativeness, in PyGCL's call.
 
     As in PyGCL's ``InfoNCE``, every positive of an anchor counts alike, and all of them stand in
     the denominator.
 
-    Args:
-        tau: τ.
-        options: How negatives are weighted: ``components``, ``mix`` and the others of
-            :class:`unremix.adapters.weighted.WeightingOptions`.
+    Its options are those of :class:`Options`.
 
     Relations:
         With ``components=()`` this equals PyGCL's ``InfoNCE``, value and gradient.
@@ -48,9 +55,10 @@ class UnReMixLoss(Weighted, nn.Module):
         torch.Size([])
     """
 
-    def __init__(self, tau: float = 0.5, **options: Unpack[WeightingOptions]) -> None:
+    @accepts(Options)
+    def __init__(self, options: Options) -> None:
         super().__init__()
-        self.weighted = weighted_loss(options, temperature=tau, layout="one-way")
+        self.weighted = weighted_loss(options, temperature=options.tau, layout="one-way")
 
     def forward(
         self,
@@ -124,10 +132,10 @@ class GraphContrast(nn.Module):
         self.encoder = encoder
         self.head = head
         self.loss = loss
-        self.level: Level = choose("level", level, get_args(Level))
+        self.level: Level = check_choice("level", level, get_args(Level))
         for name, shares in (("drop_edges", drop_edges), ("mask_features", mask_features)):
             for share in shares:
-                number(f"each of {name}", share, least=0, below=1)
+                check_number(f"each of {name}", share, least=0, below=1)
         self.drop_edges = drop_edges
         self.mask_features = mask_features
 

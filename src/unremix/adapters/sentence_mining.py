@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from unremix.core.checks import choose
+from unremix.core.checks import check_choice
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.mining.embeddings import Floats, digest_of, kept_embeddings, unit_rows
 from unremix.mining.index import Kind
@@ -96,7 +96,7 @@ def mine_hard_negatives(
     Raises:
         ValueError: If the dataset is empty or lacks a column, or an option is out of range.
     """
-    choose("output_format", output_format, get_args(Format))
+    check_choice("output_format", output_format, get_args(Format))
     if num_negatives < 1:
         raise ValueError(
             f"expected num_negatives of at least 1, got {num_negatives}; ask for one or more"
@@ -216,12 +216,12 @@ def _formatted(
         for rows, values in zip(mined.indices, mined.similarity, strict=True)
     ]
     k, last = mined.indices.shape[1], dict(pairs)  # each anchor's last positive
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for (number, row), score in zip(pairs, similarity, strict=True):
         anchor, positive = anchors[number], texts[row]
         its = negatives[number]
         if output_format == "triplet":
-            found += [
+            rows += [
                 {anchor_name: anchor, positive_name: positive, "negative": text,
                  "scores": [score, value]}
                 for text, value in its
@@ -229,18 +229,18 @@ def _formatted(
         elif output_format == "n-tuple" and len(its) == k:
             many = {f"negative_{place}": text for place, (text, _) in enumerate(its, 1)}
             scores = [score, *(value for _, value in its)]
-            found.append({anchor_name: anchor, positive_name: positive, **many, "scores": scores})
+            rows.append({anchor_name: anchor, positive_name: positive, **many, "scores": scores})
         elif output_format == "labeled-list" and its:
             documents = [positive, *(text for text, _ in its)]
             scores = [score, *(value for _, value in its)]
             labels = [1, *([0] * len(its))]
-            found.append(
+            rows.append(
                 {anchor_name: anchor, positive_name: documents, "labels": labels, "scores": scores}
             )
         elif output_format == "labeled-pair":
-            found.append({anchor_name: anchor, positive_name: positive, "label": 1, "score": score})
+            rows.append({anchor_name: anchor, positive_name: positive, "label": 1, "score": score})
             if last[number] == row:
-                found += [
+                rows += [
                     {anchor_name: anchor, positive_name: text, "label": 0, "score": value}
                     for text, value in its
                 ]
@@ -252,4 +252,4 @@ def _formatted(
         "labeled-list": ["labels", "scores"],
     }
     names = [anchor_name, positive_name, *further[output_format]]
-    return {name: [row[name] for row in found] for name in names if name not in drop}
+    return {name: [row[name] for row in rows] for name in names if name not in drop}

@@ -7,23 +7,22 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from unremix.adapters import missing
 from unremix.adapters.dense import weighted_negatives
-from unremix.adapters.weighted import Weighted, WeightingOptions, weighted_loss, with_inputs
-from unremix.core.checks import choose, number
+from unremix.adapters.weighted import Weighted, weighted_loss, with_inputs
+from unremix.core.checks import check_choice, check_number
 from unremix.core.last_layer import LastLayer
 from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32
 from unremix.core.views import Views
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from unremix.losses import WeightingOptions, accepts
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -44,11 +43,9 @@ PartitionMode = Literal["joint", "per_direction"]
 LOSS_FILE = "unremix_loss.pt"  # in a checkpoint's folder
 
 
-class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
-    """In-batch negatives weighted by uncertainty, similarity and representativeness.
-
-    Takes what ``MultipleNegativesRankingLoss`` takes: (anchor, positive) pairs, triplets, or
-    n-tuples with hard negatives. With ``mini_batch_size`` it is its cached variant.
+@dataclass(frozen=True)
+class Options(WeightingOptions):
+    """The options of :class:`UnReMixLoss`, with those of :class:`unremix.losses.WeightingOptions`.
 
     Args:
         model: The model to train.
@@ -62,8 +59,53 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             part, gradients of the whole. None: all at once.
         last_layer: The ``Dense`` module that makes the embeddings, such as ``model[2]``, or its
             linear layer; without it the uncertainty ignores the layer's input.
-        options: How negatives are weighted: ``components``, ``mix`` and the others of
-            :class:`unremix.adapters.weighted.WeightingOptions`.
+    """
+
+    model: SentenceTransformer
+    scale: float = 20.0
+    gather_across_devices: bool = False
+    directions: Sequence[Direction] = ("query_to_doc",)
+    partition_mode: PartitionMode = "joint"
+    mini_batch_size: int | None = None
+    last_layer: nn.Module | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("scale", self.scale, above=0)
+        if not isinstance(self.gather_across_devices, bool):
+            raise TypeError(
+                "expected gather_across_devices to be True or False, got "
+                f"{self.gather_across_devices!r}; similarity is the cosine: leave similarity_fct "
+                "out"
+            )
+        check_choice("partition_mode", self.partition_mode, get_args(PartitionMode))
+        for each in self.directions:
+            check_choice("each of directions", each, get_args(Direction))
+        if "query_to_doc" not in self.directions:
+            raise ValueError(
+                f"expected 'query_to_doc' among directions, got {tuple(self.directions)}; add it: "
+                "it holds the positives"
+            )
+        without_positives = {"query_to_query", "doc_to_doc"} & set(self.directions)
+        if self.partition_mode == "per_direction" and without_positives:
+            raise ValueError(
+                "expected partition_mode='joint' with query_to_query or doc_to_doc, which hold no "
+                "positive, got 'per_direction'; leave them out, or use 'joint'"
+            )
+        if self.mini_batch_size is not None and self.mini_batch_size < 1:
+            raise ValueError(
+                f"expected mini_batch_size of at least 1, got {self.mini_batch_size}; "
+                "use None to embed the batch at once"
+            )
+
+
+class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
+    """In-batch negatives weighted by uncertainty, similarity and representativeness.
+
+    Takes what ``MultipleNegativesRankingLoss`` takes: (anchor, positive) pairs, triplets, or
+    n-tuples with hard negatives. With ``mini_batch_size`` it is its cached variant.
+
+    Its options are those of :class:`Options`.
 
     Relations:
         With ``components=()`` this equals ``MultipleNegativesRankingLoss``, value and gradient.
@@ -72,43 +114,28 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         Tabassum et al. 2022; Henderson et al. 2017 for the in-batch negatives.
     """
 
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        scale: float = 20.0,
-        gather_across_devices: bool = False,
-        directions: Sequence[Direction] = ("query_to_doc",),
-        partition_mode: PartitionMode = "joint",
-        mini_batch_size: int | None = None,
-        *,
-        last_layer: nn.Module | None = None,
-        **options: Unpack[WeightingOptions],
-    ) -> None:
+    @accepts(Options)
+    def __init__(self, options: Options) -> None:
         super().__init__()
-        self.model = model
-        self.scale = number("scale", scale, above=0)
-        if not isinstance(gather_across_devices, bool):
-            raise TypeError(
-                "expected gather_across_devices to be True or False, got "
-                f"{gather_across_devices!r}; similarity is the cosine: leave similarity_fct out"
-            )
-        self.gather_across_devices = gather_across_devices
-        self.directions = _checked(directions, partition_mode)
-        self.partition_mode = partition_mode
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise ValueError(
-                f"expected mini_batch_size of at least 1, got {mini_batch_size}; "
-                "use None to embed the batch at once"
-            )
-        self.mini_batch_size = mini_batch_size
-        self.uses_gradient_cache = mini_batch_size is not None
+        self.model = options.model
+        self.scale = float(options.scale)
+        self.gather_across_devices = options.gather_across_devices
+        self.directions = tuple(options.directions)
+        self.partition_mode = options.partition_mode
+        self.mini_batch_size = options.mini_batch_size
+        self.uses_gradient_cache = options.mini_batch_size is not None
         self.weighted = weighted_loss(
             options,
             temperature=1 / self.scale,
             layout="one-way",
-            last_layer=_linear_part(last_layer),
+            last_layer=_linear_part(options.last_layer),
         )
-        self.weighting_options = options
+        # Those that were changed, for the model card; the mix is shown as it is learned.
+        self.weighting_options = {
+            its.name: getattr(options, its.name)
+            for its in fields(WeightingOptions)
+            if its.name != "mix" and getattr(options, its.name) != its.default
+        }
         self._own_gradients: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -155,13 +182,13 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             return loss
         own = [each for each in self.weighted.parameters() if each.requires_grad]
         parts = [part for column in reps for part in column]
-        found = torch.autograd.grad(loss, [*parts, *own], allow_unused=True)
-        for part, gradient in zip(parts, found, strict=False):
+        gradients = torch.autograd.grad(loss, [*parts, *own], allow_unused=True)
+        for part, gradient in zip(parts, gradients, strict=False):
             # Embeddings may have got gradients before, of other widths (Matryoshka).
             part.grad = gradient if part.grad is None else part.grad + gradient
         self._own_gradients += [
             (parameter, gradient)
-            for parameter, gradient in zip(own, found[len(parts) :], strict=True)
+            for parameter, gradient in zip(own, gradients[len(parts) :], strict=True)
             if gradient is not None
         ]
         return loss.detach()
@@ -219,8 +246,8 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         embeddings = [at_least_float32(each) for each in embeddings]
         views = [Views(each) for each in embeddings]
         if layer is not None and weighting.needs_gradients:
-            found = [layer.find(each)[0] for each in embeddings]
-            views = [with_inputs(z, each) for z, each in zip(embeddings, found, strict=True)]
+            inputs = [layer.find(each)[0] for each in embeddings]
+            views = [with_inputs(z, each) for z, each in zip(embeddings, inputs, strict=True)]
         if not self.gather_across_devices:
             return views
         # Every process computes the loss of the joint batch: the mix stays the same in all.
@@ -240,16 +267,16 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
 
     def _joint_loss(self, *sides: tuple[Views, Views, Pairs]) -> Tensor:
         """-log( e^{l_p} / (k e^{l_p} + Σ over all sides) ); k sides hold the positive."""
-        found = [weighted_negatives(self.weighted, *side) for side in sides]
-        positive = found[0][1].diagonal()
+        sums_and_logits = [weighted_negatives(self.weighted, *side) for side in sides]
+        positive = sums_and_logits[0][1].diagonal()
         among = positive + math.log(self._holding)
-        total = torch.stack([among, *(sums for sums, _ in found)]).logsumexp(0)
+        total = torch.stack([among, *(sums for sums, _ in sums_and_logits)]).logsumexp(0)
         loss: Tensor = (total - positive).mean()
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
         """The options, those of the weights as they were given, and the mix, for the model card."""
-        given = {name: value for name, value in self.weighting_options.items() if name != "mix"}
+        given = dict(self.weighting_options)
         if "components" in given:
             given["components"] = list(self.mix)
         return {
@@ -373,24 +400,6 @@ class MixCallback(TrainerCallback):
     @staticmethod
     def _folder(args: Any, state: Any) -> Path:
         return Path(args.output_dir) / f"checkpoint-{state.global_step}"
-
-
-def _checked(directions: Sequence[Direction], partition_mode: str) -> tuple[Direction, ...]:
-    """The directions, if they are known and go together."""
-    choose("partition_mode", partition_mode, get_args(PartitionMode))
-    for each in directions:
-        choose("each of directions", each, get_args(Direction))
-    if "query_to_doc" not in directions:
-        raise ValueError(
-            f"expected 'query_to_doc' among directions, got {tuple(directions)}; add it: it holds "
-            "the positives"
-        )
-    if partition_mode == "per_direction" and {"query_to_query", "doc_to_doc"} & set(directions):
-        raise ValueError(
-            "expected partition_mode='joint' with query_to_query or doc_to_doc, which hold no "
-            "positive, got 'per_direction'; leave them out, or use 'joint'"
-        )
-    return tuple(directions)
 
 
 def _linear_part(layer: nn.Module | None) -> nn.Module | None:

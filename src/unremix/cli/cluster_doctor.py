@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from unremix.cli.doctor import show_packages, version_of
-from unremix.data.printing import one_line, printable
-from unremix.data.quantities import counted
-from unremix.data.remote import cache_folder
+from unremix.console.printing import one_line, printable
+from unremix.console.quantities import counted
+from unremix.files.remote import cache_folder
 
 PACKAGES = {
     "ray": ("--on ray", 'pip install "unremix[ray]"'),
@@ -31,7 +31,7 @@ SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cephfs", "ceph", "fuse.cep
 SECONDS = 20  # that a node or a command may take to answer
 
 
-def examine_cluster() -> None:
+def show_cluster() -> None:
     """Print what each engine sees, and what is missing."""
     sections = {"Ray": _ray, "SLURM": _slurm, "torchrun": _torchrun, "Storage": _storage}
     for title, lines in sections.items():
@@ -96,11 +96,9 @@ def _ray_nodes(ray: Any) -> Iterator[str]:
             except ray.exceptions.RayError as error:
                 yield f"{words}; does not answer ({one_line(str(error))[:120]})"
                 continue
-            storage = (
-                f"sees {Path.cwd()}"
-                if sees
-                else (f"does not see {Path.cwd()}: work on storage that all nodes share")
-            )
+            storage = f"sees {marker.parent}"
+            if not sees:
+                storage = f"does not see {marker.parent}: work on storage that all nodes share"
             package = f"unremix {version}" if version else "unremix is not installed there"
             yield f"{words}; {storage}; {package}"
     finally:
@@ -147,7 +145,7 @@ def _storage() -> Iterator[str]:
 
 
 def _file_system(path: Path) -> str | None:
-    """The kind of file system that a path is on, where the system says."""
+    """The kind of file system that a path is on; None if unknown."""
     try:
         lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from unremix.domains.options import TrainConfig
     from unremix.experiments.plan import CompareConfig
-    from unremix.options.config import TrainConfig
     from unremix.report.browse import Written
 
 
@@ -19,7 +19,7 @@ SWITCHES = ("trust", "allow_changed_data")
 
 def say(text: str) -> None:
     """Print a text that may hold names of files."""
-    from unremix.data.printing import printable
+    from unremix.console.printing import printable
 
     print(printable(text))
 
@@ -29,8 +29,8 @@ def show_results(card: dict[str, Any], where: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from unremix.data.printing import printable
-    from unremix.data.quantities import counted
+    from unremix.console.printing import printable
+    from unremix.console.quantities import counted
     from unremix.evaluation.card import card_table, spread_of
     from unremix.evaluation.health import health_in_words
 
@@ -89,7 +89,6 @@ def compare(
     return 1 if run(config, training, command=command).failed else 0
 
 
-# Not named like unremix.evaluate, which jsonargparse would import, and Lightning with it.
 def evaluate_run(run: str, data: str | None = None, trust: bool = False) -> None:
     """Measure a run's encoder again, on its own data or on others.
 
@@ -129,13 +128,13 @@ def embed(
         on: This machine (local), or Ray, where the same command continues what was stopped.
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.data.quantities import counted
+    from unremix.console.quantities import counted
     from unremix.training.embedding import embed_to_file
     from unremix.training.run import Run
 
     if on == "ray":
         from unremix.cluster.embedding import embed_on_ray
-        from unremix.data.progress import showing
+        from unremix.console.progress import showing
 
         place = str(Path(run) / "embeddings") if output is None else output
         with showing("embedding") as advance:
@@ -163,7 +162,7 @@ def _on_disk(output: str, remedy: str) -> Path:
     Raises:
         ValueError: If it is a URL.
     """
-    from unremix.data.remote import is_url
+    from unremix.files.remote import is_url
 
     if is_url(output):
         raise ValueError(
@@ -223,14 +222,14 @@ def mine(
         anchors: Embeddings of the anchors: .npz, .npy, .parquet, .csv or a folder of parquet parts,
             as 'unremix embed' writes them; a path or a URL.
         positives: Lines of anchor and positive, separated by tabs: by name, or by number from 0
-            where the embeddings have no names.
+            if the embeddings have no names.
         corpus: Embeddings to find negatives in; by default those of the anchors.
         k: Negatives per anchor.
         output: A .parquet, .csv, .tsv or .jsonl file of triplets, by default triplets.csv.
         judgements: Lines of anchor, row and grade that mining does not see, to count false
-            negatives with; by default the labels of both files, where they have any.
-        relative_margin: A negative is at least so much less similar than the positive, as a share
-            of the positive's similarity; null for no bound.
+            negatives with; by default the labels of both files, if they have any.
+        relative_margin: The least gap in similarity between positive and negative, as a share of
+            the positive's similarity; null for no bound.
         absolute_margin: The same as a difference.
         max_score: The largest similarity of a negative.
         min_score: The smallest similarity of a negative.
@@ -240,15 +239,19 @@ def mine(
         posterior_temperature: Of the pseudo-posterior in the uncertainty.
         sampling: By the mix (importance), the most similar (top), or drawn from the pool (random).
         pool: Rows to choose from, by default 10 k and at least 50.
-        skip: So many of the most similar rows are passed over.
+        skip: How many of the most similar rows to pass over.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
         seed: Of --sampling random.
         on: This machine (local), or Ray.
     """
+    options = dict(locals())  # as they were given
+    files = {name: options.pop(name) for name in ("anchors", "corpus", "positives", "k")}
+    for name in ("output", "judgements", "on"):
+        del options[name]
     import shutil
 
+    from unremix.console.progress import showing
     from unremix.core.scores import PAPER_COMPONENTS
-    from unremix.data.progress import showing
     from unremix.mining.audit import audit_negatives
     from unremix.mining.files import Collection, check_output, read_pairs, write_triplets
     from unremix.mining.mine import mine_hard_negatives
@@ -260,7 +263,7 @@ def mine(
         from unremix.cluster.mining import mine_on_ray
         from unremix.cluster.ray_engine import connect
 
-        connect()  # what is missing is said before the files are read
+        connect()  # report what is missing before the files are read
         each = mine_on_ray
     queries = Collection.read(anchors)
     rows = queries if corpus is None or corpus == anchors else Collection.read(corpus)
@@ -273,20 +276,9 @@ def mine(
             "protects them from false negatives"
         )
     own = queries.rows_in(rows)
-    options: dict[str, Any] = {
-        "relative_margin": relative_margin,
-        "absolute_margin": absolute_margin,
-        "max_score": max_score,
-        "min_score": min_score,
-        "duplicate_threshold": duplicate_threshold,
+    options |= {
         "components": PAPER_COMPONENTS if components is None else components,
         "mix": "fixed" if mix is None else mix,
-        "posterior_temperature": posterior_temperature,
-        "sampling": sampling,
-        "pool": pool,
-        "skip": skip,
-        "index": index,
-        "seed": seed,
     }
     folder = path.with_name(f"{path.name}.partial")
     with showing("mining") as advance:
@@ -315,7 +307,6 @@ def mine(
             corpus_labels=None if judged is not None else rows.labels,
             anchor_rows=own,
         )
-    files = {"anchors": anchors, "corpus": corpus, "positives": positives, "k": k}
     beside = write_triplets(path, mined, queries, rows, known, files | options, audit)
     shutil.rmtree(folder, ignore_errors=True)
     for line in mined.summary():
@@ -346,13 +337,14 @@ def neighbors(
         index: All rows (exact), or faiss (flat, ivf, hnsw).
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.data.progress import showing
-    from unremix.report.browse import write_neighbors
+    from unremix.console.progress import showing
+    from unremix.report.browse import RunData, write_neighbors
 
+    if k < 1:
+        raise ValueError(f"expected k of at least 1, got {k}; ask for one neighbor or more")
     with showing("searching") as advance:
-        written = write_neighbors(
-            run, query, k, data=data, output=output, index=index, advance=advance, trust=trust
-        )
+        searched = RunData("neighbors", run, data, output, index=index, trust=trust)
+        written = write_neighbors(searched, query, k, advance)
     _say(written)
 
 
@@ -375,13 +367,12 @@ def duplicates(
         index: All rows (exact), or faiss (flat, ivf, hnsw).
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.data.progress import showing
-    from unremix.report.browse import write_duplicates
+    from unremix.console.progress import showing
+    from unremix.report.browse import RunData, write_duplicates
 
     with showing("searching") as advance:
-        written = write_duplicates(
-            run, threshold, data=data, output=output, index=index, advance=advance, trust=trust
-        )
+        searched = RunData("duplicates", run, data, output, index=index, trust=trust)
+        written = write_duplicates(searched, threshold, advance)
     _say(written)
 
 
@@ -404,9 +395,9 @@ def cluster(
         seed: Of the start.
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.report.browse import write_clusters
+    from unremix.report.browse import RunData, write_clusters
 
-    _say(write_clusters(run, clusters, data=data, output=output, seed=seed, trust=trust))
+    _say(write_clusters(RunData("clusters", run, data, output, trust=trust), clusters, seed))
 
 
 def _say(written: Written) -> None:
@@ -422,65 +413,68 @@ def recipes(recipe: str | None = None) -> None:
         recipe: The name of one to show in full; by default all are listed.
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from unremix.frameworks.parts import option_fields, section_of, summary_of
-    from unremix.options.settings import shipped
     from unremix.recipes import NOTHING, PARTS, RECIPES, find_recipe, options_of
+    from unremix.training.settings import shipped
 
     console = Console(highlight=False, markup=False)
+
+    def show(
+        headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, solid: int = 1
+    ) -> None:
+        """Print a table whose last columns break lines, but not the first ``solid`` ones."""
+        columns = [
+            Column(heading, no_wrap=number < solid, overflow="fold")
+            for number, heading in enumerate(headings)
+        ]
+        padding = (0, 1, 0, int(solid == 1))
+        named = any(headings)
+        table = Table(*columns, box=None, pad_edge=False, padding=padding, show_header=named)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        console.print()
+
+    rows: list[tuple[str | Text, ...]]
     if recipe is not None:
         chosen = find_recipe(recipe)
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_row("--recipe", chosen.name)
-        table.add_row("what it is", chosen.summary)
-        table.add_row("domain", chosen.domain)
-        table.add_row("in the paper", chosen.paper or "no row of its own")
-        table.add_row("--temperature", f"{chosen.temperature:g}")
+        facts = {
+            "--recipe": chosen.name,
+            "what it is": chosen.summary,
+            "domain": chosen.domain,
+            "in the paper": chosen.paper or "no row of its own",
+            "--temperature": f"{chosen.temperature:g}",
+        }
         for kind, name in chosen.parts.items():
             summary = NOTHING if name == NOTHING else f"{name} ({summary_of(PARTS[kind][name])})"
-            table.add_row(f"--{kind}", summary)
-        console.print(table)
-        table = Table(box=None, pad_edge=False)
-        for heading in ("option", "value", "of the", "set by"):
-            table.add_column(heading, no_wrap=heading == "option")
-        for option in options_of(chosen):
-            set_by = "recipe" if option.changed else "default"
-            table.add_row(option.option, Text(option.value), option.kind, set_by)
-        console.print()
-        console.print(table)
+            facts[f"--{kind}"] = summary
+        show(["", ""], facts.items())
+        rows = [
+            (one.option, Text(one.value), one.kind, "recipe" if one.changed else "default")
+            for one in options_of(chosen)
+        ]
+        show(["option", "value", "of the", "set by"], rows)
         return
+    parts = ("framework", "mixing", "negatives", "weighting")
     for domain in dict.fromkeys(one.domain for one in RECIPES.values()):
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        for heading in (f"{domain} recipes", "framework", "mixing", "negatives", "weighting", "τ"):
-            table.add_column(heading, no_wrap=True)
-        table.add_column("what it is, and what it sets", overflow="fold")
+        rows = []
         for one in (one for one in RECIPES.values() if one.domain == domain):
             sets = [f"{o.option} {o.value}" for o in options_of(one) if o.changed]
             text = Text("\n".join([one.summary, *sets]))
-            table.add_row(one.name, *one.parts.values(), f"{one.temperature:g}", text)
-        console.print(table)
-        console.print()
+            rows.append((one.name, *one.parts.values(), f"{one.temperature:g}", text))
+        show([f"{domain} recipes", *parts, "τ", "what it is, and what it sets"], rows, solid=6)
     console.print("One in full, with every option and its place in the paper: unremix recipes hcl")
-    console.print("Any part can be exchanged: --recipe moco --weighting unremix --mixing unmix")
+    console.print("Any part can be exchanged: --recipe moco --weighting unremix --mixing unmix\n")
     for kind, known in PARTS.items():
-        table = Table(box=None, pad_edge=False)
-        table.add_column(f"--{kind}", no_wrap=True)
-        table.add_column("what it is")
-        table.add_column("options")
+        rows = []
         for name, part in known.items():
             options = (f"--{section_of(part)}.{option}" for option in option_fields(part))
-            table.add_row(name, summary_of(part), ", ".join(options))
-        console.print()
-        console.print(table)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("--config", no_wrap=True)
-    table.add_column("settings that ship with the package, for every recipe")
-    for name, summary in shipped().items():
-        table.add_row(name, summary)
-    console.print()
-    console.print(table)
+            rows.append((name, summary_of(part), ", ".join(options)))
+        show([f"--{kind}", "what it is", "options"], rows)
+    show(["--config", "settings that ship with the package, for every recipe"], shipped().items())
 
 
 def report(runs: list[str], output: str | None = None, trust: bool = False) -> None:
@@ -492,7 +486,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
             comparison.html here, unless that compares other runs.
         trust: Allow code that a run's folder names to run.
     """
-    from unremix.data.atomic_files import write_bytes
+    from unremix.files.atomic_files import write_bytes
     from unremix.report import (
         comparison_page,
         write_comparison,
@@ -503,9 +497,9 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
 
     folders = [Path(run) for run in runs]
     if len(folders) > 1:
-        page = write_comparison(folders, output or comparison_page(folders))
+        page = write_comparison(folders, output or comparison_page(folders), trust=trust)
     elif (folders[0] / "comparison.yaml").exists():
-        written = write_comparison_of(folders[0])
+        written = write_comparison_of(folders[0], trust=trust)
         if written is None:
             raise ValueError(
                 f"expected at least two finished runs in {folders[0]}, got fewer; let "
@@ -589,16 +583,16 @@ def doctor(cluster: bool = False) -> None:
         cluster: Report what Ray, SLURM, torchrun and object stores offer instead.
     """
     if cluster:
-        from unremix.cli.cluster_doctor import examine_cluster
+        from unremix.cli.cluster_doctor import show_cluster
 
-        examine_cluster()
+        show_cluster()
         return
-    from unremix.cli.doctor import examine
+    from unremix.cli.doctor import show_installation
 
-    examine()
+    show_installation()
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
+COMMANDS: dict[str, Callable[..., int | None]] = {
     "evaluate": evaluate_run,
     "embed": embed,
     "export": export,
@@ -610,10 +604,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "study": study,
     "doctor": doctor,
+    "reproduce": reproduce,
 }
 SUMMARIES = {
     name: (function.__doc__ or "").partition("\n")[0]
-    for name, function in {
-        "train": train, "compare": compare, **COMMANDS, "reproduce": reproduce,
-    }.items()
-}  # fmt: skip
+    for name, function in {"train": train, "compare": compare, **COMMANDS}.items()
+}

@@ -12,14 +12,13 @@ from pathlib import Path
 import torch
 
 import unremix
+from unremix.console.printing import printable
+from unremix.console.quantities import counted
 from unremix.core.engines import engine_report
-from unremix.data.printing import printable
-from unremix.data.quantities import counted
 
 # What each package is for, and the command that brings it.
 PACKAGES = {
     "lightning": ("training", 'pip install "unremix[train]"'),
-    "jsonargparse": ("the command line", 'pip install "unremix[train]"'),
     "scikit-learn": ("the embedded digits", 'pip install "unremix[train]"'),
     "pillow": ("reading images", 'pip install "unremix[train]"'),
     "pillow-heif": ("reading HEIC pictures", "pip install pillow-heif"),
@@ -45,7 +44,7 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def examine() -> None:
+def show_installation() -> None:
     """Print what there is and what is missing; needs torch alone."""
     print(f"unremix {unremix.__version__}, Python {platform.python_version()}")
     device = "cpu"
@@ -69,7 +68,7 @@ def examine() -> None:
 
 
 def show_packages(packages: Mapping[str, tuple[str, str]]) -> None:
-    """Print a table of packages: version, purpose and, where one is missing, how to get it."""
+    """Print a table of packages: version, purpose and, if one is missing, how to install it."""
     rows = [("package", "version", "for", "if missing")]
     for package, (purpose, command) in packages.items():
         version = version_of(package)

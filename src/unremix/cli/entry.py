@@ -12,12 +12,11 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
-from typing import Any
 
 import unremix
 from unremix.cli import commands
-from unremix.data.printing import complain, one_line
-from unremix.data.suggestions import did_you_mean, how_to_install
+from unremix.console.printing import complain, one_line
+from unremix.console.suggestions import Mistyped, did_you_mean, how_to_install
 from unremix.training.memory import keep_freed_memory
 
 
@@ -25,12 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; errors that the user can fix are one line, without a traceback."""
     # One line a warning, without the place in our source that raised it.
     warnings.formatwarning = lambda message, *_, **__: f"unremix: {one_line(str(message))}\n"
-    for stream in (sys.stdout, sys.stderr):  # what the locale cannot show is written out
+    for stream in (sys.stdout, sys.stderr):  # escape what the locale cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if arguments is not None:
         return _answer(list(arguments))
-    gc.disable()  # a process of its own: imports make many objects and no garbage
+    gc.disable()  # imports make many objects and no garbage
     if sys.argv[1:2] == ["train"]:
         keep_freed_memory()
     status = _answer(sys.argv[1:])
@@ -51,7 +50,7 @@ def _answer(typed: list[str]) -> int:
         lines = [f"  {name:<11}{summary}" for name, summary in commands.SUMMARIES.items()]
         print("usage: unremix COMMAND ...\n\nGood embeddings without labels.\n", *lines, sep="\n")
         print("\nunremix COMMAND --help shows the options of a command.")
-        if find_spec("jsonargparse") is None:
+        if find_spec("lightning") is None:
             print('All but doctor need more packages: pip install "unremix[train,report]"')
         return 0
     if command == "--version":
@@ -67,10 +66,10 @@ def _answer(typed: list[str]) -> int:
         if error.name is None or error.name.startswith("unremix"):
             raise
         return complain(how_to_install(error.name), 1)
-    except OSError as error:  # without the number, where the text is ours
+    except OSError as error:  # our own texts have no number
         return complain(str(error if error.filename else error.strerror or error), 1)
     except (ValueError, ImportError) as error:
-        return complain(str(error), 1)
+        return complain(str(error), 2 if isinstance(error, Mistyped) else 1)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
@@ -94,37 +93,6 @@ def out_of_memory(error: BaseException) -> bool:
     return said or any(kind.__name__ in names for kind in type(error).__mro__)
 
 
-def _options_named(typed: Sequence[str]) -> frozenset[str]:
-    """The options that were typed, whatever a file says besides."""
-    return frozenset(word[2:].partition("=")[0] for word in typed if word.startswith("--"))
-
-
-def _refuse_code(options: dict[str, Any], typed: Sequence[str]) -> None:
-    """Refuse code that a --config file names and the user did not type."""
-    from unremix.options.config import code_of, untrusted
-
-    names = _options_named(typed)
-    imports = () if "imports" in names else options["imports"] or ()
-    code = code_of(imports, "" if "backbone" in names else options["backbone"] or "")
-    if code and not options["trust"]:
-        raise ValueError(untrusted(code, "the --config file"))
-
-
-def _files_first(words: Sequence[str]) -> list[str]:
-    """The options of a command with those of files first, so that what is typed always wins.
-
-    Example:
-        >>> _files_first(["--epochs", "3", "--config", "options.yaml"])
-        ['--config', 'options.yaml', '--epochs', '3']
-    """
-    files: list[str] = []
-    others: list[str] = []
-    for number, word in enumerate(words):
-        of_file = word.startswith("--config=") or "--config" in (word, *words[:number][-1:])
-        (files if of_file else others).append(word)
-    return files + others
-
-
 def _run(command: str, typed: list[str]) -> int:
     if command == "doctor" and len(typed) == 1:  # needs no parser
         commands.doctor()
@@ -139,40 +107,34 @@ def _run(command: str, typed: list[str]) -> int:
 
         print(command_help(command))
         return 0
-    from unremix.cli.parser import Parser, make_parser
+    from unremix.cli.parser import CONFIG_SWITCHES, HIDDEN, parse
 
-    Parser.typed = typed
-    chosen = make_parser(command).parse_args([command, *_files_first(typed[1:])])[command]
-    gc.enable()
-    dry = command in ("train", "compare") and bool(chosen.pop("dry_run", False))
     words = shlex.join(["unremix", *typed])
+    chosen = parse(command, typed[1:])
+    gc.enable()
+    if command in commands.COMMANDS:
+        if command == "reproduce":
+            chosen[HIDDEN] = words
+        return commands.COMMANDS[command](**chosen) or 0
+    from unremix.domains.options import TrainConfig, config_to_yaml, nested_options
+    from unremix.experiments.plan import CompareConfig, domain_of
 
-    def values(of: str, options: Any) -> dict[str, Any]:
-        return dict(vars(Parser.commands[of].instantiate(options)))
-
-    if command in ("train", "compare"):
-        chosen.pop("config", None)
-        switches = {name: f"--{name}" in typed for name in commands.SWITCHES}
-        for name in switches:
-            chosen.pop(name, None)
-        options = values(command, chosen) | switches
-        _refuse_code(options, typed)
-        if command == "train":
-            from unremix.options.config import TrainConfig
-
-            commands.train(TrainConfig(**options), dry=dry)
-            return 0
-        from unremix.experiments.plan import CompareConfig, domain_of
-        from unremix.options.config import TrainConfig
-        from unremix.options.extensions import load_extensions
-
-        own = {field.name: options.pop(field.name) for field in fields(CompareConfig)}
-        load_extensions(options["imports"] or ())
-        options["domain"] = options["domain"] or domain_of(own["recipes"])
+    switches = {name: chosen.pop(name, False) for name in CONFIG_SWITCHES}
+    dry, printed = switches.pop("dry_run"), switches.pop("print_config")
+    names = [field.name for field in fields(CompareConfig)] if command == "compare" else []
+    own = {name: chosen.pop(name) for name in names if name in chosen}
+    options = nested_options(chosen) | switches
+    if command == "compare":
+        options.setdefault("domain", domain_of(own["recipes"]))
         # A budget wins over the epochs of a file, but not over those on the command line.
-        training = TrainConfig(**options, given=_options_named(typed))
+        options["given"] = frozenset(
+            word[2:].partition("=")[0] for word in typed if word.startswith("--")
+        )
+    training = TrainConfig(**options)
+    if printed:
+        print(config_to_yaml(training), end="")
+    elif command == "train":
+        commands.train(training, dry=dry)
+    else:
         return commands.compare(CompareConfig(**own), training, words, dry=dry)
-    if command == "reproduce":
-        return commands.reproduce(**vars(chosen), command=words)
-    commands.COMMANDS[command](**vars(chosen))
     return 0

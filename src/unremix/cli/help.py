@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields
 from inspect import Parameter, signature
 from typing import Any
 
-from unremix.cli.commands import SUMMARIES
+from unremix.cli.commands import COMMANDS, SUMMARIES
 from unremix.cli.parser import (
     CONFIG,
     DRY_RUN,
@@ -17,18 +17,18 @@ from unremix.cli.parser import (
     SHORT,
     argument,
     by_position,
-    function_of,
+    load_typed,
     usage_of,
 )
+from unremix.domains import DOMAINS, Domain, default_domain
+from unremix.domains.options import INTERNAL, SELECTIVE, TrainConfig
 from unremix.experiments.plan import OWN, CompareConfig, domain_of
 from unremix.frameworks.parts import described, section_of, written
-from unremix.options.config import TrainConfig, default_of
-from unremix.recipes import PARTS, sections
+from unremix.frameworks.recipe import PARTS, domains_of, sections
 
 WIDTH = 80
 NAMES = 20  # columns of the options' names
 ROOM = WIDTH - NAMES - 2
-NO_HELP = ("given", "held", "graph", "sentence")  # sections have lines of their own
 
 
 def options_help(command: str, words: Sequence[str], *, everything: bool) -> str:
@@ -47,25 +47,28 @@ def options_help(command: str, words: Sequence[str], *, everything: bool) -> str
         for its in fields(CompareConfig):
             usual = "" if its.default in (MISSING, None) else written(its.default)
             lines += _option(its.name, described(CompareConfig)[its.name], usual, everything)
-    skip = {*NO_HELP, *(("progress", *OWN) if command == "compare" else ()), *sections()}
-    texts = described(TrainConfig)
-    shown = [its for its in fields(TrainConfig) if its.name not in skip]
-    groups = [(None, "common options"), (domain, f"for {domain} data")]
-    others = [one for one in ("image", "graph", "sentence") if one != domain]
-    groups += [(one, f"for {one} data") for one in others] if everything else []
-    for of, heading in groups:
-        own = [its for its in shown if its.metadata["domain"] == of]
-        lines += ["", heading]
-        for its in own:
-            if everything or not its.metadata["rare"]:
-                usual = _usual(its, of or domain)
-                lines += _option(its.name, texts.get(its.name, ""), usual, everything)
-        lines += [line for part in _sections(of, domain, everything) for line in part]
+    skip = {*INTERNAL, *(("progress", *OWN) if command == "compare" else ())}
+    shared = [its for its in fields(TrainConfig) if its.name not in skip]
+    lines += ["", "common options"]
+    lines += _options([one for one in shared if one.name not in SELECTIVE], domain, everything)
+    lines += _sections(None, everything)
+    others = [one for one in DOMAINS.values() if one is not domain]
+    foreign = set(SELECTIVE) - domain.uses
+    rare = {its.name: None for its in shared if its.metadata["rare"] and its.name not in foreign}
+    for one in [domain, *others] if everything else [domain]:
+        lines += ["", f"for {one.name} data"]
+        lines += _lines("--data", one.reads, "") if everything else []
+        lines += _options([its for its in shared if its.name in one.uses], one, everything)
+        lines += _own(one, everything)
+        lines += _sections(one.name, everything)
+        if not one.section:
+            rare |= {its.name: None for its in fields(one.options) if its.metadata.get("rare")}
     if not everything:
-        rare = " ".join(f"--{its.name}" for its in shown if its.metadata["rare"])
-        lines += ["", *textwrap.wrap(f"more: {rare}", WIDTH, subsequent_indent="  ")]
+        more = " ".join(f"--{name}" for name in rare)
+        lines += ["", *textwrap.wrap(f"more: {more}", WIDTH, subsequent_indent="  ")]
+        names = " or ".join(one.name for one in others)
         lines += textwrap.wrap(
-            f"--help_all shows all options in full, --help --domain {' or '.join(others)} those "
+            f"--help_all shows all options in full, --help --domain {names} those "
             "for other data. unremix recipes lists the recipes and their parts.",
             WIDTH,
         )
@@ -74,7 +77,7 @@ def options_help(command: str, words: Sequence[str], *, everything: bool) -> str
 
 def command_help(command: str) -> str:
     """The help of a command other than train and compare: what it needs, then its options."""
-    function = function_of(command)
+    function = COMMANDS[command]
     lines = [f"usage: {usage_of(command)}", "", SUMMARIES[command], ""]
     texts = described(function)
     for name, its in signature(function).parameters.items():
@@ -86,21 +89,41 @@ def command_help(command: str) -> str:
     return "\n".join(lines)
 
 
-def _domain(words: Sequence[str]) -> str:
-    """The domain that was typed, or that of the recipe."""
-    given: dict[str, str] = dict(re.findall(r"--(domain|recipes?)[= ](\S+)", " ".join(words)))
-    if given.get("domain") in ("image", "graph", "sentence"):
-        return given["domain"]
-    return domain_of(given.get("recipe") or given.get("recipes") or "") or "image"
+def _domain(words: Sequence[str]) -> Domain:
+    """The kind of data that was typed, or that of the recipe."""
+    typed = re.findall(r"--(domain|imports|recipes?)[= ](\[.*?\]|\S+)", " ".join(words))
+    given: dict[str, str] = dict(typed)
+    if "imports" in given:
+        load_typed(given["imports"])
+    recipe = given.get("recipe") or given.get("recipes") or ""
+    return DOMAINS.get(given.get("domain") or domain_of(recipe) or "") or default_domain()
 
 
-def _usual(its: Field[Any], domain: str) -> str:
-    usual = default_of(its, domain)
-    return "" if usual is None or usual == () else written(usual)
+def _options(options: Sequence[Field[Any]], domain: Domain, everything: bool) -> Iterator[str]:
+    """The lines of some options that all kinds of data share, with the defaults of one."""
+    texts = described(TrainConfig)
+    texts["domain"] += f" It is one of {', '.join(DOMAINS)}."
+    for its in options:
+        if everything or not its.metadata["rare"]:
+            usual = domain.defaults.get(its.name, its.metadata["usual"])
+            shown = "" if usual is None or usual == () else written(usual)
+            yield from _option(its.name, texts[its.name], shown, everything)
+
+
+def _own(domain: Domain, everything: bool) -> Iterator[str]:
+    """The lines of the options of a kind of data."""
+    if domain.section and not everything:
+        yield from _names(domain.section, domain.options)
+        return
+    texts, prefix = described(domain.options), f"{domain.section}." if domain.section else ""
+    for its in fields(domain.options):
+        if everything or not its.metadata.get("rare"):
+            shown = "" if its.default in (None, ()) else written(its.default)
+            yield from _option(prefix + its.name, texts[its.name], shown, everything)
 
 
 def _option(name: str, text: str, usual: str, everything: bool) -> list[str]:
-    """The lines of an option; where not everything is shown, one line and its name."""
+    """The lines of an option; one line unless everything is shown."""
     if not everything:
         text = re.split(r"(?<=\w)(?:\. |\.$|; |, by default|: (?=the embedded))", text)[0]
         room = ROOM - (len(usual) + 3) * bool(usual)
@@ -118,26 +141,25 @@ def _lines(label: str, text: str, usual: str) -> list[str]:
     return [f"{label:<{NAMES}}  {texts[0]}", *lines[1:]]
 
 
-def _sections(of: str | None, domain: str, everything: bool) -> Iterator[list[str]]:
-    """Of a domain, its own options and those of the parts that are for it."""
-    kinds: dict[str, Any] = {}
-    if of is not None and of != "image":
-        kinds[of] = next(its for its in fields(TrainConfig) if its.name == of).default_factory
-    for name, kind in sections().items():
-        parts = [part for known in PARTS.values() for part in known.values()]
-        for_domains = {
+def _sections(domain: str | None, everything: bool) -> Iterator[str]:
+    """The options of the parts that only one kind of data has, or of those that several have."""
+    for section, options in sections().items():
+        served = {
             one
-            for part in parts
-            if section_of(part) == name
-            for one in getattr(part, "domains", ("image", "graph", "sentence"))
+            for kind, known in PARTS.items()
+            for name, part in known.items()
+            if section_of(part) == section
+            for one in domains_of(kind, name)
         }
-        if (of is None and len(for_domains) > 1) or for_domains == {of}:
-            kinds[name] = kind
-    for name, kind in kinds.items():
-        assert is_dataclass(kind)
-        if everything:
-            for option, text in described(kind).items():
-                yield _option(f"{name}.{option}", text, "", True)
-        else:
-            inner = f"--{name}." + ", ".join(its.name for its in fields(kind))
-            yield textwrap.wrap(inner, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        if served == {domain} or (domain is None and len(served) > 1):
+            if not everything:
+                yield from _names(section, options)
+                continue
+            for option, text in described(options).items():
+                yield from _option(f"{section}.{option}", text, "", True)
+
+
+def _names(section: str, options: type) -> list[str]:
+    """The names of the options of a section."""
+    inner = f"--{section}." + ", ".join(its.name for its in fields(options))
+    return textwrap.wrap(inner, WIDTH, initial_indent="  ", subsequent_indent="    ")

@@ -1,27 +1,17 @@
-"""The options of all commands, and the message when one is wrong."""
+"""From the words of a command line to options by name."""
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter, signature
 from itertools import takewhile
-from typing import Any, ClassVar, NoReturn
+from pathlib import Path
+from typing import Any, get_type_hints
 
-from jsonargparse import (  # type: ignore[attr-defined]
-    SUPPRESS,
-    ActionConfigFile,
-    ArgumentParser,
-    set_parsing_settings,
-)
-
-import unremix
-from unremix.cli.commands import COMMANDS, SUMMARIES, SWITCHES, reproduce
-from unremix.data.printing import complain
-from unremix.data.suggestions import did_you_mean
-from unremix.frameworks.parts import described
-from unremix.options.settings import find_config
+from unremix.cli.commands import COMMANDS, SWITCHES
+from unremix.console.suggestions import Mistyped, did_you_mean
+from unremix.console.values import adapted, fits, mismatch, read_yaml, typed
+from unremix.files.atomic_files import read_text
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
@@ -31,149 +21,223 @@ OPTIONAL = {("recipes", "recipe")}  # by position, or not at all
 NAMED = {("mine", "anchors"), ("mine", "positives"), ("neighbors", "query")}  # never by position
 SHORT = {"output": "-o", "k": "-k"}
 WITH_CONFIG = ("train", "compare")
+CONFIG_SWITCHES = (*SWITCHES, "dry_run", "print_config")
 HIDDEN = "command"  # what was typed, which the entry adds
 
-
-class Parser(ArgumentParser):
-    """A parser whose errors are one sentence and name the nearest option."""
-
-    commands: ClassVar[dict[str, Parser]] = {}
-    typed: ClassVar[Sequence[str]] = ()
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong, and what was probably meant."""
-        line = " ".join(self.typed)
-        asked = [parser for name, parser in self.commands.items() if line.startswith(f"{name} ")]
-        actions = [action for parser in (self, *asked) for action in parser._actions]
-        command = self.typed[0] if self.typed else ""
-        sys.exit(complain(_sentence(message, actions, command), 2))
+Words = dict[str, str | list[str] | bool]
+"""What was typed for each option: its value, several, or True for a switch."""
 
 
-def _sentence(message: str, actions: Sequence[Any], command: str) -> str:
-    """What jsonargparse says, in one sentence."""
-    types = {action.dest: getattr(action, "_typehint", action.type) for action in actions}
-    named = re.search(r'Parser key "([\w.]+)"', message)
-    value = re.search(r"(?:Given|Got) value: (.*)$", message)
-    if named and value:
-        from unremix.options.config import mismatch
+def parse(command: str, words: Sequence[str]) -> dict[str, Any]:
+    """The options that were given, by name; what is typed overrides a file of options.
 
-        hint = types.get(named[1], types.get(named[1].partition(".")[2]))
-        return mismatch(f"--{named[1]}", value[1].strip("'"), hint)
-    message = " ".join(message.split())
-    denied = re.search(r"Importing '(.*?)' is not allowed", message)
-    if denied:
-        return (
-            f"expected the options of a section by name, got {denied[1]!r}, the name of a class; "
-            "write each option and its value"
-        )
-    known = {option.lstrip("-") for action in actions for option in action.option_strings}
-    unknown = re.match(r"[Uu]nrecognized arguments: (.*)$", message)
-    if unknown:
-        word = unknown[1].split()[0].partition("=")[0]
-        hint = did_you_mean(word.lstrip("-"), known) or "; see --help"
-        if not word.startswith("-") and "data" in known:
-            hint = f"; did you mean {_meant(word, Parser.typed)}?"
-        return f"expected options of this command, got {unknown[1]}{hint}"
-    required = re.search(r"arguments are required: (.*)$", message)
-    if required:
-        names = [name.rpartition(".")[2] for name in required[1].split(", ")]
-        shown = [f"--{name}" if (command, name) in NAMED else name.upper() for name in names]
-        return f"expected {' and '.join(shown)}, got nothing; usage: {usage_of(command)}"
-    for option, quoted in re.findall(r"--([\w.]+)|[Oo]ption '([\w.]+)'", message):
-        if (option or quoted) not in known:
-            message += did_you_mean(option or quoted, known)
-    return message
+    Args:
+        command: The command.
+        words: What was typed after it.
+
+    Returns:
+        Values by name on the command line, those of a section with a dot.
+
+    Raises:
+        Mistyped: For options that the command does not have, or values of another type.
+        ValueError: For code that a file names and the user did not type.
+
+    Example:
+        >>> parse("embed", ["runs/digits", "--data", "a.png", "b.png", "-o", "features.npz"])
+        {'run': 'runs/digits', 'data': ['a.png', 'b.png'], 'output': 'features.npz'}
+    """
+    if command in WITH_CONFIG:
+        return _parse_training(command, words)
+    hints = get_type_hints(COMMANDS[command])
+    del hints["return"]
+    hints.pop(HIDDEN, None)
+    parameters = _parameters(command)
+    given = _split(
+        command, words, [n for n, one in parameters.items() if by_position(command, one)]
+    )
+    values = dict(_values(command, given, hints))
+    required = [name for name, one in parameters.items() if one.default is Parameter.empty]
+    _require(command, [name for name in required if name not in values])
+    return values
 
 
-def _meant(word: str, typed: Sequence[str]) -> str:
+def _parse_training(command: str, words: Sequence[str]) -> dict[str, Any]:
+    given = _split(command, words, [])
+    file, trust = {}, bool(given.get("trust"))
+    if "config" in given:
+        file = {k: v for k, v in _read_file(str(given.pop("config"))).items() if k not in given}
+        for name in CONFIG_SWITCHES:
+            if name in file:
+                raise Mistyped(f"expected options in the --config file, got {name}; type --{name}")
+        if "imports" in file:  # before anything asks which code they name
+            file["imports"] = _value("imports", file["imports"], tuple[str, ...])
+    from unremix.domains.extensions import load_extensions
+    from unremix.domains.options import code_of, untrusted
+
+    if isinstance(given.get("imports"), str):
+        load_typed(str(given["imports"]))
+    code = code_of(file)
+    if code and not trust:
+        raise untrusted(code, "the --config file")
+    load_extensions(file.get("imports") or ())
+    hints = training_hints(command)
+    values = dict(_values(command, file, hints)) | dict(_values(command, given, hints))
+    if command == "compare":
+        _require(command, [name for name in ("recipes",) if name not in values])
+    return values
+
+
+def load_typed(text: str) -> None:
+    """Import what was typed after --imports, which may add the kind of data that is meant."""
+    from unremix.domains.extensions import load_extensions
+
+    load_extensions(_value("imports", text, tuple[str, ...]))
+
+
+def training_hints(command: str) -> dict[str, Any]:
+    """The type of every option of train or compare, by its name."""
+    from unremix.domains.options import option_hints
+
+    hints = option_hints()
+    if command == "compare":
+        from unremix.experiments.plan import OWN, CompareConfig
+
+        hints = {name: hint for name, hint in hints.items() if name not in OWN}
+        hints = get_type_hints(CompareConfig) | hints
+    return hints | {"config": str} | dict.fromkeys(CONFIG_SWITCHES, bool)
+
+
+def _split(command: str, words: Sequence[str], placed: list[str]) -> Words:
+    """What was typed for each option; ``placed`` names those that are typed without their name."""
+    given: Words = {}
+    switches = CONFIG_SWITCHES if command in WITH_CONFIG else _switches(command)
+    long = {short: f"--{name}" for name, short in SHORT.items()}
+    rest, places = list(words), list(placed)
+
+    def following() -> list[str]:
+        values = list(takewhile(lambda one: not one.startswith("--") and one[:2] not in long, rest))
+        del rest[: len(values)]
+        return values
+
+    def need(values: list[str]) -> list[str]:
+        if not values:
+            raise Mistyped(f"expected a value for {word}, got none")
+        return values
+
+    while rest:
+        word = rest.pop(0)
+        if word[:2] in long and len(word) > 2:  # such as -opage.html
+            rest.insert(0, word[2:].removeprefix("="))
+            word = word[:2]
+        name, equals, text = long.get(word, word).removeprefix("--").partition("=")
+        if word not in long and not word.startswith("--"):
+            if not places:
+                raise Mistyped(_superfluous(command, words, word))
+            several = (command, places[0]) in SEVERAL
+            given[places.pop(0)] = [word, *following()] if several else word
+        elif name in switches:
+            if equals:  # --trust=false must not be taken for --trust
+                raise Mistyped(f"expected --{name} without a value, got {word}; leave it out")
+            given[name] = True
+        elif (command, name) in SEVERAL:
+            given[name] = [text] if equals else need(following())
+        elif equals:
+            given[name] = text
+        elif not rest or rest[0].startswith("--"):
+            unknown = "" if word in long else _unknown(command, word, [])
+            raise Mistyped(unknown or f"expected a value for {word}, got none")
+        else:
+            given[name] = rest.pop(0)
+    return given
+
+
+def _values(
+    command: str, given: Mapping[str, Any], hints: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Name and value of each option."""
+    sections = {name.partition(".")[0] for name in hints if "." in name}
+    for name, text in given.items():
+        if name in sections:
+            inner = read_yaml(text) if isinstance(text, str) else text
+            if not isinstance(inner, Mapping):
+                raise Mistyped(mismatch(f"--{name}", text, Mapping))
+            dotted = {f"{name}.{key}": value for key, value in inner.items() if value is not None}
+            yield from _values(command, dotted, hints)
+        elif name not in hints:
+            words = [text] if isinstance(text, str) else []
+            raise Mistyped(_unknown(command, f"--{name}", words, hints))
+        elif text is not None:
+            yield name, _value(name, text, hints[name])
+
+
+def _value(name: str, text: Any, hint: Any) -> Any:
+    value = typed(text, hint) if isinstance(text, str) else text
+    if not fits(value, hint):
+        raise Mistyped(mismatch(f"--{name}", value, hint))
+    return adapted(value, hint)
+
+
+def _read_file(name: str) -> dict[str, Any]:
+    """The options in a file, or in text that is YAML itself; those not given are left out."""
+    from unremix.training.run import LARGEST_CONFIG
+    from unremix.training.settings import find_config
+
+    found = find_config(name)
+    text = read_text(Path(found), LARGEST_CONFIG) if Path(found).is_file() else found
+    options = read_yaml(text) or {}
+    if not isinstance(options, dict):
+        raise Mistyped(f"expected a file of options for --config, got {name!r}; name a YAML file")
+    return {str(key): value for key, value in options.items() if value is not None}
+
+
+def _require(command: str, missing: Sequence[str]) -> None:
+    if missing:
+        named = [f"--{one}" for one in missing if command in WITH_CONFIG or (command, one) in NAMED]
+        others = [one.upper() for one in missing if f"--{one}" not in named]
+        wanted = " and ".join([*named, *others])
+        raise Mistyped(f"expected {wanted}, got nothing; usage: {usage_of(command)}")
+
+
+def _unknown(
+    command: str, option: str, following: Sequence[str], hints: Mapping[str, Any] | None = None
+) -> str:
+    """What to say of an option that the command does not have; empty if it has it."""
+    if hints is None:
+        hints = training_hints(command) if command in WITH_CONFIG else _parameters(command)
+    name = option.lstrip("-")
+    if name in hints:
+        return ""
+    hint = did_you_mean(name, hints) or "; see --help"
+    return f"expected options of this command, got {' '.join([option, *following])}{hint}"
+
+
+def _superfluous(command: str, words: Sequence[str], word: str) -> str:
+    """What to say of a word that follows no option."""
+    known = {"data", "recipes"} if command in WITH_CONFIG else set(_parameters(command))
+    hint = f"; did you mean {_meant(word, words)}?" if "data" in known else "; see --help"
+    return f"expected options of this command, got {word}{hint}"
+
+
+def _meant(word: str, words: Sequence[str]) -> str:
     """What a word was meant for that follows no option.
 
     Example:
-        >>> _meant("hcl", ["compare", "--recipes", "simclr", "hcl", "moco", "--epochs", "3"])
+        >>> _meant("hcl", ["--recipes", "simclr", "hcl", "moco", "--epochs", "3"])
         '--recipes simclr,hcl,moco'
-        >>> _meant("photos", ["compare", "photos"])
+        >>> _meant("photos", ["photos"])
         '--data photos'
     """
-    following = typed[typed.index("--recipes") + 1 :] if "--recipes" in typed else ()
+    following = words[list(words).index("--recipes") + 1 :] if "--recipes" in words else ()
     names = list(takewhile(lambda one: not one.startswith("-"), following))
     return f"--recipes {','.join(names)}" if word in names else f"--data {word}"
 
 
-class ConfigAction(ActionConfigFile):
-    """``--config``: a file of options, or the name of a setting that ships with the package."""
-
-    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
-        """Read the options."""
-        try:
-            path = find_config(values)
-        except ValueError as error:
-            parser.error(str(error))
-        super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
+def _parameters(command: str) -> Mapping[str, Parameter]:
+    return signature(COMMANDS[command]).parameters
 
 
-def make_parser(only: str | None = None) -> Parser:
-    """The parser of all commands; the options of one alone take less time to import."""
-    # A value that names a class would have its module imported: no option of ours is a class.
-    set_parsing_settings(import_path_denylist=["*"])
-    parser = Parser(
-        allow_abbrev=False, prog="unremix", description="Good embeddings without labels."
-    )
-    parser.add_argument("--version", action="version", version=unremix.__version__)
-    subcommands = parser.add_subcommands()
-    for name, summary in SUMMARIES.items():
-        inner = Parser(description=summary)
-        Parser.commands[name] = inner
-        subcommands.add_subcommand(name, inner, help=summary)
-        if only in (None, name):
-            _add_options(name, inner)
-    return parser
-
-
-def _add_options(name: str, parser: Parser) -> None:
-    if name in WITH_CONFIG:
-        from unremix.options.config import TrainConfig
-
-        parser.add_argument("--config", action=ConfigAction, help=CONFIG)
-        parser.add_argument("--dry_run", action="store_true", default=SUPPRESS, help=DRY_RUN)
-        for switch in SWITCHES:
-            parser.add_argument(f"--{switch}", action="store_true", default=SUPPRESS)
-        skip = {"given", "held", *SWITCHES}
-        if name == "compare":
-            from unremix.experiments.plan import OWN, CompareConfig
-
-            parser.add_class_arguments(CompareConfig)
-            skip |= {"progress", *OWN}
-        parser.add_class_arguments(TrainConfig, skip=skip)
-        return
-    function = function_of(name)
-    texts = described(function)
-    own: set[str | int] = {HIDDEN}
-    for option, parameter in signature(function).parameters.items():
-        how: dict[str, Any]
-        if parameter.annotation == "bool":
-            how = {"action": "store_true"}
-        elif (name, option) in SEVERAL:
-            how = {"nargs": "+", "type": str}
-        elif (name, option) in OPTIONAL:
-            how = {"nargs": "?", "type": str | None}
-        elif option in SHORT:
-            kind = int if parameter.annotation == "int" else str | None
-            how = {"type": kind, "default": parameter.default}
-        else:
-            continue
-        own.add(option)
-        words = [option] if by_position(name, parameter) else [f"--{option}"]
-        if option in SHORT:
-            words.insert(0, SHORT[option])
-        if (name, option) in NAMED:
-            how["required"] = True
-        parser.add_argument(*words, **how, help=texts[option])
-    parser.add_function_arguments(function, as_positional=name != "mine", skip=own)
-
-
-def function_of(name: str) -> Callable[..., Any]:
-    """What a command other than train and compare calls."""
-    return reproduce if name == "reproduce" else COMMANDS[name]
+def _switches(command: str) -> list[str]:
+    return [name for name, one in _parameters(command).items() if one.annotation == "bool"]
 
 
 def by_position(name: str, parameter: Parameter) -> bool:
@@ -183,7 +247,7 @@ def by_position(name: str, parameter: Parameter) -> bool:
 
 
 def argument(name: str, parameter: Parameter) -> str:
-    """What an argument is called where it is typed without its name, or what follows its name."""
+    """The placeholder of an argument in a usage line."""
     several = (name, parameter.name) in SEVERAL
     return parameter.name.removesuffix("s" * several).upper() + " ..." * several
 
@@ -195,7 +259,7 @@ def usage_of(name: str) -> str:
         >>> usage_of("neighbors")
         'unremix neighbors RUN --query QUERY ... [--OPTION VALUE ...]'
     """
-    parameters = [] if name in WITH_CONFIG else signature(function_of(name)).parameters.values()
+    parameters = [] if name in WITH_CONFIG else _parameters(name).values()
     words = ["unremix", name]
     for one in parameters:
         if (name, one.name) in OPTIONAL:

@@ -1,13 +1,15 @@
 """Embedding on Ray: a pool of actors, each with its encoder, that write parts of a table.
 
 The output is a folder of ``part-00000.parquet`` and so on, local or behind a URL; its rows are
-those of the local command, in the same order. A part appears whole or not at all, and the same call
-again makes those that are missing. ``_unremix.json`` tells what the parts are made of.
+those of the local command, in the same order. A part appears whole or not at all, and repeating the
+call makes missing parts. ``_unremix.json`` identifies their run, data and options.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,20 +19,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unremix.cluster.parts import Part, cut_data, encoder_of
 from unremix.cluster.ray_engine import connect, node_resources, ray_map
-from unremix.data.archives import Skipped
-from unremix.data.atomic_files import write_bytes
-from unremix.data.fingerprint import fingerprint
-from unremix.data.remote import file_system, is_url, persist
-from unremix.data.splits import name_some
+from unremix.domains.base import DOMAINS, Piece
+from unremix.files.archives import Skipped, name_some
+from unremix.files.fingerprint import fingerprint
+from unremix.files.remote import file_system, is_url, persist, read_place, write_place
 from unremix.mining.embeddings import PLAN
 from unremix.training.checkpoints import digest_of
 from unremix.training.embedding import arrays_of, parquet_table, source_of
 from unremix.training.run import Layer, Run
 
 ROWS = 1024  # of a part
-SUMMARY = b"unremix"  # where a part says what it holds
+SUMMARY = b"unremix"  # key of a part's summary in its metadata
 Advance = Callable[[float], None]
 
 
@@ -52,48 +52,24 @@ class Summary(NamedTuple):
     skipped: list[Skipped]  # name and reason of each image that could not be used
 
 
-class Parts:
-    """A folder of parts, local or behind a URL."""
+def name_of_part(number: int) -> str:
+    """The name of a part's file."""
+    return f"part-{number:05d}.parquet"
 
-    def __init__(self, path: str) -> None:
-        self.path = path.rstrip("/")
-        self.remote = is_url(path)
 
-    @staticmethod
-    def name(number: int) -> str:
-        """The name of a part."""
-        return f"part-{number:05d}.parquet"
+def _names_in(folder: str) -> set[str]:
+    """The names of the files in a folder, local or behind a URL; none if there is no folder."""
+    if not is_url(folder):
+        return set(os.listdir(folder)) if os.path.isdir(folder) else set()
+    files, path = file_system(folder)
 
-    def names(self) -> set[str]:
-        """What is there."""
-        if not self.remote:
-            folder = Path(self.path)
-            return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-        files, path = file_system(self.path)
+    def listed() -> set[str]:
+        try:
+            return {name.rpartition("/")[2] for name in files.ls(path, detail=False)}
+        except FileNotFoundError:
+            return set()
 
-        def listed() -> set[str]:
-            try:
-                return {name.rpartition("/")[2] for name in files.ls(path, detail=False)}
-            except FileNotFoundError:
-                return set()
-
-        return persist(self.path, listed)
-
-    def read(self, name: str) -> bytes:
-        """The contents of a file."""
-        if not self.remote:
-            return (Path(self.path) / name).read_bytes()
-        files, path = file_system(self.path)
-        data: bytes = persist(self.path, lambda: files.cat_file(f"{path}/{name}"))
-        return data
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file, whole or not at all."""
-        if self.remote:
-            files, path = file_system(self.path)
-            persist(self.path, lambda: files.pipe_file(f"{path}/{name}", data))
-        else:
-            write_bytes(Path(self.path) / name, data)
+    return persist(folder, listed)
 
 
 @dataclass(frozen=True)
@@ -108,36 +84,35 @@ class Maker:
     threads: int  # of an actor
     gpu: bool  # whether it has a GPU
 
-    def __call__(self) -> Callable[[tuple[int, Part]], Summary]:
+    def __call__(self) -> Callable[[tuple[int, Piece]], Summary]:
         """Load the encoder, and give a function that writes a part."""
         torch.set_num_threads(self.threads)
         run = Run(self.run, layer=self.layer, trust=self.trust)
-        encoder, shape = encoder_of(run), run.shape
+        encoder, _ = run.domain.reader(run)
+        shape = run.shape
         if self.gpu:
             encoder = encoder.cuda()
-        parts = Parts(self.output)
 
-        def write(numbered: tuple[int, Part]) -> Summary:
-            number, part = numbered
-            found, skipped = part.embed(encoder, shape)
+        def write(numbered: tuple[int, Piece]) -> Summary:
+            number, piece = numbered
+            found, skipped = piece.embed(encoder, shape)
             table = parquet_table(arrays_of(found, normalize=self.normalize))
             count, width = found.embeddings.shape
             summary = Summary(count, width, skipped)
             about = {SUMMARY: json.dumps(summary._asdict()).encode()}
-            parts.write(Parts.name(number), _parquet_bytes(table.replace_schema_metadata(about)))
+            data = _parquet_bytes(table.replace_schema_metadata(about))
+            write_place(f"{self.output}/{name_of_part(number)}", data)
             return summary
 
         return write
 
 
 def _parquet_bytes(table: Any) -> bytes:
-    import pyarrow
     import pyarrow.parquet
 
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(table, sink, write_page_checksum=True)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(table, stream, write_page_checksum=True)
+    return stream.getvalue()
 
 
 def embed_on_ray(
@@ -168,18 +143,23 @@ def embed_on_ray(
             "ending, or leave out --on ray"
         )
     run = Run(run_folder, layer=layer, trust=trust)
-    connect()  # what is missing is said before the data are read
+    connect()  # fail before the data are read
     run.trained = run.encoder()  # likewise
-    cut = cut_data(run, source_of(run, data), rows)
-    tasks = list(enumerate(cut.parts))
+    if run.domain.cut is None:
+        raise ValueError(
+            f"expected {' or '.join(one.unit for one in DOMAINS.values() if one.cut)} to embed on "
+            f"Ray, got {run.domain.unit}; leave out --on ray"
+        )
+    cut = run.domain.cut(run, source_of(run, data), rows)
+    tasks = list(enumerate(cut.pieces))
     made_of = [digest_of(run.trained.state_dict()), layer, str(normalize), str(rows)]
     plan = {"parts": len(tasks), "made_of": fingerprint(chain(made_of, cut.identity))}
-    parts = Parts(output)
-    present = _present(parts, plan)
-    summaries = [_summary(parts.read(name)) for name in sorted(present)]
-    missing = [task for task in tasks if Parts.name(task[0]) not in present]
-    gpu = run.config.accelerator != "cpu" and _gpus() > 0
     place = output if is_url(output) else str(Path(output).resolve())
+    place = place.rstrip("/")
+    present = _present(place, plan)
+    summaries = [_summary(read_place(f"{place}/{name}")) for name in sorted(present)]
+    missing = [task for task in tasks if name_of_part(task[0]) not in present]
+    gpu = run.config.accelerator != "cpu" and _gpus() > 0
     maker = Maker(str(run.path.resolve()), layer, normalize, trust, place, threads, gpu)
     for _, summary in ray_map(maker, missing, threads=threads, gpus=float(gpu)):
         summaries.append(summary)
@@ -198,43 +178,42 @@ def embed_on_ray(
     return Written(total, summaries[0].width, len(tasks), len(present))
 
 
-def _present(parts: Parts, plan: dict[str, Any]) -> set[str]:
+def _present(folder: str, plan: dict[str, Any]) -> set[str]:
     """The parts that an earlier call wrote.
 
     Raises:
         ValueError: If they are of another run, other data or other options.
     """
-    names = parts.names()
+    names = _names_in(folder)
     if PLAN in names:
-        if not _holds(parts.read(PLAN), plan):
+        if not _holds(read_place(f"{folder}/{PLAN}"), plan):
             raise ValueError(
-                f"expected a new folder or one of the same embeddings, got {parts.path!r} with "
+                f"expected a new folder or one of the same embeddings, got {folder!r} with "
                 "those of another run, other data or other options; choose another --output"
             )
     elif names:
         raise ValueError(
-            f"expected a new folder or one of the same embeddings, got {parts.path!r} with "
+            f"expected a new folder or one of the same embeddings, got {folder!r} with "
             f"{min(names)!r}; choose another --output"
         )
     else:
-        parts.write(PLAN, json.dumps(plan).encode())
+        write_place(f"{folder}/{PLAN}", json.dumps(plan).encode())
     return {name for name in names if name.startswith("part-")}
 
 
-def _holds(data: bytes, plan: dict[str, Any]) -> bool:
+def _holds(data: bytes | None, plan: dict[str, Any]) -> bool:
     """Whether a file holds this plan; a damaged one does not."""
     try:
-        return bool(json.loads(data) == plan)
+        return bool(json.loads(data or b"") == plan)
     except (ValueError, RecursionError):
         return False
 
 
-def _summary(data: bytes) -> Summary:
-    """What a part says of itself."""
-    import pyarrow
+def _summary(data: bytes | None) -> Summary:
+    """The summary in a part's metadata."""
     import pyarrow.parquet
 
-    schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
+    schema = pyarrow.parquet.read_schema(io.BytesIO(data or b""))
     return Summary(**json.loads(schema.metadata[SUMMARY]))
 
 

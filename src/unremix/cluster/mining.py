@@ -16,7 +16,7 @@ from unremix.mining.mine import Block, Miner
 def mine_on_ray(miner: Miner, parts: Sequence[slice], _: Advance) -> Iterator[tuple[int, Block]]:
     """Mine blocks of anchors on Ray; for ``each`` of :func:`unremix.mine_hard_negatives`.
 
-    The corpus is put into Ray's object store once, where all actors of a node read it.
+    Ray's object store holds the corpus once per node; all actors of the node read it there.
 
     Args:
         miner: What is the same for all blocks.

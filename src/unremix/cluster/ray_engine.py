@@ -7,10 +7,9 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
-from unremix.data.suggestions import needed_for
+from unremix.console.suggestions import needed_for
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -43,7 +42,7 @@ def node_resources(ray: Any) -> list[dict[str, float]]:
 def places_for(nodes: Sequence[dict[str, float]], *, cpus: int, gpus: float = 0.0) -> int:
     """How many workers the nodes have room for at a time; a warning if they have none.
 
-    It is no error: a cluster that grows by itself may add a node that is large enough.
+    It is only a warning: an autoscaling cluster may add a node that is large enough.
 
     Args:
         nodes: From :func:`node_resources`.
@@ -54,11 +53,11 @@ def places_for(nodes: Sequence[dict[str, float]], *, cpus: int, gpus: float = 0.
         >>> places_for([{"CPU": 8.0}, {"CPU": 3.0, "GPU": 1.0}], cpus=2)
         5
     """
-    found = sum(
+    places = sum(
         int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) // gpus if gpus else 1e9))
         for node in nodes
     )
-    if not found:
+    if not places:
         wanted = f"{cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
         have = ", ".join(f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in nodes)
         warnings.warn(
@@ -66,32 +65,28 @@ def places_for(nodes: Sequence[dict[str, float]], *, cpus: int, gpus: float = 0.
             "waits for such a node: add one, or stop and ask for less",
             stacklevel=3,
         )
-    return found
+    return places
 
 
 class _Worker:
     """An actor of the pool: it makes a function once and applies it to every item it gets."""
 
     def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
-        try:
-            self.function = make()
-        except (OSError, ValueError) as error:
-            self.function = partial(_fail, error)  # for the caller to read, not for Ray to wrap
+        self.make = make
+        self.function: Callable[[Any], Any] | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         try:
+            if self.function is None:
+                self.function = self.make()
             result, failed = self.function(pickle.loads(batch["item"][0])), False
-        except (OSError, ValueError) as error:  # likewise
+        except (OSError, ValueError) as error:  # for the caller to read, not for Ray to wrap
             result, failed = error, True
         return {
             "number": [int(batch["number"][0])],
             "result": [pickle.dumps(result)],
             "failed": [failed],
         }
-
-
-def _fail(error: Exception, _: Any) -> Any:
-    raise error
 
 
 def ray_map(
@@ -130,7 +125,7 @@ def ray_map(
     context.print_on_execution_start = False
     places = places_for(node_resources(ray), cpus=threads, gpus=gpus)
     rows = [{"number": n, "item": pickle.dumps(item)} for n, item in enumerate(items)]
-    found = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+    results = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         _Worker,
         fn_constructor_args=(make,),
         batch_size=1,
@@ -138,7 +133,7 @@ def ray_map(
         num_gpus=gpus,
         compute=data.ActorPoolStrategy(size=max(1, min(places, len(rows)))),
     )
-    for row in found.iter_rows():
+    for row in results.iter_rows():
         result = pickle.loads(row["result"])
         if row["failed"]:
             raise result

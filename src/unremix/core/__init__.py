@@ -9,11 +9,11 @@ Where each equation is:
 - Eq. 4, representativeness: :func:`unremix.core.scores.representativeness`.
 - Eq. 5, the weights: :func:`unremix.core.weights.mix_scores`, which
   :func:`unremix.core.weights.weigh` calls.
-- Algorithm 1: :func:`unremix.core.rows.rows_loss` for some anchors, and
+- Algorithm 1: :func:`unremix.core.engines.eager.rows_loss` for some anchors, and
   :func:`unremix.core.contrast.contrast` for all.
 
-``specification.py`` has all of it in one dense function. To read the rest, start with ``pairs``,
-``views``, ``scores``, ``weights`` and ``objectives``; then ``options``, ``problem``, ``rows``,
-``output_gradients`` and ``contrast``, which put them together; then ``engines``, which evaluate a
-block of anchors.
+``specification.py`` has all of it in one dense function. To read the rest, start with ``views``,
+``pairs``, ``scores``, ``weights`` and ``objectives``; then ``engines/eager.py``, which puts them
+together for some anchors; then ``problem`` and ``contrast``, which cut a loss into blocks. The
+input of the last layer is found in ``last_layer/``.
 """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def choose(name: str, value: Any, choices: Sequence[str]) -> Any:
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> Any:
     """The value, if it is one of the choices; else a ValueError that names the nearest."""
     if isinstance(value, str) and value in choices:
         return value
@@ -22,7 +22,7 @@ def choose(name: str, value: Any, choices: Sequence[str]) -> Any:
     raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}; {remedy}")
 
 
-def number(
+def check_number(
     name: str,
     value: float,
     *,
@@ -43,6 +43,14 @@ def number(
     raise ValueError(
         f"expected {name} to be a number {', '.join(bounds)}, got {value!r}; change it"
     )
+
+
+def check_count(name: str, value: int, least: int, remedy: str) -> None:
+    """Refuse all but whole numbers of at least ``least``; ``remedy`` ends the error."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(
+            f"expected {name} to be a whole number of at least {least}, got {value!r}; {remedy}"
+        )
 
 
 def checks_on(check: bool | None, like: Tensor) -> bool:
@@ -82,7 +90,7 @@ def check_temperature(temperature: Tensor, check: bool | None) -> None:
             f"{tuple(temperature.shape)}; pass one for all anchors"
         )
     if checks_on(check, temperature):
-        number("temperature", float(temperature.detach()), above=0)
+        check_number("temperature", float(temperature.detach()), above=0)
 
 
 def check_indices(name: str, indices: Tensor, count: int) -> None:
@@ -134,6 +142,25 @@ def check_two_views(letter: str, first: Tensor, second: Tensor, rows: int | None
             f"expected {names} of one floating-point dtype, got {first.dtype} and "
             f"{second.dtype}; convert one with .to()"
         )
+
+
+def check_call(
+    z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
+) -> None:
+    """Refuse tensors of a call that do not fit each other."""
+    check_two_views("z", z0, z1)
+    if (h0 is None) != (h1 is None):
+        raise ValueError(
+            f"expected h0 and h1 together, got only {'h1' if h0 is None else 'h0'}; "
+            "pass both or neither"
+        )
+    if ids is not None and ids.shape != z0.shape[:1]:
+        raise ValueError(
+            f"expected ids of shape ({z0.shape[0]},), one per pair, got {tuple(ids.shape)}; "
+            "pass the numbers of the samples"
+        )
+    if h0 is not None and h1 is not None:
+        check_two_views("h", h0, h1, rows=z0.shape[0])
 
 
 def check_finite(**tensors: Tensor | None) -> None:

@@ -1,5 +1,7 @@
 """The whole loss in one function: δ, then block by block scores → weights → objective.
 
+``importance_of`` shows the scores and weights of all negatives at once, for analysis.
+
 All statistics are per anchor, so a block of whole rows gives its part of the loss and of all
 gradients in one go. An engine does that for a block: nothing of size (N, M) is kept, and the
 backward pass only multiplies by the incoming scalar.
@@ -8,27 +10,27 @@ backward pass only multiplies by the incoming scalar.
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unremix.core.checks import check_temperature, checks_on, number, to_device_of
-from unremix.core.engines import Engine, find_engine
+from unremix.core.checks import check_number, check_temperature, checks_on, to_device_of
+from unremix.core.engines import BlockEngine, eager, find_engine
+from unremix.core.engines.eager import rows_loss
 from unremix.core.gather import mean_count, mean_gradient
-from unremix.core.options import Options
-from unremix.core.output_gradients import with_output_gradients
+from unremix.core.pairs import ContrastInput
 from unremix.core.precision import full_precision, normalize
-from unremix.core.problem import Comparison, Problem, check_pairs, check_shapes
-from unremix.core.rows import rows_loss
+from unremix.core.problem import Options, Problem, check_pairs, check_shapes, with_output_gradients
+from unremix.core.scores import PAPER_COMPONENTS
 from unremix.core.views import Vectors, describe
-from unremix.core.weights import mix_or_equal
+from unremix.core.weights import mix_or_equal, name_of, raw_scores, weigh
 
 
 def contrast(
-    comparison: Comparison,
+    comparison: ContrastInput,
     options: Options,
     *,
     temperature: Tensor | float = 0.5,
@@ -60,7 +62,7 @@ def contrast(
         >>> from unremix.core.pairs import Pairs
         >>> from unremix.core.views import Views
         >>> views = Views(torch.eye(4))
-        >>> comparison = Comparison(views, views, Pairs.both_views(2))
+        >>> comparison = ContrastInput(views, views, Pairs.both_views(2))
         >>> contrast(comparison, Options(), temperature=1.0)  # log 3
         tensor(1.0986)
 
@@ -68,22 +70,22 @@ def contrast(
         UnReMix, Eq. 1 and Algorithm 1.
     """
     check_shapes(comparison, options)
-    like, pairs, part = comparison.anchors.embeddings, comparison.pairs, comparison.part
+    like, pairs, joint = comparison.anchors.embeddings, comparison.pairs, comparison.joint
     if isinstance(temperature, Tensor):
         check_temperature(temperature, options.check)
         temperature = to_device_of(like, temperature, "temperature")
     else:
-        temperature = number("temperature", temperature, above=0)
+        temperature = check_number("temperature", temperature, above=0)
     check = checks_on(options.check, like)
     if check:
         check_pairs(comparison)
     with full_precision(like.device):
         lambdas = mix_or_equal(mix, options.weighting, like)
-        if part is not None:
+        if joint is not None:
             lambdas = mean_gradient(lambdas)
             if isinstance(temperature, Tensor):
                 temperature = mean_gradient(temperature)
-        engine = find_engine(options, like, comparison.own is not None, temperature)
+        engine = find_engine(options, like, comparison.extra is not None, temperature)
         problem, vectors = make_problem(comparison, options, temperature, engine)
         if torch.compiler.is_compiling():
             total, weightless = _traced(problem, *vectors, lambdas, temperature)
@@ -94,7 +96,7 @@ def contrast(
                 problem, engine, *vectors, lambdas, temperature
             )
         with_positive = (pairs.shares > 0).any(1).sum(dtype=total.dtype)  # anchors with a loss
-        total = total / mean_count(with_positive, part)
+        total = total / mean_count(with_positive, joint)
     if check and options.weighting.mass == "none" and int(weightless):
         warnings.warn(
             f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights: their "
@@ -105,22 +107,22 @@ def contrast(
 
 
 def make_problem(
-    comparison: Comparison, options: Options, temperature: Tensor | float, engine: Engine
+    comparison: ContrastInput, options: Options, temperature: Tensor | float, engine: BlockEngine
 ) -> tuple[Problem, tuple[Tensor, Tensor]]:
     """The problem, and what its logits are made of, with gradient: f or z of both sides.
 
     ``engine`` derives δ where a component needs it.
     """
-    anchors, candidates, own = comparison.anchors, comparison.candidates, comparison.own
+    anchors, candidates, extra = comparison.anchors, comparison.candidates, comparison.extra
     units, of_anchors = describe(anchors)
     other_units, of_candidates = units, of_anchors
     if candidates is not anchors:
         other_units, of_candidates = describe(candidates)
     problem = Problem(comparison.pairs, options, of_anchors, of_candidates)
-    if own is not None:
-        inputs = None if own.inputs is None else own.inputs.detach()
-        of_own = Vectors(*normalize(own.embeddings.detach()), inputs)
-        problem = replace(problem, own=of_own, own_factor=own.logit_factor)
+    if extra is not None:
+        inputs = None if extra.inputs is None else extra.inputs.detach()
+        of_extra = Vectors(*normalize(extra.embeddings.detach()), inputs)
+        problem = replace(problem, extra=of_extra, extra_factor=extra.logit_factor)
     if options.weighting.needs_gradients:
         problem = with_output_gradients(problem, comparison, temperature, engine)
     if options.logits == "dot":
@@ -133,7 +135,7 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, problem: Problem, engine: Engine, *tensors: Tensor | float
+        ctx: Any, problem: Problem, engine: BlockEngine, *tensors: Tensor | float
     ) -> tuple[Tensor, Tensor]:
         """See :func:`rows_loss` for the tensors: anchors, candidates, mix and temperature."""
         wanted = ctx.needs_input_grad[2:]
@@ -176,10 +178,10 @@ class _Blockwise(torch.autograd.Function):
                 temperature = ctx.temperature if temperature is None else temperature
                 loss, _ = rows_loss(ctx.problem, anchors, candidates, mix, temperature)
                 inputs = [each for each, want in zip(given, ctx.wanted, strict=True) if want]
-                found = iter(
+                derived = iter(
                     torch.autograd.grad(loss, inputs, create_graph=True, materialize_grads=True)
                 )
-            gradients = [next(found) if want else None for want in ctx.wanted]
+            gradients = [next(derived) if want else None for want in ctx.wanted]
         return (None, None, *(None if each is None else each * incoming for each in gradients))
 
 
@@ -198,3 +200,84 @@ def _traced(problem: Problem, *tensors: Any) -> tuple[Tensor, Tensor]:
         *(checkpoint(block, which, *tensors, use_reentrant=False) for which in slices), strict=True
     )
     return torch.stack(losses).sum(), torch.stack(weightless).sum()
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Scores and weights of a batch: A anchors against C candidates, each (A, C).
+
+    With layout ``both`` A = C = 2N, views stacked [z0; z1]; with ``one-way`` A = C = N, anchors z0
+    and candidates z1. All are 0 where there is no negative.
+
+    Args:
+        scores: u, s, r and every further component of the loss, by name.
+        weights: w.
+        negatives: Which candidates are negatives, boolean.
+        positives: Which candidates are positives, boolean.
+        evidence: How similar samples are, where ``false_negatives`` is set.
+        keep: The factor on the weights, likewise.
+    """
+
+    scores: dict[str, Tensor]
+    weights: Tensor
+    negatives: Tensor
+    positives: Tensor
+    evidence: Tensor | None = None
+    keep: Tensor | None = None
+
+    @property
+    def uncertainty(self) -> Tensor:
+        """u, shape (A, C)."""
+        return self.scores["uncertainty"]
+
+    @property
+    def similarity(self) -> Tensor:
+        """s, shape (A, C)."""
+        return self.scores["similarity"]
+
+    @property
+    def representativeness(self) -> Tensor:
+        """r, shape (A, C)."""
+        return self.scores["representativeness"]
+
+
+@torch.no_grad()
+def importance_of(
+    comparison: ContrastInput, options: Options, temperature: Tensor | float, mix: Tensor | None
+) -> Importance:
+    """Scores and weights; the arguments are those of :func:`contrast`.
+
+    Raises:
+        ValueError: If weights overflow.
+    """
+    weighting, filtering = options.weighting, options.weighting.filter
+    wanted = {name_of(each): each for each in (*PAPER_COMPONENTS, *weighting.components)}
+    everything = replace(weighting, components=tuple(wanted.values()))
+    problem, vectors = make_problem(
+        comparison, replace(options, weighting=everything), temperature, eager.ENGINE
+    )
+    _, block = problem.compare(*vectors)
+    scores = dict(zip(wanted, raw_scores(block, everything), strict=True))
+    keep = None if filtering is None else filtering(block)
+    weights = weigh(
+        [scores[name_of(each)] for each in weighting.components],
+        block.negatives,
+        block.count,
+        mix_or_equal(mix, weighting, block.similarity),
+        weighting,
+        temperature,
+        keep,
+    )
+    if checks_on(options.check, weights) and not bool(weights.isfinite().all()):
+        raise ValueError(
+            "expected finite weights, got NaN or infinity from finite input: numbers overflow; "
+            "scale embeddings and inputs down"
+        )
+    return Importance(
+        {name: torch.where(block.negatives, each, 0.0) for name, each in scores.items()},
+        weights=weights,
+        negatives=block.negatives,
+        positives=comparison.pairs.positive_mask(),
+        evidence=None if filtering is None else filtering.evidence_of(block),
+        keep=keep,
+    )

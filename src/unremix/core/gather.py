@@ -23,8 +23,8 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Part:
-    """This process's part of the joint batch.
+class JointBatch:
+    """The batch that all processes hold together, and which part of it is held here.
 
     Args:
         sizes: Samples held by each process, in the order of their ranks.
@@ -50,19 +50,19 @@ class Part:
         return len(self.sizes)
 
     @property
-    def held(self) -> slice:
+    def here(self) -> slice:
         """Which of all samples this process holds."""
         return slice(self.offset, self.offset + self.sizes[self.rank])
 
-    def of_work(self, count: int) -> Part:
+    def divided(self, count: int) -> JointBatch:
         """The same processes with ``count`` things divided evenly among them.
 
         Example:
-            >>> Part((4, 2), rank=1).of_work(5)
-            Part(sizes=(3, 2), rank=1)
+            >>> JointBatch((4, 2), rank=1).divided(5)
+            JointBatch(sizes=(3, 2), rank=1)
         """
         pieces = torch.empty(count).tensor_split(self.processes)
-        return Part(tuple(len(piece) for piece in pieces), self.rank)
+        return JointBatch(tuple(len(piece) for piece in pieces), self.rank)
 
 
 def is_distributed() -> bool:
@@ -70,7 +70,9 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def find_part(rows: Tensor, inputs: Tensor | None = None, *, equal: bool = False) -> Part:
+def find_joint_batch(
+    rows: Tensor, inputs: Tensor | None = None, *, equal: bool = False
+) -> JointBatch:
     """Tell every process how many samples each holds, without waiting for an accelerator.
 
     Args:
@@ -83,7 +85,7 @@ def find_part(rows: Tensor, inputs: Tensor | None = None, *, equal: bool = False
         ValueError: In every process, if one holds no sample or the widths or dtypes differ.
     """
     if equal:
-        return Part((len(rows),) * dist.get_world_size(), dist.get_rank())
+        return JointBatch((len(rows),) * dist.get_world_size(), dist.get_rank())
     kind = DTYPES.index(rows.dtype) if rows.dtype in DTYPES else len(DTYPES)
     input_width = 0 if inputs is None else inputs.shape[1]
     sizes, widths, input_widths, kinds = _exchange([*rows.shape, input_width, kind])
@@ -99,29 +101,29 @@ def find_part(rows: Tensor, inputs: Tensor | None = None, *, equal: bool = False
             "same model in all"
         )
     if len(set(kinds)) > 1:
-        found = ", ".join(str((*DTYPES, "another")[kind]) for kind in kinds)
+        dtypes = ", ".join(str((*DTYPES, "another")[kind]) for kind in kinds)
         raise ValueError(
-            f"expected embeddings of one dtype in every process, got {found}; use the same "
+            f"expected embeddings of one dtype in every process, got {dtypes}; use the same "
             "precision in all"
         )
-    return Part(tuple(sizes), dist.get_rank())
+    return JointBatch(tuple(sizes), dist.get_rank())
 
 
 @torch.no_grad()
-def mean_count(count: Tensor, part: Part | None) -> Tensor:
+def mean_count(count: Tensor, joint: JointBatch | None) -> Tensor:
     """A count, a scalar: here, or the mean over processes; at least 1 in all."""
-    if part is None or part.processes == 1:
+    if joint is None or joint.processes == 1:
         return count.clamp(min=1)
     total = count.clone()
     dist.all_reduce(total)
-    return total.clamp(min=1) / part.processes
+    return total.clamp(min=1) / joint.processes
 
 
 def withdraw() -> None:
-    """Tell the processes that wait in :func:`find_part` that this one has nothing to share.
+    """Tell the processes that wait in :func:`find_joint_batch` that this one has nothing to share.
 
-    Call it before raising an error of this process alone: the others raise one too, where they
-    would wait forever.
+    Call it before raising an error that only this process has; the others, which would wait
+    forever, then raise one too.
     """
     if is_distributed():
         _exchange([0, 0, 0, 0])
@@ -153,47 +155,47 @@ def _exchange(numbers: list[int]) -> list[list[int]]:
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, part: Part) -> Tensor:
-        ctx.part = part
-        largest = max(part.sizes)
+    def forward(ctx: Any, rows: Tensor, joint: JointBatch) -> Tensor:
+        ctx.joint = joint
+        largest = max(joint.sizes)
         padded = rows.new_zeros(largest, *rows.shape[1:])
         padded[: rows.shape[0]] = rows
-        everyone = [torch.empty_like(padded) for _ in part.sizes]
+        everyone = [torch.empty_like(padded) for _ in joint.sizes]
         dist.all_gather(everyone, padded)
-        return torch.cat([one[:size] for one, size in zip(everyone, part.sizes, strict=True)])
+        return torch.cat([one[:size] for one, size in zip(everyone, joint.sizes, strict=True)])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
-        part: Part = ctx.part
+        joint: JointBatch = ctx.joint
         incoming = incoming.contiguous().clone()
         dist.all_reduce(incoming)
-        return incoming[part.held], None
+        return incoming[joint.here], None
 
 
-def gather_rows(rows: Tensor, part: Part) -> Tensor:
+def gather_rows(rows: Tensor, joint: JointBatch) -> Tensor:
     """The rows of all processes, in the order of their ranks.
 
     Gradient flows: a row's gradient is the sum of what all processes derived for it.
 
     Args:
         rows: Shape (n, ...), n as in ``part``.
-        part: From :func:`find_part`.
+        joint: From :func:`find_joint_batch`.
 
     Returns:
         Shape (total, ...).
     """
-    gathered: Tensor = _GatherRows.apply(rows, part)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _GatherRows.apply(rows, joint)  # type: ignore[no-untyped-call]
     return gathered
 
 
-def gather_views(views: Views, part: Part) -> Views:
+def gather_views(views: Views, joint: JointBatch) -> Views:
     """The views of all processes; gradient flows to the embeddings."""
-    return map_tensors(lambda rows: gather_rows(rows, part), views)
+    return map_tensors(lambda rows: gather_rows(rows, joint), views)
 
 
 @torch.no_grad()
-def exchange_rows(rows: Tensor, sources: Tensor, part: Part) -> Tensor:
+def exchange_rows(rows: Tensor, sources: Tensor, joint: JointBatch) -> Tensor:
     """This process's part of the joint batch in another order; each row travels once.
 
     Row i of the joint result is row ``sources[i]`` of the joint batch. No gradient flows.
@@ -201,21 +203,21 @@ def exchange_rows(rows: Tensor, sources: Tensor, part: Part) -> Tensor:
     Args:
         rows: Shape (n, ...), n as in ``part``.
         sources: The order, int64, shape (total,), on the CPU, the same in all processes.
-        part: From :func:`find_part`.
+        joint: From :func:`find_joint_batch`.
 
     Returns:
         Shape (n, ...).
     """
-    owner = torch.arange(part.processes).repeat_interleave(torch.tensor(part.sizes))  # (total,)
-    wanted = sources.split(part.sizes)
-    sent = [each[owner[each] == part.rank] - part.offset for each in wanted]
-    senders = owner[wanted[part.rank]]  # (n,)
+    owner = torch.arange(joint.processes).repeat_interleave(torch.tensor(joint.sizes))  # (total,)
+    wanted = sources.split(joint.sizes)
+    sent = [each[owner[each] == joint.rank] - joint.offset for each in wanted]
+    senders = owner[wanted[joint.rank]]  # (n,)
     order = senders.argsort(stable=True)  # received first from the first process
     received = rows.new_empty(rows.shape)
     dist.all_to_all_single(
         received,
         rows[torch.cat(sent).to(rows.device)].contiguous(),
-        senders.bincount(minlength=part.processes).tolist(),
+        senders.bincount(minlength=joint.processes).tolist(),
         [len(each) for each in sent],
     )
     return received[order.argsort().to(rows.device)]

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from unremix.core.checks import check_indices, checks_on
+from unremix.core.gather import JointBatch, gather_views
+from unremix.core.views import ExtraNegatives, Views, stack
+
+Layout = Literal["both", "one-way", "symmetric"]
 
 EVERYTHING = slice(None)
 MANY = 16  # positives per anchor; beyond, a whole table of them is cheaper
@@ -26,7 +31,7 @@ NO_ID = torch.iinfo(torch.int64).min  # an id that no candidate has
 class Pairs:
     """The positives and negatives of N anchors among M candidates.
 
-    Use one of the constructors: :meth:`both_views`, :meth:`one_way`, :meth:`towards`,
+    Use one of the constructors: :meth:`both_views`, :meth:`one_way`, :meth:`aimed`,
     :meth:`queue`, :meth:`windows`, :meth:`membership` or :meth:`from_masks`.
 
     Args:
@@ -189,18 +194,18 @@ class Pairs:
             tensor([[False,  True],
                     [ True, False]])
         """
-        own = (torch.arange(n, device=device) + offset)[:, None]
+        itself = (torch.arange(n, device=device) + offset)[:, None]
         known = torch.arange(n if total is None else total, device=device) if ids is None else ids
         return Pairs(
-            positives=own,
+            positives=itself,
             shares=torch.ones(n, 1, device=device),
             anchor_ids=known[offset : offset + n, None],
             candidate_ids=known,
-            non_negatives=own if ids is None else None,
+            non_negatives=itself if ids is None else None,
         )
 
     @staticmethod
-    def towards(
+    def aimed(
         keys: Tensor,
         shares: Tensor,
         *,
@@ -221,7 +226,7 @@ class Pairs:
 
         Example:
             >>> keys, shares = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0.7, 0.3], [1, 0]])
-            >>> Pairs.towards(keys, shares).negatives()
+            >>> Pairs.aimed(keys, shares).negatives()
             tensor([[False, False],
                     [ True, False]])
         """
@@ -357,3 +362,63 @@ def _merge_repeats(keys: Tensor, shares: Tensor) -> Tensor:
     """Shares (N, P) in which a key that occurs twice for an anchor keeps all at its first place."""
     first = (keys[:, :, None] == keys[:, None, :]).int().argmax(2)  # (N, P)
     return torch.zeros_like(shares).scatter_add(1, first, shares)
+
+
+@dataclass(frozen=True)
+class ContrastInput:
+    """What a loss compares with what: N anchors with M candidates.
+
+    Args:
+        anchors: N views.
+        candidates: M views; the same object as ``anchors`` where every view is both.
+        pairs: Positives and negatives.
+        extra: Further negatives of each anchor alone.
+        joint: This process's part, where several share a loss: their mean is the loss of all.
+        everyone: The anchors of all processes, where all of them hold the same candidates; the
+            candidates themselves where every view is both.
+    """
+
+    anchors: Views
+    candidates: Views
+    pairs: Pairs
+    extra: ExtraNegatives | None = None
+    joint: JointBatch | None = None
+    everyone: Views | None = None
+
+
+def arrange(
+    first: Views,
+    second: Views,
+    layout: Layout,
+    joint: JointBatch | None = None,
+    aims: tuple[Tensor, Tensor] | None = None,
+) -> ContrastInput:
+    """Anchors, candidates and pairs of a layout.
+
+    Args:
+        first: First views of N samples.
+        second: Their second views.
+        layout: ``both``: all 2N views are anchors and candidates; else first views against second
+            views.
+        joint: This process's part, where the candidates are those of all processes.
+        aims: Keys and shares, both (N, P): each first view is aimed at these second views.
+    """
+    n, device = first.embeddings.shape[0], first.embeddings.device
+    offset, total = (0, n) if joint is None else (joint.offset, joint.total)
+    all_first, all_second = first, second
+    if joint is not None:
+        all_first, all_second = gather_views(first, joint), gather_views(second, joint)
+    ids = all_first.ids
+    if aims is None and layout == "both":
+        pairs = Pairs.both_views(n, offset=offset, total=total, ids=ids, device=device)
+        candidates = stack(all_first, all_second)
+        if joint is None:
+            return ContrastInput(candidates, candidates, pairs)
+        anchors = stack(first, second)
+        return ContrastInput(anchors, candidates, pairs, joint=joint, everyone=candidates)
+    if aims is None:
+        pairs = Pairs.one_way(n, offset=offset, total=total, ids=ids, device=device)
+    else:
+        pairs = Pairs.aimed(*aims, offset=offset, total=total, ids=ids)
+    everyone = None if joint is None else all_first
+    return ContrastInput(first, all_second, pairs, joint=joint, everyone=everyone)

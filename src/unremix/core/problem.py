@@ -1,19 +1,101 @@
-"""A loss of some anchors as plain data, cut into blocks; and the checks of what it is made of."""
+"""A loss of some anchors as plain data: its options, its tensors as constants, cut into blocks.
+
+Among the constants is δ of all views, derived block by block; see
+:func:`unremix.core.scores.output_gradients`. The classes of an anchor are its negatives; of a
+candidate, the anchors that it is a negative of; of an anchor's extra negative, all anchors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from unremix.core.gather import Part
-from unremix.core.options import Options, Tile
-from unremix.core.pairs import Pairs
+from unremix.core.checks import check_choice, check_number, checks_on
+from unremix.core.gather import JointBatch, gather_rows
+from unremix.core.objectives import InfoNCE, Objective
+from unremix.core.pairs import EVERYTHING, ContrastInput, Pairs
 from unremix.core.precision import normalize
-from unremix.core.scores import Block, inner_products
-from unremix.core.views import Own, Vectors, Views
+from unremix.core.scores import Block, Gradient, inner_products
+from unremix.core.views import ExtraNegatives, Vectors, Views, describe
+from unremix.core.weights import Weighting
+
+if TYPE_CHECKING:
+    from unremix.core.engines import BlockEngine
+
+Tile = int | Literal["auto"] | None
+Logits = Literal["cosine", "dot"]
+EngineName = Literal["auto", "eager", "compiled", "native"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computation:
+    """How a loss is computed; its value does not depend on it.
+
+    Args:
+        tile: Anchors per block: ``auto``, a number, or None for all at once.
+        engine: ``auto``, ``eager``, ``compiled`` or ``native``; see :mod:`unremix.core.engines`.
+        check: Whether to check for NaN and for anchors without weight, which waits for the device;
+            None: on the CPU.
+
+    Raises:
+        ValueError: For an engine that does not exist, or a tile below 1.
+    """
+
+    tile: Tile = "auto"
+    engine: EngineName = "auto"
+    check: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.engine, get_args(EngineName))
+        tile = self.tile
+        if not (tile is None or tile == "auto" or (type(tile) is int and tile >= 1)):
+            raise ValueError(
+                f"expected tile to be 'auto', None or a number of at least 1, got {tile!r}; "
+                "leave it at 'auto'"
+            )
+
+
+@dataclass(frozen=True)
+class Options(Computation):
+    """Everything about a loss that is not a tensor: what the options of its user come to.
+
+    Args:
+        weighting: How negatives are weighted; uniform by default.
+        objective: The loss of an anchor.
+        logits: ``cosine``: f·f/τ; ``dot``: z·z/τ. The scores always use f.
+        posterior_temperature: t of the pseudo-posterior.
+        gradient: Which cross-entropy the uncertainty differentiates; ``nt-xent`` uses t = τ.
+        bias: Whether the last layer has a bias.
+
+    Raises:
+        ValueError: For options that do not exist or contradict each other.
+    """
+
+    weighting: Weighting = field(default_factory=Weighting)
+    objective: Objective = field(default_factory=InfoNCE)
+    logits: Logits = "cosine"
+    posterior_temperature: float = 1.0
+    gradient: Gradient = "pseudo-label"
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("logits", self.logits, get_args(Logits))
+        check_choice("gradient", self.gradient, get_args(Gradient))
+        check_number("posterior_temperature", self.posterior_temperature, above=0)
+        prior = getattr(self.objective, "class_prior", 0.0)
+        check_number("class_prior", prior, least=0, below=1)
+        if prior and self.logits == "dot":
+            raise ValueError(
+                f"expected class_prior=0 with logits='dot', got {prior}; leave it out: the "
+                "debiased sum is bounded below only for cosines"
+            )
+
 
 # Numbers in a (B, M) array of a block. On a CPU it and a few more stay near the cores; on an
 # accelerator a block should keep it busy; inside torch.compile blocks are unrolled: few are best.
@@ -38,28 +120,6 @@ def blocks(count: int, width: int, tile: Tile, device: torch.device) -> Iterator
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What a loss compares with what: N anchors with M candidates.
-
-    Args:
-        anchors: N views.
-        candidates: M views; the same object as ``anchors`` where every view is both.
-        pairs: Positives and negatives.
-        own: Further negatives of each anchor alone.
-        part: This process's part, where several share a loss: their mean is the loss of all.
-        everyone: The anchors of all processes, where all of them hold the same candidates; the
-            candidates themselves where every view is both.
-    """
-
-    anchors: Views
-    candidates: Views
-    pairs: Pairs
-    own: Own | None = None
-    part: Part | None = None
-    everyone: Views | None = None
-
-
-@dataclass(frozen=True)
 class Problem:
     """A loss of N anchors, apart from what is differentiated: a comparison as constants.
 
@@ -68,8 +128,8 @@ class Problem:
         options: How.
         anchors: N views.
         candidates: M views.
-        own: The anchors' own candidates, of shape (N, S, ...), where there are any.
-        own_factor: Multiplies their logits.
+        extra: The anchors' extra negatives, of shape (N, S, ...), where there are any.
+        extra_factor: Multiplies their logits.
         similarity: f · f of anchors and candidates, shape (N, M), where it is known already.
     """
 
@@ -77,8 +137,8 @@ class Problem:
     options: Options
     anchors: Vectors
     candidates: Vectors
-    own: Vectors | None = None
-    own_factor: float = 1.0
+    extra: Vectors | None = None
+    extra_factor: float = 1.0
     similarity: Tensor | None = None
 
     def __getitem__(self, anchors: slice) -> Problem:
@@ -87,15 +147,15 @@ class Problem:
             self,
             pairs=self.pairs[anchors],
             anchors=self.anchors[anchors],
-            own=None if self.own is None else self.own[anchors],
+            extra=None if self.extra is None else self.extra[anchors],
             similarity=None if self.similarity is None else self.similarity[anchors],
         )
 
     def blocks(self) -> Iterator[slice]:
         """The anchors, a block at a time."""
         count, width = self.pairs.num_anchors, self.pairs.num_candidates
-        if self.own is not None:
-            width += self.own.units.shape[1]
+        if self.extra is not None:
+            width += self.extra.units.shape[1]
         return blocks(count, width, self.options.tile, self.anchors.units.device)
 
     def compare(self, anchors: Tensor, candidates: Tensor) -> tuple[Tensor, Block]:
@@ -105,22 +165,22 @@ class Problem:
             anchors: What the logits of the anchors are made of, f or z, shape (N, D).
             candidates: Likewise of the candidates, shape (M, D).
         """
-        own, weighting = self.own, self.options.weighting
+        extra, weighting = self.extra, self.options.weighting
         logits = similarity = self._products(anchors, candidates)
         if self.options.logits == "dot" and (weighting.components or weighting.filter):
             similarity = self._cosines(anchors, candidates)
         negatives = self.pairs.negatives()
         count = self.pairs.count_of(negatives)
-        if own is not None:
-            further = negatives.new_ones(own.units.shape[:2])
+        if extra is not None:
+            further = negatives.new_ones(extra.units.shape[:2])
             negatives, count = torch.cat([negatives, further], dim=1), count + further.shape[1]
-            if self.own_factor != 1:
+            if self.extra_factor != 1:
                 shared, rest = logits.tensor_split([len(candidates)], dim=1)
-                logits = torch.cat([shared, self.own_factor * rest], dim=1)
+                logits = torch.cat([shared, self.extra_factor * rest], dim=1)
         return logits, Block(
             anchors=self.anchors,
             candidates=self.candidates,
-            own=own,
+            extra=extra,
             negatives=negatives,
             count=count,
             non_negatives=self.pairs.non_negatives,
@@ -130,23 +190,23 @@ class Problem:
 
     def _products(self, anchors: Tensor, candidates: Tensor) -> Tensor:
         """f · f, or z · z, as the logits have it, shape (N, M)."""
-        own = self.own
-        of_own = None if own is None else own.units
-        if own is not None and self.options.logits == "dot":
-            of_own = own.units * own.lengths[..., None]
-        return inner_products(anchors, candidates, of_own)
+        extra = self.extra
+        of_extra = None if extra is None else extra.units
+        if extra is not None and self.options.logits == "dot":
+            of_extra = extra.units * extra.lengths[..., None]
+        return inner_products(anchors, candidates, of_extra)
 
     def _cosines(self, anchors: Tensor, candidates: Tensor) -> Tensor:
         """f · f, shape (N, M), where the logits are z · z."""
-        own = None if self.own is None else self.own.units
+        extra = None if self.extra is None else self.extra.units
         if self.options.weighting.similarity_gradient:
-            return inner_products(normalize(anchors)[0], normalize(candidates)[0], own)
+            return inner_products(normalize(anchors)[0], normalize(candidates)[0], extra)
         if self.similarity is not None:
             return self.similarity
-        return inner_products(self.anchors.units, self.candidates.units, own)
+        return inner_products(self.anchors.units, self.candidates.units, extra)
 
 
-def check_pairs(given: Comparison) -> None:
+def check_pairs(given: ContrastInput) -> None:
     """Refuse pairs without any positive or any negative; waits for the device."""
     pairs = given.pairs
     if not pairs.has_positives():
@@ -154,14 +214,14 @@ def check_pairs(given: Comparison) -> None:
             f"expected anchors with a positive, got {pairs.num_anchors} anchors and no positive "
             "pair; check the pairs"
         )
-    if given.own is None and not pairs.has_negatives():
+    if given.extra is None and not pairs.has_negatives():
         raise ValueError(
             "expected at least one negative, got none for any anchor; "
             "use a batch of two samples or more, or check the masks"
         )
 
 
-def check_shapes(comparison: Comparison, options: Options) -> None:
+def check_shapes(comparison: ContrastInput, options: Options) -> None:
     """Refuse tensors that do not fit each other or the pairs."""
     anchors, candidates, pairs = comparison.anchors, comparison.candidates, comparison.pairs
     for each in (anchors, candidates):
@@ -170,12 +230,12 @@ def check_shapes(comparison: Comparison, options: Options) -> None:
                 f"expected unremix.core.views.Views, got {type(each).__name__}; pass Views(z), "
                 "or Views(z, h) with the input h of the last layer"
             )
-    given: list[tuple[str, Views | Own, tuple[int, ...]]] = [
+    given: list[tuple[str, Views | ExtraNegatives, tuple[int, ...]]] = [
         ("anchors", anchors, (pairs.num_anchors,)),
         ("candidates", candidates, (pairs.num_candidates,)),
     ]
-    if (own := comparison.own) is not None:
-        given.append(("own candidates", own, (pairs.num_anchors, own.embeddings.shape[1])))
+    if (extra := comparison.extra) is not None:
+        given.append(("extra negatives", extra, (pairs.num_anchors, extra.embeddings.shape[1])))
     tensors = [each for _, views, _ in given for each in (views.embeddings, views.inputs)]
     dtypes = list(dict.fromkeys(str(each.dtype) for each in tensors if each is not None))
     if len(dtypes) > 1:
@@ -200,3 +260,174 @@ def check_shapes(comparison: Comparison, options: Options) -> None:
                     f"expected {what} of the {name} of shape {expected}, one row per view and of "
                     f"the candidates' width, got {tuple(tensor.shape)}; check the pairs"
                 )
+
+
+Posterior = tuple[Tensor, Tensor | None]  # logits and, for nt-xent, the target; both (B, M)
+
+
+def with_output_gradients(
+    problem: Problem, comparison: ContrastInput, temperature: Tensor | float, engine: BlockEngine
+) -> Problem:
+    """The problem with δ of anchors (N, D), of candidates (M, D) and of extra negatives (N, S, D).
+
+    Where processes share a loss, each computes δ of its part of the candidates and gathers the
+    rest. ``nt-xent`` takes the temperature τ as t.
+    """
+    options, joint, everyone = problem.options, comparison.joint, comparison.everyone
+    if options.gradient == "pseudo-label":
+        temperature = options.posterior_temperature
+    elif problem.extra is not None:
+        raise ValueError(
+            "expected a positive for every view with gradient='nt-xent', got extra negatives, "
+            "which have none; use gradient='pseudo-label'"
+        )
+    elif isinstance(temperature, Tensor):
+        temperature = temperature.detach()
+    shared = comparison.candidates is comparison.anchors
+    anchors = _at_last_layer(comparison.anchors, problem.anchors)
+    candidates = anchors if shared else _at_last_layer(comparison.candidates, problem.candidates)
+    there = replace(problem, anchors=anchors, candidates=candidates)
+    posteriors = Posteriors(there, temperature)
+    if problem.extra is None and len(list(problem.blocks())) == 1:  # small enough to keep
+        there = replace(there, similarity=anchors.units @ candidates.units.T)
+        posteriors = replace(posteriors, known=Posteriors(there, temperature).logits())
+    derive = partial(_derive, engine, temperature, options.tile)
+    extra = None if problem.extra is None else problem.extra.units
+    delta = others = derive(anchors, candidates.units, posteriors.of_anchors, extra)
+    classes = anchors.units  # of candidates: the anchors of all processes
+    if everyone is None or joint is None:
+        if not shared:
+            others = derive(candidates, classes, posteriors.of_candidates)
+    elif everyone is comparison.candidates:  # all first views of all processes, then the second
+        classes = candidates.units
+        others = torch.cat([gather_rows(half, joint) for half in delta.chunk(2)])
+    else:
+        all_anchors = _at_last_layer(everyone, describe(everyone)[1])
+        classes, pairs = all_anchors.units, _gather_pairs(problem.pairs, joint)
+        whole = replace(there, anchors=all_anchors, pairs=pairs, similarity=None)
+        work = joint.divided(len(candidates.units))
+        posteriors = Posteriors(whole, temperature, first=work.offset)
+        here = derive(candidates[work.here], classes, posteriors.of_candidates)
+        others = gather_rows(here, work)
+    of_extra = problem.extra
+    if of_extra is not None:
+        views = Vectors(of_extra.units.flatten(0, 1), of_extra.lengths.flatten())
+        scaled = views.units / temperature
+        delta_of_extra = derive(views, classes, lambda which: (scaled[which] @ classes.T, None))
+        of_extra = replace(of_extra, output_gradients=delta_of_extra.view_as(of_extra.units))
+    same = anchors is problem.anchors and candidates is problem.candidates
+    return replace(
+        problem,
+        anchors=replace(problem.anchors, output_gradients=delta),
+        candidates=replace(problem.candidates, output_gradients=others),
+        extra=of_extra,
+        similarity=there.similarity if same else None,
+    )
+
+
+@dataclass(frozen=True)
+class Posteriors:
+    """What the pseudo-posteriors of anchors and candidates are made of.
+
+    Args:
+        problem: Anchors and candidates, as they come from the last layer.
+        temperature: t.
+        first: The candidate from which candidates are counted.
+        known: What :meth:`logits` returns for all, where it fits into one block.
+    """
+
+    problem: Problem
+    temperature: Tensor | float
+    first: int = 0
+    known: Tensor | None = None
+
+    def logits(self, anchors: slice = EVERYTHING, candidates: slice = EVERYTHING) -> Tensor:
+        """f · f / t of anchors and candidates, -∞ where they are no classes of each other."""
+        if self.known is not None:
+            return self.known[anchors, candidates]
+        some = self.problem[anchors]
+        similarity, pairs = some.similarity, some.pairs
+        if similarity is None:
+            similarity = some.anchors.units @ some.candidates.units[candidates].T
+        is_class = pairs.negatives(candidates=candidates)
+        if some.options.gradient == "nt-xent":
+            is_class = is_class | pairs.positive_mask(candidates)
+        return torch.where(is_class, similarity, -torch.inf).div_(self.temperature)
+
+    def of_anchors(self, which: slice) -> Posterior:
+        """Over their negatives; with ``nt-xent`` over their positives too, which are the target."""
+        some, logits, target = self.problem[which], self.logits(which), None
+        if some.options.gradient == "nt-xent":
+            _check_positives(some.pairs.shares.sum(1), some.options)
+            target = some.pairs.targets(logits.dtype)
+        if some.extra is not None:
+            of_extra = torch.einsum("bd,bsd->bs", some.anchors.units, some.extra.units)
+            logits = torch.cat([logits, of_extra / self.temperature], dim=1)
+        return logits, target
+
+    def of_candidates(self, which: slice) -> Posterior:
+        """Over the anchors that they are negatives of; with ``nt-xent`` likewise."""
+        columns, target = slice(self.first + which.start, self.first + which.stop), None
+        logits = self.logits(candidates=columns).T.contiguous()  # softmax over rows
+        if self.problem.options.gradient == "nt-xent":
+            positive = self.problem.pairs.positive_mask(columns).T.to(logits.dtype)
+            count = positive.sum(1, keepdim=True)
+            _check_positives(count, self.problem.options)
+            target = positive / count.clamp(min=1)
+        return logits, target
+
+
+def _at_last_layer(views: Views, known: Vectors) -> Vectors:
+    """What is known of the views, or of the last layer's output for them, where that is another."""
+    if views.outputs is None:
+        return known
+    outputs = views.outputs.detach().to(views.embeddings.dtype)
+    return describe(replace(views, embeddings=outputs))[1]
+
+
+def _derive(
+    engine: BlockEngine,
+    temperature: Tensor | float,
+    tile: Tile,
+    views: Vectors,
+    classes: Tensor,
+    posterior_of: Callable[[slice], Posterior],
+    extra: Tensor | None = None,
+) -> Tensor:
+    """δ of N views, shape (N, D), from f of M classes (M, D) and of those of one view (N, S, D)."""
+    width = len(classes) + (0 if extra is None else extra.shape[1])
+    parts = []
+    for which in blocks(len(views.units), width, tile, classes.device):
+        logits, target = posterior_of(which)
+        parts.append(
+            engine.output_gradients(
+                views.units[which], views.lengths[which], classes, logits,
+                temperature=temperature, target=target,
+                extra=None if extra is None else extra[which],
+            )
+        )  # fmt: skip
+    return torch.cat(parts)
+
+
+def _gather_pairs(pairs: Pairs, joint: JointBatch) -> Pairs:
+    """The pairs of the anchors of all processes, of which each knows its own."""
+    excluded = pairs.excluded
+    if excluded is not None and excluded.shape[0] > 1:
+        excluded = gather_rows(excluded.to(torch.uint8), joint).bool()
+    return Pairs(
+        gather_rows(pairs.positives, joint),
+        gather_rows(pairs.shares, joint),
+        gather_rows(pairs.anchor_ids, joint),
+        pairs.candidate_ids,
+        excluded,
+    )
+
+
+def _check_positives(shares: Tensor, options: Options) -> None:
+    """Refuse ``nt-xent`` where a view has no positive, given the sum of each view's shares."""
+    lacking = int((shares == 0).sum()) if checks_on(options.check, shares) else 0
+    if lacking:
+        raise ValueError(
+            f"expected a positive for every view with gradient='nt-xent', got {lacking} views "
+            "without one (old keys of a queue have none); use gradient='pseudo-label'"
+        )

@@ -33,7 +33,7 @@ class Block:
     Args:
         anchors: B views.
         candidates: M views.
-        own: The anchors' own candidates, their tensors of shape (B, S, ...).
+        extra: The anchors' extra negatives, their tensors of shape (B, S, ...).
         negatives: Which candidates are negatives of which anchors, boolean, shape (B, M).
         count: How many negatives each anchor has, shape (B, 1).
         non_negatives: The shared candidates that are not negatives, shape (B, E), where they are
@@ -44,7 +44,7 @@ class Block:
 
     anchors: Vectors
     candidates: Vectors
-    own: Vectors | None
+    extra: Vectors | None
     negatives: Tensor
     count: Tensor
     non_negatives: Tensor | None
@@ -59,24 +59,24 @@ class Block:
                 f"expected {name} of anchors and candidates, got none; use Component(score, "
                 "needs_gradients=True), and for inputs pass last_layer=, or h0 and h1"
             )
-        return inner_products(anchors, candidates, getattr(self.own, name, None))
+        return inner_products(anchors, candidates, getattr(self.extra, name, None))
 
 
-def inner_products(anchors: Tensor, candidates: Tensor, own: Tensor | None = None) -> Tensor:
+def inner_products(anchors: Tensor, candidates: Tensor, extra: Tensor | None = None) -> Tensor:
     """x_i · x_j of each anchor with the shared candidates and then with its own.
 
     Args:
         anchors: Shape (B, D).
         candidates: Shape (M, D).
-        own: Shape (B, S, D), where there are any.
+        extra: Shape (B, S, D), where there are any.
 
     Returns:
         Shape (B, M), or (B, M + S).
     """
     shared = anchors @ candidates.T
-    if own is None:
+    if extra is None:
         return shared
-    return torch.cat([shared, torch.einsum("bd,bsd->bs", anchors, own)], dim=1)
+    return torch.cat([shared, torch.einsum("bd,bsd->bs", anchors, extra)], dim=1)
 
 
 def similarity(block: Block) -> Tensor:
@@ -92,7 +92,7 @@ def output_gradients(
     *,
     temperature: float | Tensor,
     target: Tensor | None = None,
-    own: Tensor | None = None,
+    extra: Tensor | None = None,
 ) -> Tensor:
     """δ: gradient at z of the cross-entropy of a view's pseudo-posterior against its label.
 
@@ -111,7 +111,7 @@ def output_gradients(
         temperature: t.
         target: A distribution over the classes in place of the most probable one, shape (B, M);
             for ``nt-xent``, in which the positives are classes and the label.
-        own: f of the classes of one view alone, shape (B, S, D); they take the last columns.
+        extra: f of the classes of one view alone, shape (B, S, D); they take the last columns.
 
     Returns:
         δ, shape (B, D).
@@ -127,8 +127,8 @@ def output_gradients(
     else:
         p_minus_y = p - target
     d = p_minus_y[:, : len(classes)] @ classes  # times t
-    if own is not None:
-        d = d + torch.einsum("bs,bsd->bd", p_minus_y[:, len(classes) :], own)
+    if extra is not None:
+        d = d + torch.einsum("bs,bsd->bd", p_minus_y[:, len(classes) :], extra)
     tangent = d - (d * units).sum(1, keepdim=True) * units
     size = torch.linalg.vector_norm(tangent, dim=1, keepdim=True)
     scale = temperature * lengths[:, None]
@@ -168,20 +168,20 @@ def representativeness(block: Block) -> Tensor:
         UnReMix, Eq. 4.
     """
     units, count, few = block.candidates.units, block.count, block.non_negatives
-    own = None if block.own is None else block.own.units
+    extra = None if block.extra is None else block.extra.units
     if few is None:
         total = block.negatives[:, : len(units)].to(units.dtype) @ units  # T_i, shape (B, D)
     else:  # the sum of all, less the few that are not negatives
         total = units.sum(0) - units[few].sum(1)
-    if own is not None:
-        total = total + own.sum(1)
+    if extra is not None:
+        total = total + extra.sum(1)
     one = (count > 1).to(units.dtype)  # 0 where r is to be 0
     inverse = one / (count - 1).clamp(min=1)  # 1 / (n - 1)
     # r_ij = 1 - (f_j · T_i - f_j · f_j) / (n - 1) is one inner product of (D + 2) numbers,
     # (-T_i / (n - 1), 1 / (n - 1), 1) · (f_j, f_j · f_j, 1). The 1 comes last: small terms that are
     # added to it lose digits.
     anchors = torch.cat([-inverse * total, inverse, one], dim=1)
-    return inner_products(anchors, _extend(units), None if own is None else _extend(own))
+    return inner_products(anchors, _extend(units), None if extra is None else _extend(extra))
 
 
 def _extend(units: Tensor) -> Tensor:

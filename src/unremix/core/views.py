@@ -1,4 +1,4 @@
-"""What is known of some views: with gradient, as they come, and as the constants scores use."""
+"""Views as the losses take them, with gradient, and as the constants that scores use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Views:
 
 
 @dataclass(frozen=True)
-class Own:
+class ExtraNegatives:
     """S further candidates of each anchor, all of them negatives of that anchor alone.
 
     Such as mixtures of its hardest negatives, or patches of its own image. No gradient reaches
@@ -61,7 +61,7 @@ class Own:
     def __post_init__(self) -> None:
         if self.embeddings.dim() != 3 or 0 in self.embeddings.shape:
             raise ValueError(
-                "expected own candidates of shape (N, S, D), none of them 0, got "
+                "expected extra negatives of shape (N, S, D), none of them 0, got "
                 f"{tuple(self.embeddings.shape)}; pass None where there are none"
             )
 
@@ -108,9 +108,9 @@ def describe(views: Views) -> tuple[Tensor, Vectors]:
 
 
 def map_tensors(function: Callable[..., Tensor], *items: T) -> T:
-    """Views, own candidates or vectors made tensor by tensor of others.
+    """Apply a function to each tensor of views, extra negatives or vectors.
 
-    A tensor that one of them lacks is None. What is no tensor is taken from the first.
+    A tensor that one of them lacks is None. Fields that are not tensors are taken from the first.
 
     Example:
         >>> map_tensors(lambda rows: 2 * rows, Views(torch.eye(2))).embeddings

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from unremix.core.checks import choose, to_device_of
+from unremix.core.checks import check_choice, to_device_of
 from unremix.core.precision import noise
 from unremix.core.scores import COMPONENTS, Block, Component, Score
 
@@ -61,8 +61,8 @@ class Weighting:
     filter: Filter | None = None
 
     def __post_init__(self) -> None:
-        choose("scaling", self.scaling, get_args(Scaling))
-        choose("mass", self.mass, get_args(Mass))
+        check_choice("scaling", self.scaling, get_args(Scaling))
+        check_choice("mass", self.mass, get_args(Mass))
         for component in self.components:
             resolve(component)
 
@@ -87,7 +87,7 @@ def resolve(component: str | Score | Component) -> Component:
     if isinstance(component, Component):
         return component
     if isinstance(component, str):
-        return COMPONENTS[choose("each component", component, tuple(COMPONENTS))]
+        return COMPONENTS[check_choice("each component", component, tuple(COMPONENTS))]
     if not callable(component):
         raise ValueError(
             f"expected components to be names or functions, got {type(component).__name__}; "

@@ -1,54 +1,39 @@
-"""What a kind of data provides, stage by stage: reading and modeling."""
+"""A kind of data is one record: what it is called, and how it is read, encoded, measured, shown.
+
+The shared rooms work on tensors, items and records. Whatever depends on the kind of data they ask
+of its :class:`Domain`. A new kind of data is a folder beside this file, or a package or file of
+yours, that makes such a record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from unremix.domains.sampling import scramble
+from unremix.console.suggestions import did_you_mean
+from unremix.domains.sampling import indices_of, steps_of
+from unremix.files.archives import Skipped
 from unremix.frameworks.base import Batch, Framework
-from unremix.options.config import TrainConfig
-from unremix.views.randomness import keys
+from unremix.frameworks.randomness import MIXING, OTHER_VIEWS, keys, scramble
+from unremix.frameworks.recipe import PARTS, RECIPES, SERVED, Kind, Recipe, sections
+
+if TYPE_CHECKING:
+    from unremix.domains.options import TrainConfig
+    from unremix.domains.sample import Sample
+    from unremix.losses import TwoViewLoss
 
 Observer = Callable[[Framework, int], dict[str, float]]
 """Measures a model after a number of epochs."""
 
 Measuring = Callable[[str, int, int], None]
 """Told what is being measured, how much of it is done, and how much there is."""
-
-
-# Which of a sample's random streams mixes it; two views take 0 and 1, the observer 2 and 3.
-MIXING_VIEW = 4
-
-
-def make_batch(
-    views: tuple[Any, ...], indices: Tensor, config: TrainConfig, *, step: int, epoch: int
-) -> Batch:
-    """Views of some samples as a framework takes them, with the keys of all that is random."""
-    return Batch(
-        views=views,
-        samples=indices,
-        keys=keys(config.seed, epoch, indices, MIXING_VIEW),
-        batch_key=torch.tensor([scramble(config.seed, step, MIXING_VIEW)]),
-        epoch=epoch,
-    )
-
-
-@contextmanager
-def evaluating(encoder: nn.Module) -> Iterator[tuple[torch.device, torch.dtype]]:
-    """An encoder in eval mode, without gradients; gives its device and precision."""
-    parameter, was_training = next(encoder.parameters()), encoder.training
-    encoder.eval()
-    try:
-        with torch.no_grad():
-            yield parameter.device, parameter.dtype
-    finally:
-        encoder.train(was_training)
 
 
 class Features(NamedTuple):
@@ -71,108 +56,300 @@ class Trained(Protocol):
         """The run's encoder, in eval mode, trained or as it was before."""
         ...
 
+    def metrics(self) -> list[dict[str, float]]:
+        """The measurements after each epoch, and other rows of metrics.csv."""
+        ...
 
-class Reads(Protocol):
-    """How data are read, and what they decide about the model.
+    def warn(self, message: str) -> None:
+        """Keep a warning in the run's folder."""
+        ...
 
-    ``Data`` is what :meth:`load` returns, which has a ``name``. ``Shape`` is what the data decide
-    about the model: a frozen dataclass of plain values, kept in the run's folder.
+
+class Piece(Protocol):
+    """Some consecutive samples of the data, to be embedded on another machine; it is pickled."""
+
+    def embed(self, encoder: nn.Module, shape: Any) -> tuple[Features, list[Skipped]]:
+        """Their embeddings, and the samples that could not be used.
+
+        Args:
+            encoder: From the domain's ``reader``.
+            shape: What the run's data decided about its model.
+        """
+        ...
+
+
+class Cut(NamedTuple):
+    """Data in pieces."""
+
+    pieces: Sequence[Piece]  # in the order of the data
+    identity: Any  # texts and tensors that tell these data from others
+    skipped: Sequence[Skipped]  # what was left out when the data were listed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Items:
+    """How a program names items of this kind of data."""
+
+    called: str  # what a person calls them, such as "pictures"
+    example: str  # a list of them in Python
+    accepted: str  # what the list may hold
+    before: str = ""  # lines of Python that the example needs
+    task: str = "feature-extraction"  # what the Hugging Face Hub calls embedding them
+
+
+CODE_START = '"""Written by unremix'  # of Python beside an exported file
+TEXTS = ("made_by", "version", "domain", "layer", "crop", "resize")  # others are written as JSON
+
+
+def to_texts(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Metadata as strings, which is all that safetensors and ONNX hold."""
+    return {key: value if key in TEXTS else json.dumps(value) for key, value in facts.items()}
+
+
+class ExportNote(NamedTuple):
+    """What there is to say about an exported file."""
+
+    code: str | None = None  # Python that builds the network, to be written beside it
+    note: str | None = None  # a sentence for the user; ``{code}`` stands for the code's file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exports:
+    """How encoders are written where options and shape do not say enough about them.
+
+    Facts are what a file says about its encoder: how to build it and how to prepare its inputs.
     """
 
-    unit: str
-    """What is counted in a step, in the plural."""
-
-    def check(self, config: TrainConfig) -> None:
-        """Refuse what can be refused before the data are read."""
-        ...
-
-    def load(self, config: TrainConfig) -> Any:
-        """The data of a run."""
-        ...
-
-    def load_for(self, run: Trained, data: str | None) -> Any:
-        """The data of a run, or others read the same way."""
-        ...
-
-    def shape(self, data: Any, config: TrainConfig) -> Any:
-        """What the data decide about the model."""
-        ...
-
-    def shape_from(self, values: dict[str, Any]) -> Any:
-        """The same from plain values."""
-        ...
-
-    def fingerprint(self, data: Any) -> str:
-        """A text that identifies the training data, whatever they are called."""
-        ...
-
-    def size(self, data: Any) -> int:
-        """How many samples there are to train on."""
-        ...
+    facts: Callable[[Trained, nn.Module], dict[str, Any]]
+    network: Callable[[dict[str, Any], Path], nn.Module]  # the encoder, without its weights
+    forward: Callable[[nn.Module, dict[str, Any]], nn.Module]  # the same from unprepared inputs
+    embedder: Callable[[dict[str, Any], Path, Callable[[Tensor], Tensor]], Callable[[Any], Tensor]]
+    """From facts, the file's path and ``forward``: a function from items to embeddings (n, F)."""
+    formats: Mapping[str, Callable[[nn.Module, dict[str, Any], Path], ExportNote]]
+    """Writes an encoder that facts describe to a path; by the name of the format."""
+    readme: Path
+    """Template of further sections of the README: it gets ``facts``, ``files`` by their ending and
+    the path of ``code`` that builds the network, or None."""
 
 
-class Models(Protocol):
-    """How a model is built, given batches, and applied."""
-
-    def build(self, config: TrainConfig, shape: Any, *, gather: bool = False) -> Framework:
-        """The model of a configuration, initialized from its seed."""
-        ...
-
-    def outline(self, config: TrainConfig, shape: Any) -> Framework | None:
-        """The same without its numbers, which takes no memory; None where that cannot be."""
-        ...
-
-    def describe(self, config: TrainConfig, shape: Any) -> str:
-        """The encoder, in a few words."""
-        ...
-
-    def steps(self, data: Any, config: TrainConfig) -> int:
-        """Steps per epoch."""
-        ...
-
-    def indices(self, data: Any, config: TrainConfig, step: int) -> Tensor:
-        """Which samples a step uses, over all processes, shape (batch_size,)."""
-        ...
-
-    def fetch(self, data: Any, indices: Tensor) -> Any:
-        """Read samples; in another thread, one step ahead."""
-        ...
-
-    def batch(
-        self,
-        fetched: Any,
-        indices: Tensor,
-        model: Framework,
-        config: TrainConfig,
-        shape: Any,
-        *,
-        step: int,
-        epoch: int,
-    ) -> Any:
-        """What the framework is given: views of the samples, on their device."""
-        ...
-
-    def embed(self, run: Trained, items: Any) -> Tensor:
-        """Features of items given in memory or by path, shape (n, F)."""
-        ...
-
-    def features(self, run: Trained, data: Any) -> Features:
-        """Embed whole data."""
-        ...
+def _nothing(*_: Any) -> None:
+    return None
 
 
-@runtime_checkable
-class Streams(Protocol):
-    """How samples are fetched long before a step uses them; for domains that can."""
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """What a kind of data provides. Data and shape are whatever its own functions agree on.
 
-    def ahead(self, data: Any, config: TrainConfig) -> int:
-        """How many steps before; 0 where the data are in memory."""
-        ...
+    The data have a ``name``. The shape is what the data decide about the model: a frozen dataclass
+    of plain values, which is kept in the run's folder.
+    """
 
-    def expect(self, data: Any, indices: Tensor) -> None:
-        """Begin to fetch samples, without waiting for them."""
-        ...
+    # Names and words
+    name: str  # on the command line
+    unit: str  # what is counted, in the plural
+    reads: str  # what its data may be, in a sentence
+    items: Items
+    is_default: bool = False  # whether it is meant where neither options nor recipe say
+
+    # Options
+    options: type  # a frozen dataclass with a default for every field
+    section: str  # on the command line, such as "graph" for --graph.hidden; empty for --hidden
+    defaults: Mapping[str, Any]  # of the options that all kinds of data share
+    uses: frozenset[str] = frozenset()  # options of the kind SELECTIVE that it has a use for
+    # Names of data that come with it, and their defaults.
+    embedded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sizes: str  # the options that decide the model's size, for messages
+    check: Callable[[TrainConfig], None] = _nothing  # refuses options before the data are read
+    code: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _: ()  # code that options name
+    faster: Callable[[TrainConfig, Any], list[str]] = lambda *_: []  # options that take less time
+
+    # Recipes and the parts they are made of
+    recipes: tuple[Recipe, ...]
+    # Names of the shared parts that it has a use for.
+    parts: Mapping[Kind, tuple[str, ...]] = field(default_factory=dict)
+    frameworks: Mapping[str, type] = field(default_factory=dict)  # for it alone
+
+    # Data
+    recognizes: Callable[[str], bool] = lambda _: False  # whether a path or name is of such data
+    load: Callable[[TrainConfig], Any]  # the data of a run
+    load_for: Callable[[Trained, Any], Any]  # a run's data, or others read the same way
+    source: Callable[[Sequence[str]], Any] | None = None  # one or several paths as one source
+    shape: Callable[[Any, TrainConfig], Any]  # what the data decide about the model
+    shape_from: Callable[[dict[str, Any]], Any]  # the same from plain values
+    fingerprint: Callable[[Any], str]  # identifies the training data, whatever they are called
+    size: Callable[[Any], int] = lambda data: len(data.train)  # samples to train on
+    classes: Callable[[TrainConfig], int | None] = lambda _: None
+    """How many classes the labels of a run's data have, 0 without labels; None if unknown."""
+    lacking: str = "labels"  # what data lack that cannot be measured
+    to_label: str = "Add labels"  # how to give them labels, up to "to compare them"
+    imagine: Callable[[TrainConfig], Any] = _nothing
+    """Random data in place of published ones that are not there, for a dry run; None for others."""
+
+    # Model
+    build: Callable[[TrainConfig, Any], tuple[nn.Module, nn.Sequential]]  # encoder and head
+    fill: Callable[[Framework, TrainConfig, Any], None] = _nothing  # vectors that options name
+    starts_from: Callable[[TrainConfig], str | None] = lambda config: config.init  # its weights
+    describe: Callable[[TrainConfig, Any], str]  # the encoder, in a few words
+    steps: Callable[[Any, TrainConfig], int] = steps_of  # per epoch
+    # The samples of a step, over all processes.
+    indices: Callable[[Any, TrainConfig, int], Tensor] = indices_of
+    fetch: Callable[[Any, Tensor], Any]  # reads samples; in another thread, one step ahead
+    views: Callable[..., tuple[Any, ...]]
+    """What the framework is given of fetched samples, by indices (N,), the framework, options,
+    shape and epoch. For :func:`fixed_views`, numbers of random streams follow, one for each view.
+    """
+    view: Callable[[Any, Any, Tensor], Any] = _nothing
+    """One random view of fetched samples, by shape and keys (N,); None if there are none such."""
+    ahead: Callable[[Any, TrainConfig], int] = lambda *_: 0  # steps to fetch ahead of their use
+    expect: Callable[[Any, Tensor], None] = _nothing  # begin to fetch samples, without waiting
+
+    # Use
+    reader: Callable[[Trained], tuple[nn.Module, Any]] = lambda run: (run.encoder(), run.shape)
+    """The encoder that embeds a run's data, and its shape."""
+    embed: Callable[[Trained, Any], Tensor]  # items in memory or by path, shape (n, F)
+    features: Callable[[Trained, Any], Features]  # whole data
+    cut: Callable[[Trained, Any, int], Cut] | None = None  # data in pieces of so many rows
+    architecture: tuple[str, ...] = ()  # its options that an exported file keeps, beside the shape
+    exports: Exports | None = None  # in place of that
+
+    # Measures
+    observe: Callable[[Any, Any, TrainConfig, Callable[[str], None]], Observer]
+    """Data, shape, options and how to show a message; what is measured at an epoch's end."""
+    evaluate: Callable[..., dict[str, Any]]
+    """A run and data; ``own``, whether it was trained on them; ``progress``. Gives the card."""
+
+    # Pages
+    sample: Callable[[Trained, Any, Framework, TwoViewLoss | None], Sample]  # what a page shows
+    thumbnails: Callable[[Any, Sequence[int]], dict[int, Tensor]] = lambda *_: {}
+    """Images, uint8 (C, S, S), of rows of the data; none if they are shown by name."""
+    ask: Callable[[str], list[str]] | None = None
+    """The items that a query stands for if it names no sample; None if it has to name one."""
+    preview: Callable[[Trained, Sequence[str]], Sequence[Tensor]] = lambda *_: ()
+    """Images of such items, if they are shown as images."""
+    names_of: Callable[[str, Sequence[Path]], list[str]] = lambda query, _: [query]
+    """The names that a query may have among those of data at some places."""
 
 
-class Domain(Reads, Models, Protocol):
-    """Images, graphs or sentences; :mod:`unremix.evaluation.by_domain` measures them."""
+DOMAINS: dict[str, Domain] = {}
+
+
+def register(domain: Domain) -> None:
+    """Make a kind of data known, with its frameworks and recipes; nothing happens the second time.
+
+    Raises:
+        ValueError: If its name or section, or the name of one of its frameworks or recipes, is
+            taken, or its options are not complete.
+    """
+    if DOMAINS.get(domain.name) is domain:
+        return
+    if not is_dataclass(domain.options):
+        raise ValueError(f"expected a dataclass as options of {domain.name}, got {domain.options}")
+    missing = ", ".join({"data", "recipe", "epochs"} - domain.defaults.keys())
+    if missing:
+        raise ValueError(f"expected defaults of {domain.name} for {missing}, got none; add them")
+    sectioned = [*sections(), *(one.section for one in DOMAINS.values())]
+    taken: list[tuple[str, Iterable[str], Iterable[str]]] = [
+        ("domain", [domain.name], DOMAINS),
+        ("section", [domain.section], sectioned),
+        ("recipe", [recipe.name for recipe in domain.recipes], RECIPES),
+        ("framework", domain.frameworks, PARTS["framework"]),
+    ]
+    for kind, names, known in taken:
+        for name in names:
+            if name in known:
+                raise ValueError(f"expected a new {kind}, got {name!r}, which exists; rename it")
+    DOMAINS[domain.name] = domain
+    PARTS["framework"].update(domain.frameworks)
+    RECIPES.update({one.name: replace(one, domain=domain.name) for one in domain.recipes})
+    shared = domain.parts.get("framework", ())
+    SERVED[domain.name] = {**domain.parts, "framework": (*domain.frameworks, *shared)}
+
+
+def default_domain() -> Domain:
+    """The kind of data that is meant where nothing says which."""
+    return next(domain for domain in DOMAINS.values() if domain.is_default)
+
+
+def find_domain(name: str) -> Domain:
+    """A kind of data by its name.
+
+    Raises:
+        ValueError: If there is none; it names the nearest.
+    """
+    if name not in DOMAINS:
+        hint = did_you_mean(name, DOMAINS) or (
+            "; others come with packages, or from files that --imports names"
+        )
+        raise ValueError(f"expected a domain among {', '.join(DOMAINS)}, got {name!r}{hint}")
+    return DOMAINS[name]
+
+
+def refuse_other_kinds(source: str, name: str) -> None:
+    """Refuse a path or name of data that another kind of data recognizes as its own.
+
+    Args:
+        source: The path or name, as it was given.
+        name: The kind of data that was asked for.
+
+    Raises:
+        ValueError: If another one recognizes it.
+    """
+    for other in DOMAINS.values():
+        if other.name != name and other.recognizes(source):
+            raise ValueError(
+                f"expected {find_domain(name).unit}, got {source}, which looks like {other.name} "
+                f"data; add --domain {other.name}"
+            )
+
+
+def make_batch(
+    domain: Domain,
+    fetched: Any,
+    indices: Tensor,
+    model: Framework,
+    config: TrainConfig,
+    shape: Any,
+    *,
+    step: int,
+    epoch: int,
+) -> Batch:
+    """Views of fetched samples, by indices (N,), with the keys of all that is random."""
+    return Batch(
+        views=domain.views(fetched, indices, model, config, shape, epoch),
+        samples=indices,
+        keys=keys(config.seed, epoch, indices, MIXING),
+        batch_key=torch.tensor([scramble(config.seed, step, MIXING)]),
+        epoch=epoch,
+    )
+
+
+def fixed_views(
+    data: Any, shape: Any, config: TrainConfig
+) -> Callable[[Framework, Tensor, int], Any]:
+    """How training samples are seen that are measured or shown: the same way every time.
+
+    Returns:
+        A function of a model, the samples' indices (N,) and which of two views it is, 0 or 1. They
+        are other views than those of training.
+    """
+    domain = find_domain(config.domain)
+
+    def view(model: Framework, indices: Tensor, number: int) -> Any:
+        device, fetched = next(model.parameters()).device, domain.fetch(data, indices)
+        fetched = fetched.to(device) if isinstance(fetched, Tensor) else fetched
+        streams = (OTHER_VIEWS[number],)
+        return domain.views(fetched, indices.to(device), model, config, shape, 0, streams)[0]
+
+    return view
+
+
+@contextmanager
+def evaluating(encoder: nn.Module) -> Iterator[tuple[torch.device, torch.dtype]]:
+    """An encoder in eval mode, without gradients; gives its device and precision."""
+    parameter, was_training = next(encoder.parameters()), encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            yield parameter.device, parameter.dtype
+    finally:
+        encoder.train(was_training)

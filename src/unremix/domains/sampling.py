@@ -1,22 +1,53 @@
-"""Which samples a step uses: a function of the seed and the step alone."""
+"""Which samples a step uses, by seed and step alone; and some of many, spread or drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-MASK = 2**63 - 1
+from unremix.frameworks.randomness import scramble
 
 
-def scramble(*numbers: int) -> int:
-    """One seed made of several numbers."""
-    state = 0x243F6A8885A308D3
-    for number in numbers:
-        state = ((state ^ (number & MASK)) * 0x5851F42D4C957F2D + 0x14057B7EF767814F) & MASK
-        state ^= state >> 29
-    return state
+def spread(count: int, most: int) -> Tensor:
+    """At most this many indices, evenly spread over all, shape (k,), int64.
+
+    Example:
+        >>> spread(10, 4), spread(3, 4)
+        (tensor([0, 3, 6, 9]), tensor([0, 1, 2]))
+    """
+    if count <= most:
+        return torch.arange(count)
+    return torch.arange(most) * (count - 1) // (most - 1)
+
+
+def drawn(count: int, most: int | None) -> Tensor:
+    """At most this many of ``count`` indices, drawn with a fixed seed, in order, shape (k,), int64.
+
+    Example:
+        >>> drawn(3, 10), len(drawn(1000, 10))
+        (tensor([0, 1, 2]), 10)
+    """
+    if most is None or count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].sort().values
+
+
+if TYPE_CHECKING:
+    from unremix.domains.options import TrainConfig
+
+
+def steps_of(data: Any, config: TrainConfig) -> int:
+    """Steps per epoch; a last, incomplete batch counts if it has two samples."""
+    return math.ceil((len(data.train) - 1) / config.batch_size)
+
+
+def indices_of(data: Any, config: TrainConfig, step: int) -> Tensor:
+    """Which of ``data.train`` a step uses, shape (batch_size,), fewer at the end of an epoch."""
+    return permuted(len(data.train), config.batch_size, config.seed, step, steps_of(data, config))
 
 
 def permuted(count: int, batch_size: int, seed: int, step: int, steps: int | None = None) -> Tensor:
@@ -82,3 +113,13 @@ def streamed(counts: Sequence[int], batch_size: int, lanes: int, seed: int, step
 def _permutation(count: int, *key: int) -> Tensor:
     """A permutation that is a function of its key alone, shape (count,)."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(scramble(*key)))
+
+
+def ranges(count: int, size: int) -> Iterator[range]:
+    """0 … count - 1 in ranges of at most so many.
+
+    Example:
+        >>> list(ranges(5, 2))
+        [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    return (range(first, min(first + size, count)) for first in range(0, count, size))

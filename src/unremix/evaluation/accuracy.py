@@ -17,7 +17,7 @@ class Accuracy:
     Args:
         value: p, from 0 to 1.
         standard_error: sqrt(p (1 - p) / n), of the binomial distribution. It is 0 for p = 0 and
-            p = 1, where the interval is not.
+            p = 1, unlike the interval.
         count: n.
         low: Lower end of the 95 % Wilson interval: what another draw of n test samples could give.
             It says nothing about another training run.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.audit import audit
-from unremix.core.importance import Importance
+from unremix.core.contrast import Importance
 
 PREFIX = "audit_"
 

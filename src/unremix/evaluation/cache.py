@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 import unremix
-from unremix.data.atomic_files import read_text, write_text
-from unremix.data.fingerprint import fingerprint
+from unremix.files.atomic_files import read_text, write_text
+from unremix.files.fingerprint import fingerprint
 
 
 def cached(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from unremix.training.run import Run
+from collections.abc import Mapping
+from typing import Any
 
 FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
 LABELS = {
@@ -20,38 +17,6 @@ LABELS = {
     "linear_svm": "linear SVM",
     "logistic": "logistic regression",
 }
-
-
-def begin_card(
-    run: Run,
-    data: str,
-    facts: Mapping[str, Any],
-    *,
-    layer: str,
-    health: Sequence[str],
-    own: bool,
-) -> dict[str, Any]:
-    """A card without results yet, with facts about data and model.
-
-    ``health`` names figures of the last row of metrics to take over, if the data are the run's own.
-    """
-    rows = run.metrics()
-    last = rows[-1] if rows else {}
-    return {
-        "data": data,
-        "own_data": own,
-        **facts,
-        "layer": layer,
-        "recipe": run.config.composed_name,
-        "seed": run.config.seed,
-        "batch_size": run.config.batch_size,
-        "epoch": int(last.get("epoch", 0)),
-        "epochs": run.config.epochs,
-        "step": int(last.get("step", 0)),
-        "protocol": None,
-        "health": {name: last[name] for name in health if own and name in last},
-        "results": None,
-    }
 
 
 def label_of(path: str) -> str:

@@ -41,7 +41,7 @@ def checked_labels(
         labels: Shape (n,).
         features: The features they belong to, shape (n, D).
         name: What to call them in an error.
-        num_classes: C, where the labels have to be below it.
+        num_classes: C, an upper bound of the labels; None for no bound.
 
     Raises:
         ValueError: If there is not one integer in [0, C) per sample.

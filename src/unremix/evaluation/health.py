@@ -51,7 +51,7 @@ class Health:
     effective_negatives: float | None = None
 
 
-# What to call each figure, and what is good.
+# The name of each measure, and which values are good.
 MEANINGS = {
     "spread": ("spread", "good near 1; near 0 all embeddings are the same"),
     "effective_rank": ("effective rank", "dimensions in use; good is well above 2"),

@@ -48,7 +48,7 @@ def knn_predict(
         bank_labels: y, integers from 0, shape (n,).
         queries: Features to classify, shape (m, D); by default those of the bank, each by its
             neighbors among all the others.
-        k: Neighbors; all of them where there are fewer.
+        k: Neighbors; all if there are fewer.
         temperature: t; the smaller, the more the nearest ones count.
         num_classes: C; one more than the highest label if None.
 

@@ -55,7 +55,7 @@ def fit_logistic(
 ) -> Fits:
     """Minimize, for each problem p, ½ |W|² + C_p Σ_{i in train_p} -log softmax(W x_i + b)_{y_i}.
 
-    The bias b is not penalised. Two classes have one logit, of class 1; more have one each. This
+    The bias b is not penalized. Two classes have one logit, of class 1; more have one each. This
     is the objective of scikit-learn's ``LogisticRegression(C=C_p)``.
 
     Solved by L-BFGS in the eigenbasis of the features' covariance: the penalty is the same in
@@ -64,7 +64,7 @@ def fit_logistic(
     product.
 
     Args:
-        features: x, shape (n, D), float32 or float64, which is also what is computed in.
+        features: x, shape (n, D), float32 or float64; computation uses this type.
         labels: y, integers from 0 to K - 1, shape (n,). K is one more than the highest.
         train: Which samples each problem trains on, bool, shape (n, P).
         strengths: C, positive, shape (P,).
@@ -151,8 +151,8 @@ class _Solver:
         else:
             self.targets = torch.nn.functional.one_hot(labels, classes).to(inputs.dtype)[:, None]
         self.spread = inputs.square().mean(0)[:, None, None]  # the bias's is 1
-        self.penalised = inputs.new_ones(inputs.shape[1], 1, 1)
-        self.penalised[-1] = 0
+        self.penalized = inputs.new_ones(inputs.shape[1], 1, 1)
+        self.penalized[-1] = 0
         # Divided by C and by the number of samples, so that all problems are of one scale:
         # mean loss + |W|² / (2 C n).
         sizes = train.sum(0).to(inputs.dtype)
@@ -181,7 +181,7 @@ class _Solver:
                 gradient = self._set_aside(~unsolved, gradient)
                 unsolved = unsolved[unsolved]
             direction = -self._approximate_newton(gradient) * unsolved[None, :, None]
-            along = self._multiply(direction)
+            along = (self.inputs @ direction.flatten(1)).reshape(-1, *direction.shape[1:])
             slope = (gradient * direction).sum((0, 2))
             step, residual = self._search(direction, along, slope)
             self.weights += step * direction
@@ -191,10 +191,6 @@ class _Solver:
         self.found[:, self.active] = self.logits
         self.all_converged = False
         return MOST_ITERATIONS
-
-    def _multiply(self, weights: Tensor) -> Tensor:
-        product: Tensor = self.inputs @ weights.flatten(1)
-        return product.reshape(-1, *weights.shape[1:])
 
     def _chances(self, logits: Tensor) -> Tensor:
         return logits.sigmoid() if logits.shape[2] == 1 else logits.softmax(2)
@@ -215,7 +211,7 @@ class _Solver:
         values, self.axes = torch.linalg.eigh(torch.diag_embed(shares.sum(2)) - products)
         # Raising all logits alike changes nothing: one value is 0 up to rounding.
         values = torch.maximum(values, 1e-8 * values[:, -1:])
-        self.inverse = 1 / (self.spread * values + self.penalty * self.penalised)  # (R, A, K)
+        self.inverse = 1 / (self.spread * values + self.penalty * self.penalized)  # (R, A, K)
 
     def _precondition(self, vector: Tensor) -> Tensor:
         """The product of the inverse of that Hessian with a vector (R, A, K)."""
@@ -224,7 +220,7 @@ class _Solver:
 
     def _gradient(self, residual: Tensor) -> Tensor:
         loss = (self.inputs.T @ residual.flatten(1)).reshape(self.weights.shape)
-        return loss.add_(self.penalty * self.penalised * self.weights)
+        return loss.add_(self.penalty * self.penalized * self.weights)
 
     def _search(self, direction: Tensor, along: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Steps after which the slope has flattened, and the residuals there.
@@ -232,7 +228,7 @@ class _Solver:
         The loss is convex, so its slope along a direction only rises; the wanted step is bracketed
         and then closed in on by the secant.
         """
-        penalty = self.penalty * self.penalised
+        penalty = self.penalty * self.penalized
         pull = (penalty * self.weights * direction).sum((0, 2))
         stiffness = (penalty * direction.square()).sum((0, 2))
         low, high = torch.zeros_like(slope), torch.full_like(slope, torch.inf)
@@ -270,14 +266,14 @@ class _Solver:
 
     def _remember(self, step: Tensor, change: Tensor) -> None:
         curvature = (step * change).sum((0, 2))
-        known = curvature > 0  # not where there was no step, or rounding outweighs the change
+        known = curvature > 0  # false without a step, or if rounding outweighs the change
         kept = known[None, :, None]
         step, change = step * kept, change * kept
         curvature = torch.where(known, curvature, 1.0)
         self.history = [*self.history[1 - HISTORY :], (step, change, curvature)]
 
     def _set_aside(self, solved: Tensor, gradient: Tensor) -> Tensor:
-        """Keep the results of solved problems, and go on with the others, whose gradient it is."""
+        """Store the results of solved problems and drop them; return the gradient of the others."""
         self.found[:, self.active[solved]] = self.logits[:, solved]
         rest = ~solved
         self.active = self.active[rest]

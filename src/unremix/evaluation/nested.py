@@ -68,18 +68,18 @@ def cross_validate(
         decimals: Digits of an accuracy in percent that are compared; all by default.
     """
     inner = [
-        (train[fit], train[held])
+        (train[fit], train[tested])
         for (train, _), seed in zip(outer, seeds, strict=True)
-        for fit, held in stratified(labels[train], folds, seed)
+        for fit, tested in stratified(labels[train], folds, seed)
     ]
     found = predict(inner, [grid] * len(inner))
     accuracies = np.array(
         [
-            np.mean(predicted == labels[held][:, None], axis=0)
-            for predicted, (_, held) in zip(found, inner, strict=True)
+            np.mean(predicted == labels[tested][:, None], axis=0)
+            for predicted, (_, tested) in zip(found, inner, strict=True)
         ]
     ).reshape(len(outer), folds, len(grid))
-    chosen = [choose(rows, decimals) for rows in accuracies]
+    chosen = [best_strength(rows, decimals) for rows in accuracies]
     final = predict(outer, [[grid[best]] for best in chosen])
     return Nested(
         [predicted[:, 0] for predicted in final],
@@ -88,11 +88,11 @@ def cross_validate(
     )
 
 
-def choose(accuracies: NDArray[np.float64], decimals: int | None = None) -> int:
+def best_strength(accuracies: NDArray[np.float64], decimals: int | None = None) -> int:
     """The best of some strengths by mean accuracy over folds, shape (folds, C).
 
     Example:
-        >>> choose(np.array([[0.5, 0.80001, 0.80003]]), decimals=2)
+        >>> best_strength(np.array([[0.5, 0.80001, 0.80003]]), decimals=2)
         1
     """
     means = np.average(accuracies, axis=0)

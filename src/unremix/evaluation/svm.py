@@ -341,7 +341,7 @@ def _classifier(kernel: Kernel, C: float) -> Any:
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
     from sklearn.svm import SVC, LinearSVC  # type: ignore[import-untyped]
 
-    # None draws at random; without a seed of their own they would move NumPy's global state.
+    # No estimator draws at random, but without a seed it would touch NumPy's global state.
     if kernel == "rbf":
         return SVC(C=C, kernel="precomputed", random_state=0)
     if kernel == "linear":

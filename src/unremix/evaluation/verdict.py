@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unremix.evaluation.card import FEATURES, in_percent, label_of, measures_of, scale_of
-from unremix.training.preparation import auto_batch
+from unremix.frameworks.base import auto_batch
 
 CONFIDENCE = 0.95
 FEW_STEPS = 800  # 200 epochs of 4 steps; below, more epochs are likely to help
@@ -184,9 +184,9 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
         sentences.append(
             f"The encoder was trained for only {steps} step{'s' * (steps != 1)}. Raise {remedy}."
         )
-    if unit == "images" and count < FEW_SAMPLES and helped != "better":
+    if "backbone" in card and count < FEW_SAMPLES and helped != "better":
         sentences.append(
-            f"{count} images are few to learn from. Add unlabeled images, or start from a "
+            f"{count} {unit} are few to learn from. Add unlabeled {unit}, or start from a "
             "pretrained encoder with --init."
         )
     if not sentences and helped in ("unclear", "worse"):

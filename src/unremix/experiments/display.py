@@ -5,19 +5,21 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from statistics import fmean
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from unremix.data.printing import printable
-from unremix.data.quantities import duration, roughly
+from unremix.console.printing import printable
+from unremix.console.quantities import duration, roughly
 from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import Begun, Ended, Event, Failed, Lost, Runner, Work
-from unremix.experiments.results import outcome_of
+from unremix.experiments.processes import Event, Runner
+from unremix.experiments.results import record_of
 from unremix.experiments.tables import Measure
 
 REFRESH = 1.0  # seconds between drawings of the live table
@@ -95,53 +97,51 @@ class Display:
         self.seconds: dict[str, list[float]] = {}  # that whole runs took, by row
         self.marks: dict[Job, list[tuple[float, float]]] = {}  # when which share was first seen
 
-    @contextmanager
-    def showing(self) -> Iterator[None]:
-        """Show progress while runs are under way."""
-        if self.runner.done:
-            self.say(f"{len(self.runner.done)} of {len(self.runner.jobs)} runs are done already")
-        if not self.runner.waiting or not self.console.is_terminal or self.console.quiet:
-            yield
-            return
-        with Live(console=self.console, auto_refresh=False, transient=True) as self.live:
-            yield
-        self.live = None
+    def events(self) -> Iterator[Event]:
+        """Run what is left, show how it goes, and hand each event on."""
+        runner = self.runner
+        live: AbstractContextManager[Any] = nullcontext()
+        if runner.done:
+            self.say(f"{len(runner.done)} of {len(runner.jobs)} runs are done already")
+        if runner.waiting and self.console.is_terminal and not self.console.quiet:
+            live = self.live = Live(console=self.console, auto_refresh=False, transient=True)
+        with live:
+            for event in runner.run():
+                if event is None:
+                    self._draw()
+                else:
+                    self._tell(event)
+                    yield event
 
     def say(self, message: str) -> None:
         """Print a line; on a terminal above the table."""
         self.console.print(printable(message), highlight=False, markup=False, soft_wrap=True)
 
-    def show(self, event: Event | None) -> None:
-        """Show what has happened; the live table is redrawn if it is due."""
-        match event:
-            case None:
-                self._draw()
-            case Begun(job, work) if work.process is None:
-                self.say(f"{job}: still under way from an earlier start")
-            case Begun(job, work) if self.live is None:
-                begins = f"resumes at {work.before:.0%}" if work.before else "begins"
-                self.say(f"{job}: {begins}")
-            case Ended(job, work):
-                self._ended(job, work)
-            case Lost(job, _, why):
-                self.say(f"{job}: its worker was lost ({why}); it continues from its checkpoint")
-            case Failed(job, _, how):
-                lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
-                self.say(f"{job}: failed ({how}); the end of {self.folder.log(job)}:{lines}")
-
-    def _ended(self, job: Job, work: Work) -> None:
-        if work.before < 1:
-            whole = work.elapsed / (1 - work.before)
-            self.seconds.setdefault(job.row, []).append(whole)
-        if self.live is None:
-            outcome = outcome_of(job, self.folder.find(job))
-            found = [
-                f"{measure.label} {measure.shown(values[measure.path]['value'])}"
-                for measure in tables.measures_among([outcome])[:1]
-                if measure.path in (values := outcome.results.get(tables.TRAINED, {}))
-            ]
-            parts = [f"{job}: done", *found, duration(work.elapsed), self._standing()]
-            self.say(" · ".join(parts))
+    def _tell(self, event: Event) -> None:
+        """Say what has happened; the live table shows what goes well."""
+        job, work, why = event.job, event.work, event.why
+        if event.kind == "begun" and work.process is None:
+            self.say(f"{job}: still under way from an earlier start")
+        elif event.kind == "begun" and self.live is None:
+            self.say(f"{job}: " + (f"resumes at {work.before:.0%}" if work.before else "begins"))
+        elif event.kind == "lost":
+            self.say(f"{job}: its worker was lost ({why}); it continues from its checkpoint")
+        elif event.kind == "failed":
+            lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
+            self.say(f"{job}: failed ({why}); the end of {self.folder.log(job)}:{lines}")
+        elif event.kind == "ended":
+            if work.before < 1:
+                whole = work.elapsed / (1 - work.before)
+                self.seconds.setdefault(job.row, []).append(whole)
+            if self.live is None:
+                record = record_of(job, self.folder.find(job))
+                result = [
+                    f"{measure.label} {measure.shown(value)}"
+                    for measure in tables.measures_among([record])[:1]
+                    if (value := record.measure(measure.path)) is not None
+                ]
+                said = [f"{job}: done", *result, duration(work.elapsed), self._standing()]
+                self.say(" · ".join(said))
 
     def _look(self) -> None:
         """Note how far the runs have come, and when."""
@@ -150,54 +150,42 @@ class Display:
             if share > (marks[-1][1] if marks else work.before):
                 marks.append((work.elapsed, share))
 
-    def _expected(self) -> dict[str, float]:
-        """Seconds of a whole run of each row; empty while nothing is known."""
-        found = {row: list(seconds) for row, seconds in self.seconds.items()}
-        for job, work in self.runner.working.items():
-            if job.row in self.seconds:
-                continue
-            if job.train.max_minutes is not None:
-                found.setdefault(job.row, []).append(60 * job.train.max_minutes)
-                continue
-            whole = whole_run(self.marks.get(job, []), work.before)
-            if whole is not None:
-                found.setdefault(job.row, []).append(whole)
-        means = {row: sum(seconds) / len(seconds) for row, seconds in found.items()}
-        if not means:
-            return {}
-        typical = sum(means.values()) / len(means)
-        return {job.row: means.get(job.row, typical) for job in self.runner.jobs}
-
     def _left(self) -> dict[Job, float]:
         """Seconds that each run still needs; empty while nothing is known."""
-        expected = self._expected()
-        if not expected:
+        runner = self.runner
+        known = {row: list(seconds) for row, seconds in self.seconds.items()}
+        for job, work in runner.working.items():
+            if job.row not in self.seconds:
+                minutes = job.train.max_minutes
+                marks = self.marks.get(job, [])
+                whole = whole_run(marks, work.before) if minutes is None else 60 * minutes
+                known.setdefault(job.row, []).extend([] if whole is None else [whole])
+        means = {row: fmean(seconds) for row, seconds in known.items() if seconds}
+        if not means:
             return {}
-        under_way = {
-            job: max(0.0, expected[job.row] * (1 - work.before) - work.elapsed)
-            for job, work in self.runner.working.items()
+        typical = fmean(means.values())
+        left = {
+            job: means.get(job.row, typical) * (1 - self.folder.share_done(job))
+            for job in runner.waiting
         }
-        return under_way | {
-            job: expected[job.row] * (1 - self.folder.share_done(job))
-            for job in self.runner.waiting
-        }
+        for job, work in runner.working.items():
+            whole = means.get(job.row, typical)
+            left[job] = max(0.0, whole * (1 - work.before) - work.elapsed)
+        return left
 
     def _standing(self) -> str:
-        runner = self.runner
-        parts = [f"{len(runner.done)} of {len(runner.jobs)} runs done"]
+        runner, left = self.runner, self._left()
+        said = [f"{len(runner.done)} of {len(runner.jobs)} runs done"]
         if runner.failures:
-            parts.append(f"{len(runner.failures)} failed")
-        left = self._left()
+            said.append(f"{len(runner.failures)} failed")
         if left:
-            seconds = makespan(
-                [left[job] for job in runner.working],
-                [left[job] for job in runner.waiting],
-                runner.share.jobs,
-            )
-            parts.append(f"about {roughly(seconds)} left")
-        return " · ".join(parts)
+            running = [left[job] for job in runner.working]
+            waiting = [left[job] for job in runner.waiting]
+            said.append(f"about {roughly(makespan(running, waiting, runner.share.jobs))} left")
+        return " · ".join(said)
 
     def _draw(self) -> None:
+        """Draw the live table, if it is due."""
         if time.monotonic() - self.drawn < REFRESH:
             return
         self.drawn = time.monotonic()
@@ -233,17 +221,3 @@ class Display:
                 "" if done + failed == len(own) else duration(seconds),
             )
         self.live.update(table, refresh=True)
-
-
-def show_progress(runner: Runner, console: Console) -> Iterator[Event]:
-    """Run what is left, show how it goes, and hand each event on.
-
-    Raises:
-        KeyboardInterrupt: If somebody asked to stop.
-    """
-    display = Display(runner, console)
-    with display.showing():
-        for event in runner.run():
-            display.show(event)
-            if event is not None:
-                yield event

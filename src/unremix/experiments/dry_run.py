@@ -1,6 +1,6 @@
 """The dry run: a few real steps, and what they say about the whole training. Nothing is written.
 
-What is measured: the time of a step, the memory it takes, the size of a checkpoint. Where a step of
+What is measured: the time of a step, the memory it takes, the size of a checkpoint. If a step of
 the whole batch would take too long to wait for, a smaller one is measured and scaled, and the table
 says so. Reading data that are not there, and the evaluation, are not part of the estimate.
 """
@@ -17,55 +17,144 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
-from unremix.data.image.dataset import ImageData, ImageSet
-from unremix.data.quantities import amount, counted, duration
+from unremix.console.quantities import amount, counted, duration
 from unremix.domains import Domain, find_domain
+from unremix.domains.options import TrainConfig
 from unremix.experiments import tables
-from unremix.experiments.forecast import (
-    TIMED,
-    WARM_UP,
-    Estimate,
-    Measured,
-    count_parameters,
-    epochs_within,
-    on_a_line,
-    rows_of,
-    step_size,
-    tensor_bytes,
-)
 from unremix.experiments.plan import Plan
 from unremix.experiments.processes import Local
 from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
-from unremix.options.config import TrainConfig
 from unremix.recipes import sections
 from unremix.training.loop import Training, fit
 from unremix.training.preparation import Prepared, fit_to
 from unremix.training.progress import Progress
 from unremix.training.run import Run
 
-# Images to train on in the data that the shipped settings name, as published.
-PUBLISHED = {
-    "cifar-10-python.tar.gz": 50_000,
-    "cifar-100-python.tar.gz": 50_000,
-    "tiny-imagenet-200.zip": 100_000,
-    "imagenet-1k-wds": 1_281_167,
-}
-
+WARM_UP = 1  # steps before those that are timed
+TIMED = 3
 SECONDS = 30.0  # for all steps, about: a minute with what comes before and between them
-CLASSES = 10  # of random images
 FEW = 8  # samples in the step that tells how many more can be waited for
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """What a training run will take, from a few of its steps."""
+
+    samples: int  # how many there are to train on
+    steps_per_epoch: int
+    epochs: int  # those that the time allows, if it is limited
+    step_samples: int  # in a timed step
+    step_seconds: float  # of a step of the whole batch: the median, scaled
+    timed: int  # steps
+    scale: float  # how many times larger the whole batch is than that of a timed step
+    memory: int | None  # bytes of a step of the whole batch, on top of the data, where known
+    checkpoint: int  # bytes
+    encoder: int  # bytes of the encoder alone
+    parameters: Mapping[str, int]  # of the encoder, the head and further parts
+    device: str  # what the steps ran on
+
+    @property
+    def steps(self) -> int:
+        """In all."""
+        return self.steps_per_epoch * self.epochs
+
+    @property
+    def seconds(self) -> float:
+        """Of training, without evaluation."""
+        return self.steps * self.step_seconds
+
+    @property
+    def disk(self) -> int:
+        """Bytes of a run's folder: two checkpoints stand until the next is whole."""
+        return 3 * self.checkpoint + self.encoder
+
+
+def epochs_within(minutes: float | None, epochs: int, epoch_seconds: float) -> int:
+    """Epochs of a run that ends with the epoch in which its time is up.
+
+    Example:
+        >>> epochs_within(10, 400, 90.0), epochs_within(None, 400, 90.0), epochs_within(10, 5, 90.0)
+        (7, 400, 5)
+    """
+    if minutes is None or epoch_seconds <= 0:
+        return epochs
+    return min(epochs, math.ceil(60 * minutes / epoch_seconds))
+
+
+def step_size(batch_size: int, quick: float, few: int, seconds: float) -> int:
+    """Samples in the steps to be timed: the whole batch if there is time, else a power of two.
+
+    There has to be time for one timed step, since few large steps say more than many small ones.
+
+    Args:
+        batch_size: The whole batch.
+        quick: Seconds that a step of few samples took.
+        few: How many those were.
+        seconds: For all steps that are to be made.
+
+    Example:
+        >>> (
+        ...     step_size(256, 0.1, 8, 40.0),
+        ...     step_size(256, 4.0, 8, 40.0),
+        ...     step_size(256, 30.0, 8, 40.0),
+        ... )
+        (256, 32, 8)
+    """
+    affordable = seconds / (WARM_UP + 1) * few / max(quick, 1e-9)
+    if affordable >= batch_size:
+        return batch_size
+    return max(few, 1 << int(math.log2(max(1.0, affordable))))
+
+
+def on_a_line(small: tuple[int, int], large: tuple[int, int], whole: int) -> int:
+    """Memory that a step takes, from that of two smaller ones; never less than measured.
+
+    Args:
+        small: Samples and bytes of a small step.
+        large: Samples and bytes of a larger one.
+        whole: Samples of the step in question.
+
+    Example:
+        >>> on_a_line((8, 1000), (16, 1400), 256)
+        13400
+    """
+    growth = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
+    return round(max(small[1], large[1]) + growth * (whole - large[0]))
+
+
+def tensor_bytes(state: Any) -> int:
+    """Bytes of all tensors in a state, however it is nested.
+
+    Example:
+        >>> tensor_bytes({"a": torch.zeros(2, 3), "b": [torch.zeros(1, dtype=torch.long), "c"]})
+        32
+    """
+    if isinstance(state, Tensor):
+        return state.nbytes
+    parts = state.values() if isinstance(state, Mapping) else state
+    return sum(map(tensor_bytes, parts)) if isinstance(state, Mapping | list | tuple) else 0
+
+
+def count_parameters(model: Framework) -> dict[str, int]:
+    """How many numbers the encoder, the head and all further parts learn or follow."""
+
+    def count(part: nn.Module | None) -> int:
+        return 0 if part is None else sum(p.numel() for p in part.parameters())
+
+    found = {"encoder": count(model.encoder), "head": count(getattr(model, "head", None))}
+    return {**found, "further": count(model) - sum(found.values())}
+
+
 class Enough(Exception):
-    """Raised in mid-training: all steps that were wanted are made."""
+    """Ends a training once enough steps are made."""
 
 
 class Stopwatch(Progress):
@@ -82,7 +171,9 @@ class Stopwatch(Progress):
         self.steps = steps
         self.limit = seconds
         self.times: list[float] = []
-        self.found: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}  # about the model, once all steps are made
+        self.at_once = config.chunk or config.batch_size  # samples through the encoder at a time
+        self.peak: int | None = None  # most bytes in use, above those before there was a model
 
     def __enter__(self) -> Stopwatch:
         super().__enter__()
@@ -94,23 +185,20 @@ class Stopwatch(Progress):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
-        wanted = self.steps
-        last = self.times[-1] - self.times[-2]
-        if self.times[-1] + last - self.times[0] > self.limit:
-            wanted = WARM_UP + 1
-        if len(self.times) <= min(wanted, training.steps_per_epoch):
-            if len(self.times) == 2:
-                _fill_queue(training.model)
-                self.times[-1] = time.perf_counter()
-            return
-        state = training.optimizer.state_dict()["state"]
-        self.found = {
-            "checkpoint": tensor_bytes([training.model.state_dict(), state]),
-            "encoder": tensor_bytes(training.model.encoder.state_dict()),
-            "parameters": count_parameters(training.model),
-            "device": training.fabric.device.type,
-        }
-        raise Enough
+        late = 2 * self.times[-1] - self.times[-2] - self.times[0] > self.limit
+        wanted = WARM_UP + 1 if late else self.steps
+        if len(self.times) > min(wanted, training.steps_per_epoch):
+            state = training.optimizer.state_dict()["state"]
+            self.facts = {
+                "checkpoint": tensor_bytes([training.model.state_dict(), state]),
+                "encoder": tensor_bytes(training.model.encoder.state_dict()),
+                "parameters": count_parameters(training.model),
+                "device": training.fabric.device.type,
+            }
+            raise Enough
+        if len(self.times) == 2:
+            _fill_queue(training.model)
+            self.times[-1] = time.perf_counter()
 
     @property
     def total(self) -> float:
@@ -119,7 +207,7 @@ class Stopwatch(Progress):
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Of each step; the first ones, which warm up, are left out where there are others."""
+        """Of each step; the first ones, which warm up, are left out if there are others."""
         took = [after - before for before, after in pairwise(self.times)]
         return tuple(took[WARM_UP:] or took)
 
@@ -141,7 +229,8 @@ def _status(name: str) -> int | None:
     return None if found is None else int(found[1]) * 1024
 
 
-def _forget_peak() -> None:
+def memory_in_use() -> int | None:
+    """Bytes that this process has in memory, whose peak is forgotten; None if unknown."""
     gc.collect()
     with suppress(OSError, AttributeError):  # glibc keeps what was freed unless told otherwise
         ctypes.CDLL(None).malloc_trim(0)
@@ -149,15 +238,11 @@ def _forget_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):  # else the peak of the whole process counts: too much, not too little
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def memory_in_use() -> int | None:
-    """Bytes that this process has in memory; None where the system does not say."""
-    _forget_peak()
     return _status("VmRSS")
 
 
-def _peak(device: str, before: int | None) -> int | None:
+def peak_memory(device: str, before: int | None) -> int | None:
+    """Most bytes in use since :func:`memory_in_use`, above those before; None if unknown."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     peak = _status("VmHWM")
@@ -178,56 +263,26 @@ def _measuring(config: TrainConfig) -> TrainConfig:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Steps of one size."""
-
-    size: int  # samples in a step
-    at_once: int  # how many of them go through the encoder at a time
-    peak: int | None  # most bytes in use, above those before there was a model
-    watch: Stopwatch  # knows their times, and the model
-
-
-def _try(
+def time_steps(
     config: TrainConfig, data: Any, shape: Any, size: int, timed: int, seconds: float,
     before: int | None,
-) -> Trial:  # fmt: skip
+) -> Stopwatch:  # fmt: skip
+    """Make a few steps of ``size`` samples."""
     chunk = config.chunk if config.chunk is None or config.chunk < config.batch_size else None
     if chunk is not None and chunk >= size:
         chunk = max(2, size // 2)  # in chunks all the same
     small = replace(_measuring(config), batch_size=size, chunk=chunk)
     run = Run.unwritten(Path(config.runs) / "dry-run", small, shape)
     watch = Stopwatch(small, WARM_UP + timed, seconds)
-    _forget_peak()
+    memory_in_use()
     with suppress(Enough):
         fit(Prepared(run, small, data, None), lambda *_: {}, watch)
-    return Trial(size, chunk or size, _peak(watch.found["device"], before), watch)
-
-
-def measure(
-    config: TrainConfig, data: Any, shape: Any, *, seconds: float = SECONDS, before: int | None
-) -> Measured:
-    """Make a few steps, of few samples at least; see :func:`estimate`."""
-    whole, few = config.batch_size, min(FEW, config.batch_size)
-    quick = _try(config, data, shape, few, 2, seconds / 4, before)
-    left = seconds - quick.watch.total
-    size = step_size(whole, min(quick.watch.seconds), few, left)
-    if size > few:
-        trial, other = _try(config, data, shape, size, TIMED, left, before), quick
-    else:
-        trial, other = quick, quick
-        if few < whole:
-            other = _try(config, data, shape, few // 2, 1, left, before)
-    memory = trial.peak
-    if size < whole and memory is not None and other.peak is not None:
-        in_full = min(whole, config.chunk or whole)
-        if trial.at_once > other.at_once:
-            memory = on_a_line((other.at_once, other.peak), (trial.at_once, memory), in_full)
-    return Measured(trial.watch.seconds, size, whole / size, memory, **trial.watch.found)
+    watch.peak = peak_memory(watch.facts["device"], before)
+    return watch
 
 
 def load_or_imagine(domain: Domain, config: TrainConfig) -> tuple[Any, bool]:
-    """The data; or random images in their place, if they are a shipped setting's and not there.
+    """The data; or random ones in their place, if they are a shipped setting's and not there.
 
     Returns:
         The data, and whether they are real.
@@ -238,30 +293,10 @@ def load_or_imagine(domain: Domain, config: TrainConfig) -> tuple[Any, bool]:
     try:
         return domain.load(config), True
     except FileNotFoundError:
-        if config.data not in PUBLISHED or config.image_size is None:
+        imagined = domain.imagine(config)
+        if imagined is None:
             raise
-    count = min(PUBLISHED[config.data], config.limit or PUBLISHED[config.data])
-    labels = torch.arange(count) % CLASSES
-    images = ImageSet(RandomImages(count, config.image_size), [""] * count, labels, None)
-    return ImageData(images, None, config.data, ()), False
-
-
-@dataclass(frozen=True)
-class RandomImages:
-    """Images of noise: see :class:`unremix.data.image.dataset.ImageStore`."""
-
-    count: int
-    size: int  # S
-    channels: int = 3
-
-    def __len__(self) -> int:
-        return self.count
-
-    def batch(self, indices: Tensor) -> Tensor:
-        """As many images as asked for, uint8, shape (B, 3, S, S)."""
-        shape = (len(indices), self.channels, self.size, self.size)
-        generator = torch.Generator().manual_seed(0)
-        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        return imagined, False
 
 
 def estimate(
@@ -291,32 +326,75 @@ def estimate(
     config = fit_to(domain, data, config)
     shape = domain.shape(data, config)
     before = memory_in_use() if before is None else before
-    measured = measure(config, data, shape, seconds=seconds, before=before)
-    steps = domain.steps(data, config)
-    epochs = epochs_within(config.max_minutes, config.epochs, steps * measured.step_seconds)
-    return Estimate(domain.size(data), steps, epochs, measured)
+
+    def timed_steps(size: int, timed: int, left: float) -> Stopwatch:
+        return time_steps(config, data, shape, size, timed, left, before)
+
+    whole, few = config.batch_size, min(FEW, config.batch_size)
+    quick = watch = timed_steps(few, 2, seconds / 4)
+    left = seconds - quick.total
+    size = step_size(whole, min(quick.seconds), few, left)
+    if size > few:
+        watch = timed_steps(size, TIMED, left)
+    elif few < whole:
+        quick = timed_steps(few // 2, 1, left)
+    memory, scale = watch.peak, whole / size
+    larger = scale > 1 and watch.at_once > quick.at_once
+    if larger and quick.peak is not None and memory is not None:
+        small, large = (quick.at_once, quick.peak), (watch.at_once, memory)
+        memory = on_a_line(small, large, min(whole, config.chunk or whole))
+    steps, step_seconds = domain.steps(data, config), median(watch.seconds) * scale
+    return Estimate(
+        samples=domain.size(data),
+        steps_per_epoch=steps,
+        epochs=epochs_within(config.max_minutes, config.epochs, steps * step_seconds),
+        step_samples=size,
+        step_seconds=step_seconds,
+        timed=len(watch.seconds),
+        scale=scale,
+        memory=memory,
+        **watch.facts,
+    )
 
 
-def _said(data_are_real: bool, config: TrainConfig, measured: Sequence[Measured]) -> list[str]:
+def rows_of(found: Estimate, config: TrainConfig, unit: str) -> list[tuple[str, str]]:
+    """An estimate as a table: what, and how much."""
+    scaled = f" (scaled from {found.step_samples} {unit} a step)" if found.scale > 1 else ""
+    epochs = f"{found.epochs} epochs"
+    if config.max_minutes is not None and found.epochs < config.epochs:
+        epochs += f", until {config.max_minutes:g} min are over"
+    return [
+        (unit, f"{found.samples:,}, {config.batch_size} a step"),
+        ("steps per epoch", f"{found.steps_per_epoch:,}"),
+        ("steps in all", f"{found.steps:,} ({epochs})"),
+        ("parameters", ", ".join(f"{name} {n:,}" for name, n in found.parameters.items() if n)),
+        ("memory of a step", amount(found.memory) + scaled),
+        ("checkpoint", amount(found.checkpoint)),
+        ("time of a step", duration(found.step_seconds) + scaled),
+        ("training", duration(found.seconds)),
+        ("disk", amount(found.disk)),
+    ]
+
+
+def _notes(data_are_real: bool, config: TrainConfig, estimates: Sequence[Estimate]) -> list[str]:
     """What a reader of the table has to know."""
-    devices = sorted({found.device for found in measured})
-    threads = config.threads or torch.get_num_threads()
+    devices = sorted({one.device for one in estimates})
     where = " and ".join(devices)
     if devices == ["cpu"]:
-        where += f", {counted(threads, 'thread')}"
-    timed = min((len(found.seconds) for found in measured), default=0)
-    said = [
+        where += f", {counted(config.threads or torch.get_num_threads(), 'thread')}"
+    timed = min(one.timed for one in estimates)
+    notes = [
         f"Measured on {where}, one process: the median of {counted(timed, 'step')}. "
         "Evaluation comes on top; nothing was written."
     ]
     if not data_are_real:
-        said.append(
+        notes.append(
             f"The data {config.data!r} were not found: random images stood for them, as many as "
             "were published; reading and decoding are not in the time."
         )
-    if any(found.scale > 1 for found in measured):
-        said.append("Scaled figures take cost as proportional to the batch.")
-    return said
+    if any(one.scale > 1 for one in estimates):
+        notes.append("Scaled figures take cost as proportional to the batch.")
+    return notes
 
 
 def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
@@ -334,14 +412,9 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     config = fit_to(domain, data, config)
     found = estimate(config, data)
     about = domain.describe(config, domain.shape(data, config))
-    title = f"{config.composed_name} on {data.name}, {about}"
-    table = Table(box=None, show_header=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("")
-    for row in rows_of(found, config, domain.unit):
-        table.add_row(*row)
-    tables.show(console, (), [title])
-    tables.show(console, [table], _said(real, config, [found.measured]))
+    tables.show(console, (), [f"{config.composed_name} on {data.name}, {about}"])
+    table = tables.to_rich((), rows_of(found, config, domain.unit), texts=2, box=None)
+    tables.show(console, [table], _notes(real, config, [found]))
     return found
 
 
@@ -356,57 +429,45 @@ def dry_comparison(
     Raises:
         ValueError: If no recipe can be run.
     """
-    console = console or Console()
     share = Local().share(plan.jobs, jobs)
     train = replace(plan.train, threads=share.threads)
-    domain = find_domain(train.domain)
-    data, real = load_or_imagine(domain, train)
+    data, real = load_or_imagine(find_domain(train.domain), train)
     before = memory_in_use()
-    found: dict[str, Estimate] = {}
+    estimates: dict[str, Estimate] = {}
     failed = []
     for recipe in plan.recipes:
-        config = replace(train, recipe=recipe)
+        config, seconds = replace(train, recipe=recipe), SECONDS / len(plan.recipes)
         try:
-            found[recipe] = estimate(
-                config, data, seconds=SECONDS / len(plan.recipes), before=before
-            )
+            estimates[recipe] = estimate(config, data, seconds=seconds, before=before)
         except ValueError as error:
             failed.append(f"{recipe} cannot be run: {error}")
-    if not found:
+    if not estimates:
         raise ValueError("; ".join(failed))
-    every = list(found.values())
+    every = list(estimates.values())
     seconds = plan.seeds * sum(one.seconds for one in every)
-    disk = plan.seeds * sum(2 * one.measured.checkpoint + one.measured.encoder for one in every)
-    disk += share.jobs * max(one.measured.checkpoint for one in every)
+    disk = plan.seeds * sum(2 * one.checkpoint + one.encoder for one in every)
+    disk += share.jobs * max(one.checkpoint for one in every)
     summary = (
         f"In all {duration(seconds)} of training; {duration(seconds / share.jobs)} with "
         f"{share.jobs} at a time, if they do not hinder each other. Disk: {amount(disk)}."
     )
-    table = _comparison_table(f"{len(plan.jobs)} runs on {data.name}", found, plan)
-    notes = _said(real, train, [one.measured for one in every])
-    tables.show(console, [table], (summary, *notes, *failed))
-    return found
-
-
-def _comparison_table(title: str, found: Mapping[str, Estimate], plan: Plan) -> Table:
-    table = Table(title=title, box=None, pad_edge=False)
-    headings = ["recipe", "parameters", "memory", "checkpoint", "a step", "a run", "all seeds"]
-    if plan.minutes is not None:
-        headings.insert(5, "epochs")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    for recipe, one in found.items():
-        measured = one.measured
-        cells = [
-            recipe,
-            f"{sum(measured.parameters.values()) / 1e6:.1f} M",
-            amount(measured.memory),
-            amount(measured.checkpoint),
-            duration(measured.step_seconds),
-            duration(one.seconds),
-            duration(plan.seeds * one.seconds),
-        ]
-        if plan.minutes is not None:
-            cells.insert(5, f"{one.epochs:,}")
-        table.add_row(*cells)
-    return table
+    records = [
+        {
+            "recipe": recipe,
+            "parameters": f"{sum(one.parameters.values()) / 1e6:.1f} M",
+            "memory": amount(one.memory),
+            "checkpoint": amount(one.checkpoint),
+            "a step": duration(one.step_seconds),
+            **({} if plan.minutes is None else {"epochs": f"{one.epochs:,}"}),
+            "a run": duration(one.seconds),
+            "all seeds": duration(plan.seeds * one.seconds),
+        }
+        for recipe, one in estimates.items()
+    ]
+    table = tables.to_rich(
+        list(records[0]), [list(record.values()) for record in records],
+        title=f"{len(plan.jobs)} runs on {data.name}", box=None, pad_edge=False, no_wrap=True,
+    )  # fmt: skip
+    notes = _notes(real, train, every)
+    tables.show(console or Console(), [table], (summary, *notes, *failed))
+    return estimates

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unremix.cluster.ray_engine import connect, node_resources, places_for
-from unremix.data.atomic_files import try_lock
-from unremix.data.printing import one_line
-from unremix.data.suggestions import needed_for
+from unremix.console.printing import one_line
+from unremix.console.suggestions import needed_for
+from unremix.domains.options import TrainConfig
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
 from unremix.experiments.processes import (
@@ -33,7 +33,7 @@ from unremix.experiments.processes import (
     share_out,
     start_process,
 )
-from unremix.options.config import TrainConfig
+from unremix.files.atomic_files import try_lock
 
 On = Literal["local", "ray", "slurm"]
 """Where runs are executed."""

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from unremix.data.atomic_files import read_text, write_text
-from unremix.data.bounds import shorten
 from unremix.experiments.plan import Job
+from unremix.files.atomic_files import read_text
+from unremix.files.bounds import shorten
 from unremix.report.comparison import read_comparison
 from unremix.training.run import Run
 
@@ -115,7 +115,3 @@ class Folder:
                 f"{strange[0]!r} and no comparison.yaml; choose another --output"
             )
         return None
-
-    def write(self, name: str, text: str) -> None:
-        """Write one of the comparison's own files."""
-        write_text(self.path / name, text)

@@ -7,11 +7,12 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
-from unremix.options.config import TrainConfig, flat_options, make_config
+from unremix.console.values import bounded, check_bounds
+from unremix.domains.options import TrainConfig, flat_options, make_config
 from unremix.recipes import RECIPES, find_recipe
 
 # Not shared by the runs.
@@ -44,18 +45,15 @@ class CompareConfig:
 
     recipes: str
     reference: str | None = None
-    seeds: int = 3
+    seeds: int = bounded(3, least=1)
     budget: str | None = None
-    jobs: int | None = None
+    jobs: int | None = bounded(least=1)
     output: str | None = None
     on: Literal["local", "ray", "slurm"] = "local"
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "jobs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"expected {name} to be at least 1, got {value}")
+        check_bounds(self)
         check_seeds(self.seeds)
 
 
@@ -121,7 +119,7 @@ def chosen_recipes(names: str, domain: str) -> tuple[str, ...]:
     """The recipes of a list with commas; ``all`` are those of the domain.
 
     Raises:
-        ValueError: For a name that is no recipe, or none at all.
+        ValueError: For an unknown recipe, or an empty list.
 
     Example:
         >>> chosen_recipes("simclr, hcl,simclr", "image")
@@ -131,21 +129,21 @@ def chosen_recipes(names: str, domain: str) -> tuple[str, ...]:
         return tuple(
             name for name, recipe in RECIPES.items() if getattr(recipe, "domain", domain) == domain
         )
-    found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    if not found:
+    listed = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not listed:
         raise ValueError(f"expected recipes with commas between, or 'all', got {names!r}")
-    return tuple(find_recipe(name).name for name in found)
+    return tuple(find_recipe(name).name for name in listed)
 
 
 def domain_of(names: str) -> str | None:
-    """What the first of some recipes is for; None where its name is none.
+    """Domain of the first recipe; None if unknown.
 
     Example:
         >>> domain_of("infograph,infograph-hcl")
         'graph'
     """
     recipe = RECIPES.get(names.split(",")[0].strip())
-    return None if recipe is None else recipe.domain
+    return (recipe and recipe.domain) or None  # a recipe of your own may leave it out
 
 
 def read_budget(budget: str | None) -> tuple[int | None, float | None]:
@@ -198,7 +196,7 @@ def shared_options(train: TrainConfig) -> dict[str, Any]:
         >>> shared_options(TrainConfig(epochs=3))["epochs"]
         3
     """
-    return {name: value for name, value in flat_options(asdict(train)).items() if name not in OWN}
+    return {name: value for name, value in flat_options(train.options()).items() if name not in OWN}
 
 
 def train_config(*options: Mapping[str, Any]) -> TrainConfig:
@@ -212,8 +210,8 @@ def train_config(*options: Mapping[str, Any]) -> TrainConfig:
         2.0
     """
     nested: dict[str, Any] = {}
-    for given in options:
-        for name, value in given.items():
+    for some in options:
+        for name, value in some.items():
             section, dot, inner = name.rpartition(".")
             if dot:
                 nested.setdefault(section, {})[inner] = value
@@ -227,8 +225,8 @@ def make_job(row: str, train: TrainConfig) -> Job:
 
     Only options that differ from the defaults count, so that a new option does not rename old runs.
     """
-    told = f"{DEFAULTS} {train_command(train)}"
-    digest = hashlib.sha256(told.encode()).hexdigest()[:10]
+    identity = f"{DEFAULTS} {train_command(train)}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:10]
     return Job(row, train.seed, f"{train.recipe}-{digest}-{train.seed}", train)
 
 
@@ -246,7 +244,7 @@ def train_command(train: TrainConfig) -> str:
 @cache
 def _usual_options(recipe: str | None = None) -> dict[str, Any]:
     """The options that runs share, at their defaults."""
-    return shared_options(TrainConfig(recipe=recipe))  # type: ignore[arg-type]
+    return shared_options(TrainConfig(recipe=recipe))
 
 
 def _changed(train: TrainConfig, usual: Mapping[str, Any]) -> list[str]:
@@ -269,7 +267,7 @@ def make_plan(
     The folder's ``comparison.yaml``, if there is one, says what was asked for earlier.
 
     Raises:
-        ValueError: For options that cannot be, or that differ from the earlier ones.
+        ValueError: For invalid options, or options that differ from the earlier ones.
     """
     train = with_budget(train, config.budget)
     recipes, seeds = chosen_recipes(config.recipes, train.domain), config.seeds
@@ -291,7 +289,8 @@ def make_plan(
 
 
 def _check_same(earlier: Mapping[str, Any], asked: Mapping[str, Any], folder: str) -> None:
-    defaults = shared_options(TrainConfig())  # for options that are newer than the folder
+    # For options that are newer than the folder.
+    defaults = shared_options(TrainConfig(domain=asked["domain"]))
     changed = [
         f"{name} {earlier.get(name, defaults.get(name))!r} there, {value!r} here"
         for name, value in asked.items()

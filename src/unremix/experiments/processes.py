@@ -15,15 +15,15 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
 
-from unremix.data.atomic_files import appending, refuse_link, try_lock, write_text
+from unremix.domains.options import TrainConfig, config_to_yaml, flat_options
 from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
-from unremix.options.config import TrainConfig, config_to_yaml
+from unremix.files.atomic_files import appending, refuse_link, try_lock, write_text
 from unremix.training.stopping import handling
 
 TRAIN = ("-m", "unremix", "train")  # what Python is called with
@@ -97,18 +97,21 @@ def share_out(
 def _code_words(config: TrainConfig) -> list[str]:
     """The code that the user named, typed again: no file decides which code runs."""
     words = ["--imports", json.dumps(config.imports)] if config.imports else []
-    return words + (["--backbone", config.backbone] if config.backbone in config.code else [])
+    options = flat_options(config.options()).items()
+    return words + [
+        w for name, value in options if value in config.code for w in (f"--{name}", value)
+    ]
 
 
-class Stop:
+class StopRequests:
     """Counts how often somebody asked to stop, instead of dying of it."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.count = 0
 
     def __call__(self, *_: object) -> None:
         """Handle a signal."""
-        self.asked += 1
+        self.count += 1
 
 
 class LostError(Exception):
@@ -322,40 +325,17 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A run begins, or goes on."""
+class Event:
+    """What happens to a run.
 
+    It has begun or goes on; it has ended well; it has failed; or its worker was lost, and it waits
+    for another one. ``why`` says how it failed or why the worker was lost.
+    """
+
+    kind: Literal["begun", "ended", "failed", "lost"]
     job: Job
     work: Work
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A run has ended well."""
-
-    job: Job
-    work: Work
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A run has failed; ``how`` is its exit code or signal."""
-
-    job: Job
-    work: Work
-    how: str
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The worker of a run was lost for the reason ``why``; the run waits for another one."""
-
-    job: Job
-    work: Work
-    why: str
-
-
-Event = Begun | Ended | Failed | Lost
+    why: str = ""
 
 
 class Runner:
@@ -393,17 +373,17 @@ class Runner:
         Raises:
             KeyboardInterrupt: If somebody asked to stop; no process of ours is left behind.
         """
-        stop = Stop()
-        with handling(stop):
+        requests = StopRequests()
+        with handling(requests):
             try:
-                while (self.waiting or self.working) and not stop.asked:
+                while (self.waiting or self.working) and not requests.count:
                     yield from self._collect()
                     yield from self._begin()
                     yield None
                     time.sleep(POLL)
             finally:
-                self._end(stop)
-        if stop.asked:
+                self._end(requests)
+        if requests.count:
             raise KeyboardInterrupt
 
     def _begin(self) -> Iterator[Event]:
@@ -428,7 +408,7 @@ class Runner:
                 if lock is not None:
                     os.close(lock)
             self.working[job] = Work(place, process, before)
-            yield Begun(job, self.working[job])
+            yield Event("begun", job, self.working[job])
 
     def _collect(self) -> Iterator[Event]:
         """See which runs have ended, and how."""
@@ -454,32 +434,32 @@ class Runner:
             del self.working[job]
             if done:
                 self.done.add(job)
-                yield Ended(job, work)
+                yield Event("ended", job, work)
             else:
                 how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
                 last = self.folder.tail(job)[-1:] if code > 0 else []
                 self.failures[job] = last[0].removeprefix("unremix: ") if last else how
-                yield Failed(job, work, how)
+                yield Event("failed", job, work, how)
 
     def _lost(self, job: Job, work: Work, why: str) -> Event:
         """Let a run begin again, from its checkpoint, unless it has lost too many workers."""
         self.losses[job] += 1
         if self.losses[job] > RETRIES:
             self.failures[job] = why
-            return Failed(job, work, f"{self.losses[job]} workers were lost")
+            return Event("failed", job, work, f"{self.losses[job]} workers were lost")
         self.waiting.insert(0, job)
-        return Lost(job, work, why)
+        return Event("lost", job, work, why)
 
-    def _end(self, stop: Stop) -> None:
+    def _end(self, requests: StopRequests) -> None:
         """End all processes that are still there; at once if asked a second time."""
         ours = [work for work in self.working.values() if work.process is not None]
-        asked = max(1, stop.asked)
+        asked = max(1, requests.count)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for work in ours:
                 if work.process is not None and not work.ended():
                     work.process.stop(number)
             deadline = time.monotonic() + GRACE
             while not all(work.ended() for work in ours):
-                if time.monotonic() > deadline or stop.asked > asked:
+                if time.monotonic() > deadline or requests.count > asked:
                     break
                 time.sleep(POLL)

@@ -7,7 +7,6 @@ name has a folder with ``table.md``, ``table.csv``, ``results.json`` and its fig
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -16,23 +15,20 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from unremix.data.atomic_files import write_text
-from unremix.data.image.dataset import find_splits
-from unremix.data.locate import candidates
-from unremix.data.printing import to_csv
-from unremix.data.quantities import counted, duration, roughly
-from unremix.data.sentence.senteval_files import find_folder
-from unremix.data.suggestions import did_you_mean
+from unremix.console.quantities import counted, duration, roughly
+from unremix.console.suggestions import did_you_mean
+from unremix.domains import find_domain
+from unremix.domains.options import TrainConfig
 from unremix.experiments import tables
 from unremix.experiments.dry_run import estimate
-from unremix.experiments.engine import Engine
 from unremix.experiments.executors import On
+from unremix.experiments.laboratory import Laboratory
 from unremix.experiments.paper.experiments import EXPERIMENTS
 from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, placed
-from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source
+from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source, write_shards
 from unremix.experiments.plan import Job, check_seeds
+from unremix.files.locate import candidates
 from unremix.report.figures import write_figure
 from unremix.training.record import versions
 
@@ -44,7 +40,7 @@ def chosen(name: str) -> list[Experiment]:
     """The experiments of a name; ``table4`` or ``figure4`` is all that the paper has there.
 
     Raises:
-        ValueError: If there is none; it names the nearest.
+        ValueError: For an unknown name; the message suggests the nearest.
     """
     if name == ALL:
         return list(EXPERIMENTS.values())
@@ -94,57 +90,52 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
         for source in of_kind[experiment.kind].sources
     }
     own = {source.data: source for source in usual}
-    found: list[Source] = []
-    for number, given in enumerate(data):
-        name = Path(given).name
+    chosen_sources: list[Source] = []
+    for number, path in enumerate(data):
+        name = Path(path).name
         like = usual[min(number, len(usual) - 1)] if usual else Source("", "", "")
         like = own.get(name, like)
-        source = known.get(given, known.get(name, Source("", given, Path(name).stem)))
-        source = replace(source, data=given, options=like.options, write=None)
-        titles = (source.title, given, *(f"{given} ({place})" for place in range(2, 3 + number)))
-        slugs = {one.slug for one in found}
+        source = known.get(path, known.get(name, Source("", path, Path(name).stem)))
+        source = replace(source, data=path, config=like.config, generated=False)
+        titles = (source.title, path, *(f"{path} ({place})" for place in range(2, 3 + number)))
+        slugs = {one.slug for one in chosen_sources}
         named = (replace(source, title=title) for title in titles)
-        found.append(next(one for one in named if one.slug not in slugs))
-    return tuple(found)
+        chosen_sources.append(next(one for one in named if one.slug not in slugs))
+    return tuple(chosen_sources)
 
 
 def lacking(setting: Setting, source: Source) -> str | None:
     """What an experiment lacks to use a data set, and where to get it; None if nothing."""
     put_it = "put it into the folder that UNREMIX_DATA names, or give its path as --data"
     places = candidates(source.data, folders=("", "tu"), suffixes=("", ".zip"))
-    needs_no_file = source.write is not None or source.data in EMBEDDED or "{" in source.data
+    needs_no_file = source.generated or source.data in EMBEDDED or "{" in source.data
     if not needs_no_file and not any(place.exists() for place in places):
         where = f"; get it from {source.where}" if source.where else ""
         return f"{source.data} was not found{where}; {put_it}"
-    size = SCALES[setting.scale][setting.experiment.kind]
-    options = {**size.options, **source.options, **setting.options}
-    senteval = options.get("sentence.senteval", "none")
-    if senteval not in ("none", "auto"):
-        try:
-            find_folder(senteval)
-        except (FileNotFoundError, ValueError) as error:
-            return f"{error}; get SentEval's tasks by its own script and {put_it}"
-    own_images = not source.paper and setting.experiment.kind in ("images", "imagenet")
-    if own_images and setting.experiment.needs_labels:
-        return _lacking_classes(setting, source)
-    return None
-
-
-def _lacking_classes(setting: Setting, source: Source) -> str | None:
-    """What the labels of other images lack for an experiment; None if nothing."""
+    train = setting.job(setting.rows_on(source)[0], source, 0).train
     try:
-        labels = find_splits(source.data).splits[0].labels
+        find_domain(train.domain).check(train)
+    except (FileNotFoundError, ValueError) as error:
+        return f"{error}; {put_it}"
+    own = not source.paper and setting.experiment.needs_labels
+    return _lacking_classes(setting, source, train) if own else None
+
+
+def _lacking_classes(setting: Setting, source: Source, train: TrainConfig) -> str | None:
+    """What the labels of other data lack for an experiment; None if nothing."""
+    domain = find_domain(train.domain)
+    try:
+        classes = domain.classes(train)
     except (OSError, ValueError) as error:
         return str(error)
-    if labels is None:
+    if classes == 0:
         return (
-            f"expected labels, which {setting.experiment.name} needs, found none; put the images "
-            "into a folder per class"
+            f"expected labels, which {setting.experiment.name} needs, found none; "
+            f"{domain.to_label[0].lower()}{domain.to_label[1:]}"
         )
-    rows = [row for row in setting.rows if source in setting.sources_of(row)]
-    needed = max(row.options.get("loss.negative_classes", 1) for row in rows)
-    if len(set(labels)) < needed:
-        return f"expected at least {needed} classes, found {len(set(labels))}; use other data"
+    needed = max(row.options.get("loss.negative_classes", 1) for row in setting.rows_on(source))
+    if classes is not None and classes < needed:
+        return f"expected at least {needed} classes, found {classes}; use other data"
     return None
 
 
@@ -184,20 +175,22 @@ def reproduce(
     check_seeds(seeds or 1)
     if data and name == ALL:
         raise ValueError("expected --data for one table or figure, got it for all; name one")
-    engine = Engine(Path(output or f"reproductions/{scale}"), console, jobs, on)
+    laboratory = Laboratory(Path(output or f"reproductions/{scale}"), console, jobs, on)
     settings = []
     for experiment in experiments:
         size = SCALES[scale][experiment.kind]
-        sources = tuple(placed(one, engine.path) for one in sources_of(experiment, scale, data))
+        sources = tuple(placed(one, laboratory.path) for one in sources_of(experiment, scale, data))
         setting = Setting(
             experiment, scale, sources, experiment.seeds or seeds or size.seeds, options or {},
-            engine,
+            laboratory,
         )  # fmt: skip
         settings.append(setting)
         if not experiment.rows and (seeds is not None or options):
-            engine.say(f"{experiment.name} trains nothing: seeds and options are not used")
+            laboratory.say(f"{experiment.name} trains nothing: seeds and options are not used")
         elif seeds is not None and seeds != setting.seeds:
-            engine.say(f"{experiment.name} shows a single encoder: one seed in place of {seeds}")
+            laboratory.say(
+                f"{experiment.name} shows a single encoder: one seed in place of {seeds}"
+            )
         try:
             _ = setting.jobs  # options that do not exist are refused here
         except TypeError as error:  # by the configuration, whose words say what is expected
@@ -205,18 +198,18 @@ def reproduce(
     if dry_run:
         show_cost(settings, console)
         return 0
-    settings = [found for one in settings if (found := _with_data(one)) is not None]
+    settings = [kept for one in settings if (kept := _with_data(one)) is not None]
     if not settings:
         raise ValueError(
             f"expected at least one data set for {name}, found none; the lines above say what is "
             "missing, --data names others, and --scale smoke needs none"
         )
     command = command or f"unremix reproduce {name} --scale {scale}"
-    with engine.alone("reproduction"):
+    with laboratory.alone("reproduction"):
         for source in {source.data: source for one in settings for source in one.sources}.values():
-            if source.write is not None and not Path(source.data).exists():
-                source.write(Path(source.data))
-        return _run(settings, engine, command)
+            if source.generated and not Path(source.data).exists():
+                write_shards(Path(source.data))
+        return _run(settings, laboratory, command)
 
 
 def _with_data(setting: Setting) -> Setting | None:
@@ -229,11 +222,11 @@ def _with_data(setting: Setting) -> Setting | None:
         if why is None:
             kept.append(source)
         else:
-            setting.engine.say(f"{setting.experiment.name} without {source.title}: {why}")
+            setting.laboratory.say(f"{setting.experiment.name} without {source.title}: {why}")
     if kept or not setting.experiment.rows:
         return replace(setting, sources=tuple(kept))
     if not setting.sources:
-        setting.engine.say(_without_data(setting))
+        setting.laboratory.say(_without_data(setting))
     return None
 
 
@@ -244,7 +237,7 @@ def _without_data(setting: Setting) -> str:
     )
 
 
-def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
+def _run(settings: Sequence[Setting], laboratory: Laboratory, command: str) -> int:
     unique: dict[str, Job] = {}
     for setting in settings:
         for job in setting.jobs:
@@ -262,7 +255,7 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
             written[name] = True
         except ValueError as error:  # of the data; the others go on
             written[name] = False
-            engine.say(f"{name} is left out: {error}")
+            laboratory.say(f"{name} is left out: {error}")
 
     def write_finished(_: Job | None = None) -> None:
         for setting in settings:
@@ -273,31 +266,33 @@ def _run(settings: Sequence[Setting], engine: Engine, command: str) -> int:
         job.name
         for setting in settings
         for job in setting.to_do
-        if not engine.folder.is_done(job)  # and only its record is missing
+        if not laboratory.folder.is_done(job)  # and only its record is missing
     }
     if missing:
         to_do = counted(len(missing), "run")
-        engine.say(f"{to_do} to do, {_cost_of(missing, jobs, engine)}")
+        laboratory.say(f"{to_do} to do, {_cost_of(missing, jobs, laboratory)}")
     try:
         if jobs:
-            engine.run(jobs, ended=write_finished, again=command, with_folder=without_encoder)
+            laboratory.run(jobs, ended=write_finished, again=command, with_folder=without_encoder)
     finally:
         write_finished()
         for setting in settings:  # what there is of the others
-            begun = any(job in engine.results for job in setting.jobs)
+            begun = any(job in laboratory.results for job in setting.jobs)
             left = setting.experiment.name not in written
             if left and begun and not setting.experiment.needs_encoders:
                 try_write(setting)
     for name, well in written.items():
         if well:
-            text = (engine.path / name / "table.md").read_text(encoding="utf-8")
-            engine.say(text.partition("\nMade by\n")[0])
+            text = (laboratory.path / name / "table.md").read_text(encoding="utf-8")
+            laboratory.say(text.partition("\nMade by\n")[0])
     if any(written.values()):
-        engine.say(f"Everything is in {engine.path}/, in a folder per name (open table.md first)")
-    return 0 if not engine.failures and all(written.values()) else 1
+        laboratory.say(
+            f"Everything is in {laboratory.path}/, in a folder per name (open table.md first)"
+        )
+    return 0 if not laboratory.failures and all(written.values()) else 1
 
 
-def _cost_of(missing: Collection[str], jobs: Sequence[Job], engine: Engine) -> str:
+def _cost_of(missing: Collection[str], jobs: Sequence[Job], laboratory: Laboratory) -> str:
     """What some of the jobs cost, in words: as much as those of the same data that are done."""
     alike = defaultdict(list)
     for job in jobs:
@@ -305,7 +300,7 @@ def _cost_of(missing: Collection[str], jobs: Sequence[Job], engine: Engine) -> s
     total, unknown = 0.0, 0
     for group in alike.values():
         left = sum(job.name in missing for job in group)
-        known = engine.results.cpu_seconds(group)
+        known = laboratory.results.cpu_seconds(group)
         total += fmean(known) * left if known else 0.0
         unknown += 0 if known else left
     if not total:
@@ -316,24 +311,20 @@ def _cost_of(missing: Collection[str], jobs: Sequence[Job], engine: Engine) -> s
 
 def write(setting: Setting, command: str) -> Made:
     """Write ``table.md``, ``table.csv``, ``results.json`` and the figures of an experiment."""
-    experiment, folder = setting.experiment, setting.engine.path / setting.experiment.name
+    experiment, folder = setting.experiment, setting.laboratory.path / setting.experiment.name
     made = experiment.make(setting)
-    records = setting.engine.results.records
-    jobs = setting.jobs
-    missing = sum(job.name not in records for job in jobs)
-    notes = [*made.notes, *experiment.notes]
-    if setting.scale == "smoke" and jobs:
-        notes.append("The scale smoke shows that everything runs; its figures mean nothing.")
-    if missing:
-        notes.append(f"Unfinished: {missing} of {len(jobs)} runs to come.")
-    place = ", ".join(experiment.places)
-    parts = [f"# {experiment.title} ({place}), scale {setting.scale}"]
+    jobs, place = setting.jobs, ", ".join(experiment.places)
+    missing = len(jobs) - len(setting.laboratory.results.of(jobs))
+    paragraphs = [f"# {experiment.title} ({place}), scale {setting.scale}"]
     for title, grid in made.grids:
-        parts += [f"{title}:"] if title else []
-        parts.append(tables.to_markdown(grid).rstrip())
-    parts += [*notes, *(f"![{name}]({name}.svg)" for name in made.figures)]
-    parts.append(tables.made_by(command))
-    whole = {
+        paragraphs += [*([f"{title}:"] if title else []), grid.to_markdown()]
+    paragraphs += [*made.notes, *experiment.notes]
+    if setting.scale == "smoke" and jobs:
+        paragraphs.append("The scale smoke shows that everything runs; its figures mean nothing.")
+    if missing:
+        paragraphs.append(f"Unfinished: {missing} of {len(jobs)} runs to come.")
+    paragraphs += [f"![{name}]({name}.svg)" for name in made.figures]
+    facts = {
         "name": experiment.name,
         "place": place,
         "scale": setting.scale,
@@ -342,9 +333,7 @@ def write(setting: Setting, command: str) -> Made:
         "versions": versions(),
         "data": {source.title: source.data for source in setting.sources},
         "paper_percent": {
-            row.name: {
-                f"{path} on {data}": figure for (data, path), figure in row.published.items()
-            }
+            row.name: {f"{path} on {data}": one for (data, path), one in row.published.items()}
             for row in setting.rows
             if row.published
         },
@@ -352,13 +341,9 @@ def write(setting: Setting, command: str) -> Made:
         "records": list(made.records),
         **made.facts,
     }
-    contents = {
-        "table.md": "\n\n".join(parts) + "\n",
-        "table.csv": to_csv(made.records),
-        "results.json": json.dumps(whole, indent=1) + "\n",
-    }
-    for name, text in contents.items():
-        write_text(folder / name, text)
+    tables.write_tables(
+        folder, [*paragraphs, tables.made_by(command)], made.records, facts, indent=1
+    )
     for name, figure in made.figures.items():
         write_figure(figure, folder / name)
     return made
@@ -368,16 +353,21 @@ def _runs(setting: Setting) -> list[dict[str, Any]]:
     """Every finished run, with its options as a command and every measure."""
     kept = ("name", "seed", "epochs", "steps", "loss", "results", "cpu_seconds", "command")
     return [
-        {"row": row.name, "data": source.title, **{key: record.get(key) for key in kept},
-         "mix": {
-             column[4:]: share
-             for column, share in (record.get("metrics") or [{}])[-1].items()
-             if column.startswith("mix_")
-         }}
+        {
+            "row": row.name,
+            "data": source.title,
+            **{key: getattr(record, key) for key in kept},
+            "mix": {
+                column[4:]: share
+                for metrics in record.metrics[-1:]
+                for column, share in metrics.items()
+                if column.startswith("mix_")
+            },
+        }
         for row in setting.rows
         for source in setting.sources_of(row)
         for record in setting.records(row, source)
-    ]  # fmt: skip
+    ]
 
 
 def show_cost(settings: Sequence[Setting], console: Console) -> None:
@@ -386,32 +376,28 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
     A run's cost is the mean CPU time of the finished ones; before there are any it is estimated
     from a few steps of the reference row, on random images where the data are not there.
     """
-    table = Table(title="Runs; those that an earlier name has are counted there", box=None)
-    headings = ("name", "data", "rows", "seeds", "epochs", "runs", "to do", "a run", "all")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number > 1 else "left")
+    lines: list[list[str]] = []
+    notes: list[str] = []
     listed: set[str] = set()
     planned: set[str] = set()
     shared: list[str] = []  # names all of whose runs are those of earlier ones
     costs: dict[str, float | None] = {}
     total, unknown = 0.0, 0
-    said: list[str] = []
     for setting in settings:
-        experiment, engine = setting.experiment, setting.engine
-        missing = {job for job in setting.to_do if not engine.folder.is_done(job)}
-        before = len(table.rows)
+        experiment, laboratory = setting.experiment, setting.laboratory
+        missing = {job for job in setting.to_do if not laboratory.folder.is_done(job)}
+        before = len(lines)
         if not experiment.rows:
-            said.append(f"{experiment.name} needs no training.")
+            notes.append(f"{experiment.name} needs no training.")
         elif not setting.sources:
-            said.append(_without_data(setting))
+            notes.append(_without_data(setting))
         for source in setting.sources:
-            rows = [row for row in setting.rows if source in setting.sources_of(row)]
-            jobs = [setting.job(row, source, seed) for seed in range(setting.seeds) for row in rows]
+            rows, jobs = setting.rows_on(source), setting.jobs_on(source)
             left = [job for job in jobs if job in missing and job.name not in planned]
             jobs = [job for job in jobs if job.name not in listed or job in left]
-            again = sum(job in engine.results for job in left)
+            again = len(laboratory.results.of(left))
             if again:
-                said.append(
+                notes.append(
                     f"{experiment.name}, {source.title}: {counted(again, 'run')} again, for the "
                     "encoders, which are not there."
                 )
@@ -419,52 +405,57 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
             planned |= {job.name for job in left}
             if not jobs:
                 continue
-            reference = next((r for r in rows if r.name == experiment.reference), rows[0])
-            key = f"{experiment.kind} {source.data} {jobs[0].train.epochs}"
+            epochs = jobs[0].train.epochs
+            key = f"{experiment.kind} {source.data} {epochs}"
             if key not in costs:
-                if not engine.results.cpu_seconds(jobs):
-                    engine.say(f"timing a few steps of {experiment.name}, {source.title}")
-                costs[key] = _cost(setting, source, jobs, setting.job(reference, source, 0), said)
+                reference = next((r for r in rows if r.name == experiment.reference), rows[0])
+                job = setting.job(reference, source, 0)
+                costs[key] = _cost(setting, source, jobs, job, notes)
             one = costs[key]
             total += (one or 0.0) * len(left)
             unknown += len(left) if one is None else 0
-            table.add_row(
-                experiment.name, source.title, str(len(rows)), str(setting.seeds),
-                str(jobs[0].train.epochs), str(len(jobs)), str(len(left)),
-                "unknown" if one is None else duration(one),
-                "unknown" if one is None else duration(one * len(left)),
-            )  # fmt: skip
-        if setting.sources and len(table.rows) == before:
+            counts = (len(rows), setting.seeds, epochs, len(jobs), len(left))
+            times = ["unknown"] * 2 if one is None else [duration(one), duration(one * len(left))]
+            lines.append([experiment.name, source.title, *map(str, counts), *times])
+        if setting.sources and len(lines) == before:
             shared.append(experiment.name)
-    parts = [f"{duration(total)}, one run at a time"] if total or not unknown else []
-    parts += [f"{unknown} runs of unknown cost"] if unknown else []
+    sums = [f"{duration(total)}, one run at a time"] if total or not unknown else []
+    sums += [f"{unknown} runs of unknown cost"] if unknown else []
+    if shared:
+        notes.append(f"No further runs for {', '.join(shared)}.")
+    if not lines:
+        tables.show(console, [], dict.fromkeys(notes))
+        return
+    headings = ("name", "data", "rows", "seeds", "epochs", "runs", "to do", "a run", "all")
+    title = "Runs; those that an earlier name has are counted there"
     summary = (
-        f"In all {' and '.join(parts)}. The cost of a run is the mean CPU time of the finished "
+        f"In all {' and '.join(sums)}. The cost of a run is the mean CPU time of the finished "
         "ones, wherever they ran. Before there are any, it is estimated from a few training steps "
         "of the reference row on this machine, without start and evaluation, which dominate short "
         "runs. Nothing was written."
     )
-    if shared:
-        said.append(f"No further runs for {', '.join(shared)}.")
-    shown = [table] if table.rows else []
-    tables.show(console, shown, (*dict.fromkeys(said), *([summary] if shown else [])))
+    table = tables.to_rich(headings, lines, title=title, texts=2, box=None)
+    tables.show(console, [table], (*dict.fromkeys(notes), summary))
 
 
 def _cost(
-    setting: Setting, source: Source, jobs: Sequence[Job], reference: Job, said: list[str]
+    setting: Setting, source: Source, jobs: Sequence[Job], reference: Job, notes: list[str]
 ) -> float | None:
     """Seconds of a run; None if its data are not there and cannot be made up."""
+    laboratory, name = setting.laboratory, f"{setting.experiment.name}, {source.title}"
+    known = laboratory.results.cpu_seconds(jobs)
+    if not known:
+        laboratory.say(f"timing a few steps of {name}")
     why = lacking(setting, source)
-    known = setting.engine.results.cpu_seconds(jobs)
     if known:
-        said += [] if why is None else [why]
+        notes += [] if why is None else [why]
         return fmean(known)
     try:
         train = replace(reference.train, progress=False)
-        found = estimate(train, seconds=STEPS_SECONDS).seconds
+        seconds = estimate(train, seconds=STEPS_SECONDS).seconds
     except (FileNotFoundError, ValueError) as error:
-        said.append(why or f"{setting.experiment.name}, {source.title}: {error}")
+        notes.append(why or f"{name}: {error}")
         return None
     if why is not None:
-        said.append(f"{why}; the estimate is of random images in its place")
-    return found
+        notes.append(f"{why}; the estimate is of random images in its place")
+    return seconds

@@ -1,4 +1,4 @@
-"""The finished runs of an experiment, a JSON line each: all that tables and figures need of them.
+"""What came out of the runs of an experiment: a record each, kept as a JSON line.
 
 What ``results.jsonl`` has is done, also where ``runs/`` is gone, so the folder of an experiment can
 be moved or shared without its runs.
@@ -9,76 +9,95 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from unremix.data.atomic_files import appending, read_text
 from unremix.evaluation.card import measures_of
 from unremix.experiments.plan import Job, train_command
-from unremix.experiments.tables import TRAINED, Outcome
+from unremix.files.atomic_files import appending, read_text
 from unremix.training.record import versions
 from unremix.training.run import Run
 
 RESULTS = "results.jsonl"
+TRAINED = "trained"  # the features a run is about; all others on a card are baselines
 
 
-def outcome_of(job: Job, run: Run | None, failure: str | None = None) -> Outcome:
-    """How a run ended, by its folder; None before it has one."""
-    rows = [] if run is None else run.metrics()
-    card = None if run is None or failure is not None else run.evaluation
-    results = (card or {}).get("results") or {}
-    return Outcome(
+@dataclass(frozen=True)
+class Record:
+    """What came out of a run: all that tables and figures need of it."""
+
+    name: str  # of its job
+    row: str = ""  # of the table that it belongs to
+    seed: int = 0
+    data: str | None = None
+    epochs: int | None = None  # that it was trained
+    steps: int | None = None
+    loss: float | None = None  # of the last epoch
+    # For each kind of features (trained, untrained, …), measures by their path.
+    results: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    probe_curves: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by features
+    protocol: Mapping[str, Any] | None = None  # how each kind of measure was taken
+    metrics: Sequence[dict[str, float]] = ()  # rows of metrics.csv
+    cpu_seconds: float | None = None  # None if they were not measured
+    command: str | None = None
+    failure: str | None = None  # why it failed; None if it did not
+
+    def measure(self, path: str, features: str = TRAINED) -> float | None:
+        """The value of a measure, if the run has it."""
+        found = self.results.get(features, {}).get(path)
+        return None if found is None else float(found["value"])
+
+
+FIELDS = frozenset(one.name for one in fields(Record)) - {"failure"}
+
+
+def record_of(job: Job, run: Run | None, failure: str | None = None) -> Record:
+    """What a run has come to, by its folder."""
+    metrics = [] if run is None else run.metrics()
+    card = (None if run is None or failure is not None else run.evaluation) or {}
+    results = card.get("results") or {}
+    return Record(
+        job.name,
         job.row,
         job.seed,
-        failure,
-        epochs=int(rows[-1]["epoch"]) if rows else (None if card is None else 0),
-        loss=rows[-1].get("loss") if rows else None,
+        data=card.get("data"),
+        epochs=int(metrics[-1]["epoch"]) if metrics else (0 if card else None),
+        steps=card.get("step"),
+        loss=metrics[-1].get("loss") if metrics else None,
         results={kind: measures_of(result) for kind, result in results.items()},
+        probe_curves={
+            kind: result["linear"]["curve"]
+            for kind, result in results.items()
+            if isinstance(result.get("linear"), dict) and "curve" in result["linear"]
+        },
+        protocol=card.get("protocol"),
+        metrics=metrics,
+        command=train_command(job.train),
+        failure=failure,
     )
 
 
-def record_of(job: Job, run: Run, cpu_seconds: float | None) -> dict[str, Any]:
-    """What is kept of a finished run; CPU seconds are None where they were not measured."""
-    card, outcome = run.evaluation or {}, outcome_of(job, run)
-    return {
-        "name": job.name,
-        "row": job.row,
-        "seed": job.seed,
-        "data": card.get("data"),
-        "epochs": outcome.epochs,
-        "steps": card.get("step"),
-        "loss": outcome.loss,
-        "results": outcome.results,
-        "probe_curves": {
-            kind: result["linear"]["curve"]
-            for kind, result in (card.get("results") or {}).items()
-            if isinstance(result.get("linear"), dict) and "curve" in result["linear"]
-        },
-        "protocol": card.get("protocol"),
-        "metrics": run.metrics(),
-        "cpu_seconds": None if cpu_seconds is None else round(cpu_seconds, 3),
-        "command": train_command(job.train),
-        "versions": versions(),
-    }
-
-
-def _check_record(record: dict[str, Any]) -> None:
-    """Refuse a record whose numbers are none.
+def _read(line: str) -> Record:
+    """A record from its line.
 
     Raises:
-        TypeError, KeyError, AttributeError: If it is such.
+        AttributeError, KeyError, TypeError, ValueError: If the line is not a record.
     """
-    cost, loss = record.get("cpu_seconds"), record["loss"]
-    measures = [one for result in record["results"].values() for one in result.values()]
+    found = json.loads(line)
+    cost, loss = found.get("cpu_seconds"), found["loss"]
+    measures = [one for result in found["results"].values() for one in result.values()]
     sound = (
-        isinstance(record["epochs"], int)
+        isinstance(found["epochs"], int)
         and (loss is None or isinstance(loss, int | float))
         and (cost is None or (isinstance(cost, int | float) and 0 <= cost < math.inf))
         and all(isinstance(one["value"], int | float) for one in measures)
     )
     if not sound:
         raise TypeError("other values than a run's")
+    known = {name: found[name] for name in FIELDS if found.get(name) is not None}
+    return Record(**known)
 
 
 class Results:
@@ -88,72 +107,52 @@ class Results:
         path: ``results.jsonl``; it is made with the first run.
 
     Raises:
-        ValueError: For a line that is no record.
+        ValueError: For a line that is not a record.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records: dict[str, dict[str, Any]] = {}
-        if path.exists():
-            for number, line in enumerate(read_text(path).splitlines(), start=1):
-                try:
-                    record = json.loads(line)
-                    _check_record(record)
-                    self.records[record["name"]] = record
-                except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-                    raise ValueError(
-                        f"expected a JSON record of a run in line {number} of {path}, got "
-                        f"{line[:60]!r}; remove the line, and the run is made again"
-                    ) from error
+        self.records: dict[str, Record] = {}
+        lines = read_text(path).splitlines() if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = _read(line)
+                self.records[record.name] = record
+            except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"expected a JSON record of a run in line {number} of {path}, got "
+                    f"{line[:60]!r}; remove the line, and the run is made again"
+                ) from error
 
     def __contains__(self, job: Job) -> bool:
         return job.name in self.records
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Note a run; the line is on the disk when this returns."""
-        self.records[record["name"]] = record
+    def add(self, record: Record, about: Mapping[str, Any] | None = None) -> None:
+        """Note a run; the line is on the disk when this returns.
+
+        Args:
+            record: What came out of it.
+            about: What else the line says.
+        """
+        self.records[record.name] = record
+        line = {**asdict(record), "versions": versions(), **(about or {})}
+        del line["failure"]  # of a run that is done
         with appending(self.path) as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def outcome(self, job: Job) -> Outcome | None:
-        """How a run ended, under the name that its row has here; None if it has not."""
-        record = self.records.get(job.name)
-        if record is None:
-            return None
-        return Outcome(
-            job.row,
-            job.seed,
-            epochs=record["epochs"],
-            loss=record["loss"],
-            results=record["results"],
-        )
-
-    def value(self, job: Job, measure: str) -> float:
-        """A measure of a run's trained encoder.
-
-        Raises:
-            ValueError: If the run does not have it.
-        """
-        found = self.records[job.name]["results"].get(TRAINED, {})
-        if measure not in found:
-            raise ValueError(
-                f"expected the measure {measure!r} of every run, got {', '.join(found) or 'none'} "
-                f"of {job}; change measure in the study's file"
-            )
-        return float(found[measure]["value"])
+    def of(self, jobs: Iterable[Job]) -> list[Record]:
+        """The records of those jobs that are done, each under the name that its row has here."""
+        done = [job for job in jobs if job in self]
+        return [replace(self.records[job.name], row=job.row) for job in done]
 
     def cpu_seconds(self, jobs: Iterable[Job]) -> list[float]:
         """What the finished runs among some have cost, as far as it is known."""
-        records = [self.records.get(job.name, {}) for job in jobs]
-        return [one["cpu_seconds"] for one in records if one.get("cpu_seconds") is not None]
+        return [one.cpu_seconds for one in self.of(jobs) if one.cpu_seconds is not None]
 
     @property
     def core_hours(self) -> float:
-        """What all runs have cost, as far as it is known."""
-        seconds = [record.get("cpu_seconds") for record in self.records.values()]
-        known = [float(one) for one in seconds if one is not None]
-        if not known:
-            return 0.0
-        return sum(known) / len(known) * len(seconds) / 3600  # the others cost as much
+        """What all runs have cost; those whose cost is not known count as the average."""
+        known = [one.cpu_seconds for one in self.records.values() if one.cpu_seconds is not None]
+        return sum(known) / len(known) * len(self.records) / 3600 if known else 0.0

@@ -5,59 +5,53 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from unremix.data.printing import one_line
-from unremix.data.suggestions import did_you_mean
-from unremix.experiments.engine import Engine
+from unremix.console.printing import one_line
+from unremix.console.suggestions import did_you_mean
+from unremix.experiments import tables
 from unremix.experiments.executors import On
+from unremix.experiments.laboratory import Laboratory
 from unremix.experiments.plan import Job
 from unremix.experiments.processes import Runner
-from unremix.experiments.results import Results
-from unremix.experiments.study import (
-    Study,
-    core_minutes,
-    is_complete,
-    jobs_at,
-    planned,
-    read_study,
-)
+from unremix.experiments.results import TRAINED
+from unremix.experiments.study import Standing, read_study
 from unremix.experiments.study_report import write_report
 
 
-def check_measure(study: Study, results: Results) -> None:
-    """See that finished runs have the study's measure; which there are, only runs tell.
+def check_measure(standing: Standing, jobs: list[Job]) -> None:
+    """Check that finished runs have the study's measure.
 
     Raises:
-        ValueError: If one does not have it.
+        ValueError: If a run lacks it.
     """
-    for name in study.stages:
-        for job in jobs_at(study, name, 0, results):
-            if job in results:
-                results.value(job, study.measure)
+    measure = standing.study.measure
+    for record in standing.results.of(jobs):
+        if record.measure(measure) is None:
+            known = ", ".join(record.results.get(TRAINED, {})) or "none"
+            raise ValueError(
+                f"expected the measure {measure!r} of every run, got {known} of {record.row}, seed "
+                f"{record.seed}; change measure in the study's file"
+            )
 
 
-def show_plan(study: Study, results: Results, console: Console) -> None:
+def show_plan(standing: Standing, console: Console) -> None:
     """Say what is to be run and what it costs."""
-    minutes = core_minutes(study, results)
-    table = Table(title=one_line(str(study.title)))
-    for heading in ("stage", "arms", "runs", "to do", "core-hours"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
-    hours = 0.0
-    for name, arms, runs, to_do in planned(study, results):
-        hours += to_do * minutes / 60
-        table.add_row(
-            one_line(str(name)), str(arms), str(runs), str(to_do), f"{to_do * minutes / 60:.1f}"
-        )
-    console.print(table)
-    spent = results.core_hours
+    study, minutes = standing.study, standing.core_minutes
+    planned = [
+        (one_line(str(name)), arms, runs, to_do, to_do * minutes / 60)
+        for name, arms, runs, to_do in standing.planned()
+    ]
+    lines = [[*map(str, cells), f"{hours:.1f}"] for *cells, hours in planned]
+    headings = ("stage", "arms", "runs", "to do", "core-hours")
+    console.print(tables.to_rich(headings, lines, title=one_line(str(study.title))))
+    spent, to_come = standing.results.core_hours, sum(hours for *_, hours in planned)
     limit = "" if study.core_hours is None else f" of {study.core_hours:g} allowed"
     console.print(
-        f"{minutes:.1f} core-minutes a run; {spent:.1f} core-hours spent, {hours:.1f} to come"
+        f"{minutes:.1f} core-minutes a run; {spent:.1f} core-hours spent, {to_come:.1f} to come"
         f"{limit}.",
         highlight=False,
     )
-    if study.core_hours is not None and spent + hours > study.core_hours:
+    if study.core_hours is not None and spent + to_come > study.core_hours:
         console.print("The budget ends before the study does; the report says how far it came.")
 
 
@@ -80,7 +74,7 @@ def run_study(
         The folder.
 
     Raises:
-        ValueError: For a study that cannot be.
+        ValueError: For an invalid study.
         BlockingIOError: If another process is at work on it.
         KeyboardInterrupt: If it was stopped; the same call resumes it.
     """
@@ -89,50 +83,53 @@ def run_study(
     if stage is not None and stage not in study.stages:
         hint = did_you_mean(stage, study.stages)
         raise ValueError(f"expected one of {', '.join(study.stages)}, got {stage!r}{hint}")
-    engine = Engine(Path(output) if output else Path(path).with_suffix(""), console, jobs, on)
-    check_measure(study, engine.results)
-    show_plan(study, engine.results, console)
+    folder = Path(output) if output else Path(path).with_suffix("")
+    laboratory = Laboratory(folder, console, jobs, on)
+    standing = Standing(study, laboratory.results)
+    check_measure(standing, [job for name in study.stages for job in standing.jobs(name, 0)])
+    show_plan(standing, console)
     if dry_run:
-        return engine.path
-    with engine.alone("study"):
+        return folder
+    with laboratory.alone("study"):
         try:
             for name in study.stages if stage is None else [stage]:
                 for best in study.stages[name].best_of:
-                    if not is_complete(study, best.stage, engine.results):
+                    if not standing.is_complete(best.stage):
                         raise ValueError(
                             f"expected stage {best.stage!r} to be complete before {name!r}, which "
                             "takes the best of it, got missing runs; run that stage first"
                         )
                 for rung in range(len(study.stages[name].rungs)):
-                    if not _run_rung(study, name, rung, engine):
-                        return engine.path
+                    if not _run_rung(standing, name, rung, laboratory):
+                        return folder
         finally:
-            if engine.results.records:
-                write_report(study, engine.results, engine.path)
-                console.print(f"The report is in {engine.path}/report.md", highlight=False)
-    return engine.path
+            if laboratory.results.records:
+                write_report(standing, folder)
+                console.print(f"The report is in {folder}/report.md", highlight=False)
+    return folder
 
 
-def _run_rung(study: Study, name: str, rung: int, engine: Engine) -> bool:
+def _run_rung(standing: Standing, name: str, rung: int, laboratory: Laboratory) -> bool:
     """Run what a rung lacks; return whether the study can continue."""
-    results = engine.results
-    jobs = jobs_at(study, name, rung, results)
-    if all(job.name in results.records for job in jobs):
+    study, results = standing.study, standing.results
+    jobs = standing.jobs(name, rung)
+    if all(job in results for job in jobs):
         return True
-    engine.say(f"{name}, {study.stages[name].rungs[rung]} seeds")
+    laboratory.say(f"{name}, {study.stages[name].rungs[rung]} seeds")
 
     def keep_to_budget(runner: Runner) -> None:
         if study.core_hours is not None:
-            hours = study.core_hours - results.core_hours
-            affordable = int(60 * hours / core_minutes(study, results)) - len(runner.working)
+            minutes = 60 * (study.core_hours - results.core_hours)
+            affordable = int(minutes / standing.core_minutes) - len(runner.working)
             del runner.waiting[max(0, affordable) :]
 
-    def check(job: Job) -> None:  # the first run tells whether there is such a measure
-        results.value(job, study.measure)
+    def check(job: Job) -> None:  # the measure may not exist, which the first run shows
+        check_measure(standing, [job])
 
-    engine.run(jobs, keep_to_budget, ended=check, about={"stage": name})
-    lacking = [job for job in jobs if job.name not in results.records]
-    if lacking:
-        why = f"{len(engine.failures)} runs failed" if engine.failures else "the budget is spent"
-        engine.say(f"{name}: {len(lacking)} of {len(jobs)} runs are missing ({why})")
-    return not lacking
+    laboratory.run(jobs, keep_to_budget, ended=check, about={"stage": name})
+    missing = sum(job not in results for job in jobs)
+    if missing:
+        failed = len(laboratory.failures)
+        why = f"{failed} runs failed" if failed else "the budget is spent"
+        laboratory.say(f"{name}: {missing} of {len(jobs)} runs are missing ({why})")
+    return not missing

@@ -1,4 +1,4 @@
-"""The results of a comparison as rows, and the rows as CSV, Markdown and on the terminal.
+"""The results of a comparison as rows, and the rows as CSV, JSON, Markdown and on the terminal.
 
 Nothing here knows what was measured: a measure is whatever a run's evaluation card gives in the
 form ``{"value": …}``, named by its path in the card.
@@ -6,37 +6,28 @@ form ``{"value": …}``, named by its path in the card.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
+from rich.box import HEAVY_HEAD, Box
+from rich.console import Console, JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
-from unremix.data.printing import markdown_table
+from unremix.console.printing import markdown_table, to_csv
 from unremix.evaluation.card import FEATURES, label_of
 from unremix.evaluation.statistics import Difference, Summary, paired_difference, summarize
+from unremix.experiments.results import TRAINED, Record
+from unremix.files.atomic_files import write_text
 from unremix.training.record import versions
 
-TRAINED = "trained"  # the features a run is about; all others on a card are baselines
 ASIDE = ("top5",)  # measures that the files list and the table leaves out
 FILE_WIDTH = 400  # characters in a line of a table, where no terminal limits them
 SIDE_BY_SIDE = 3  # up to so many measures, differences stand beside the values
 TWO_DECIMALS = 10_000  # samples measured, from which a hundredth of a percent is no rounding
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
-
-    recipe: str
-    seed: int
-    failure: str | None = None  # why it failed; None if it did not
-    epochs: int | None = None  # that it was trained
-    loss: float | None = None  # of the last epoch
-    # For each kind of features (trained, untrained, …), measures by their path.
-    results: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,11 +68,11 @@ class Measure:
         return f"{self.number(found.mean, sign=True)} [{low}, {high}]"
 
 
-def measures_among(outcomes: Iterable[Outcome]) -> list[Measure]:
+def measures_among(records: Iterable[Record]) -> list[Measure]:
     """The measures that any run has, in the order of the cards."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for outcome in outcomes:
-        for measures in outcome.results.values():
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        for measures in record.results.values():
             for path, item in measures.items():
                 found.setdefault(path, []).append(item)
     columns = []
@@ -130,28 +121,23 @@ class TableRow:
     epochs: float | None  # mean number of epochs trained
     cells: dict[str, Cell]  # by the measure's path
 
+    def difference(self, measure: Measure) -> Difference | None:
+        """To the reference, if there is any."""
+        cell = self.cells.get(measure.path)
+        return None if cell is None else cell.difference
 
-def _by_seed(outcomes: Iterable[Outcome], features: str, path: str) -> dict[int, float]:
+
+def _by_seed(records: Iterable[Record], features: str, path: str) -> dict[int, float]:
     """The values of a measure; of several runs with one seed, their mean."""
     values: dict[int, list[float]] = {}
-    for outcome in outcomes:
-        measure = outcome.results.get(features, {}).get(path)
-        if measure is not None:
-            values.setdefault(outcome.seed, []).append(measure["value"])
+    for record in records:
+        value = record.measure(path, features)
+        if value is not None:
+            values.setdefault(record.seed, []).append(value)
     return {seed: sum(values[seed]) / len(values[seed]) for seed in sorted(values)}
 
 
-def _cell(values: dict[int, float], reference: dict[int, float] | None) -> Cell:
-    seeds = [] if reference is None else [seed for seed in values if seed in reference]
-    difference = None
-    if reference is not None and seeds:
-        difference = paired_difference(
-            [values[seed] for seed in seeds], [reference[seed] for seed in seeds]
-        )
-    return Cell(summarize(list(values.values())), difference)
-
-
-def table_rows(outcomes: Sequence[Outcome], *, reference: str) -> list[TableRow]:
+def table_rows(records: Sequence[Record], *, reference: str) -> list[TableRow]:
     """A row per recipe, in their order, then one per baseline.
 
     A baseline does not depend on the recipe: where several recipes measured it with one seed, their
@@ -159,46 +145,33 @@ def table_rows(outcomes: Sequence[Outcome], *, reference: str) -> list[TableRow]
 
     All are compared with the reference, seed by seed.
     """
-    paths = [measure.path for measure in measures_among(outcomes)]
-    compared = [outcome for outcome in outcomes if outcome.recipe == reference]
-    levels = {path: _by_seed(compared, TRAINED, path) for path in paths}
+    paths = [measure.path for measure in measures_among(records)]
+    of_reference = [record for record in records if record.row == reference]
+    levels = {path: _by_seed(of_reference, TRAINED, path) for path in paths}
 
-    def cells(among: Sequence[Outcome], features: str, *, alone: bool) -> dict[str, Cell]:
-        values = {path: _by_seed(among, features, path) for path in paths}
-        return {
-            path: _cell(found, None if alone else levels[path])
-            for path, found in values.items()
-            if found
-        }
+    def cells(among: Sequence[Record], features: str, *, alone: bool = False) -> dict[str, Cell]:
+        made = {}
+        for path in paths:
+            values, level = _by_seed(among, features, path), levels[path]
+            if values:
+                pairs = [] if alone else [(values[s], level[s]) for s in values if s in level]
+                difference = paired_difference(*zip(*pairs, strict=True)) if pairs else None
+                made[path] = Cell(summarize(list(values.values())), difference)
+        return made
 
     rows = []
-    for recipe in dict.fromkeys(outcome.recipe for outcome in outcomes):
-        own = [outcome for outcome in outcomes if outcome.recipe == recipe]
-        epochs = [o.epochs for o in own if o.epochs is not None and o.failure is None]
-        rows.append(
-            TableRow(
-                name=recipe,
-                baseline=False,
-                runs=sum(outcome.failure is None for outcome in own),
-                failed=sum(outcome.failure is not None for outcome in own),
-                epochs=sum(epochs) / len(epochs) if epochs else None,
-                cells=cells(own, TRAINED, alone=recipe == reference),
-            )
-        )
-    kinds = dict.fromkeys(kind for outcome in outcomes for kind in outcome.results)
-    for kind in kinds:
+    for name in dict.fromkeys(record.row for record in records):
+        own = [record for record in records if record.row == name]
+        well = [record for record in own if record.failure is None]
+        epochs = [record.epochs for record in well if record.epochs is not None]
+        mean = sum(epochs) / len(epochs) if epochs else None
+        measured = cells(own, TRAINED, alone=name == reference)
+        rows.append(TableRow(name, False, len(well), len(own) - len(well), mean, measured))
+    for kind in dict.fromkeys(kind for record in records for kind in record.results):
         if kind != TRAINED:
-            seeds = {outcome.seed for outcome in outcomes if outcome.results.get(kind)}
-            rows.append(
-                TableRow(
-                    name=FEATURES.get(kind, kind),
-                    baseline=True,
-                    runs=len(seeds),
-                    failed=0,
-                    epochs=None,
-                    cells=cells(outcomes, kind, alone=False),
-                )
-            )
+            seeds = {record.seed for record in records if record.results.get(kind)}
+            name = FEATURES.get(kind, kind)
+            rows.append(TableRow(name, True, len(seeds), 0, None, cells(records, kind)))
     return rows
 
 
@@ -208,29 +181,28 @@ class Grid:
 
     headings: list[str]  # of the columns
     lines: list[list[str]]  # cells, a list per row
-    baselines: int  # how many of the last rows are baselines
+    baselines: int = 0  # how many of the last rows are baselines
+
+    def to_markdown(self) -> str:
+        """The table in Markdown."""
+        return markdown_table(self.headings, self.lines, "--:")
 
 
-def _runs(row: TableRow) -> str:
-    return f"{row.runs} ({row.failed} failed)" if row.failed else str(row.runs)
+def _counted(text: str, count: int, row: TableRow) -> str:
+    """A cell; if it is not of all runs of its row, it says of how many."""
+    return text if count == row.runs else f"{text} (n={count})"
 
 
-def _value(row: TableRow, measure: Measure) -> str:
+def value_in(row: TableRow, measure: Measure) -> str:
+    """A row's mean ± standard deviation."""
     cell = row.cells.get(measure.path)
-    if cell is None:
-        return "–"
-    short = cell.summary.count != row.runs
-    return measure.summary(cell.summary) + (f" (n={cell.summary.count})" if short else "")
+    return "–" if cell is None else _counted(measure.summary(cell.summary), cell.summary.count, row)
 
 
-def _difference(row: TableRow, measure: Measure, reference: str) -> str:
-    if row.name == reference and not row.baseline:
-        return "reference"
-    cell = row.cells.get(measure.path)
-    if cell is None or cell.difference is None:
-        return "–"
-    short = cell.difference.count != row.runs
-    return measure.difference(cell.difference) + (f" (n={cell.difference.count})" if short else "")
+def difference_in(row: TableRow, measure: Measure) -> str:
+    """A row's difference to the reference."""
+    found = row.difference(measure)
+    return "–" if found is None else _counted(measure.difference(found), found.count, row)
 
 
 def grids(
@@ -250,38 +222,33 @@ def grids(
         epochs: Whether to show how many epochs were trained.
         apart: Whether values and differences are two tables in any case.
     """
-    shown = in_table(measures)
-    head = ["recipe", "runs"] + (["epochs"] if epochs else [])
-    starts = [
-        [row.name, _runs(row)]
-        + (["–" if row.epochs is None else f"{row.epochs:.4g}"] if epochs else [])
-        for row in rows
-    ]
-    baselines = sum(row.baseline for row in rows)
-
-    def grid(columns: list[tuple[str, list[str]]]) -> Grid:
-        lines = [
-            start + [cells[number] for _, cells in columns] for number, start in enumerate(starts)
+    start = {
+        "recipe": [row.name for row in rows],
+        "runs": [
+            f"{row.runs} ({row.failed} failed)" if row.failed else f"{row.runs}" for row in rows
+        ],
+    }
+    if epochs:
+        start["epochs"] = ["–" if row.epochs is None else f"{row.epochs:.4g}" for row in rows]
+    values, differences = [], []
+    for measure in in_table(measures):
+        values.append((measure.heading, [value_in(row, measure) for row in rows]))
+        cells = [
+            "reference"
+            if row.name == reference and not row.baseline
+            else difference_in(row, measure)
+            for row in rows
         ]
-        return Grid(head + [heading for heading, _ in columns], lines, baselines)
-
-    values = [(measure.heading, [_value(row, measure) for row in rows]) for measure in shown]
-    differences = [
-        (
-            f"{measure.label} − {reference}",
-            [_difference(row, measure, reference) for row in rows],
-        )
-        for measure in shown
-    ]
-    if len(shown) <= SIDE_BY_SIDE and not apart:
-        both = [column for pair in zip(values, differences, strict=True) for column in pair]
-        return [grid(both)]
-    return [grid(values), grid(differences)]
-
-
-def to_markdown(grid: Grid) -> str:
-    """A grid as a Markdown table."""
-    return markdown_table(grid.headings, grid.lines, "--:") + "\n"
+        differences.append((f"{measure.label} − {reference}", cells))
+    tables = [values, differences]
+    if len(values) <= SIDE_BY_SIDE and not apart:
+        tables = [[column for pair in zip(values, differences, strict=True) for column in pair]]
+    made = []
+    for columns in tables:
+        headings, cells_of = zip(*start.items(), *columns, strict=True)
+        lines = [list(line) for line in zip(*cells_of, strict=True)]
+        made.append(Grid(list(headings), lines, sum(row.baseline for row in rows)))
+    return made
 
 
 def made_by(command: str) -> str:
@@ -293,14 +260,35 @@ def made_by(command: str) -> str:
     )
 
 
-def to_rich(grid: Grid, *, title: str | None = None) -> Table:
-    """A grid for the terminal."""
-    table = Table(title=title)
-    for number, heading in enumerate(grid.headings):
-        table.add_column(escape(heading), justify="right" if number else "left")
-    last_recipe = len(grid.lines) - grid.baselines - 1
-    for number, cells in enumerate(grid.lines):
-        table.add_row(*map(escape, cells), end_section=number == last_recipe)
+def to_rich(
+    headings: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    *,
+    title: str | None = None,
+    texts: int = 1,
+    baselines: int = 0,
+    box: Box | None = HEAVY_HEAD,
+    pad_edge: bool = True,
+    no_wrap: bool = False,
+) -> Table:
+    """A table for the terminal.
+
+    Args:
+        headings: Of the columns; none for a table without.
+        lines: Cells, a list per row.
+        title: Shown above.
+        texts: How many of the first columns are aligned to the left.
+        baselines: How many of the last rows are baselines, below a line.
+        box: The lines around cells.
+        pad_edge: Whether there is space around the table.
+        no_wrap: Whether cells stay in one line.
+    """
+    table = Table(title=title, box=box, pad_edge=pad_edge, show_header=bool(headings))
+    for number, heading in enumerate(headings or [""] * texts):
+        justify: JustifyMethod = "left" if number < texts else "right"
+        table.add_column(Text(heading), justify=justify, no_wrap=no_wrap)
+    for number, cells in enumerate(lines, start=1):
+        table.add_row(*map(Text, cells), end_section=number == len(lines) - baselines)
     return table
 
 
@@ -314,22 +302,22 @@ def show(console: Console, shown: Iterable[Table], lines: Iterable[str]) -> None
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def run_records(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """A record per run; a baseline's measures carry its name in front."""
+def run_records(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """What ``results.csv`` says of each run; a baseline's measures carry its name in front."""
     return [
         {
-            "recipe": outcome.recipe,
-            "seed": outcome.seed,
-            "status": "done" if outcome.failure is None else "failed",
-            "epochs": outcome.epochs,
-            "loss": outcome.loss,
+            "recipe": record.row,
+            "seed": record.seed,
+            "status": "done" if record.failure is None else "failed",
+            "epochs": record.epochs,
+            "loss": record.loss,
         }
         | {
             path if kind == TRAINED else f"{kind}.{path}": measure["value"]
-            for kind, measures in outcome.results.items()
+            for kind, measures in record.results.items()
             for path, measure in measures.items()
         }
-        for outcome in outcomes
+        for record in records
     ]
 
 
@@ -344,3 +332,13 @@ def row_records(rows: Iterable[TableRow]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
+
+
+def write_tables(
+    folder: Path, paragraphs: Iterable[str], records: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any], *, indent: int = 2,
+) -> None:  # fmt: skip
+    """Write ``table.md`` of paragraphs, ``table.csv`` of records and ``results.json`` of facts."""
+    write_text(folder / "table.md", "\n\n".join(paragraphs) + "\n")
+    write_text(folder / "table.csv", to_csv(records))
+    write_text(folder / "results.json", json.dumps(facts, indent=indent) + "\n")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from unremix.core.importance import Importance
+from unremix.core.contrast import Importance
 from unremix.losses import TwoViewLoss
 
 Embedded = tuple[Tensor, Tensor]
@@ -24,7 +24,7 @@ class Batch:
         views: Views of N samples: images (N, C, S, S), two of full size, then smaller crops if
             asked; or batches of N graphs.
         samples: Which samples they are, shape (N,).
-        keys: One random key per sample, shape (N,); see :mod:`unremix.views.randomness`.
+        keys: One random key per sample, shape (N,); see :mod:`unremix.frameworks.randomness`.
         batch_key: One random key for the whole batch, shape (1,), the same in all processes; on the
             host, so that what is drawn from it waits for no device.
         epoch: Epochs completed.
@@ -35,6 +35,16 @@ class Batch:
     keys: Tensor
     batch_key: Tensor
     epoch: int = 0
+
+
+def auto_batch(size: int) -> int:
+    """256, or the largest power of two that gives at least 4 steps an epoch, never below 16.
+
+    Example:
+        >>> auto_batch(5000), auto_batch(1000), auto_batch(70), auto_batch(20)
+        (256, 128, 16, 16)
+    """
+    return max(16, min(256, 1 << max(0, (size // 4).bit_length() - 1)))
 
 
 def refuse_nt_xent(loss: TwoViewLoss, where: str) -> None:
@@ -64,9 +74,6 @@ class Framework(nn.Module):
 
     loss_options: ClassVar[tuple[str, ...]] = ()
     """Those of its options that the loss takes."""
-
-    domains: ClassVar[tuple[str, ...]] = ("image",)
-    """The kinds of data it is for."""
 
     has_queue: ClassVar[bool] = False
     """Whether it keeps old keys, which some further negatives need."""
@@ -100,18 +107,18 @@ class Framework(nn.Module):
         loss = getattr(self, "loss", None)
         return [] if loss is None else list(loss.parameters())
 
-    def meet(self, labels: Tensor | None) -> None:
-        """What is to be done before the first step with the data's labels: usually nothing.
+    def read_labels(self, labels: Tensor | None) -> None:
+        """Take the labels of the data before the first step; most frameworks ignore them.
 
         Args:
             labels: The class of every training sample, shape (n,), where known.
         """
 
     def after_step(self) -> None:
-        """What is to be done after each step of the optimizer."""
+        """Called after each step of the optimizer."""
 
     def reserve(self, samples: int) -> None:
-        """Learn how many samples there are, for what is remembered of each."""
+        """Set the number of samples, for memories of each sample."""
 
 
 class Projecting(Framework, ABC):

@@ -10,44 +10,44 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from unremix.core.gather import Part, exchange_rows, find_part, gather_rows
-from unremix.core.importance import Importance
-from unremix.core.views import Own
+from unremix.core.contrast import Importance
+from unremix.core.gather import JointBatch, exchange_rows, find_joint_batch, gather_rows
+from unremix.core.views import ExtraNegatives
 from unremix.frameworks.base import Batch, Embedded, Projecting, refuse_nt_xent
+from unremix.frameworks.mixing import Joint, Mixed, Mixing
 from unremix.frameworks.queue import Queue
 from unremix.losses import TwoViewLoss
-from unremix.views.mixing import Joint, Mixed, Mixing
 
 # What a view draws in a step, each from keys of its own.
 MIXING, NEGATIVES, NEGATIVES_OF_MIXED, STREAMS = range(4)
 
 
-def shown_samples(samples: Tensor, mixed: Mixed | None, part: Part | None = None) -> Tensor:
+def shown_samples(samples: Tensor, mixed: Mixed | None, joint: JointBatch | None = None) -> Tensor:
     """Which samples each image shows: its own and, where it is mixed, its partner's.
 
     Args:
         samples: The samples of a batch, shape (N,).
         mixed: The batch mixed; None as it is.
-        part: This process's part of the joint batch, where there are several.
+        joint: This process's part of the joint batch, where there are several.
 
     Returns:
         Shape (N, P); a sample may repeat in a row.
 
     Example:
-        >>> from unremix.views.mixing import un_mix
+        >>> from unremix.frameworks.mixing import un_mix
         >>> shown_samples(torch.tensor([7, 8, 9]), un_mix(torch.zeros(3, 1, 4, 4), 0.75))
         tensor([[7, 9],
                 [8, 8],
                 [9, 7]])
     """
-    own = samples[:, None]
+    itself = samples[:, None]
     if mixed is None:
-        return own
+        return itself
     everyone, first = samples, 0
-    if part is not None:
-        everyone, first = gather_rows(samples, part), part.offset
+    if joint is not None:
+        everyone, first = gather_rows(samples, joint), joint.offset
     shown = [(everyone[aim.keys + first], aim) for aim in mixed.targets if aim.weight]
-    return torch.cat([torch.where(aim.shares > 0, each, own) for each, aim in shown], dim=1)
+    return torch.cat([torch.where(aim.shares > 0, each, itself) for each, aim in shown], dim=1)
 
 
 class Negatives(Protocol):
@@ -61,7 +61,7 @@ class Negatives(Protocol):
         samples: Tensor,
         keys: Tensor,
         epoch: int,
-    ) -> Own | None:
+    ) -> ExtraNegatives | None:
         """The negatives of N anchors, or None while there are none.
 
         Args:
@@ -160,17 +160,18 @@ class Contrastive(Projecting):
         if self.mixing is None:
             return None
         stream = STREAMS * view + MIXING
-        keys, batch_key, part = batch.keys + stream, batch.batch_key + stream, self._part(batch)
-        if part is None:
+        keys, batch_key = batch.keys + stream, batch.batch_key + stream
+        joint = self._joint_batch(batch)
+        if joint is None:
             return self.mixing(images, keys, batch_key)
-        exchange = partial(exchange_rows, images, part=part)
-        return self.mixing(images, keys, batch_key, Joint(part.offset, part.total, exchange))
+        exchange = partial(exchange_rows, images, joint=joint)
+        return self.mixing(images, keys, batch_key, Joint(joint.offset, joint.total, exchange))
 
-    def _part(self, batch: Batch) -> Part | None:
+    def _joint_batch(self, batch: Batch) -> JointBatch | None:
         """This process's part of the joint batch, where the loss gathers."""
         if not self.loss.gathers:
             return None
-        return find_part(batch.samples[:, None], equal=self.loss.gather == "equal")
+        return find_joint_batch(batch.samples[:, None], equal=self.loss.gather == "equal")
 
     def anchor_images(self, batch: Batch, view: int) -> Iterator[Tensor]:
         """What of a view is embedded with gradient: itself, mixed, or both."""
@@ -183,14 +184,14 @@ class Contrastive(Projecting):
 
     def further(
         self, anchors: Embedded, batch: Batch, view: int = 0, mixed: Mixed | None = None
-    ) -> Own | None:
+    ) -> ExtraNegatives | None:
         """Further negatives of anchors that show a view, as it is or mixed."""
         if self.negatives is None:
             return None
         images = batch.views[view] if mixed is None else mixed.images
         stream = STREAMS * view + (NEGATIVES if mixed is None else NEGATIVES_OF_MIXED)
-        part = None if mixed is None else self._part(batch)
-        shown = shown_samples(batch.samples, mixed, part)
+        joint = None if mixed is None else self._joint_batch(batch)
+        shown = shown_samples(batch.samples, mixed, joint)
         return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from unremix.core.gather import find_part, gather_views, is_distributed
+from unremix.core.gather import find_joint_batch, gather_views, is_distributed
 from unremix.core.pairs import Pairs
-from unremix.core.views import Own, Views, stack
+from unremix.core.views import ExtraNegatives, Views, stack
 from unremix.frameworks.base import Batch, Embedded, refuse_nt_xent
 from unremix.frameworks.contrastive import Contrastive, Negatives
+from unremix.frameworks.mixing import Mixing, Target, permutation
 from unremix.frameworks.queue import Queue
 from unremix.losses import TwoViewLoss
-from unremix.views.mixing import Mixing, Target, permutation
 
 SHUFFLING = 1 << 32  # from any keys to those that shuffle, out of the reach of other draws
 
@@ -126,7 +126,7 @@ class MoCo(Contrastive):
         count = images.shape[0] // self.options.group if self.options.group else 1
         if not self.training or count < 2:
             return forward(images)
-        parts = [forward(part) for part in images.tensor_split(count)]
+        parts = [forward(some) for some in images.tensor_split(count)]
         return torch.cat([z for z, _ in parts]), torch.cat([h for _, h in parts])
 
     @property
@@ -149,14 +149,14 @@ class MoCo(Contrastive):
             self._fresh.append(keys)
             if self.keeps_original:
                 query = next(queries)
-                own = self.further(query, batch, asks)
-                losses.append(self._loss(query, keys, first, batch, own))
+                extra = self.further(query, batch, asks)
+                losses.append(self._loss(query, keys, first, batch, extra))
             mixed = self.mixed(batch.views[asks], batch, asks)
             if mixed is not None:
                 query = next(queries)
-                own = self.further(query, batch, asks, mixed)
+                extra = self.further(query, batch, asks, mixed)
                 losses += [
-                    target.weight * self._loss(query, keys, first, batch, own, target)
+                    target.weight * self._loss(query, keys, first, batch, extra, target)
                     for target in mixed.targets
                     if target.weight
                 ]
@@ -168,8 +168,8 @@ class MoCo(Contrastive):
             keys = replace(keys, inputs=None)
         if not is_distributed():
             return keys, 0
-        part = find_part(keys.embeddings, keys.inputs, equal=self.loss.gather == "equal")
-        return gather_views(keys, part), part.offset
+        joint = find_joint_batch(keys.embeddings, keys.inputs, equal=self.loss.gather == "equal")
+        return gather_views(keys, joint), joint.offset
 
     def _loss(
         self,
@@ -177,7 +177,7 @@ class MoCo(Contrastive):
         keys: Views,
         first: int,
         batch: Batch,
-        own: Own | None,
+        extra: ExtraNegatives | None,
         target: Target | None = None,
     ) -> Tensor:
         """The loss of queries against the batch's keys, of which theirs begin at ``first``."""
@@ -197,7 +197,7 @@ class MoCo(Contrastive):
         candidates = stack(Views(z, None if h is None else h.to(dtype), keys.ids), old)
         anchors = Views(query[0], None if h is None else query[1], batch.samples)
         return self.loss.against(
-            anchors, candidates, pairs, own=own, positives_in_denominator=target is not None
+            anchors, candidates, pairs, extra=extra, positives_in_denominator=target is not None
         )
 
     @torch.no_grad()

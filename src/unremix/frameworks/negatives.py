@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from unremix.core.precision import normalize
-from unremix.core.views import Own, Views
+from unremix.core.views import ExtraNegatives, Views
 from unremix.frameworks.base import Embedded
 from unremix.frameworks.contrastive import Contrastive
-from unremix.views.mixing import patch_negatives
-from unremix.views.randomness import uniforms
+from unremix.frameworks.mixing import patch_negatives
+from unremix.frameworks.randomness import uniforms
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class MoCHi:
 
     summary: ClassVar[str] = "MoCHi: mixtures of hard keys"
     section: ClassVar[str] = "mochi"
-    domains: ClassVar[tuple[str, ...]] = ("image",)
     needs_queue: ClassVar[bool] = True
 
     hardest: int = 512
@@ -70,7 +69,7 @@ class MoCHi:
         samples: Tensor,
         keys: Tensor,
         epoch: int,
-    ) -> Own | None:
+    ) -> ExtraNegatives | None:
         """See :class:`unremix.frameworks.contrastive.Negatives`."""
         memory = framework.memory
         if memory is None:
@@ -116,7 +115,7 @@ class MoCHi:
         if queue.inputs is not None and query.inputs is not None:
             inputs = mixture(queue.inputs, query.inputs.detach())
         made = torch.where(nothing, -query.embeddings[:, None], units * lengths[..., None])
-        return Own(made, inputs)
+        return ExtraNegatives(made, inputs)
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,6 @@ class Patches:
 
     summary: ClassVar[str] = "tiled patches of the own image"
     section: ClassVar[str] = "patch"
-    domains: ClassVar[tuple[str, ...]] = ("image",)
 
     smallest: int | None = field(
         default=None, metadata={"unset": "a sixteenth of the image's side"}
@@ -158,7 +156,7 @@ class Patches:
         samples: Tensor,
         keys: Tensor,
         epoch: int,
-    ) -> Own:
+    ) -> ExtraNegatives:
         """See :class:`unremix.frameworks.contrastive.Negatives`."""
         size = images.shape[-1]
         smallest = max(1, size // 16) if self.smallest is None else self.smallest
@@ -167,4 +165,4 @@ class Patches:
         z, h = framework.embed_keys(patches, keys)
         needs_inputs = framework.loss.weighting.needs_gradients
         inputs = h[:, None] if needs_inputs else None
-        return Own(z[:, None], inputs, logit_factor=self.factor)
+        return ExtraNegatives(z[:, None], inputs, logit_factor=self.factor)

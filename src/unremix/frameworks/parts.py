@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 def options_type(part: Any) -> type | None:
     """The frozen dataclass of a part's options: its ``Options``, or the part itself."""
     itself: Any = part if is_dataclass(part) else None
-    found: type | None = getattr(part, "Options", itself)
-    return found
+    options: type | None = getattr(part, "Options", itself)
+    return options
 
 
 def option_fields(part: Any) -> dict[str, Field[Any]]:
@@ -53,10 +53,10 @@ def described(documented: Any) -> dict[str, str]:
     for each in getattr(documented, "__mro__", (documented,)):
         # Since Python 3.13 docstrings come without their indentation.
         listed = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", cleandoc(each.__doc__ or ""), re.M | re.S)
-        found = re.findall(
+        entries = re.findall(
             r"^    (\w+): (.*?)(?=^    \w|\Z)", listed[1] if listed else "", re.M | re.S
         )
-        texts = {name: " ".join(text.split()) for name, text in found} | texts
+        texts = {name: " ".join(text.split()) for name, text in entries} | texts
     return texts
 
 
@@ -67,7 +67,7 @@ def merged(parts: Mapping[Any, Mapping[str, Any]]) -> dict[str, type]:
         parts: Parts by kind and name.
 
     Example:
-        >>> from unremix.views.mixing import IMix, UnMix
+        >>> from unremix.frameworks.mixing import IMix, UnMix
         >>> merged({"mixing": {"imix": IMix, "unmix": UnMix}})["mixture"](cutmix=0.25)
         MixtureOptions(alpha=None, cutmix=0.25)
     """

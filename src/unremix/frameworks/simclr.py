@@ -8,13 +8,13 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from unremix.core.importance import Importance
+from unremix.core.contrast import Importance
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views, stack
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.contrastive import Contrastive, Negatives
+from unremix.frameworks.mixing import Mixing
 from unremix.losses import TwoViewLoss
-from unremix.views.mixing import Mixing
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class SimCLR(Contrastive):
     section = "loss"
     Options = SimCLROptions
     loss_options = ("layout",)
-    domains = ("image", "graph")
 
     labels: Tensor | None
     """The class of every training sample, where negatives are chosen by class."""
@@ -70,7 +69,7 @@ class SimCLR(Contrastive):
                 f"got {self.negative_classes}; leave one of them out"
             )
 
-    def meet(self, labels: Tensor | None) -> None:
+    def read_labels(self, labels: Tensor | None) -> None:
         """Take the labels, where negatives are chosen by class.
 
         Raises:
@@ -89,7 +88,9 @@ class SimCLR(Contrastive):
             ValueError: If the labels are not known.
         """
         if self.labels is None or self.negative_classes is None:
-            raise ValueError("expected labels for negative_classes, got none; call meet() first")
+            raise ValueError(
+                "expected labels for negative_classes, got none; call read_labels() first"
+            )
         excluded = self.labels[samples].repeat(2) >= self.negative_classes  # (2N,)
         every = Pairs.both_views(samples.shape[0], device=samples.device)
         return replace(every, excluded=excluded[None], non_negatives=None)
@@ -114,14 +115,14 @@ class SimCLR(Contrastive):
         total = z1.new_zeros(())
         if self.keeps_original:
             z0, h0 = first.pop(0)
-            own = self.further((z0, h0), batch)
-            if own is not None and self.loss.layout == "both":
+            extra = self.further((z0, h0), batch)
+            if extra is not None and self.loss.layout == "both":
                 further = self.further((z1, h1), batch, view=1)
                 assert further is not None
-                own = stack(own, further)
+                extra = stack(extra, further)
             ids = self.known_ids(batch.samples)
             if self.negative_classes is None:
-                total = total + self.loss(z0, z1, h0, h1, ids=ids, own=own)
+                total = total + self.loss(z0, z1, h0, h1, ids=ids, extra=extra)
             else:
                 if self.loss.gathers:
                     raise ValueError(
@@ -137,12 +138,12 @@ class SimCLR(Contrastive):
         mixed = self.mixed(batch.views[0], batch)
         if mixed is not None:
             ((z, h),) = first
-            own = self.further((z, h), batch, mixed=mixed)
+            extra = self.further((z, h), batch, mixed=mixed)
             for target in mixed.targets:
                 if target.weight:
-                    loss = self.loss.towards(
+                    loss = self.loss.aimed(
                         z, z1, h, h1, keys=target.keys, shares=target.shares,
-                        ids=self.known_ids(batch.samples), own=own,
+                        ids=self.known_ids(batch.samples), extra=extra,
                     )  # fmt: skip
                     total = total + target.weight * loss
         return total

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unremix.core.checks import number
-from unremix.core.gather import Part, find_part, gather_rows, is_distributed, withdraw
+from unremix.core.checks import check_count, check_number
+from unremix.core.gather import JointBatch, find_joint_batch, gather_rows, is_distributed, withdraw
 from unremix.core.precision import at_least_float32, normalize
 from unremix.frameworks.base import Batch, Embedded, Projecting
 from unremix.frameworks.queue import enqueue
@@ -64,7 +64,7 @@ def _log_column_sums(logs: Tensor) -> Tensor:
     """The log of the sums of exp(logs) over the rows of all processes: (N, K) to (K,)."""
     sums = logs.logsumexp(dim=0)
     if is_distributed():
-        one_row_each = Part((1,) * dist.get_world_size(), dist.get_rank())
+        one_row_each = JointBatch((1,) * dist.get_world_size(), dist.get_rank())
         sums = gather_rows(sums[None], one_row_each).logsumexp(dim=0)
     return sums
 
@@ -127,13 +127,13 @@ class SwAVOptions:
     crops: int = 0
 
     def __post_init__(self) -> None:
-        _check_count("prototypes", self.prototypes, 2, "take some ten per class that you expect")
-        _check_count("iterations", self.iterations, 1, "3 are usual")
-        number("epsilon", self.epsilon, above=0)
-        _check_count("frozen_epochs", self.frozen_epochs, 0, "0 freezes nothing")
-        _check_count("queue", self.queue, 0, "0 is no queue")
-        _check_count("queue_from_epoch", self.queue_from_epoch, 0, "0 is at once")
-        _check_count("crops", self.crops, 0, "0 is two full views alone")
+        check_count("prototypes", self.prototypes, 2, "take some ten per class that you expect")
+        check_count("iterations", self.iterations, 1, "3 are usual")
+        check_number("epsilon", self.epsilon, above=0)
+        check_count("frozen_epochs", self.frozen_epochs, 0, "0 freezes nothing")
+        check_count("queue", self.queue, 0, "0 is no queue")
+        check_count("queue_from_epoch", self.queue_from_epoch, 0, "0 is at once")
+        check_count("crops", self.crops, 0, "0 is two full views alone")
 
 
 class SwAV(Projecting):
@@ -180,7 +180,7 @@ class SwAV(Projecting):
         super().__init__(encoder, head)
         self.options = options = options or SwAVOptions()
         last = self.last_layer
-        self.temperature = number("temperature", temperature, above=0)
+        self.temperature = check_number("temperature", temperature, above=0)
         self.crops = options.crops
         prototypes = nn.Linear(last.out_features, options.prototypes, bias=False)
         self.prototypes = prototypes.to(last.weight)
@@ -216,15 +216,15 @@ class SwAV(Projecting):
         except ValueError:
             withdraw()
             raise
-        n, part = len(views[0]), None
+        n, joint = len(views[0]), None
         if is_distributed():
-            part = find_part(views[0])
+            joint = find_joint_batch(views[0])
         with torch.autocast(device_type=weight.device.type, enabled=False):
             features = [normalize(at_least_float32(z))[0] for z in views]  # each (N, D)
             frozen = batch.epoch < self.options.frozen_epochs
             directions = (weight.detach() if frozen else weight).to(features[0].dtype)
             scores = [feature @ directions.T for feature in features]  # each (N, K)
-            earlier = self._earlier(batch.epoch, part).to(directions.dtype)  # (n, 2, D)
+            earlier = self._earlier(batch.epoch, joint).to(directions.dtype)  # (n, 2, D)
             codes = [
                 self._codes(score, earlier[:, t] @ directions.detach().T)
                 for t, score in enumerate(scores[:FULL_VIEWS])
@@ -232,13 +232,13 @@ class SwAV(Projecting):
             loss = swapped_prediction(scores, codes, temperature=self.temperature)
             if frozen:
                 loss = loss + 0.0 * weight.sum()  # DistributedDataParallel waits for a gradient
-            if part is not None:
-                loss = loss * (part.processes * n / part.total)
+            if joint is not None:
+                loss = loss * (joint.processes * n / joint.total)
         if self.training:
             self._held = weight.detach().clone() if frozen else None
             if self.options.queue:
                 fresh = torch.stack([f.detach() for f in features[:FULL_VIEWS]], dim=1)
-                self._fresh = fresh if part is None else gather_rows(fresh, part)
+                self._fresh = fresh if joint is None else gather_rows(fresh, joint)
         return loss
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -273,22 +273,15 @@ class SwAV(Projecting):
         codes = sinkhorn(joint, iterations=self.options.iterations, epsilon=self.options.epsilon)
         return codes[len(earlier) :]
 
-    def _earlier(self, epoch: int, part: Part | None) -> Tensor:
+    def _earlier(self, epoch: int, joint: JointBatch | None) -> Tensor:
         """This process's part of the queue, shape (n, 2, D); empty while it is not in use."""
         if not self.options.queue:
             return self.prototypes.weight.new_zeros(0, FULL_VIEWS, self.prototypes.in_features)
         if epoch < self.options.queue_from_epoch or self._queued < self.options.queue:
             return self.queue[:0]
-        if part is None:
+        if joint is None:
             return self.queue
-        return self.queue.tensor_split(part.processes)[part.rank]
-
-
-def _check_count(name: str, value: int, least: int, hint: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(
-            f"expected {name} to be a whole number of at least {least}, got {value!r}; {hint}"
-        )
+        return self.queue.tensor_split(joint.processes)[joint.rank]
 
 
 def _check_views(views: Sequence[Tensor]) -> None:

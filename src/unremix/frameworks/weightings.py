@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass, replace
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from unremix.losses import PRESETS, HCLLoss, InfoNCELoss, UnReMixLoss
-from unremix.signals.false_negatives import FalseNegatives
+from unremix.frameworks.parts import described
+from unremix.losses import (
+    HCLLoss,
+    HCLOptions,
+    InfoNCELoss,
+    InfoNCEOptions,
+    LossOptions,
+    TwoViewLoss,
+    UnReMixLoss,
+    UnReMixOptions,
+)
+from unremix.signals.false_negatives import Evidence, FalseNegatives, Rule
+
+W = TypeVar("W", bound="RecipeWeighting")
+
+# Decided by the framework, the run or the machine.
+DECIDED_ELSEWHERE = {
+    "temperature", "last_layer", "projection", "layout", "bias", "learnable_temperature", "gather",
+    "tile", "engine", "check",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filtered:
-    """Options about negatives that are probably false, which all weightings share.
+class RecipeWeighting:
+    """A weighting as part of a recipe; about false negatives, all have these options.
 
     Args:
         false_negatives: What is done about negatives that are probably false: ring, threshold, rank
@@ -22,21 +40,22 @@ class Filtered:
     """
 
     section: ClassVar[str] = "loss"
-    loss: ClassVar[type[InfoNCELoss] | type[HCLLoss] | type[UnReMixLoss]]
+    loss: ClassVar[type[TwoViewLoss]]
+    options: ClassVar[type[LossOptions]]
 
-    false_negatives: Literal["ring", "threshold", "rank", "mixture"] | None = field(
-        default=None, metadata={"unset": "none: nothing"}
-    )
-    evidence: Literal["similarity", "four-views", "bank", "shared-neighbors"] | None = field(
-        default=None, metadata={"unset": "similarity, with false_negatives only"}
+    false_negatives: Rule | None = field(default=None, metadata={"unset": "none: nothing"})
+    evidence: Evidence | None = field(
+        default=None,
+        metadata={"unset": f"{FalseNegatives.evidence}, with false_negatives only"},
     )
     false_negative_share: float | None = field(
-        default=None, metadata={"unset": "0.1, with false_negatives only"}
+        default=None, metadata={"unset": f"{FalseNegatives.share:g}, with false_negatives only"}
     )
 
-    def __call__(self, **given: Any) -> InfoNCELoss | HCLLoss | UnReMixLoss:
-        """The loss; ``given`` are the options that all losses share."""
-        return self.loss(**self.loss_options(), **given)
+    def __call__(self, **given: Any) -> Any:
+        """The loss; ``given`` are options that a framework or a run decides."""
+        made: Any = self.loss
+        return made(**self.loss_options(), **given)
 
     def loss_options(self) -> dict[str, Any]:
         """All options as the losses take them: what concerns false negatives is one.
@@ -60,84 +79,46 @@ class Filtered:
             )
         return {**rest, "false_negatives": None if rule is None else FalseNegatives(rule, **given)}
 
-
-@dataclass(frozen=True)
-class Uniform(Filtered):
-    """All negatives count alike.
-
-    Args:
-        class_prior: τ⁺ of the debiasing.
-        decoupled: Whether the positive is left out of the denominator.
-    """
-
-    summary: ClassVar[str] = "all negatives alike"
-    loss = InfoNCELoss
-
-    class_prior: float = 0.0
-    decoupled: bool = False
+    def settled(self: W, *, epochs: int) -> W:
+        """The same with a value for every option whose None stands for one."""
+        values = vars(self.options(**self.loss_options()).settled())
+        unset = [name for name, value in vars(self).items() if value is None and name in values]
+        return replace(self, **{name: values[name] for name in unset})
 
 
-@dataclass(frozen=True)
-class HCL(Filtered):
-    """Negatives weighted by similarity.
+def _as_part(name: str, loss: type[TwoViewLoss], options: type[LossOptions], summary: str) -> Any:
+    """A loss as part of a recipe: those of its options that a recipe decides, for files too."""
+    hints, texts = get_type_hints(options), described(options)
+    shared = {its.name for its in fields(LossOptions)}
+    known = {its.name for its in fields(RecipeWeighting)} | DECIDED_ELSEWHERE
+    chosen = [its for its in fields(options) if its.name not in known]
+    chosen.sort(key=lambda its: its.name in shared)
+    made: list[tuple[str, Any, Field[Any]]] = [
+        (
+            its.name,
+            its.metadata.get("command_line", hints[its.name]),
+            field(default=its.default, metadata=its.metadata),
+        )
+        for its in chosen
+    ]
+    told = [f"    {its.name}: {texts[its.name].replace('``', '')}" for its in chosen]
+    return make_dataclass(
+        name,
+        made,
+        bases=(RecipeWeighting,),
+        frozen=True,
+        namespace={
+            "__doc__": "\n".join([(loss.__doc__ or "").partition("\n")[0], "", "Args:", *told]),
+            "__module__": __name__,
+            "loss": loss,
+            "options": options,
+            "summary": summary,
+        },
+    )
 
-    Args:
-        hardness: β of HCL.
-        class_prior: τ⁺ of the debiasing.
-        similarity_gradient: Whether gradient flows through the similarity in the weights.
-        decoupled: Whether the positive is left out of the denominator.
-        fidelity: Preset: sound, paper or code.
-    """
 
-    summary: ClassVar[str] = "by similarity (HCL)"
-    loss = HCLLoss
-
-    hardness: float = 1.0
-    class_prior: float = 0.1
-    similarity_gradient: bool = True
-    decoupled: bool = False
-    fidelity: Literal["sound", "paper", "code"] = "sound"
-
-
-@dataclass(frozen=True)
-class UnReMix(Filtered):
-    """Negatives weighted by uncertainty, similarity and representativeness.
-
-    Args:
-        components: Which scores weight the negatives: any of uncertainty, similarity,
-            representativeness.
-        mix: How the scores are mixed: learned, free, fixed, adversarial, or one number each.
-        scaling: How scores are scaled: minmax, zscore-exp or none.
-        mass: Whether weights average 1: mean or none.
-        hardness: β of zscore-exp.
-        posterior_temperature: t of the uncertainty's pseudo-posterior.
-        gradient: What the uncertainty differentiates: pseudo-label or nt-xent.
-        class_prior: τ⁺ of the debiasing.
-        similarity_gradient: Whether gradient flows through the similarity in the weights.
-        decoupled: Whether the positive is left out of the denominator.
-        sketch: Dimensions that the last layer's input is projected to.
-        fidelity: Preset: sound, paper or code.
-    """
-
-    summary: ClassVar[str] = "by uncertainty, similarity and representativeness"
-    loss = UnReMixLoss
-
-    components: tuple[str, ...] = ("uncertainty", "similarity", "representativeness")
-    mix: Literal["learned", "free", "fixed", "adversarial"] | tuple[float, ...] = "learned"
-    scaling: Literal["minmax", "zscore-exp", "none"] | None = None
-    mass: Literal["mean", "none"] | None = None
-    hardness: float | None = field(default=None, metadata={"unset": "1, of zscore-exp only"})
-    posterior_temperature: float = 1.0
-    gradient: Literal["pseudo-label", "nt-xent"] = "pseudo-label"
-    class_prior: float | None = None
-    similarity_gradient: bool | None = None
-    decoupled: bool = False
-    sketch: int | None = field(default=None, metadata={"unset": "none: not projected"})
-    fidelity: Literal["sound", "paper", "code"] = "sound"
-
-    def settled(self, *, epochs: int) -> UnReMix:
-        """The same with the values of the preset where there are none."""
-        names = ("scaling", "mass", "class_prior", "similarity_gradient")
-        preset = PRESETS.get(self.fidelity)  # a name that does not exist is the loss's to refuse
-        unset = [name for name in names if preset and getattr(self, name) is None]
-        return replace(self, **{name: getattr(preset, name) for name in unset})
+Uniform = _as_part("Uniform", InfoNCELoss, InfoNCEOptions, "all negatives alike")
+HCL = _as_part("HCL", HCLLoss, HCLOptions, "by similarity (HCL)")
+UnReMix = _as_part(
+    "UnReMix", UnReMixLoss, UnReMixOptions, "by uncertainty, similarity and representativeness"
+)

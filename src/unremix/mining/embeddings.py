@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from unremix.console.suggestions import needed_for
 from unremix.core.precision import SMALLEST_NORM
-from unremix.data.atomic_files import read_text, write_whole
-from unremix.data.bounds import allowance, shorten
-from unremix.data.npz import read_arrays, read_header
-from unremix.data.remote import fetch_or_refuse, is_url, list_files, remote_file
-from unremix.data.suggestions import needed_for
+from unremix.files.atomic_files import read_text, write_whole
+from unremix.files.bounds import allowance, shorten
+from unremix.files.npz import read_arrays, read_header
+from unremix.files.remote import fetch_or_refuse, is_url, list_files, remote_file
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unremix.console.suggestions import needed_for
 from unremix.core.scores import PAPER_COMPONENTS
-from unremix.data.atomic_files import write_text, write_whole
-from unremix.data.suggestions import needed_for
+from unremix.files.atomic_files import write_text, write_whole
 from unremix.mining.audit import NegativesAudit
 from unremix.mining.embeddings import KEY, Integers, open_embeddings, read_columns, unit_rows
 from unremix.mining.mine import Mined
@@ -31,9 +31,9 @@ class Collection:
     Args:
         path: The file, or a URL.
         embeddings: Shape (n, D).
-        names: n, where the file has any.
-        texts: n, where the file has any.
-        labels: Shape (n,), where the file has any.
+        names: n; None if the file has none.
+        texts: n; None if the file has none.
+        labels: Shape (n,); None if the file has none.
     """
 
     path: str | Path
@@ -89,7 +89,7 @@ class Collection:
         return own
 
     def row_of(self) -> dict[str, int]:
-        """The row of each name, the first if several have it; numbers are names without names."""
+        """The first row of each name; without names, the number of each row as text."""
         names = self.names or [str(n) for n in range(len(self.embeddings))]
         return {name: row for row, name in reversed(list(enumerate(names)))}
 

@@ -40,6 +40,12 @@ class Lists:
     rows: Integers
     starts: Integers
 
+    @classmethod
+    def of(cls, lists: Sequence[Any]) -> Lists:
+        """From a list of rows for each anchor."""
+        starts = np.cumsum([0, *map(len, lists)])
+        return cls(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64), starts)
+
     def __len__(self) -> int:
         return len(self.starts) - 1
 
@@ -102,8 +108,7 @@ def as_lists(positives: Any, anchors: int, corpus: int) -> Lists:
                 f"expected positives among the rows 0 … {corpus - 1} of the corpus, got "
                 f"{one[0] if one[0] < 0 else one[-1]} for anchor {number}; number them from 0"
             )
-    starts = np.cumsum([0, *(len(one) for one in lists)])
-    return Lists(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64), starts)
+    return Lists.of(lists)
 
 
 def positive_similarity(anchors: Floats, corpus: NDArray[Any], positives: Lists) -> Floats:
@@ -176,7 +181,7 @@ class Forbidden:
 
     Args:
         positives: The known positives of each anchor.
-        own: The anchors' own rows, shape (A,); -1 where the corpus does not hold them.
+        own: The anchors' own rows, shape (A,); -1 for those not in the corpus.
         same_text: Further rows with the text of the anchor or of a positive.
     """
 
@@ -216,9 +221,8 @@ def forbidden_rows(
     corpus_texts: Sequence[str] | None,
 ) -> Forbidden:
     """What must not be returned, of known positives, own rows and, where known, texts."""
-    nothing = Lists(np.empty(0, np.int64), np.zeros(len(own) + 1, np.int64))
     if corpus_texts is None:
-        return Forbidden(positives, own, nothing)
+        return Forbidden(positives, own, Lists.of([[]] * len(own)))
     wanted: list[set[str]] = [set() for _ in own]
     for anchor, row in zip(positives.anchors.tolist(), positives.rows.tolist(), strict=True):
         wanted[anchor].add(text_key(corpus_texts[row]))
@@ -237,15 +241,13 @@ def forbidden_rows(
         known = set(positives.rows[positives.starts[anchor] : positives.starts[anchor + 1]])
         known.add(own[anchor])
         found.append(sorted({row for key in keys for row in rows_of[key]} - known))
-    starts = np.cumsum([0, *(len(one) for one in found)])
-    rows = np.array([row for one in found for row in one], dtype=np.int64)
-    return Forbidden(positives, own, Lists(rows, starts))
+    return Forbidden(positives, own, Lists.of(found))
 
 
 def near_duplicates(pool: Tensor, positives: Tensor, threshold: float) -> Tensor:
     """Which rows of the pools are near-duplicates of a positive, boolean, shape (B, P).
 
-    Pools (B, P, D) and positives (B, p, D) are of length 1; positives are 0 where there are fewer.
+    Pools (B, P, D) and positives (B, p, D) are of length 1; missing positives are 0.
     """
     return torch.bmm(pool, positives.transpose(1, 2)).amax(2) >= threshold
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unremix.core.checks import number
+from unremix.core.checks import check_number
 from unremix.mining.embeddings import Floats, Integers
 from unremix.mining.index import Advance, Index
 
@@ -40,7 +40,7 @@ def find_duplicates(
         index: Of the rows.
         units: The rows, of length 1, shape (n, D).
         threshold: The cosine from which two rows are near-duplicates.
-        advance: Told how far the search is.
+        advance: Called with the share of the search that is done.
 
     Example:
         >>> from unremix.mining.index import ExactIndex
@@ -51,7 +51,7 @@ def find_duplicates(
     from scipy.sparse import coo_array  # type: ignore[import-untyped]
     from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
-    number("threshold", threshold, above=-1, most=1)
+    check_number("threshold", threshold, above=-1, most=1)
     total = len(units)
     nearest = np.full(total, -np.inf, dtype=np.float32)
     first, second = [], []
@@ -82,7 +82,7 @@ def fitting_threshold(similarity: Floats) -> float | None:
         similarity: The cosine of each row and the row most similar to it, shape (n,).
 
     Returns:
-        A cosine with two digits of its distance from 1; None where most rows have a copy.
+        A cosine with two digits of its distance from 1; None if most rows have a copy.
 
     Example:
         >>> fitting_threshold(np.float32([0.9, 0.958, 0.97]))
@@ -108,7 +108,7 @@ class Clusters:
 
 
 def usual_clusters(total: int) -> int:
-    """√(n/2) clusters of n rows, at least 2 where there are as many rows.
+    """√(n/2) clusters of n rows, at least 2 if there are 2 rows.
 
     Example:
         >>> usual_clusters(20_000)

@@ -9,16 +9,16 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unremix.core.checks import choose
-from unremix.data.atomic_files import write_whole
-from unremix.data.seals import is_sealed, seal
-from unremix.data.suggestions import needed_for
+from unremix.console.suggestions import needed_for
+from unremix.core.checks import check_choice
+from unremix.files.atomic_files import write_whole
+from unremix.files.seals import is_sealed, seal
 from unremix.mining.embeddings import AT_ONCE, Flags, Floats, Integers, digest_of, unit_rows
 
 Kind = Literal["exact", "flat", "ivf", "hnsw"]
@@ -28,14 +28,14 @@ WIDTH = 8192  # rows of the corpus that are compared at a time
 HNSW_LINKS = 32
 HNSW_WIDTH = 128  # of the search for neighbors, when the graph is built and when it is used
 LISTS_PER_ROOT = 4  # an IVF index has 4 √C lists
-PROBED = 16  # one list in so many is searched
+PROBED = 16  # one list in 16 is searched
 TRAINED_ON = 40  # rows per list
 TRAINING_ROUNDS = 10
 GROWTH = 4  # by how much more is asked of faiss where too little remained
 LARGEST_GROWTH = 16  # after which the rows are searched exactly
 
 Advance = Callable[[float], None]
-"""Told how large a share of the work is done."""
+"""Called with the share of the work that is done."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The most similar rows that are allowed.
 
     Args:
-        rows: Most similar first, equal ones by number, shape (B, n); -1 where there are no more.
-        similarity: Shape (B, n); -inf where there are no more.
+        rows: Most similar first, equal ones by number, shape (B, n); -1 if fewer are allowed.
+        similarity: Shape (B, n); -inf if fewer are allowed.
         above: How many rows were refused because they are too similar, shape (B,). An approximate
             index counts those that it came across.
     """
@@ -85,35 +85,6 @@ class Found:
     rows: Integers
     similarity: Floats
     above: Integers
-
-
-class Index(Protocol):
-    """A corpus that can be searched.
-
-    Args:
-        corpus: Shape (C, D).
-        kind: How it is searched; what was found by one kind is not taken for another's.
-    """
-
-    corpus: NDArray[Any]
-    kind: Kind
-
-    def search(
-        self,
-        queries: Floats,
-        count: int,
-        allowed: Allowed | None = None,
-        advance: Advance | None = None,
-    ) -> Found:
-        """The most similar rows that are allowed.
-
-        Args:
-            queries: Of length 1, shape (B, D).
-            count: How many.
-            allowed: Which; all by default.
-            advance: Told how far the search is.
-        """
-        ...
 
 
 def make_index(corpus: NDArray[Any], kind: Kind = "exact", folder: Path | None = None) -> Index:
@@ -130,7 +101,7 @@ def make_index(corpus: NDArray[Any], kind: Kind = "exact", folder: Path | None =
         ValueError: For another kind.
         ImportError: If faiss is needed and missing.
     """
-    choose("index", kind, get_args(Kind))
+    check_choice("index", kind, get_args(Kind))
     return ExactIndex(corpus) if kind == "exact" else FaissIndex(corpus, kind, folder)
 
 
@@ -157,8 +128,15 @@ class ExactIndex:
         count: int,
         allowed: Allowed | None = None,
         advance: Advance | None = None,
-    ) -> Found:
-        """See :meth:`Index.search`."""
+    ) -> SearchResult:
+        """The most similar rows that are allowed.
+
+        Args:
+            queries: Of length 1, shape (B, D).
+            count: How many.
+            allowed: Which; all by default.
+            advance: Called with the share of the search that is done.
+        """
         size, total = len(queries), len(self.corpus)
         allowed = Allowed.everything(size) if allowed is None else allowed
         best = Best(size, min(count, total))
@@ -187,7 +165,7 @@ class ExactIndex:
             best.add(query, start + column, values)
             if advance is not None:
                 advance((start + width) / total)
-        return Found(*best.sorted(), above)
+        return SearchResult(*best.sorted(), above)
 
 
 def _larger(products: Floats, least: Floats) -> tuple[Integers, Integers]:
@@ -211,7 +189,7 @@ class Best:
 
     @property
     def mostly_full(self) -> bool:
-        """Whether so many queries have all their values that comparing with the least pays."""
+        """Whether enough queries have all their values for a comparison with the least to pay."""
         return int((self.least == -np.inf).sum()) * WIDTH < self.queries * self.count
 
     def add(self, query: Integers, row: Integers, value: Floats) -> None:
@@ -234,7 +212,7 @@ class Best:
         self.waiting = []
 
     def sorted(self) -> tuple[Integers, Floats]:
-        """Rows and values, largest first, each (B, count); -1 and -inf where there are no more."""
+        """Rows and values, largest first, each (B, count); padded with -1 and -inf."""
         if self.waiting:
             self._merge()
         rows = np.full((self.queries, self.count), -1, dtype=np.int64)
@@ -246,7 +224,7 @@ class Best:
 
 
 class FaissIndex:
-    """An index of faiss; where it finds too few rows that are allowed, all rows are searched.
+    """An index of faiss. Queries for which it finds too few allowed rows search all rows exactly.
 
     Args:
         corpus: Shape (C, D).
@@ -283,8 +261,8 @@ class FaissIndex:
         count: int,
         allowed: Allowed | None = None,
         advance: Advance | None = None,
-    ) -> Found:
-        """See :meth:`Index.search`."""
+    ) -> SearchResult:
+        """See :meth:`ExactIndex.search`."""
         total = len(self.corpus)
         count = min(count, total)
         allowed = Allowed.everything(len(queries)) if allowed is None else allowed
@@ -307,13 +285,13 @@ class FaissIndex:
             rows[short], similarity[short], above[short] = found.rows, found.similarity, found.above
         if advance is not None:
             advance(1.0)
-        return Found(rows, similarity, above)
+        return SearchResult(rows, similarity, above)
 
     @property
     def _complete(self) -> bool:
         return not hasattr(self.index, "nprobe") and not hasattr(self.index, "hnsw")
 
-    def _ask(self, queries: Floats, asked: int, count: int, allowed: Allowed) -> Found:
+    def _ask(self, queries: Floats, asked: int, count: int, allowed: Allowed) -> SearchResult:
         if hasattr(self.index, "hnsw"):
             self.index.hnsw.efSearch = max(HNSW_WIDTH, 2 * asked)
         similarity, rows = self.index.search(queries, asked)
@@ -328,9 +306,13 @@ class FaissIndex:
         first = np.argsort(~usable, axis=1, kind="stable")[:, :count]
         rows = np.where(usable, rows, -1)
         similarity = np.where(usable, similarity, -np.inf).astype(np.float32)
-        return Found(
+        return SearchResult(
             np.take_along_axis(rows, first, 1), np.take_along_axis(similarity, first, 1), above
         )
+
+
+Index = ExactIndex | FaissIndex
+"""A corpus that can be searched. What one kind of index finds is never taken for another's."""
 
 
 def _build(corpus: NDArray[Any], kind: Kind) -> Any:

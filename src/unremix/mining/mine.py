@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -13,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unremix.core.checks import choose, number
+from unremix.console.quantities import counted
+from unremix.core.checks import check_choice, check_number
 from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS
-from unremix.data.atomic_files import write_arrays
-from unremix.data.npz import read_arrays
-from unremix.data.quantities import counted
+from unremix.files.atomic_files import write_arrays
+from unremix.files.npz import read_arrays
 from unremix.mining.embeddings import (
     Floats,
     Integers,
@@ -58,7 +59,7 @@ class Mined:
         indices: Rows of the corpus, in the order of choice, shape (A, k); -1 where fewer than k
             were found.
         scores: What each was chosen by: the mix of its scaled components, or the similarity;
-            shape (A, k), NaN where there is none.
+            shape (A, k), NaN for missing negatives.
         similarity: s, the cosine of anchor and negative, shape (A, k).
         uncertainty: u, shape (A, k); NaN if it was no component.
         representativeness: r, shape (A, k); of the first negative over the pool, of the others
@@ -213,26 +214,33 @@ def mine_hard_negatives(
             f"{rows.shape[1]}; embed both with the same model"
         )
     size, total = len(queries), len(rows)
-    choice = _checked_choice(
-        k=k,
-        pool=pool,
-        skip=skip,
-        sampling=sampling,
-        components=components,
-        mix=mix,
-        posterior_temperature=posterior_temperature,
-        duplicate_threshold=duplicate_threshold,
-        min_score=min_score,
-        seed=seed,
+    _check_counts(k, skip, k if pool is None else pool)
+    if pool is None:
+        pool = max(POOL_PER_NEGATIVE * k, SMALLEST_POOL) + skip
+    if pool < k + skip:
+        raise ValueError(
+            f"expected a pool of at least k + skip = {k + skip} rows, got {pool}; enlarge it"
+        )
+    choice = Choice(
+        k=int(k),
+        pool=int(pool),
+        skip=int(skip),
+        sampling=check_choice("sampling", sampling, get_args(Sampling)),
+        components=tuple(components),
+        mix=_checked_mix(components, mix),
+        posterior_temperature=check_number("posterior_temperature", posterior_temperature, above=0),
+        duplicate_threshold=check_number("duplicate_threshold", duplicate_threshold, above=0),
+        min_score=None if min_score is None else check_number("min_score", min_score),
+        seed=int(seed),
     )
     for name, margin in (
         ("relative_margin", relative_margin),
         ("absolute_margin", absolute_margin),
     ):
         if margin is not None:
-            number(name, margin, least=0)
+            check_number(name, margin, least=0)
     if max_score is not None:
-        number("max_score", max_score)
+        check_number("max_score", max_score)
     for name, texts, length in (
         ("anchor_texts", anchor_texts, size),
         ("corpus_texts", corpus_texts, total),
@@ -243,7 +251,7 @@ def mine_hard_negatives(
         raise ValueError("expected corpus_texts with anchor_texts, got none; pass both")
     known = as_lists(positives, size, total)
     own = _own_rows(anchor_rows, size, total, same)
-    units = np.concatenate([unit_rows(part) for part in _parts(queries)])
+    units = np.concatenate([unit_rows(part) for part in _pieces(queries)])
     positive = positive_similarity(units, rows, known)
     highest = highest_similarity(
         positive,
@@ -257,8 +265,8 @@ def mine_hard_negatives(
         index = make_index(rows, index, where)
     kept = None
     if where is not None:
-        texts_of = forbidden.same_text
-        lists = known.rows, known.starts, texts_of.rows, texts_of.starts
+        same_text = forbidden.same_text
+        lists = known.rows, known.starts, same_text.rows, same_text.starts
         digest = digest_of(index.kind, units, rows, *lists, own, highest, choice)
         kept = where / f"mined-{digest}"  # finished blocks, by their first anchor
     miner = Miner(index, units, forbidden, known, highest, choice)
@@ -266,23 +274,21 @@ def mine_hard_negatives(
     parts = [slice(first, min(first + ANCHORS_AT_ONCE, size)) for first in starts]
     blocks: dict[int, Block] = {}
     if kept is not None:
-        blocks = {
-            place: found
-            for place, part in enumerate(parts)
-            if (found := _read_block(kept / f"{part.start}.npz"))
-        }
+        for place, part in enumerate(parts):
+            with suppress(FileNotFoundError, ValueError):  # not mined yet, or damaged
+                blocks[place] = read_arrays(kept / f"{part.start}.npz")
     missing = [place for place in range(len(parts)) if place not in blocks]
 
-    def told(done: float) -> None:
+    def report(done: float) -> None:
         if advance is not None:
-            advance((sum(_length(parts[place]) for place in blocks) + done) / size)
+            advance((sum(parts[place].stop - parts[place].start for place in blocks) + done) / size)
 
-    told(0.0)
-    for n, block in (each or _one_by_one)(miner, [parts[place] for place in missing], told):
+    report(0.0)
+    for n, block in (each or _one_by_one)(miner, [parts[place] for place in missing], report):
         if kept is not None:
             write_arrays(kept / f"{parts[missing[n]].start}.npz", block)
         blocks[missing[n]] = block
-        told(0.0)
+        report(0.0)
     arrays = {
         name: np.concatenate([blocks[place][name] for place in range(len(parts))])
         for name in blocks[0]
@@ -296,30 +302,16 @@ def mine_hard_negatives(
     )
 
 
-def _length(part: slice) -> int:
-    length: int = part.stop - part.start
-    return length
-
-
-def _one_by_one(miner: Miner, parts: Sequence[slice], told: Advance) -> Iterator[tuple[int, Block]]:
+def _one_by_one(
+    miner: Miner, parts: Sequence[slice], report: Advance
+) -> Iterator[tuple[int, Block]]:
     for place, part in enumerate(parts):
-        yield place, miner.mine(part, lambda share, part=part: told(share * _length(part)))  # type: ignore[misc]
+        size = part.stop - part.start
+        yield place, miner.mine(part, lambda share, size=size: report(share * size))  # type: ignore[misc]
 
 
-def _checked_choice(
-    *,
-    k: int,
-    pool: int | None,
-    skip: int,
-    sampling: Sampling,
-    components: Sequence[str],
-    mix: Literal["fixed"] | Sequence[float],
-    posterior_temperature: float,
-    duplicate_threshold: float,
-    min_score: float | None,
-    seed: int,
-) -> Choice:
-    counts: dict[str, object] = {"k": k, "skip": skip, "pool": k if pool is None else pool}
+def _check_counts(k: int, skip: int, pool: int) -> None:
+    counts: dict[str, object] = {"k": k, "skip": skip, "pool": pool}
     for name, value in counts.items():
         if not isinstance(value, Integral):
             raise ValueError(f"expected {name} as a whole number, got {value!r}; round it")
@@ -327,50 +319,38 @@ def _checked_choice(
         raise ValueError(f"expected k of at least 1, got {k}; ask for one negative or more")
     if skip < 0:
         raise ValueError(f"expected skip of at least 0, got {skip}; 0 passes over nothing")
-    if pool is None:
-        pool = max(POOL_PER_NEGATIVE * k, SMALLEST_POOL) + skip
-    if pool < k + skip:
-        raise ValueError(
-            f"expected a pool of at least k + skip = {k + skip} rows, got {pool}; enlarge it"
-        )
-    choose("sampling", sampling, get_args(Sampling))
+
+
+def _checked_mix(
+    components: Sequence[str], mix: Literal["fixed"] | Sequence[float]
+) -> tuple[float, ...]:
+    """The shares of the components, which are checked as well."""
     for name in components:
-        choose("each component", name, tuple(COMPONENTS))
+        check_choice("each component", name, tuple(COMPONENTS))
     if not components or len(set(components)) < len(components):
         raise ValueError(
             f"expected different components, at least one, got {tuple(components)}; "
             f"choose from {', '.join(PAPER_COMPONENTS)}"
         )
     if isinstance(mix, str):
-        choose("mix", mix, ("fixed",))
-        mix = [1 / len(components)] * len(components)
+        check_choice("mix", mix, ("fixed",))
+        return (1 / len(components),) * len(components)
     if len(mix) != len(components):
         raise ValueError(
             f"expected a mix of {len(components)} numbers, one per component, got {len(mix)}; "
             "name the components in the same order"
         )
-    shares = tuple(number("each share of the mix", share, least=0) for share in mix)
-    if max(shares) > LARGEST_SHARE or 0 < max(shares) < 1 / LARGEST_SHARE:
-        raise ValueError(
-            f"expected a mix whose largest share is between {1 / LARGEST_SHARE:g} and "
-            f"{LARGEST_SHARE:g}, got {tuple(mix)}; scale it, which changes no choice"
-        )
+    shares = tuple(check_number("each share of the mix", share, least=0) for share in mix)
     if not any(shares):
         raise ValueError(
             f"expected a mix that is not all 0, got {tuple(mix)}; give a component a share"
         )
-    return Choice(
-        k=int(k),
-        pool=int(pool),
-        skip=int(skip),
-        sampling=sampling,
-        components=tuple(components),
-        mix=shares,
-        posterior_temperature=number("posterior_temperature", posterior_temperature, above=0),
-        duplicate_threshold=number("duplicate_threshold", duplicate_threshold, above=0),
-        min_score=None if min_score is None else number("min_score", min_score),
-        seed=int(seed),
-    )
+    if not 1 / LARGEST_SHARE <= max(shares) <= LARGEST_SHARE:
+        raise ValueError(
+            f"expected a mix whose largest share is between {1 / LARGEST_SHARE:g} and "
+            f"{LARGEST_SHARE:g}, got {tuple(mix)}; scale it, which changes no choice"
+        )
+    return shares
 
 
 def _own_rows(anchor_rows: Any, anchors: int, corpus: int, same: bool) -> Integers:
@@ -390,16 +370,9 @@ def _own_rows(anchor_rows: Any, anchors: int, corpus: int, same: bool) -> Intege
     return own.astype(np.int64)
 
 
-def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
+def _pieces(array: NDArray[Any]) -> list[NDArray[Any]]:
     step = max(1, NUMBERS_AT_ONCE // array.shape[1])
     return [array[start : start + step] for start in range(0, len(array), step)]
-
-
-def _read_block(path: Path) -> Block | None:
-    try:
-        return read_arrays(path)
-    except (FileNotFoundError, ValueError):  # none yet, or a damaged one, which is mined again
-        return None
 
 
 @dataclass(frozen=True)
@@ -433,10 +406,10 @@ class Miner:
         for name in ("too_similar", "near_duplicate", "copy"):
             arrays[name] = np.zeros(size, dtype=np.int64)
         waiting, width = np.arange(size), self.choice.pool
-        told: Advance | None = advance
+        report: Advance | None = advance
         while len(waiting):
-            found = self.index.search(anchors[waiting], width, allowed.of(waiting), told)
-            told = None  # what follows is for a few
+            found = self.index.search(anchors[waiting], width, allowed.of(waiting), report)
+            report = None  # further searches are for a few anchors
             arrays["too_similar"][waiting] = found.above
             rows = found.rows
             if self.choice.min_score is not None:
@@ -446,7 +419,7 @@ class Miner:
                 chosen = self._choose(anchors[who], rows[some], part.start + who)
                 for name, values in chosen.items():
                     arrays[name][who] = values
-            # Search further for those that have too few, unless the corpus holds no more for them.
+            # Search further for anchors with too few negatives, unless the corpus has no more.
             if width >= len(self.index.corpus):
                 break
             enough = (arrays["indices"][waiting, -1] >= 0) | (rows[:, -1] < 0)
@@ -455,7 +428,7 @@ class Miner:
         return arrays
 
     def _chunks(self, count: int, width: int) -> list[slice]:
-        """So many anchors at a time that their pools fit into memory."""
+        """Chunks of anchors whose pools fit into memory together."""
         step = max(1, NUMBERS_AT_ONCE // (width * max(width, self.anchors.shape[1])))
         return [slice(first, first + step) for first in range(0, count, step)]
 
@@ -508,8 +481,8 @@ class Miner:
 
 
 Each = Callable[[Miner, Sequence[slice], Advance], Iterator[tuple[int, Block]]]
-"""Mines blocks of anchors, and gives the place of each and its arrays, in any order. It may tell
-how many anchors of the block under way are done."""
+"""Mines blocks of anchors and yields the place of each and its arrays, in any order. It may report
+how many anchors of the current block are done."""
 
 
 def _gather(corpus: NDArray[Any], rows: Integers) -> Floats:

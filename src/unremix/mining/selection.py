@@ -22,8 +22,8 @@ class Chosen(NamedTuple):
     """The choice for B anchors.
 
     Args:
-        places: Where in the pool, in the order of choice, shape (B, k); -1 where it is empty.
-        scores: What each was chosen by, shape (B, k); NaN where there is none.
+        places: Where in the pool, in the order of choice, shape (B, k); -1 for missing choices.
+        scores: The value each was chosen by, shape (B, k); NaN for missing choices.
         components: The score of each component before scaling, each (B, k).
     """
 
@@ -50,7 +50,7 @@ def pool_scores(
         temperature: t of the pseudo-posterior.
 
     Returns:
-        Each component's score, shape (B, P); arbitrary where a candidate does not count.
+        Each component's score, shape (B, P); arbitrary for candidates that do not count.
     """
     size = pool.shape[1]
     others = ~torch.eye(size, dtype=torch.bool)
@@ -72,7 +72,7 @@ def pool_scores(
         block = Block(
             anchors=Vectors(query, lengths[:1], output_gradients=of_query),
             candidates=Vectors(candidates, lengths, output_gradients=of_pool),
-            own=None,
+            extra=None,
             negatives=negatives,
             count=negatives.sum(1, keepdim=True),
             non_negatives=None,

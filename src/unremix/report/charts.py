@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
+
+from unremix.console.printing import rows_to_csv
+from unremix.report.rendering import draw_template
 
 WIDTH, HEIGHT = 340, 210
-LEFT, RIGHT, TOP, BOTTOM = 48, 14, 14, 34
+LEFT, RIGHT, TOP, BOTTOM = 48, WIDTH - 14, 14, HEIGHT - 34  # edges of what is drawn
 FEW_POINTS = 30  # up to here every point gets a marker
 LEAST_SPAN = 0.2  # of a chart of shares: less would show noise as if it were progress
 LONGEST_NAME = 48  # letters of a name that fit above its interval
@@ -24,6 +27,11 @@ class Line:
     points: Sequence[tuple[float, float]]  # epoch and value
     band: Sequence[tuple[float, float]] | None = None  # low and high at each point, or None
     look: str | None = None  # a class of the style sheet; by default by its number in the chart
+
+    def edge(self, end: int) -> list[tuple[float, float]]:
+        """Epoch and value of the lower (0) or upper (1) end of the band."""
+        pairs = zip(self.points, self.band or (), strict=True)
+        return [(epoch, ends[end]) for (epoch, _), ends in pairs]
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ def _range(chart: Chart) -> tuple[float, float]:
 
 
 def draw(chart: Chart) -> Markup | None:
-    """A chart as SVG; None where there is nothing to draw.
+    """A chart as SVG; None if there is nothing to draw.
 
     Example:
         >>> svg = draw(Chart("Loss", [Line("loss", [(1, 3.0), (2, 2.5)])]))
@@ -91,58 +99,32 @@ def draw(chart: Chart) -> Markup | None:
         first, last = first - 0.5, last + 0.5
 
     def x(epoch: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * (epoch - first) / (last - first), 1)
+        return round(LEFT + (RIGHT - LEFT) * (epoch - first) / (last - first), 1)
 
     def y(value: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (value - low) / (high - low), 1)
+        return round(BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low), 1)
 
     factor = 100 if chart.percent else 1
-    parts = []
-    for tick in ticks(factor * low, factor * high):
-        at = y(tick / factor)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-        shown = f"{tick:g}".replace("-", "−")
-        parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{shown}</text>'
-        )
-    for tick in ticks(first, last, 7):
-        if tick == int(tick):
-            parts.append(
-                f'<text class="tick" x="{x(tick)}" y="{HEIGHT - BOTTOM + 17}" '
-                f'text-anchor="middle">{tick:g}</text>'
-            )
-    parts.append(
-        f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 3}" '
-        f'text-anchor="middle">{escape(chart.unit)}</text>'
-    )
-    for number, (name, value) in enumerate(chart.levels.items()):
-        at = y(value)
-        parts.append(
-            f'<line class="level level-{number % 3}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" '
-            f'y2="{at}"><title>{escape(name)}</title></line>'
-        )
-    for line, (_, look) in zip(lines, looks(chart)[: len(lines)], strict=True):
-        if line.band is not None:
-            there = [f"{x(e)} {y(b[1])}" for (e, _), b in zip(line.points, line.band, strict=True)]
-            back = [f"{x(e)} {y(b[0])}" for (e, _), b in zip(line.points, line.band, strict=True)]
-            parts.append(f'<path class="band {look}" d="M{"L".join(there + back[::-1])}z"/>')
-        path = "L".join(f"{x(epoch)} {y(value)}" for epoch, value in line.points)
-        parts.append(f'<path class="line {look}" d="M{path}"/>')
-        if len(line.points) <= FEW_POINTS:
-            marks = "".join(
-                f"M{x(epoch) - 2.6} {y(value)}a2.6 2.6 0 1 0 5.2 0a2.6 2.6 0 1 0 -5.2 0"
-                for epoch, value in line.points
-            )
-            parts.append(f'<path class="marks {look}" d="{marks}"/>')
     ends = ", ".join(
         f"{line.name} from {factor * line.points[0][1]:.3g} to {factor * line.points[-1][1]:.3g}"
         for line in lines
     )
-    title = escape(f"{chart.title}: {ends}, {chart.unit} {min(epochs):g} to {max(epochs):g}")
-    return Markup(
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
-        + "".join(parts)
-        + "</svg>"
+    return draw_template(
+        "chart.svg",
+        title=f"{chart.title}: {ends}, {chart.unit} {min(epochs):g} to {max(epochs):g}",
+        chart=chart,
+        lines=[(line, look) for line, (_, look) in zip(lines, looks(chart), strict=False)],
+        vertical=ticks(factor * low, factor * high),
+        horizontal=ticks(first, last, 7),
+        factor=factor,
+        few=FEW_POINTS,
+        width=WIDTH,
+        height=HEIGHT,
+        left=LEFT,
+        right=RIGHT,
+        bottom=BOTTOM,
+        x=x,
+        y=y,
     )
 
 
@@ -155,8 +137,36 @@ def looks(chart: Chart) -> list[tuple[str, str]]:
     ] + [(name, f"level level-{number % 3}") for number, name in enumerate(chart.levels)]
 
 
+def chart_csv(chart: Chart) -> str:
+    """The values of a chart: a row per epoch, a column per line and per end of its band.
+
+    Example:
+        >>> print(chart_csv(Chart("Loss", [Line("loss", [(1, 3.0), (2, 2.5)])])), end="")
+        epoch,loss
+        1,3.0
+        2,2.5
+    """
+    columns: dict[str, dict[float, float]] = {}
+    for line in chart.lines:
+        columns[line.name] = dict(line.points)
+        for end, name in enumerate(("low", "high") if line.band else ()):
+            columns[f"{line.name} {name}"] = dict(line.edge(end))
+    epochs = sorted({epoch for values in columns.values() for epoch in values})
+    rows = ([f"{epoch:g}", *(c.get(epoch, "") for c in columns.values())] for epoch in epochs)
+    return rows_to_csv([[chart.unit, *columns], *rows])
+
+
+def drawn_charts(charts: Iterable[Chart]) -> list[tuple[Chart, Markup, list[tuple[str, str]], str]]:
+    """Charts that have something to show: each with its drawing, its legend and its values."""
+    return [
+        (chart, svg, looks(chart), chart_csv(chart))
+        for chart in charts
+        if (svg := draw(chart)) is not None
+    ]
+
+
 Interval = tuple[str, float, float | None, float | None]
-"""A name, a difference, and the ends of its interval where they are known."""
+"""A name, a difference, and the ends of its interval, if known."""
 
 
 def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) -> Markup:
@@ -177,28 +187,15 @@ def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) 
     def x(value: float) -> float:
         return round(edge + (width - 2 * edge) * (value - low) / (high - low), 1)
 
-    parts = []
-    for tick in ticks(low, high, 6):
-        look, shown = ("zero", "0") if tick == 0 else ("grid", f"{tick:+g}".replace("-", "−"))
-        parts.append(
-            f'<line class="{look}" x1="{x(tick)}" x2="{x(tick)}" y1="4" y2="{height - 20}"/>'
-            f'<text class="tick" x="{x(tick)}" y="{height - 4}" text-anchor="middle">{shown}</text>'
-        )
-    for number, (name, value, low_end, high_end) in enumerate(intervals):
-        at = row * number + 31
-        clear = low_end is not None and high_end is not None and (low_end > 0 or high_end < 0)
-        name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
-        parts.append(f'<text class="name" x="2" y="{at - 14}">{escape(name)}</text>')
-        if low_end is not None and high_end is not None:
-            a, b = x(factor * low_end), x(factor * high_end)
-            parts.append(
-                f'<path class="whisker{" clear" * clear}" d="M{a} {at}H{b}M{a} {at - 5}v10'
-                f'M{b} {at - 5}v10"/>'
-            )
-        parts.append(
-            f'<circle class="point{" clear" * clear}" cx="{x(factor * value)}" cy="{at}" r="5"/>'
-        )
-    return Markup(
-        f'<svg class="chart intervals" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(title)}">' + "".join(parts) + "</svg>"
+    return draw_template(
+        "intervals.svg",
+        title=title,
+        intervals=intervals,
+        ticks=ticks(low, high, 6),
+        factor=factor,
+        longest=LONGEST_NAME,
+        width=width,
+        height=height,
+        row=row,
+        x=x,
     )

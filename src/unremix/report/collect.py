@@ -11,18 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unremix.core.importance import Importance
+from unremix.core.contrast import Importance
 from unremix.core.precision import normalize
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
-from unremix.data.subsets import spread
+from unremix.domains.sample import Sample
+from unremix.domains.sampling import spread
 from unremix.evaluation.knn import knn_predict, usual_neighbors
-from unremix.losses import HCLLoss, TwoViewLoss, UnReMixLoss
+from unremix.losses import (
+    HCLLoss,
+    HCLOptions,
+    TwoViewLoss,
+    UnReMixLoss,
+    UnReMixOptions,
+    WeightingOptions,
+)
 from unremix.mining.groups import NEAR_DUPLICATE, find_clusters
-from unremix.report.drawings import packed
 from unremix.report.pictures import Atlas, make_atlas
 from unremix.report.projection import project
-from unremix.report.samples import Sample, take_sample
 from unremix.report.storage import Stored
 from unremix.training.run import Run
 
@@ -78,17 +84,17 @@ def suspects(sample: Sample, neighbors: Tensor, cosines: Tensor, units: Tensor) 
     if sample.labels is not None:
         labels = sample.labels[batch]
         return (labels[:, None] == labels[None, :]).byte() * SAME_CLASS
-    found = torch.zeros(len(batch), len(batch), dtype=torch.uint8)
+    reasons = torch.zeros(len(batch), len(batch), dtype=torch.uint8)
     if neighbors.shape[1]:
         near = torch.zeros(len(batch), len(units))
         near.scatter_(1, neighbors[batch], 1.0)
         common = near @ near.T  # (A, A)
         mutual = (near[:, batch] > 0) & (near[:, batch].T > 0)
-        found[mutual & (common >= SHARED * neighbors.shape[1])] = SAME_NEIGHBORS
+        reasons[mutual & (common >= SHARED * neighbors.shape[1])] = SAME_NEIGHBORS
         usual = float((1 - cosines[:, 0]).median())
         distance = 1 - units[batch] @ units[batch].T
-        found[distance <= NEAR_DUPLICATE * usual] = DUPLICATE
-    return found
+        reasons[distance <= NEAR_DUPLICATE * usual] = DUPLICATE
+    return reasons
 
 
 def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
@@ -98,13 +104,14 @@ def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
         ``kind`` (uniform, hcl, unremix or none) and the controls' positions. A loss of another kind
         starts them at UnReMix's defaults: equal shares, minmax, mean.
     """
+    usual = UnReMixOptions().settled()
     found: dict[str, Any] = {
         "kind": "none" if loss is None else "uniform",
-        "mix": [1 / 3, 1 / 3, 1 / 3],
-        "scaling": "minmax",
-        "mass": "mean",
-        "hardness": 1.0,
-        "temperature": 0.5 if loss is None else float(loss.current_temperature()),
+        "mix": [1 / len(usual.components) for _ in usual.components],
+        "scaling": usual.scaling,
+        "mass": usual.mass,
+        "hardness": HCLOptions().hardness,
+        "temperature": usual.temperature if loss is None else float(loss.current_temperature()),
         "over_temperature": True,
         "own_scores": False,
         "filter": loss.false_negatives.rule if loss and loss.false_negatives else None,
@@ -120,7 +127,7 @@ def weighting_of(loss: TwoViewLoss | None) -> dict[str, Any]:
             "mix": [mix.get(name, 0.0) for name in PAPER_COMPONENTS],
             "scaling": scaling,
             "mass": weighting.mass,
-            "hardness": 1.0 if weighting.sharpness is None else weighting.sharpness,
+            "hardness": found["hardness"] if weighting.sharpness is None else weighting.sharpness,
             "own_scores": any(
                 name_of(component) not in PAPER_COMPONENTS for component in weighting.components
             ),
@@ -175,12 +182,12 @@ def _clusters(units: Tensor) -> list[int]:
     count = max(1, min(CLUSTERS, len(units) // 8))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fewer different items than clusters: then some are empty
-        found: list[int] = find_clusters(units.numpy(), count).cluster.tolist()
-    return found
+        clusters: list[int] = find_clusters(units.numpy(), count).cluster.tolist()
+    return clusters
 
 
 def _queries(sample: Sample) -> list[int]:
-    """Items whose neighbors are shown: one of each class, as far as they go, else anywhere."""
+    """Items whose neighbors are shown: one of each class, or some without labels."""
     if sample.labels is None:
         return spread(len(sample.names), QUERIES).tolist()
     first = [int((sample.labels == label).nonzero()[0]) for label in sample.labels.unique()]
@@ -191,7 +198,7 @@ def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
     """The most similar pairs, each once."""
     usual = float((1 - cosines[:, 0]).median())
     seen: set[tuple[int, int]] = set()
-    found: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
     for item in cosines[:, 0].argsort(descending=True, stable=True).tolist():
         other = int(neighbors[item, 0])
         pair = (min(item, other), max(item, other))
@@ -199,17 +206,33 @@ def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
             seen.add(pair)
             cosine = float(cosines[item, 0])
             duplicate = 1 - cosine <= NEAR_DUPLICATE * usual
-            found.append({"items": pair, "cosine": cosine, "duplicate": duplicate})
-        if len(found) == PAIRS:
+            pairs.append({"items": pair, "cosine": cosine, "duplicate": duplicate})
+        if len(pairs) == PAIRS:
             break
-    return found
+    return pairs
+
+
+def take_sample(run: Run, data: Any) -> Sample:
+    """Some items of a run's data, and one batch as its loss sees it."""
+    model = run.framework()
+    loss = getattr(model, "loss", None)
+    with torch.no_grad():
+        return run.domain.sample(run, data, model, loss if isinstance(loss, TwoViewLoss) else None)
+
+
+def shown_as(sample: Sample) -> str:
+    """How a page shows an item: as a thumbnail, a drawing, a table, or by its name as text."""
+    if sample.images is not None:
+        return "thumbnail"
+    if sample.draw is not None:
+        return "drawing"
+    return "table" if sample.table is not None else "text"
 
 
 def collect(run: Run, data: Any) -> Stored:
     """What a page shows of a run; takes seconds for thousands of items."""
-    state = run.load_checkpoint()
-    sample = take_sample(run, data, state)
-    if sample.labels is None or len(sample.labels.unique()) < 2:  # a single class tells nothing
+    sample, state = take_sample(run, data), run.facts()
+    if sample.labels is None or len(sample.labels.unique()) < 2:  # a single class shows nothing
         sample = replace(sample, labels=None, classes=None)
     units = normalize(torch.nan_to_num(sample.features.float()))[0]
     count = len(units)
@@ -230,17 +253,14 @@ def collect(run: Run, data: Any) -> Stored:
         "suspects": suspects(sample, neighbors, cosines, units).numpy(),
     }
     about: dict[str, Any] = {
-        "kind": run.config.domain,
+        "shown_as": shown_as(sample),
         "unit": run.domain.unit,
-        "total": sample.total,
-        "how_drawn": sample.how_drawn,
         "names": [_cut(name) for name in sample.names],
         "labels": None if sample.labels is None else sample.labels.tolist(),
         "classes": None if sample.classes is None else [_cut(name) for name in sample.classes],
         "clusters": _clusters(units) if sample.labels is None else None,
         "passages": None if sample.passages is None else sample.passages.tolist(),
         "projection": how,
-        "about_batch": sample.about_batch,
         "weighting": how_weighted,
         "found_own": found,
         "found_by_chance": chance,
@@ -250,13 +270,14 @@ def collect(run: Run, data: Any) -> Stored:
         if neighbors.shape[1]
         else [],
         "node_types": [_cut(name) for name in sample.node_types],
-        "read_as": sample.read_as,
         "parameters": sum(parameter.numel() for parameter in run.encoder().parameters()),
         "step": int(state["step"]),
         "seconds": state.get("seconds"),
         "trained": {name: state.get(name) for name in ("device", "date", "version")},
         "data": data.name,
     }
+    for name in ("finding", "total", "how_drawn", "about_batch", "read_as"):
+        about[name] = getattr(sample, name)
     if sample.labels is not None:
         predicted, about["voting"] = _predicted(sample.labels, units)
         arrays["predicted"] = predicted.numpy().astype(np.int32)
@@ -272,8 +293,10 @@ def collect(run: Run, data: Any) -> Stored:
     if sample.images is not None:
         _add_pictures(sample, shown, about, arrays)
     if sample.draw is not None:
-        about["drawings"] = {str(item): packed(sample.draw(item)) for item in shown}
-        about["drawn_views"] = [[packed(one) for one in row] for row in sample.drawn_views]
+        about["drawings"] = {str(item): sample.draw(item) for item in shown}
+        about["drawn_views"] = sample.drawn_views
+    if sample.table is not None:
+        about["tables"] = {str(item): sample.table(item) for item in shown}
     return Stored(about, arrays)
 
 
@@ -297,13 +320,10 @@ def own_weights(scores: Sequence[Tensor], negatives: Tensor, how: dict[str, Any]
         weighting = hard_negatives(how["hardness"], over_temperature=how["over_temperature"])
         used, mix = [scores[PAPER_COMPONENTS.index("similarity")]], [1.0]
     elif how["kind"] == "unremix":
-        exponential = how["scaling"] == "zscore-exp"
-        weighting = Weighting(
-            PAPER_COMPONENTS,
-            scaling="zscore" if exponential else how["scaling"],
-            sharpness=how["hardness"] if exponential else None,
-            mass=how["mass"],
-        )
+        hardness = how["hardness"] if how["scaling"] == "zscore-exp" else None
+        weighting = WeightingOptions(
+            scaling=how["scaling"], mass=how["mass"], hardness=hardness
+        ).weighting()
         used, mix = list(scores), how["mix"]
     else:
         weighting, used, mix = Weighting(), [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -15,15 +15,16 @@ import torch
 import yaml
 from torch import Tensor
 
-from unremix.data.atomic_files import read_text, write_text
-from unremix.data.printing import rows_to_csv
-from unremix.data.quantities import counted, duration
+from unremix.console.printing import rows_to_csv
+from unremix.console.quantities import counted, duration
+from unremix.domains import DOMAINS
+from unremix.domains.options import flat_options
 from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
-from unremix.options.config import flat_options
-from unremix.report.charts import Chart, Line, draw, draw_intervals, looks
-from unremix.report.page import chart_csv, page_data
+from unremix.files.atomic_files import read_text, write_text
+from unremix.report.charts import Chart, Line, draw_intervals, drawn_charts
+from unremix.report.page import page_data
 from unremix.report.rendering import as_json, render
 from unremix.report.storage import Stored
 from unremix.report.words import difference_named, named
@@ -54,28 +55,26 @@ class Group:
     def data(self) -> set[tuple[Any, ...]]:
         """What the encoders were measured on: its name, and how many items it has."""
         cards = [run.evaluation or {} for run in self.runs.values()]
-        return {
-            (card.get("data"), *(card.get(f"test_{kind}") for kind in ("images", "graphs")))
-            for card in cards
-        }
+        units = [domain.unit for domain in DOMAINS.values()]
+        return {(card.get("data"), *(card.get(f"test_{kind}") for kind in units)) for card in cards}
 
     def values(self, path: str) -> dict[int, dict[str, Any]]:
         """A measure of the trained encoder, by seed."""
-        found = {}
+        measures = {}
         for seed, run in self.runs.items():
             results = (run.evaluation or {}).get("results") or {}
             measure = measures_of(results.get("trained", {})).get(path)
             if measure is not None:
-                found[seed] = measure
-        return found
+                measures[seed] = measure
+        return measures
 
 
 @dataclass(frozen=True)
 class Gap:
     """How far a group is ahead of another in a measure."""
 
-    mean: float  # the mean difference, above 0 where the group is better
-    low: float | None  # lower end of the 95 % interval; None where it is not known
+    mean: float  # the mean difference, above 0 if the group is better
+    low: float | None  # lower end of the 95 % interval; None if unknown
     high: float | None  # upper end
     seeds: tuple[int, int]  # how many runs of the group, and of the other
     paired: bool = True  # whether runs with the same seed were compared
@@ -92,14 +91,14 @@ def stored_weights(stored: Stored) -> Tensor:
 
 def _settings(run: Run) -> dict[str, Any]:
     """What a run was trained with, but for its seed; options of a section with a dot between."""
-    options = {name: v for name, v in asdict(run.config).items() if name not in INCIDENTAL}
+    options = {name: v for name, v in run.config.options().items() if name not in INCIDENTAL}
     return flat_options(options)
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Runs that differ in their seed alone, named by their recipe and by the options that differ.
 
-    Where two such runs have the same seed, every run is a group, named by its folder.
+    If two such runs have the same seed, every run is a group, named by its folder.
     """
     settings = [(run.config.composed_name, _settings(run)) for run in runs]
     varied = [
@@ -107,20 +106,20 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         for option in settings[0][1]
         if len({repr(values.get(option)) for _, values in settings}) > 1
     ]
-    found: dict[str, list[Run]] = {}
+    by_name: dict[str, list[Run]] = {}
     for run, (recipe, values) in zip(runs, settings, strict=True):
         # What differs between recipes alone needs no mention.
         same = [other for name, other in settings if name == recipe]
-        told = [o for o in varied if len({repr(other.get(o)) for other in same}) > 1]
-        name = " ".join([recipe, *(f"{option}={values.get(option)}" for option in told)])
-        found.setdefault(name, []).append(run)
-    if any(len({run.config.seed for run in same}) < len(same) for same in found.values()):
+        mentioned = [o for o in varied if len({repr(other.get(o)) for other in same}) > 1]
+        name = " ".join([recipe, *(f"{option}={values.get(option)}" for option in mentioned)])
+        by_name.setdefault(name, []).append(run)
+    if any(len({run.config.seed for run in same}) < len(same) for same in by_name.values()):
         return [Group(run.path.name, {run.config.seed: run}) for run in runs]
-    return [Group(name, {run.config.seed: run for run in same}) for name, same in found.items()]
+    return [Group(name, {run.config.seed: run for run in same}) for name, same in by_name.items()]
 
 
 def gap(group: Group, other: Group, path: str) -> Gap | None:
-    """How far a group is ahead; None where they have nothing in common to compare.
+    """How far a group is ahead; None if they have nothing in common to compare.
 
     With two or more seeds in common: Student's t over the paired differences. With two or more
     runs each and fewer common seeds: Welch's t. Else the error of the measurement of one run each,
@@ -157,7 +156,7 @@ def gap(group: Group, other: Group, path: str) -> Gap | None:
 
 
 def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any], path: str) -> str:
-    """A verdict on a pair in words."""
+    """A verdict on a pair, in a sentence."""
     (factor, digits), what = scale_of(measure), difference_named(path, measure)
     ours, theirs = found.seeds
     if not found.paired:
@@ -187,26 +186,26 @@ def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any],
 
 def _negatives(groups: Sequence[Group]) -> tuple[dict[str, Any] | None, str | None]:
     """The most weighted negatives of the same anchors under each run; else why there are none."""
-    found = []
+    reports = []
     for group in groups:
         stored = next(
             (s for run in group.runs.values() if (s := Stored.read(run.path)) is not None), None
         )
         if stored is not None:
-            found.append((group.name, stored))
-    if len(found) < 2:
+            reports.append((group.name, stored))
+    if len(reports) < 2:
         return None, "Fewer than two runs have a report.npz; write it with 'unremix report'."
-    first = found[0][1]
+    first = reports[0][1]
 
     def same(stored: Stored) -> bool:
         return stored.about["names"] == first.about["names"] and np.array_equal(
             stored.arrays["batch"], first.arrays["batch"]
         )
 
-    if not all(same(stored) for _, stored in found):
+    if not all(same(stored) for _, stored in reports):
         return None, "The runs were trained on different data: they have no anchors in common."
     shown = []
-    for name, stored in found:
+    for name, stored in reports:
         negatives = stored.arrays["negatives"].astype(bool)
         weights = stored_weights(stored).clamp(max=MOST_WEIGHT)
         ranked = weights.masked_fill(~torch.from_numpy(negatives), -torch.inf)
@@ -244,14 +243,14 @@ def _example(groups: Sequence[Group], path: str) -> dict[str, Any]:
 def _interval_plot(groups: Sequence[Group], path: str) -> dict[str, Any] | None:
     """How far the groups are ahead of the first in a measure: a plot, and the same as CSV."""
     first, example = groups[0], _example(groups, path)
-    gaps = [(other, found) for other in groups[1:] if (found := gap(other, first, path))]
+    gaps = [(other, ahead) for other in groups[1:] if (ahead := gap(other, first, path))]
     if not gaps:
         return None
     less = path.rpartition(".")[2] in SMALLER_IS_BETTER
     unit = f"{difference_named(path, example)} ahead of {first.name}"
     unit += " (smaller is better)" * less
     factor, _ = scale_of(example)
-    rows = [(other.name, found.mean, found.low, found.high) for other, found in gaps]
+    rows = [(other.name, ahead.mean, ahead.low, ahead.high) for other, ahead in gaps]
     scaled = [[name, *(value and factor * value for value in values)] for name, *values in rows]
     return {
         "title": label_of(path),
@@ -297,34 +296,23 @@ CURVES = {
 }
 
 
-def _costs(groups: Sequence[Group]) -> list[list[tuple[str, object]]]:
-    """A row per group: each cell as text, and its value as CSV has it."""
-    rows: list[list[tuple[str, object]]] = []
+def _costs(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """What the runs of each group took: epochs and seconds are means over them."""
+    rows = []
     for group in groups:
-        epochs, seconds, parameters, devices = [], [], None, set()
-        for run in group.runs.values():
-            metrics, stored = run.metrics(), Stored.read(run.path)
-            epochs.append(metrics[-1]["epoch"] if metrics else 0.0)
-            if stored is not None:
-                parameters = stored.about["parameters"]
-                devices.add(stored.about.get("trained", {}).get("device") or "–")
-                if stored.about["seconds"]:
-                    seconds.append(stored.about["seconds"])
-        time = sum(seconds) / len(seconds) if seconds else None
-        trained = sum(epochs) / len(epochs)
-        rows.append(
-            [
-                (group.name, group.name),
-                (str(len(group.runs)), len(group.runs)),
-                (f"{trained:g}", trained),
-                ("–", "") if parameters is None else (f"{parameters:,}", parameters),
-                ("–", "") if time is None else (duration(time), time),
-                ("–", "")
-                if not time or not trained
-                else (f"{time / trained:.2f} s", time / trained),
-                (device := "; ".join(sorted(devices)) or "–", device),
-            ]
-        )
+        metrics = [run.metrics() for run in group.runs.values()]
+        stored = [found for run in group.runs.values() if (found := Stored.read(run.path))]
+        seconds = [one.about["seconds"] for one in stored if one.about["seconds"]]
+        devices = {one.about.get("trained", {}).get("device") or "–" for one in stored}
+        row = {
+            "name": group.name,
+            "runs": len(group.runs),
+            "epochs": fmean(rows[-1]["epoch"] if rows else 0.0 for rows in metrics),
+            "parameters": stored[-1].about["parameters"] if stored else None,
+            "seconds": sum(seconds) / len(seconds) if seconds else None,
+            "device": "; ".join(sorted(devices)) or "–",
+        }
+        rows.append(row)
     return rows
 
 
@@ -343,7 +331,7 @@ def read_comparison(folder: Path) -> dict[str, Any]:
 
 
 def runs_of_comparison(folder: Path) -> tuple[list[Path], str | None] | None:
-    """The finished runs of a comparison's folder and its reference; None if it is none."""
+    """The finished runs of a comparison and its reference; None for another folder."""
     file = folder / "comparison.yaml"
     if not file.exists():
         return None
@@ -354,17 +342,20 @@ def runs_of_comparison(folder: Path) -> tuple[list[Path], str | None] | None:
     return found, options["reference"]
 
 
-def write_comparison_of(folder: Path) -> Path | None:
-    """Write ``report.html`` of a comparison's folder; None while fewer than two runs are done."""
+def write_comparison_of(folder: Path, *, trust: bool = False) -> Path | None:
+    """Write ``report.html`` of a comparison's folder; None while fewer than two runs are done.
+
+    ``trust`` is that of :func:`write_comparison`.
+    """
     found = runs_of_comparison(folder)
     if found is None or len(found[0]) < 2:
         return None
     runs, reference = found
-    return write_comparison(runs, folder / "report.html", reference=reference)
+    return write_comparison(runs, folder / "report.html", reference=reference, trust=trust)
 
 
 def _mark(runs: Sequence[str | Path]) -> str:
-    """A digest by which a page tells which runs it compares, whatever their order."""
+    """A digest of the runs that a page compares; their order does not matter."""
     folders = sorted(str(Path(run).resolve()) for run in runs)
     digest = hashlib.sha256("\0".join(folders).encode("utf-8", "surrogateescape")).hexdigest()
     return digest[:16]
@@ -405,6 +396,7 @@ def write_comparison(
     path: str | Path,
     *,
     reference: str | None = None,
+    trust: bool = False,
 ) -> Path:
     """Write a page that compares runs.
 
@@ -415,6 +407,7 @@ def write_comparison(
         runs: Run folders, at least two.
         path: The page.
         reference: The recipe that others are compared with; by default the first.
+        trust: Whether code may run that a run's folder names.
 
     Returns:
         The page.
@@ -423,7 +416,7 @@ def write_comparison(
         ValueError: For fewer than two runs, or one that is named twice.
     """
     _check_runs(runs)
-    groups = grouped([Run(run) for run in runs])
+    groups = grouped([Run(run, trust=trust) for run in runs])
     groups.sort(key=lambda group: group.name != reference)
     paths = list(dict.fromkeys(p for g in groups for run in g.runs.values() for p in _paths(run)))
     paths.sort(key=lambda one: one != "knn")
@@ -431,15 +424,14 @@ def write_comparison(
     if len(pairs) > MOST_PAIRS:
         pairs = [(group, groups[0]) for group in groups[1:]]
     plots = [plot for path in paths[:PLOTTED] if (plot := _interval_plot(groups, path)) is not None]
-    found = [(a, b, between) for a, b in pairs if paths and (between := gap(a, b, paths[0]))]
+    gaps = [(a, b, between) for a, b in pairs if paths and (between := gap(a, b, paths[0]))]
     example = _example(groups, paths[0]) if paths else {}
-    says = [sentence(a, b, between, example, paths[0]) for a, b, between in found]
+    says = [sentence(a, b, between, example, paths[0]) for a, b, between in gaps]
     different = [f"{a.name} and {b.name}" for a, b in pairs if a.data != b.data]
     if different:
         says.append(f"Measured on different data, and not compared: {'; '.join(different)}.")
     data = {name for group in groups for name, *_ in group.data}
     on = f" on {data.pop()}" if len(data) == 1 and None not in data else ""
-    charts = _curves(groups)
     negatives, why = _negatives(groups)
     table, table_csv = _tables(groups, paths)
     page = render(
@@ -448,17 +440,18 @@ def write_comparison(
         title=f"{counted(len(groups), 'setting')} compared" + on,
         mark=_mark(runs),
         says=says,
-        paired=bool(found) and all(between.paired for _, _, between in found),
-        single=any(between.seeds == (1, 1) for _, _, between in found),
+        paired=bool(gaps) and all(between.paired for _, _, between in gaps),
+        single=any(between.seeds == (1, 1) for _, _, between in gaps),
         several=any(len(group.runs) > 1 for group in groups),
         plots=plots,
         table=table,
         table_csv=table_csv,
-        charts=[(c, svg, looks(c), chart_csv(c)) for c in charts if (svg := draw(c)) is not None],
+        charts=drawn_charts(_curves(groups)),
         data=None if negatives is None else as_json(negatives),
         about=negatives,
         why=why,
         costs=_costs(groups),
+        duration=duration,
     )
     target = Path(path)
     write_text(target, page)

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from unremix.data.atomic_files import write_whole
 from unremix.evaluation.statistics import Difference
+from unremix.files.atomic_files import write_whole
 from unremix.report.style import BLACK, BLUE, GRAYS, PAGE, VERMILION, looks_of
 
 Row = dict[str, float]
@@ -160,7 +160,7 @@ def add_legend(figure: Figure, title: str | None = None) -> None:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar in each group, as shares from 0 to 1; None where there is none."""
+    """A bar in each group, as shares from 0 to 1; None if there is none."""
 
     name: str
     means: Sequence[float | None]
@@ -176,7 +176,7 @@ MOST_ABOVE = 1.6  # of the tallest bar: a paper's figures above that would make 
 def bar_chart(groups: Sequence[str], rows: Sequence[Bars], axis: str = "%") -> Figure:
     """A group of bars, by its name, for each column of a table; ``axis`` says what they measure.
 
-    A paper's figures are drawn where the bars remain readable beside them.
+    The paper's numbers are drawn unless they would make the bars too small.
     """
     numbers = range(len(groups))
     panels = [[number] for number in numbers] if len(groups) <= FEW_GROUPS else [list(numbers)]
@@ -251,15 +251,15 @@ def interval_chart(
         values = [scale * value for value in row.values]
         left.plot(values, [place] * len(values), "o", ms=3.5, color=BLUE, alpha=0.6)
         left.plot(sum(values) / len(values), place, "|", ms=11, mew=2, color="#222222")
-        found = row.difference
-        if found is None:
+        gap = row.difference
+        if gap is None:
             continue
-        clear = found.low is not None and found.high is not None and found.low * found.high > 0
+        clear = gap.low is not None and gap.high is not None and gap.low * gap.high > 0
         color = VERMILION if clear else "#777777"
-        if found.low is not None and found.high is not None:
-            right.plot([scale * found.low, scale * found.high], [place, place], color=color, lw=1.6)
+        if gap.low is not None and gap.high is not None:
+            right.plot([scale * gap.low, scale * gap.high], [place, place], color=color, lw=1.6)
         marker = "D" if clear else "o"  # a second cue, besides the color
-        right.plot(scale * found.mean, place, marker, ms=5, color=color)
+        right.plot(scale * gap.mean, place, marker, ms=5, color=color)
     right.axvline(0, color="#222222", lw=0.8)
     left.set(xlabel=f"{label}, %" if percent else label)
     right.set(xlabel="difference, 95 % interval")

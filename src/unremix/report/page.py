@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from markupsafe import Markup
 
+from unremix.console.printing import rows_to_csv
+from unremix.console.quantities import counted, duration
 from unremix.core.scores import PAPER_COMPONENTS
-from unremix.data.atomic_files import refuse_link, write_text
-from unremix.data.printing import rows_to_csv
-from unremix.data.quantities import counted, duration
+from unremix.domains import DOMAINS
+from unremix.domains.options import SELECTIVE, config_to_yaml
 from unremix.evaluation.accuracy import wilson_interval
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
-from unremix.options.config import OF_DOMAIN, config_to_yaml
-from unremix.report.charts import Chart, Line, draw, looks
-from unremix.report.rendering import as_json, numbers, render
+from unremix.files.atomic_files import refuse_link, write_text
+from unremix.report.charts import Chart, Line, drawn_charts
+from unremix.report.rendering import as_json, asset, numbers, render
 from unremix.report.storage import NAME, Stored
 from unremix.report.words import headline, in_python, next_commands
 from unremix.training.run import Run, reading
@@ -29,13 +29,6 @@ Row = Mapping[str, float]
 
 MOST_CLASSES = 24  # listed; of more, only the worst and the most frequent confusions
 LISTED = 12
-STANDALONE = (
-    "<style>svg{background:#fff;font:12px sans-serif}@media(prefers-color-scheme:dark){svg"
-    "{background:#1b1e24;color:#ecebe7}}text{fill:currentColor}.grid{stroke:#8886;stroke-width:.7}"
-    ".line{fill:none;stroke:currentColor;stroke-width:1.8}.marks{fill:currentColor}.band{fill:"
-    "#8883}.level{stroke:#888;stroke-dasharray:4 3}.uncertainty,.series-0{color:#d55e00}"
-    ".similarity,.series-1{color:#0072b2}.representativeness,.series-2{color:#009e73}</style>"
-)
 
 
 def _points(rows: Sequence[Row], column: str) -> list[tuple[float, float]]:
@@ -49,16 +42,16 @@ def _measure_chart(rows: Sequence[Row], card: Mapping[str, Any] | None) -> Chart
     points = _points(rows, "knn")
     results = (card or {}).get("results") or {}
     # Some cards measure kNN on other items than the curve does, or not at all, and give both.
-    found = (card or {}).get("monitored") or {
+    measured = (card or {}).get("monitored") or {
         kind: measures_of(result).get("knn") for kind, result in results.items()
     }
-    count = (found.get("trained") or {}).get("count")
+    count = (measured.get("trained") or {}).get("count")
     band = None
     if count:
         band = [wilson_interval(value, count) for _, value in points]
     levels = {
         FEATURES.get(kind, kind): measure["value"]
-        for kind, measure in found.items()
+        for kind, measure in measured.items()
         if kind != "trained" and measure is not None
     }
     error = f" The band is the 95 % error over {count:,} items." if count else ""
@@ -115,7 +108,7 @@ def _probe_chart(card: Mapping[str, Any] | None) -> Chart:
 
 
 def page_data(stored: Stored) -> dict[str, Any]:
-    """What the scripts of a page are given."""
+    """The data that a page's scripts read."""
     about, arrays = dict(stored.about), stored.arrays
     scores = arrays["scores"]
     data = about | {
@@ -166,26 +159,6 @@ def class_table(stored: Stored) -> dict[str, Any] | None:
     }
 
 
-def chart_csv(chart: Chart) -> str:
-    """The values of a chart: a row per epoch, a column per line and per end of its band.
-
-    Example:
-        >>> print(chart_csv(Chart("Loss", [Line("loss", [(1, 3.0), (2, 2.5)])])), end="")
-        epoch,loss
-        1,3.0
-        2,2.5
-    """
-    columns: dict[str, dict[float, float]] = {}
-    for line in chart.lines:
-        columns[line.name] = dict(line.points)
-        for end, name in enumerate(("low", "high") if line.band else ()):
-            ends = zip(line.points, line.band or (), strict=True)
-            columns[f"{line.name} {name}"] = {epoch: band[end] for (epoch, _), band in ends}
-    epochs = sorted({epoch for values in columns.values() for epoch in values})
-    rows = ([f"{epoch:g}", *(c.get(epoch, "") for c in columns.values())] for epoch in epochs)
-    return rows_to_csv([[chart.unit, *columns], *rows])
-
-
 def card_csv(card: Mapping[str, Any]) -> str:
     """The measures of an evaluation card, each with its error as numbers of their own."""
     ends = ("value", "low", "high", "standard_error", "std_over_folds", "count")
@@ -198,7 +171,7 @@ def card_csv(card: Mapping[str, Any]) -> str:
 
 
 def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
-    """What the page shows of the items; without it, why there is none."""
+    """What the page shows of the items, or why it cannot show them."""
     from unremix.report.collect import collect
 
     stored = Stored.read(run.path) if data is None else None
@@ -232,62 +205,49 @@ def write_report(
     run = run_folder if isinstance(run_folder, Run) else Run(run_folder)
     rows, card = run.metrics(), run.evaluation if card is None else card
     stored, missing = _collected(run, data)
+    about = None
+    if stored is not None:
+        about = stored.about | {"batch_size": len(stored.arrays["batch"])}
     with reading(run.path / NAME, "remove it, and 'unremix report' makes it again"):
-        data = None if stored is None else as_json(page_data(stored))
+        shown = None if stored is None else as_json(page_data(stored))
+        classes = None if stored is None else class_table(stored)
     with reading(run.path / "evaluation.json", "'unremix evaluate' writes it again"):
         charts = training_charts(rows, card)
-        drawn = {name: svg for name, chart in charts.items() if (svg := draw(chart)) is not None}
-        page = _page(run, rows, card, stored, data, missing, charts, drawn)
+        drawn = drawn_charts(charts.values())
+        said, tone = headline(card, rows[-1] if rows else {}, about)
+        measured = card if card and card["results"] else None
+        page = render(
+            "run.html",
+            "run",
+            name=run.path.name,
+            headline=said,
+            tone=tone,
+            facts=_facts(run, card, about),
+            verdict=(card or {}).get("verdict", []),
+            warnings=run.warnings,
+            about=about,
+            missing=missing,
+            data=shown,
+            classes=classes,
+            charts=drawn,
+            card=card,
+            table=measured and card_table(measured),
+            card_csv=measured and card_csv(measured),
+            spread=None if card is None else spread_of(card),
+            protocol=_protocol(card),
+            config=_options(run),
+            commands=next_commands(run, card).items(),
+            in_python=in_python(run),
+            path=str(run.path),
+        )
     refuse_link(run.path / "figures")
-    for name, svg in drawn.items():
-        text = str(svg).replace(">", f" xmlns='http://www.w3.org/2000/svg'>{STANDALONE}", 1)
+    style = f" xmlns='http://www.w3.org/2000/svg'><style>{asset('styles', 'figure.css')}</style>"
+    for name, (_, svg, *_rest) in zip(charts, drawn, strict=True):
+        text = str(svg).replace(">", style, 1)
         write_text(run.path / "figures" / f"{name}.svg", text)
     path = run.path / "report.html"
     write_text(path, page)
     return path
-
-
-def _page(
-    run: Run,
-    rows: Sequence[Row],
-    card: Mapping[str, Any] | None,
-    stored: Stored | None,
-    data: Markup | None,
-    missing: str | None,
-    charts: Mapping[str, Chart],
-    drawn: Mapping[str, Markup],
-) -> str:
-    about = None
-    if stored is not None:
-        about = stored.about | {"batch_size": len(stored.arrays["batch"])}
-    said, tone = headline(card, rows[-1] if rows else {}, about)
-    return render(
-        "run.html",
-        "run",
-        name=run.path.name,
-        headline=said,
-        tone=tone,
-        facts=_facts(run, card, about),
-        verdict=(card or {}).get("verdict", []),
-        warnings=run.warnings,
-        about=about,
-        missing=missing,
-        data=data,
-        classes=None if stored is None else class_table(stored),
-        charts=[
-            (charts[name], svg, looks(charts[name]), chart_csv(charts[name]))
-            for name, svg in drawn.items()
-        ],
-        card=card,
-        table=card_table(card) if card is not None and card["results"] else None,
-        card_csv=card_csv(card) if card is not None and card["results"] else None,
-        spread=None if card is None else spread_of(card),
-        protocol=_protocol(card),
-        config=_options(run),
-        commands=next_commands(run, card).items(),
-        in_python=in_python(str(run.path), run.config.domain),
-        path=str(run.path),
-    )
 
 
 def _facts(
@@ -327,15 +287,15 @@ def _facts(
 
 def _options(run: Run) -> list[tuple[str, str]]:
     """The options of the run's kind of data that have a value."""
-    found = []
+    shown = []
     for name, value in yaml.safe_load(config_to_yaml(run.config)).items():
-        if value is None or OF_DOMAIN.get(name, run.config.domain) != run.config.domain:
+        if value is None or (name in SELECTIVE and name not in run.domain.uses):
             continue
         if isinstance(value, dict):
-            found += [(f"{name}.{k}", _as_text(v)) for k, v in value.items() if v is not None]
+            shown += [(f"{name}.{k}", _as_text(v)) for k, v in value.items() if v is not None]
         else:
-            found.append((name, _as_text(value)))
-    return [(name, text) for name, text in found if text]
+            shown.append((name, _as_text(value)))
+    return [(name, text) for name, text in shown if text]
 
 
 def _as_text(value: object) -> str:
@@ -345,18 +305,18 @@ def _as_text(value: object) -> str:
 
 def _protocol(card: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """How a card was measured: counts, then the protocol."""
-    counted = ("_images", "_graphs", "_sentences", "_files", "_features")
-    found = [
+    counted = (*(f"_{domain.unit}" for domain in DOMAINS.values()), "_files", "_features")
+    rows = [
         (name.replace("_", " "), str(value))
         for name, value in (card or {}).items()
         if (name.endswith(counted) or name == "classes") and value is not None
     ]
     for name, how in ((card or {}).get("protocol") or {}).items():
         if isinstance(how, Mapping):
-            found += [
+            rows += [
                 (f"{label_of(name)}: {inner.replace('_', ' ')}", _as_text(value))
                 for inner, value in how.items()
             ]
         else:
-            found.append((label_of(name).replace("_", " "), str(how)))
-    return found
+            rows.append((label_of(name).replace("_", " "), str(how)))
+    return rows

@@ -46,20 +46,16 @@ def make_atlas(images: Tensor, most: int) -> Atlas:
         tile = max(BLOCK, tile // BLOCK * BLOCK)
     columns = max(1, round(count**0.5 + 0.49))
     rows = -(-count // columns)
-    canvas = torch.zeros(channels, rows * tile, columns * tile, dtype=torch.uint8)
+    tiles = torch.zeros(rows * columns, channels, tile, tile, dtype=torch.uint8)
     for start in range(0, count, 512):
         part = images[start : start + 512]
         if tile != size:
             scaled = F.interpolate(part.float(), (tile, tile), mode="bilinear", antialias=True)
             part = scaled.round().clamp(0, 255).byte()
-        for offset, picture in enumerate(part):
-            row, column = divmod(start + offset, columns)
-            canvas[:, row * tile : (row + 1) * tile, column * tile : (column + 1) * tile] = picture
+        tiles[start : start + len(part)] = part
+    grid = tiles.view(rows, columns, channels, tile, tile).permute(2, 0, 3, 1, 4)
+    canvas = grid.reshape(channels, rows * tile, columns * tile)
     array = canvas[0].numpy() if channels == 1 else canvas.permute(1, 2, 0).contiguous().numpy()
     stream = io.BytesIO()
-    picture = Image.fromarray(array)
-    if lossless:
-        picture.save(stream, "PNG", optimize=True)
-    else:
-        picture.save(stream, "JPEG", quality=78, optimize=True)
+    Image.fromarray(array).save(stream, "PNG" if lossless else "JPEG", quality=78, optimize=True)
     return Atlas(stream.getvalue(), "image/png" if lossless else "image/jpeg", tile, columns)

@@ -22,7 +22,7 @@ def project(features: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
         features: Embeddings of unit length, shape (n, F).
 
     Returns:
-        Positions within the square from 0 to 1, shape (n, 2), and how they were made, in words.
+        Positions within the square from 0 to 1, shape (n, 2), and the name of the method.
 
     Example:
         >>> positions, how = project(np.eye(3, dtype=np.float32))
@@ -38,9 +38,9 @@ def project(features: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
         UMAP = None
     if UMAP is not None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own making, such as threads and a seed
-            found = UMAP(metric="cosine", random_state=0).fit_transform(features)
-        return _square(found), "UMAP"
+            warnings.simplefilter("ignore")  # UMAP's own, such as threads and a seed
+            placed = UMAP(metric="cosine", random_state=0).fit_transform(features)
+        return _square(placed), "UMAP"
     reduced = _pca(features, COMPONENTS)
     order = np.random.default_rng(0).permutation(count)
     landmarks, others = np.sort(order[:LANDMARKS]), np.sort(order[LANDMARKS:])

@@ -20,7 +20,8 @@ TOGETHER = re.compile(r"(?<=\d) (?=[±%[])|(?<=[±τ]) |(?<=\d,) (?=[-+−]?[\d.
 EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
-def _read(folder: str, name: str) -> str:
+def asset(folder: str, name: str) -> str:
+    """The text of a file that stands beside this module."""
     return files("unremix.report").joinpath(folder).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -36,7 +37,7 @@ def bundle(name: str) -> str:
     def add(module: str) -> None:
         if module in parts:
             return
-        source = _read("scripts", f"{module}.js")
+        source = asset("scripts", f"{module}.js")
         for _, needed in IMPORT.findall(source):
             add(needed)
         exported = ", ".join(found for _, found in EXPORT.findall(source))
@@ -69,11 +70,8 @@ def as_json(data: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def render(template: str, script: str, **context: Any) -> str:
-    """A whole page.
-
-    A policy in its head allows its own script alone, by its hash, and no request to anywhere.
-    """
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("unremix.report"),
         autoescape=True,
@@ -82,12 +80,29 @@ def render(template: str, script: str, **context: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["unbroken"] = unbroken
+    return environment
+
+
+def draw_template(template: str, **context: Any) -> Markup:
+    """A template of a picture, filled, to stand on a page."""
+    return Markup(_environment().get_template(template).render(**context))
+
+
+def render(template: str, script: str, **context: Any) -> str:
+    """A whole page.
+
+    A policy in its head allows only its own script, by its hash, and no requests.
+    """
     code = f"\n{bundle(script)}"
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    return environment.get_template(template).render(
-        style=Markup(_read("styles", "page.css")), code=Markup(code), policy=policy, **context
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            style=Markup(asset("styles", "page.css")), code=Markup(code), policy=policy, **context
+        )
     )

@@ -1,4 +1,4 @@
-"""``report.npz``: what a page is made of, in one compact file of the run folder."""
+"""``report.npz``: the data behind a page, in one compact file of the run folder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unremix.data.atomic_files import write_arrays
-from unremix.data.npz import read_arrays
+from unremix.files.atomic_files import write_arrays
+from unremix.files.npz import read_arrays
 
 NAME = "report.npz"
-VERSION = 2
-"""Of the file's layout: a file of another version is made again."""
+VERSION = 3
+"""Of the file's layout: a file of another version is made again, but for the one before."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,17 @@ class Stored:
 
     @classmethod
     def read(cls, folder: Path) -> Stored | None:
-        """What a run folder holds; None where it holds nothing that this version can read."""
+        """What a run folder holds; None if this version can read nothing there."""
         try:
             arrays = read_arrays(folder / NAME)
             about = json.loads(arrays.pop("about").tobytes())
         except (OSError, KeyError, ValueError, RecursionError):
             return None
-        if not isinstance(about, dict) or about.pop("version", None) != VERSION:
+        version = about.pop("version", None) if isinstance(about, dict) else None
+        if version == VERSION - 1:  # said less of how items are shown
+            shown = {"atlases": "thumbnail", "drawings": "drawing"}
+            about["shown_as"] = next((shown[name] for name in shown if name in about), "text")
+            about["finding"] = f"{about['unit']} find their positive"
+        elif version != VERSION:
             return None
         return cls(about, arrays)

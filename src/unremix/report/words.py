@@ -1,4 +1,4 @@
-"""What a page says in words: its headline, and the facts below."""
+"""The sentences of a page: its headline, and what to do next."""
 
 from __future__ import annotations
 
@@ -47,12 +47,8 @@ def headline(
     if rank is not None and rank < LOW_RANK:
         said = f"Close to collapse: only {rank:.1f} dimensions are in use"
     if about is not None:
-        which = "a neighbor of theirs" if about["kind"] == "sentence" else "their own second view"
-        if about["kind"] == "graph" and "node" in about["about_batch"]:
-            which = "the graph they belong to"
-        of = "nodes" if which.startswith("the graph") else about["unit"]
         among = len(about["batch"]) if "batch" in about else about["batch_size"]
-        said += f"; {_percent(about['found_own'])} of {of} find {which} among {among}"
+        said += f"; {_percent(about['found_own'])} of {about['finding']} among {among}"
         said += f" ({_percent(about['found_by_chance'])} would by chance)"
     return said, "open"
 
@@ -114,7 +110,8 @@ def next_commands(run: Run, card: Mapping[str, Any] | None) -> dict[str, str]:
     longer = f"--epochs {2 * config.epochs or 100}"
     if card is not None and card["epoch"] < config.epochs and config.max_minutes is not None:
         longer = f"--max_minutes {2 * config.max_minutes:g}"
-    onnx = " --format onnx" * (config.domain == "image")
+    exports = run.domain.exports
+    onnx = " --format onnx" * (exports is not None and "onnx" in exports.formats)
     return {
         "Embed data": f"unremix embed {path} --data {quote(config.data)} -o features.npz",
         "Export the encoder": f"unremix export {path}{onnx}",
@@ -122,15 +119,8 @@ def next_commands(run: Run, card: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def in_python(path: str, domain: str) -> str:
-    """How a program embeds items of a kind of data with a run."""
-    before, items = {
-        "image": ("", '["photo.jpg"]'),
-        "graph": (
-            "from torch_geometric.data import Data\n"
-            "# graphs: a list of Data with the node features of the training data\n",
-            "graphs",
-        ),
-        "sentence": ("", '["A sentence.", "Another one."]'),
-    }[domain]
-    return f"import unremix\n{before}embeddings = unremix.load({path!r}).embed({items})"
+def in_python(run: Run) -> str:
+    """How a program embeds items with a run."""
+    items = run.domain.items
+    load = f"unremix.load({str(run.path)!r})"
+    return f"import unremix\n{items.before}embeddings = {load}.embed({items.example})"

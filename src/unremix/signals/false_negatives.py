@@ -21,11 +21,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from unremix.core.checks import choose, number
-from unremix.core.gather import Part, gather_rows
-from unremix.core.options import Tile
+from unremix.core.checks import check_choice, check_count, check_number
+from unremix.core.gather import JointBatch, gather_rows
+from unremix.core.pairs import ContrastInput
 from unremix.core.precision import normalize
-from unremix.core.problem import Comparison, blocks
+from unremix.core.problem import Tile, blocks
 from unremix.core.scores import Block, inner_products
 from unremix.core.views import Views
 from unremix.signals.memory import Bank, Thresholds
@@ -68,14 +68,11 @@ class FalseNegatives:
     samples: int | None = None
 
     def __post_init__(self) -> None:
-        choose("false_negatives", self.rule, get_args(Rule))
-        choose("evidence", self.evidence, get_args(Evidence))
-        number("false_negative_share", self.share, above=0, below=1)
-        if self.samples is not None and (type(self.samples) is not int or self.samples < 1):
-            raise ValueError(
-                f"expected samples to be a whole number of at least 1, got {self.samples!r}; pass "
-                "how many samples the data have"
-            )
+        check_choice("false_negatives", self.rule, get_args(Rule))
+        check_choice("evidence", self.evidence, get_args(Evidence))
+        check_number("false_negative_share", self.share, above=0, below=1)
+        if self.samples is not None:
+            check_count("samples", self.samples, 1, "pass how many samples the data have")
 
     @property
     def needs_features(self) -> bool:
@@ -106,7 +103,7 @@ class FalseNegatives:
             block: Anchors and candidates, with the descriptors and thresholds that are needed.
 
         Returns:
-            Shape (B, M), or (B, M + S) where anchors have S candidates of their own: these were
+            Shape (B, M), or (B, M + S) where anchors have S extra negatives: these were
             made to be negatives and are kept.
         """
         evidence = self.evidence_of(block)
@@ -116,8 +113,8 @@ class FalseNegatives:
         else:
             negatives = block.negatives[:, : evidence.shape[1]]
             factor = RULES[self.rule](evidence, negatives, share=self.share)
-        own = block.negatives.shape[1] - evidence.shape[1]
-        return torch.cat([factor, factor.new_ones(len(factor), own)], dim=1) if own else factor
+        extra = block.negatives.shape[1] - evidence.shape[1]
+        return torch.cat([factor, factor.new_ones(len(factor), extra)], dim=1) if extra else factor
 
 
 def four_views(first: Tensor, second: Tensor) -> Tensor:
@@ -135,8 +132,8 @@ def four_views(first: Tensor, second: Tensor) -> Tensor:
     return (first + second) / 2
 
 
-class Filtering(nn.Module):
-    """What a loss remembers of samples to find its false negatives; the losses derive from it.
+class FindsFalseNegatives(nn.Module):
+    """A loss that finds its false negatives, and what it remembers of each sample for that.
 
     Args:
         false_negatives: The settings; None: nothing is remembered.
@@ -241,11 +238,13 @@ class Filtering(nn.Module):
             )
         if self.bank is None or views.ids is None:
             return views
-        found = self.bank.units if settings.evidence == "bank" else self.bank.neighbors
-        return replace(views, descriptors=found(views.ids).to(views.embeddings.dtype))
+        describe = self.bank.units if settings.evidence == "bank" else self.bank.neighbors
+        return replace(views, descriptors=describe(views.ids).to(views.embeddings.dtype))
 
     @torch.no_grad()
-    def find_thresholds(self, compared: Comparison, *, tile: Tile, update: bool) -> Tensor | None:
+    def find_thresholds(
+        self, compared: ContrastInput, *, tile: Tile, update: bool
+    ) -> Tensor | None:
         """The threshold of each anchor, shape (N,); None where there are none.
 
         Args:
@@ -273,12 +272,12 @@ class Filtering(nn.Module):
             limits.append(memory.limits(level, evidence, negatives))
         if update:
             known = torch.cat(levels)
-            if (part := compared.part) is not None:
-                ids, known = (_of_all_processes(rows, part) for rows in (ids, known))
+            if (joint := compared.joint) is not None:
+                ids, known = (_of_all_processes(rows, joint) for rows in (ids, known))
             memory.store(ids, known)
         return torch.cat(limits)
 
 
-def _of_all_processes(rows: Tensor, part: Part) -> Tensor:
+def _of_all_processes(rows: Tensor, joint: JointBatch) -> Tensor:
     """Rows of all processes, where each has one per sample, or one per view, first views first."""
-    return torch.cat([gather_rows(each, part) for each in rows.split(part.sizes[part.rank])])
+    return torch.cat([gather_rows(each, joint) for each in rows.split(joint.sizes[joint.rank])])

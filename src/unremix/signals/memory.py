@@ -36,8 +36,8 @@ def shared_neighbors(units: Tensor, bank: Tensor, known: Tensor, k: int) -> Tens
     k = min(k, bank.shape[0])
     similarity = torch.where(known, units @ bank.T, -torch.inf)  # (N, R)
     nearest = similarity.topk(k, dim=1).indices
-    found = known[nearest].to(units.dtype) / math.sqrt(k)
-    return torch.zeros_like(similarity).scatter(1, nearest, found)
+    values = known[nearest].to(units.dtype) / math.sqrt(k)
+    return torch.zeros_like(similarity).scatter(1, nearest, values)
 
 
 class Memory(nn.Module):

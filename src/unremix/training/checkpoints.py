@@ -19,12 +19,13 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.nn import functional
 
-from unremix.data.fingerprint import fingerprint
+from unremix.files.fingerprint import fingerprint
 
 MARK = b"sha256:"
 COMMENT = len(MARK) + 64  # bytes
-LAST_RECORD = b"PK\x05\x06"  # of a zip; 22 bytes where there is no comment
+LAST_RECORD = b"PK\x05\x06"  # of a zip; 22 bytes without a comment
 AT_ONCE = 1 << 20  # bytes
 
 
@@ -34,7 +35,7 @@ class DamagedError(ValueError):
 
 def write_checkpoint(state: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint with its checksum."""
-    with path.open("w+b") as file:  # by its name, torch would not say why it cannot write
+    with path.open("w+b") as file:  # given a path, torch would not say why it cannot write
         torch.save(dict(state), file)
         file.seek(-2, os.SEEK_END)  # the length of the comment
         file.write(COMMENT.to_bytes(2, "little"))
@@ -120,12 +121,12 @@ def _verify(file: BinaryIO) -> bool:
 
 def _digest(file: BinaryIO, size: int) -> bytes:
     """SHA-256 of the first bytes of a file, in hexadecimal; the file stands behind them."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     file.seek(0)
-    while size > 0 and (part := file.read(min(AT_ONCE, size))):
-        found.update(part)
-        size -= len(part)
-    return found.hexdigest().encode()
+    while size > 0 and (block := file.read(min(AT_ONCE, size))):
+        digest.update(block)
+        size -= len(block)
+    return digest.hexdigest().encode()
 
 
 def digest_of(weights: Mapping[str, Tensor]) -> str:
@@ -166,8 +167,12 @@ def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
             )
 
 
-def check_embeddings(embeddings: Tensor) -> Tensor:
-    """The embeddings (n, F), which finite weights may still have made overflow.
+def check_embeddings(embeddings: Tensor, *, normalize: bool = False) -> Tensor:
+    """The embeddings (n, F), which may have overflowed although all weights are finite.
+
+    Args:
+        embeddings: Of the encoder.
+        normalize: Whether to scale each to length 1.
 
     Raises:
         ValueError: If one of them is not finite.
@@ -178,7 +183,7 @@ def check_embeddings(embeddings: Tensor) -> Tensor:
             f"expected finite embeddings, got NaN or infinity in {broken} of {len(embeddings)} "
             "rows; the encoder has diverged, or its input is broken: train again with a lower --lr"
         )
-    return embeddings
+    return functional.normalize(embeddings, dim=1) if normalize else embeddings
 
 
 def _first_line(error: Exception) -> str:

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
 
-from unremix.data.atomic_files import write_arrays, write_whole
-from unremix.data.image.decoding import HEIF_SUFFIXES, suffixes
-from unremix.data.suggestions import needed_for
+from unremix.console.suggestions import needed_for
 from unremix.domains.base import Features
+from unremix.files.atomic_files import write_arrays, write_whole
 from unremix.training.checkpoints import check_embeddings
 from unremix.training.run import Layer, Run
-
-ENDINGS = (".npz", ".parquet", ".csv")
 
 
 def embed_to_file(
@@ -48,14 +44,14 @@ def embed_to_file(
     Raises:
         ValueError: For another kind of file, or data the run cannot read.
     """
-    if path.suffix not in ENDINGS:
-        raise ValueError(f"expected a file that ends in {', '.join(ENDINGS)}, got {str(path)!r}")
-    run = Run(run_folder, layer=layer, trust=trust)
-    run.trained = run.encoder()  # what is wrong with it is said before the data are read
-    domain = run.domain
-    source: Any = source_of(run, data)  # a list for images only
-    arrays = arrays_of(domain.features(run, domain.load_for(run, source)), normalize=normalize)
     writers = {".npz": write_arrays, ".parquet": _write_parquet, ".csv": _write_csv}
+    if path.suffix not in writers:
+        raise ValueError(f"expected a file that ends in {', '.join(writers)}, got {str(path)!r}")
+    run = Run(run_folder, layer=layer, trust=trust)
+    run.trained = run.encoder()  # report its problems before the data are read
+    domain = run.domain
+    loaded = domain.load_for(run, source_of(run, data))
+    arrays = arrays_of(domain.features(run, loaded), normalize=normalize)
     writers[path.suffix](path, arrays)
     count, width = arrays["embeddings"].shape
     return count, width
@@ -67,8 +63,7 @@ def arrays_of(found: Features, *, normalize: bool) -> dict[str, Any]:
     Raises:
         ValueError: If an embedding is not finite.
     """
-    embeddings = check_embeddings(found.embeddings)
-    embeddings = F.normalize(embeddings, dim=1) if normalize else embeddings
+    embeddings = check_embeddings(found.embeddings, normalize=normalize)
     arrays: dict[str, Any] = {"embeddings": embeddings.numpy(), "names": _texts(found.names)}
     if found.labels is not None:
         arrays["labels"] = found.labels.numpy()
@@ -83,34 +78,22 @@ def _texts(names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.str_]]:
     return np.array(texts, dtype=np.str_)
 
 
-def source_of(run: Run, data: str | Sequence[str] | None) -> str | list[str] | None:
-    """What the domain reads: its own data, one path, or a list of pictures."""
+def source_of(run: Run, data: str | Sequence[str] | None) -> Any:
+    """What the domain loads: its own data, one path, or several if it can read such.
+
+    Raises:
+        ValueError: For several paths of a kind of data that has one.
+    """
     if data is None:
         return None
     paths = [data] if isinstance(data, str) else list(data)
-    if run.config.domain == "image":
-        suffix = Path(paths[0]).suffix.lower()
-        if len(paths) == 1 and suffix == ".txt":
-            return _listed(Path(paths[0]))
-        if len(paths) > 1 or suffix in suffixes() | HEIF_SUFFIXES:
-            return paths
-    elif len(paths) > 1:
+    if run.domain.source is not None:
+        return run.domain.source(paths)
+    if len(paths) > 1:
         raise ValueError(
             f"expected one path for {run.domain.unit}, got {len(paths)}; put them into one file"
         )
     return paths[0]
-
-
-def _listed(file: Path) -> list[str]:
-    """The paths in a text file; relative ones are looked up here, then beside the file."""
-    if not file.is_file():
-        raise FileNotFoundError(f"expected a text file of paths at {str(file)!r}, found no file")
-    names = file.read_bytes().decode("utf-8", "surrogateescape")  # any name that a file can have
-    lines = [line.strip() for line in names.splitlines()]
-    beside = [(line, file.parent / line) for line in lines if line]
-    return [
-        str(path) if path.exists() and not Path(line).exists() else line for line, path in beside
-    ]
 
 
 def _write_csv(path: Path, arrays: dict[str, Any]) -> None:

@@ -6,40 +6,28 @@ say the same to people and to other programs. :mod:`unremix.training.exported` r
 
 from __future__ import annotations
 
-import inspect
 import json
-import logging
 import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from unremix import __version__
-from unremix.data.atomic_files import read_text, write_bytes, write_text, write_whole
-from unremix.data.suggestions import needed_for
-from unremix.domains.sentence import SentenceShape, reader
-from unremix.encoders import ResNet, SmallCNN, resnet, to_torchvision
+from unremix.console.templates import fill
+from unremix.domains import DOMAINS, find_domain
+from unremix.domains.base import CODE_START, TEXTS, to_texts
+from unremix.files.atomic_files import read_text, write_bytes, write_text
 from unremix.training.checkpoints import digest_of
-from unremix.training.export_readme import README_START, readme
 from unremix.training.run import Run
 
 Format = Literal["safetensors", "torchvision", "onnx"]
 SUFFIX = {"safetensors": ".safetensors", "torchvision": ".torchvision.pt", "onnx": ".onnx"}
 ENDINGS = {"safetensors": (".safetensors",), "torchvision": (".pt", ".pth"), "onnx": (".onnx",)}
-
-# What decides the architecture of an encoder of graphs or sentences.
-OPTIONS = {
-    "graph": ("hidden", "layers"),
-    "sentence": ("encoder", "words", "units", "bidirectional", "output", "max_length"),
-}
-TEXTS = ("made_by", "version", "domain", "layer", "crop", "resize")  # others are written as JSON
+README_START = "# An encoder exported by unremix"
+TEMPLATE = Path(__file__).with_name("templates") / "encoder.md.jinja"
 
 
 class Export(NamedTuple):
@@ -50,35 +38,15 @@ class Export(NamedTuple):
     note: str | None  # what to know about it, if anything
 
 
-class FromBytes(nn.Module):
-    """An image encoder that takes pictures as they are, and normalizes them itself.
+def export_facts(run: Run, encoder: nn.Module, shape: Any = None) -> dict[str, Any]:
+    """What a file says about its encoder: how to build it, and how to prepare its inputs.
 
     Args:
-        encoder: From normalized images to features.
-        mean: Of each channel, as a share of the full range.
-        std: Likewise.
+        run: The run.
+        encoder: Its encoder.
+        shape: The encoder's shape; the run's by default.
     """
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, encoder: nn.Module, mean: list[float], std: list[float]) -> None:
-        super().__init__()
-        self.encoder = encoder
-        dtype = next(encoder.parameters()).dtype
-        self.register_buffer("mean", torch.tensor(mean, dtype=dtype)[:, None, None])
-        self.register_buffer("std", torch.tensor(std, dtype=dtype)[:, None, None])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, S, S) to float32 (B, features)."""
-        floats = images.to(self.mean.dtype) * (1 / 255)
-        features: Tensor = self.encoder((floats - self.mean) / self.std)
-        return features.float()
-
-
-def describe(run: Run, encoder: nn.Module) -> dict[str, Any]:
-    """What a file says about its encoder: how to build it, and how to prepare its inputs."""
-    config, shape = run.config, run.shape
+    config, domain = run.config, run.domain
     facts = {
         "made_by": f"unremix {__version__}",
         "version": __version__,
@@ -86,30 +54,10 @@ def describe(run: Run, encoder: nn.Module) -> dict[str, Any]:
         "layer": "backbone",
         "features": encoder.features,
     }
-    if config.domain != "image":
-        options = getattr(config, config.domain)
-        chosen = {name: getattr(options, name) for name in OPTIONS[config.domain]}
-        return {**facts, "encoder": chosen, "shape": asdict(shape)}
-    name, stem = config.backbone, config.stem
-    if isinstance(encoder, SmallCNN):
-        name = "small"
-    elif isinstance(encoder, ResNet):
-        name, stem = f"resnet{encoder.depth}", encoder.stem
-    return {
-        **facts,
-        "encoder": {"name": name, "width": config.width, "stem": stem},
-        "size": shape.image_size,
-        "channels": shape.channels,
-        "crop": "center square",
-        "resize": "bicubic, antialiased",
-        "mean": list(shape.settings.mean),
-        "std": list(shape.settings.std),
-    }
-
-
-def to_texts(facts: dict[str, Any]) -> dict[str, str]:
-    """Metadata as strings, which is all that safetensors and ONNX hold."""
-    return {key: value if key in TEXTS else json.dumps(value) for key, value in facts.items()}
+    if domain.exports is not None:
+        return {**facts, **domain.exports.facts(run, encoder)}
+    chosen = {name: getattr(config.own, name) for name in domain.architecture}
+    return {**facts, "encoder": chosen, "shape": asdict(run.shape if shape is None else shape)}
 
 
 def from_texts(texts: dict[str, str]) -> dict[str, Any]:
@@ -122,11 +70,11 @@ def from_texts(texts: dict[str, str]) -> dict[str, Any]:
     return {key: value if key in TEXTS else json.loads(value) for key, value in texts.items()}
 
 
-def write_weights(run: Run, encoder: nn.Module, path: Path) -> None:
-    """Write an encoder's weights as safetensors, with its description as metadata."""
+def write_weights(facts: dict[str, Any], encoder: nn.Module, path: Path) -> None:
+    """Write an encoder's weights as safetensors, with facts about it as metadata."""
     weights = {name: tensor.contiguous().cpu() for name, tensor in encoder.state_dict().items()}
-    texts = to_texts(describe(run, encoder)) | {"sha256": digest_of(weights)}
-    data = save(weights, metadata=texts)  # its save_file has a temporary file of its own
+    texts = to_texts(facts) | {"sha256": digest_of(weights)}
+    data = save(weights, metadata=texts)  # safetensors' save_file makes its own temporary file
     write_bytes(path, data)
 
 
@@ -156,51 +104,31 @@ def export_encoder(
             f"got {output!r}; rename it or choose another --format"
         )
     run = Run(run_folder, trust=trust)
-    if kind != "safetensors" and run.config.domain != "image":
-        why = "it works with tensors of one shape" if kind == "onnx" else "it has image models only"
+    exports = run.domain.exports
+    if kind != "safetensors" and (exports is None or kind not in exports.formats):
+        able = [one.unit for one in DOMAINS.values() if one.exports and kind in one.exports.formats]
         raise ValueError(
-            f"expected a run on images for the format {kind}, got one on {run.domain.unit} "
-            f"({why}); export as safetensors, which unremix.load_exported reads"
+            f"expected a run on {' or '.join(able)} for the format {kind}, got one on "
+            f"{run.domain.unit}; export as safetensors, which unremix.load_exported reads"
         )
-    encoder, name = run.encoder(), "encoder"
-    if run.config.domain == "sentence" and run.config.sentence.expand is not None:
-        run, encoder = _with_further_words(run, encoder)
-        name = "encoder-expanded"  # not the run's own weights
+    encoder, shape = run.domain.reader(run)
+    name = "encoder" if shape is run.shape else "encoder-expanded"  # not the run's own weights
     path = run.path / f"{name}{SUFFIX[kind]}" if output is None else Path(output)
-    facts = describe(run, encoder)
+    facts = export_facts(run, encoder, shape)
     code, note = None, None
-    if kind == "safetensors":
-        write_weights(run, encoder, path)
-    elif kind == "onnx":
-        _write_onnx(encoder, facts, path)
+    if exports is None or kind == "safetensors":
+        write_weights(facts, encoder, path)
     else:
-        if not isinstance(encoder, ResNet):
-            raise ValueError(
-                f"expected a ResNet for the torchvision format, got {type(encoder).__name__}; "
-                "export as safetensors or onnx"
-            )
-        state = to_torchvision(encoder)
-        write_whole(path, lambda file: torch.save(state, file))
-        reasons = _differences(encoder)
-        if reasons:
-            code = _write_beside(path, f"{_stem(path)}_model.py", CODE_START, _code(encoder, path))
-            note = (
-                f"torchvision's resnet{encoder.depth} cannot load it ({', '.join(reasons)}); "
-                f"{code.name} builds the module that can"
-            )
+        said = exports.formats[kind](encoder, facts, path)
+        if said.code is not None:
+            code = _write_beside(path, f"{_stem(path)}_model.py", CODE_START, said.code)
+        note = said.note and said.note.format(code=code and code.name)
     start = '{\n  "made_by": "unremix '
     text = json.dumps(facts, indent=2) + "\n"
     preprocess = _write_beside(path, "preprocess.json", start, text)
-    page = readme(facts, path, code)
+    page = _readme(facts, path, code)
     beside = (preprocess, _write_beside(path, "README.md", README_START, page))
     return Export(path, beside if code is None else (*beside, code), note)
-
-
-def _with_further_words(run: Run, encoder: nn.Module) -> tuple[Run, nn.Module]:
-    """The run and encoder of sentences as embedding uses them: with the words of --expand."""
-    encoder, words = reader(run)
-    shape = SentenceShape(tuple(words.words[2:]), tuple(words.counts[2:]), words.counts[1])
-    return Run.unwritten(run.path, run.config, shape), encoder
 
 
 def _stem(path: Path) -> str:
@@ -217,92 +145,25 @@ def _write_beside(path: Path, name: str, start: str, text: str) -> Path:
     return target
 
 
-def _differences(encoder: ResNet) -> list[str]:
-    """Why torchvision's class of that depth cannot load the weights."""
-    return [
-        words
-        for differs, words in (
-            (encoder.stem == "cifar", "first convolution 3x3 instead of 7x7, no max-pool"),
-            (encoder.width != 64, f"width {encoder.width} instead of 64"),
-            (encoder.channels != 3, f"{encoder.channels} channel instead of 3"),
-        )
-        if differs
-    ]
+def _readme(facts: dict[str, Any], path: Path, code: Path | None) -> str:
+    """The README of an encoder.
 
-
-CODE_START = '"""Written by unremix'
-
-
-def _code(encoder: ResNet, path: Path) -> str:
-    """A module of Python that builds this ResNet with nothing but torch."""
-    source = inspect.getsource(resnet).split('"""', 2)[2].lstrip()
-    made = (
-        f"ResNet({encoder.depth}, channels={encoder.channels}, width={encoder.width}, "
-        f'stem="{encoder.stem}")'
+    Other files with the same stem beside it are covered as well. ``code`` builds the network where
+    torchvision's class does not fit.
+    """
+    domain = find_domain(facts["domain"])
+    stem = path.name.split(".")[0]
+    earlier = path.parent / f"{stem}_model.py"
+    code = earlier if code is None and earlier.exists() else code
+    files = {end: stem + end for end in SUFFIX.values() if (path.parent / (stem + end)).exists()}
+    files[path.name[len(stem) :]] = path.name
+    loadable = path.name if path.suffix in (".safetensors", ".onnx") else None
+    further = domain.exports and fill(domain.exports.readme, facts=facts, files=files, code=code)
+    return fill(
+        TEMPLATE,
+        start=README_START,
+        facts=facts,
+        items=domain.items,
+        loadable=loadable or files.get(".safetensors") or files.get(".onnx"),
+        further=further,
     )
-    return f'''{CODE_START} {__version__}: the ResNet whose weights are in {path.name}.
-
-It needs torch only. ``load()`` gives the encoder, from normalized images to features.
-"""
-
-{source}
-
-def load(path: str | None = None) -> ResNet:
-    """The trained encoder, in eval mode."""
-    import torch
-    from pathlib import Path
-
-    model = {made}
-    file = Path(__file__).with_name({path.name!r}) if path is None else path
-    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    return model.eval()
-'''
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what the exporter says about itself and about packages that are not needed."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def _write_onnx(encoder: nn.Module, facts: dict[str, Any], path: Path) -> None:
-    with needed_for("the format onnx"):
-        import onnx  # noqa: F401
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    shape = (2, facts["channels"], facts["size"], facts["size"])
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    # In single precision: onnxruntime has no convolution in double.
-    model = FromBytes(encoder.float(), facts["mean"], facts["std"]).eval()
-
-    def write(file: Path) -> None:
-        with _quiet():
-            program = torch.onnx.export(
-                model,
-                (images,),
-                dynamo=True,
-                verbose=False,
-                input_names=["images"],
-                output_names=["features"],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-            )
-            assert program is not None
-            program.model.metadata_props.update(to_texts(facts))
-            program.save(file, external_data=False)
-        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        for batch in (images, images[:1]):
-            (features,) = session.run(None, {"images": batch.numpy()})
-            with torch.no_grad():
-                expected = model(batch)
-            torch.testing.assert_close(torch.from_numpy(features), expected, rtol=1e-3, atol=1e-4)
-
-    write_whole(path, write)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unremix.data.bounds import shorten
-from unremix.data.image.items import read_items
-from unremix.data.suggestions import needed_for
+from unremix.console.suggestions import needed_for
 from unremix.domains import find_domain
-from unremix.domains.outline import outlined, refuse_other
-from unremix.encoders import make_encoder
-from unremix.encoders.registry import NAMES
-from unremix.options.config import LARGEST_IMAGE, TrainConfig, make_config
+from unremix.domains.options import TrainConfig, make_config
+from unremix.files.bounds import shorten
+from unremix.training.building import outlined, refuse_other
 from unremix.training.checkpoints import (
     DamagedError,
     check_embeddings,
     check_finite,
     read_safetensors,
 )
-from unremix.training.export import OPTIONS, FromBytes, from_texts
-from unremix.training.run import Run
-
-AT_ONCE = 512  # images
+from unremix.training.export import from_texts
 
 
 class ExportedEncoder:
@@ -56,8 +51,7 @@ class ExportedEncoder:
         Raises:
             ValueError: For items the encoder cannot take.
         """
-        embeddings = check_embeddings(self._embed(items))
-        return F.normalize(embeddings, dim=1) if normalize else embeddings
+        return check_embeddings(self._embed(items), normalize=normalize)
 
 
 def load_exported(path: str | Path) -> ExportedEncoder:
@@ -112,12 +106,14 @@ def _from_onnx(path: Path) -> ExportedEncoder:
     except Exception as error:  # its exceptions have no base of their own
         raise ValueError(f"expected an ONNX file, got {path} ({error})") from error
     facts = _facts(path, session.get_modelmeta().custom_metadata_map)
+    exports = find_domain(facts["domain"]).exports
+    assert exports is not None
 
-    def network(images: Tensor) -> Tensor:
-        (features,) = session.run(None, {"images": images.numpy()})
+    def forward(inputs: Tensor) -> Tensor:
+        (features,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
         return torch.from_numpy(features)
 
-    return _of_images(path, facts, network)
+    return ExportedEncoder(path, facts, exports.embedder(facts, path, forward))
 
 
 def _from_safetensors(path: Path) -> ExportedEncoder:
@@ -127,74 +123,51 @@ def _from_safetensors(path: Path) -> ExportedEncoder:
         raise ValueError(f"expected a safetensors file, got another: {error}") from error
     facts = _facts(path, texts)
     check_finite(weights, str(path))
-    if facts["domain"] == "image":
-        _refuse_larger(lambda: _image_encoder(path, facts), weights, path)
-        for name in ("mean", "std"):
-            if len(facts[name]) != facts["channels"]:
-                raise ValueError(f"{name} of {len(facts[name])} channels")
-        encoder = _fill(_image_encoder(path, facts), weights)
-        return _of_images(path, facts, FromBytes(encoder, facts["mean"], facts["std"]).eval())
-    domain, kind = find_domain(facts["domain"]), facts["domain"]
-    options = {name: facts["encoder"][name] for name in OPTIONS[kind]}
-    config, shape = make_config({"domain": kind, kind: options}), domain.shape_from(facts["shape"])
-    _refuse_larger(lambda: domain.build(config, shape).encoder, weights, path)
-    encoder = _fill(domain.build(config, shape).encoder, weights)
-    return ExportedEncoder(path, facts, _Loaded(path, config, shape, encoder).embed)
+    domain = find_domain(facts["domain"])
+    exports = domain.exports
+    if exports is not None:
+        encoder = _filled(lambda: exports.network(facts, path), weights, path)
+        forward = exports.forward(encoder, facts)
+        return ExportedEncoder(path, facts, exports.embedder(facts, path, forward))
+    own = {name: facts["encoder"][name] for name in domain.architecture}
+    config = make_config(
+        {"domain": domain.name, **({domain.section: own} if domain.section else own)}
+    )
+    shape = domain.shape_from(facts["shape"])
+    encoder = _filled(lambda: domain.build(config, shape)[0], weights, path)
+    loaded = _Loaded(path, config, shape, encoder)
+    return ExportedEncoder(path, facts, lambda items: domain.embed(loaded, items))
 
 
-def _refuse_larger(make: Callable[[], nn.Module], weights: dict[str, Tensor], path: Path) -> None:
-    """Refuse metadata of a larger network than the weights are of, before memory is taken."""
+def _filled(make: Callable[[], nn.Module], weights: dict[str, Tensor], path: Path) -> nn.Module:
+    """The encoder that a function makes, with the weights, in their precision.
+
+    Raises:
+        ValueError: If the metadata are of a larger network than the weights.
+    """
+    # Before memory is taken for it.
     refuse_other(outlined(make, "the sizes in its metadata"), weights, str(path))
+    dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+    with torch.random.fork_rng(devices=[]):
+        encoder = make().to(dtype)
+    encoder.load_state_dict(weights)
+    return encoder.eval()
 
 
-class _Loaded(Run):
+@dataclass
+class _Loaded:
     """What embedding asks of a run, for an encoder without one."""
 
-    def __init__(self, path: Path, config: TrainConfig, shape: Any, network: nn.Module) -> None:
-        self.path, self.config, self.shape, self.network = path, config, shape, network
+    path: Path
+    config: TrainConfig
+    shape: Any
+    network: nn.Module
 
     def encoder(self, *, trained: bool = True) -> nn.Module:
         return self.network
 
+    def metrics(self) -> list[dict[str, float]]:
+        return []
 
-def _fill(encoder: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
-    """The weights in the encoder, in their precision."""
-    dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
-    encoder.to(dtype).load_state_dict(weights)
-    return encoder.eval()
-
-
-def _image_encoder(path: Path, facts: dict[str, Any]) -> nn.Module:
-    made = facts["encoder"]
-    name = made["name"]
-    # A file must not decide which code runs: weights are data.
-    if name not in NAMES and not name.startswith(("timm:", "torchvision:")):
-        raise ValueError(
-            f"expected a network of unremix, timm or torchvision, got {name!r} in {path}; export "
-            "it as onnx, which needs no code"
-        )
-    return make_encoder(
-        name,
-        channels=facts["channels"],
-        image_size=facts["size"],
-        width=made["width"],
-        stem=made["stem"],
-    )
-
-
-def _of_images(
-    path: Path, facts: dict[str, Any], network: Callable[[Tensor], Tensor]
-) -> ExportedEncoder:
-    channels, size = facts["channels"], facts["size"]
-    if channels not in (1, 3) or not isinstance(size, int) or not 1 <= size <= LARGEST_IMAGE:
-        raise ValueError(
-            f"expected 1 or 3 channels and a size in pixels in {path}, got {shorten(channels)} and "
-            f"{shorten(size)}; write it again with 'unremix export RUN'"
-        )
-
-    @torch.no_grad()
-    def embed(items: Any) -> Tensor:
-        images = read_items(items, channels=channels, size=size)
-        return torch.cat([network(part) for part in images.split(AT_ONCE)])
-
-    return ExportedEncoder(path, facts, embed)
+    def warn(self, message: str) -> None:
+        warnings.warn(message, stacklevel=2)

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.data.bounds import shorten
-from unremix.data.suggestions import needed_for
+from unremix.console.suggestions import expecting, needed_for
+from unremix.files.bounds import shorten
 from unremix.frameworks.base import Framework
-from unremix.options.config import TrainConfig
 from unremix.training.checkpoints import read_checkpoint, read_safetensors
 
 SHOWN = 4  # names listed in a message
@@ -24,13 +23,9 @@ NESTED = ("state_dict", "model", "model_state", "teacher", "student")
 def _pretrained(name: str, channels: int) -> dict[str, Tensor]:
     with needed_for(f"pretrained weights of {name!r}"):
         import timm  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    try:
+    remedy = "check the name and the connection, or give a file to --init"
+    with expecting(f"pretrained weights of {name!r} from timm", remedy):
         model = timm.create_model(name, pretrained=True, num_classes=0, in_chans=channels)
-    except Exception as error:
-        raise ValueError(
-            f"expected pretrained weights of {name!r} from timm, got {type(error).__name__}: "
-            f"{error}; check the name and the connection, or give a file to --init"
-        ) from error
     state: dict[str, Tensor] = model.state_dict()
     return state
 
@@ -154,9 +149,8 @@ def load_matching(encoder: nn.Module, given: dict[str, Tensor], source: str) -> 
     return said
 
 
-def initialize(model: Framework, config: TrainConfig, shape: Any) -> str:
-    """Set the encoder's weights as ``--init`` or ``--pretrained`` asks; says what was loaded."""
-    source = config.init or config.backbone
+def initialize(model: Framework, source: str, shape: Any) -> str:
+    """Set the encoder's weights to those of a source; says what was loaded."""
     given = read_weights(source, getattr(shape, "channels", 3))
     said = load_matching(model.encoder, given, source)
     follower = getattr(model, "key_encoder", None)

@@ -35,13 +35,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unremix
-from unremix.data.atomic_files import refuse_link, write_text
-from unremix.data.printing import to_csv
-from unremix.domains.base import Observer, Streams
-from unremix.domains.sampling import scramble
+from unremix.console.printing import to_csv
+from unremix.domains.base import Observer, make_batch
+from unremix.domains.options import TrainConfig, config_from_yaml, config_to_yaml
+from unremix.domains.remembered import forget
+from unremix.files.atomic_files import refuse_link, write_text
 from unremix.frameworks.base import Framework, Projecting
-from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
-from unremix.training.export import write_weights
+from unremix.frameworks.randomness import scramble
+from unremix.training.building import build_model
+from unremix.training.export import export_facts, write_weights
 from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer
 from unremix.training.preparation import Prepared, processes_here
@@ -49,7 +51,7 @@ from unremix.training.progress import Progress
 from unremix.training.record import device_in_words
 from unremix.training.run import Run, reading
 from unremix.training.sharding import divide, gathered, is_divided, shard
-from unremix.training.stopping import Stop, requeue, resume_command
+from unremix.training.stopping import StopRequest, requeue, resume_command
 from unremix.training.threads import limited_threads
 
 WATCHED = 0.5  # seconds between looks at the other processes
@@ -74,16 +76,16 @@ class Training:
         prepared: Prepared,
         observe: Observer,
         progress: Progress,
-        stop: Stop | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         self.fabric, self.observe, self.progress, self.stop = fabric, observe, progress, stop
         self.prepared, self.run, self.config = prepared, prepared.run, prepared.config
         self.data, self.domain = prepared.data, prepared.run.domain
-        model = prepared.model or self.domain.build(self.config, self.run.shape, gather=True)
+        model = prepared.model or build_model(self.config, self.run.shape, gather=True)
         if self.config.sync_batchnorm and fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(fabric.device).train()
-        self.model.meet(getattr(getattr(self.data, "train", None), "labels", None))
+        self.model.read_labels(getattr(getattr(self.data, "train", None), "labels", None))
         state = prepared.state or {}
         self.step = int(state.get("step", 0))
         self.losses: list[float] = list(state.get("losses", ()))
@@ -94,14 +96,12 @@ class Training:
         self.since = time.perf_counter()
         self.steps_per_epoch = self.domain.steps(self.data, self.config)
         self.total = self.config.epochs * self.steps_per_epoch
-        self.ahead = 0
-        if isinstance(self.domain, Streams):
-            self.ahead = self.domain.ahead(self.data, self.config)
+        self.ahead = self.domain.ahead(self.data, self.config)
         self.model.reserve(self.domain.size(self.data))
         if state:
             self.run.restore(self.model, state)
-        elif self.config.init is not None or self.config.pretrained:
-            said = initialize(self.model, self.config, self.run.shape)
+        elif (source := self.domain.starts_from(self.config)) is not None:
+            said = initialize(self.model, source, self.run.shape)
             if fabric.is_global_zero:
                 progress.say(said)
 
@@ -155,7 +155,7 @@ class Training:
 
             def read(step: int) -> Any:
                 indices = self._indices(step)
-                if self.ahead and isinstance(self.domain, Streams):
+                if self.ahead:
                     for number in (step, min(step + self.ahead, self.total - 1)):
                         self.domain.expect(self.data, self._indices(number))
                 return indices, pool.submit(self.domain.fetch, self.data, indices)
@@ -205,20 +205,21 @@ class Training:
             group["lr"] = rate
         self.optimizer.zero_grad()
         with self.fabric.autocast():
-            views = self.domain.batch(
-                fetched, indices, self.model, config, self.run.shape, step=self.step,
+            batch = make_batch(
+                self.domain, fetched, indices, self.model, config, self.run.shape, step=self.step,
                 epoch=self.epoch,
             )  # fmt: skip
             if config.chunk is None or config.chunk >= len(indices):
-                loss = self.wrapped(views)
+                loss = self.wrapped(batch)
                 self.fabric.backward(loss)
             else:
-                loss = self._chunked(views, config.chunk)
+                loss = self._chunked(batch, config.chunk)
         if config.clip is not None:
             self.fabric.clip_gradients(
                 self.model, self.optimizer, max_norm=config.clip, error_if_nonfinite=False
             )
         self.fabric.strategy.optimizer_step(self.optimizer)
+        forget(self.model.encoder)
         self.model.after_step()
         asked = self.stop is not None and self.stop.asked
         numbers = torch.stack([loss.detach().double(), loss.new_tensor(asked).double()])
@@ -265,7 +266,7 @@ class Training:
         return row
 
     def whole(self) -> Framework:
-        """The model; in the first process, where its parameters are divided, a whole copy.
+        """The model; if its parameters are divided, a whole copy in the first process.
 
         All processes ask for it together.
         """
@@ -274,7 +275,7 @@ class Training:
         state = gathered(self.model.state_dict())
         if not self.fabric.is_global_zero:
             return self.model
-        copy = self.domain.build(self.config, self.run.shape, gather=True)
+        copy = build_model(self.config, self.run.shape, gather=True)
         copy.reserve(self.domain.size(self.data))
         copy.load_state_dict(state)
         return copy.to(self.fabric.device).train()
@@ -306,10 +307,10 @@ class Training:
             alone = self.wrapped.no_sync()
         with alone:
             with torch.no_grad(), _running_statistics_held(self.model):
-                parts = [[self.model.embed(chunk) for chunk in chunks] for chunks in inputs]
+                chunked = [[self.model.embed(chunk) for chunk in chunks] for chunks in inputs]
             embedded = [
-                (torch.cat([z for z, _ in part]).requires_grad_(), torch.cat([h for _, h in part]))
-                for part in parts
+                (torch.cat([z for z, _ in view]).requires_grad_(), torch.cat([h for _, h in view]))
+                for view in chunked
             ]
             loss: Tensor = self.model.objective(embedded, batch)
             self.fabric.backward(loss)
@@ -406,10 +407,10 @@ def _places(config: TrainConfig) -> tuple[int, int]:
 
 
 def _launched(config: TrainConfig, run: Run) -> Fabric:
-    """The processes, met.
+    """Start the processes and wait until all have joined.
 
     Raises:
-        TimeoutError: If they do not meet in time.
+        TimeoutError: If they do not all join in time.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -449,7 +450,7 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
         ) from error
     if fabric.world_size > 1:
         atexit.register(_leave)
-        # Taken over from Lightning, which would kill this process too, without a word.
+        # Watched here because Lightning would silently kill this process, too.
         children: list[subprocess.Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
         thread = threading.Thread(target=_watch, args=(list(children), run.path), daemon=True)
         children.clear()
@@ -466,7 +467,7 @@ def _agree(fabric: Fabric, prepared: Prepared) -> None:
     run, options = prepared.run, config_to_yaml(prepared.config)
     known = (run.path, options, run.shape, prepared.state, prepared.record["data"])
     path, options, shape, state, data = fabric.broadcast(known)
-    config = config_from_yaml(options).released(trust=True, where="the first process")
+    config = config_from_yaml(options, trust=True).trusted(trust=True, where="the first process")
     if data != prepared.record["data"]:
         raise ValueError(
             f"expected the data of the first process in all, got others from {config.data!r} in "
@@ -509,7 +510,7 @@ def _leave() -> None:
 
 
 def fit(
-    prepared: Prepared, observe: Observer, progress: Progress, stop: Stop | None = None
+    prepared: Prepared, observe: Observer, progress: Progress, stop: StopRequest | None = None
 ) -> bool:
     """Train from the prepared state to the last epoch, and save the encoder.
 
@@ -519,12 +520,26 @@ def fit(
     Raises:
         KeyboardInterrupt: If asked to stop; its text is the run's folder.
     """
-    run = prepared.run
-    fabric = _launched(prepared.config, run)
+    run, config = prepared.run, prepared.config
+    fabric = _launched(config, run)
     try:
         if fabric.world_size > 1:
             _agree(fabric, prepared)
-        training = _train(fabric, prepared, observe, progress, stop)
+            config = prepared.config
+        is_new = prepared.state is None
+        is_over = bool((prepared.state or {}).get("stopped"))
+        with limited_threads(config.threads), torch.random.fork_rng(devices=[]), progress:
+            training = Training(fabric, prepared, observe, progress, stop)
+            if fabric.is_global_zero:
+                progress.opened(training)
+            if training.step < training.total and not is_over:
+                if fabric.is_global_zero:  # that of an earlier end, or of an export meanwhile
+                    (run.path / "encoder.safetensors").unlink(missing_ok=True)
+                training()
+                for logger in fabric.loggers:
+                    logger.finalize("success")
+            elif is_new:
+                training.save()
     except RuntimeError as error:
         if fabric.world_size == 1 or not _is_lost(error):
             raise
@@ -533,26 +548,7 @@ def fit(
     if fabric.is_global_zero:
         run.model = model.cpu().eval()
         run.trained = run.model.encoder
-        write_weights(run, run.trained, run.path / "encoder.safetensors")
+        facts = export_facts(run, run.trained)
+        write_weights(facts, run.trained, run.path / "encoder.safetensors")
+        run.rows = [dict(row) for row in training.rows]
     return fabric.is_global_zero
-
-
-def _train(
-    fabric: Fabric, prepared: Prepared, observe: Observer, progress: Progress, stop: Stop | None
-) -> Training:
-    """Train to the last epoch, if there is anything left to do."""
-    run, config = prepared.run, prepared.config
-    with limited_threads(config.threads), torch.random.fork_rng(devices=[]), progress:
-        done = prepared.state is not None and bool(prepared.state.get("stopped"))
-        training = Training(fabric, prepared, observe, progress, stop)
-        if fabric.is_global_zero:
-            progress.opened(training)
-        if training.step < training.total and not done:
-            if fabric.is_global_zero:  # that of an earlier end, or of an export meanwhile
-                (run.path / "encoder.safetensors").unlink(missing_ok=True)
-            training()
-            for logger in fabric.loggers:
-                logger.finalize("success")
-        elif prepared.state is None:
-            training.save()
-    return training

@@ -23,9 +23,8 @@ LARGEST = 2**25  # bytes of an array that may be kept; older versions refuse mor
 def keep_freed_memory() -> bool:
     """Ask glibc to keep up to 512 MiB of freed memory; returns whether it does.
 
-    Nothing is asked where ``UNREMIX_KEEP_MEMORY`` is 0, where the user has settings of their own
-    (``MALLOC_TRIM_THRESHOLD_`` and the like in the environment), or where the allocator is another
-    one.
+    Does nothing if ``UNREMIX_KEEP_MEMORY`` is 0, if the environment has settings for malloc (such
+    as ``MALLOC_TRIM_THRESHOLD_``), or with another allocator.
 
     Example:
         >>> os.environ["UNREMIX_KEEP_MEMORY"] = "0"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from unremix.data.bounds import shorten
-from unremix.options.config import OptimizerName, ScheduleName
+from unremix.domains.options import OptimizerName, ScheduleName
+from unremix.files.bounds import shorten
 
 
 class LARS(Optimizer):
@@ -94,7 +94,7 @@ def make_optimizer(
     ]
     if mix:
         groups.append({"params": mix, "weight_decay": 0.0})
-    # One sweep over all parameters, where the others make a dozen; on a GPU torch does so anyway.
+    # Fused, one sweep over all parameters in place of a dozen; on a GPU it is torch's default.
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     fused = True if on_cpu else None
     if name == "adam":

@@ -11,7 +11,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from copy import deepcopy
+from dataclasses import MISSING, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from shutil import rmtree
@@ -20,11 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from unremix.data.atomic_files import refuse_link, sweep, try_lock
 from unremix.domains import Domain, find_domain
-from unremix.encoders import make_encoder
-from unremix.frameworks.base import Framework
-from unremix.options.config import OF_A_CALL, TrainConfig
+from unremix.domains.options import OF_A_CALL, TrainConfig
+from unremix.files.atomic_files import refuse_link, sweep, try_lock
+from unremix.frameworks.base import Framework, auto_batch
+from unremix.training.building import build_model, outline_model, refuse_other
 from unremix.training.initialization import find_weights
 from unremix.training.record import differences, make_record
 from unremix.training.run import Run
@@ -35,7 +36,7 @@ EXTENDED = ("epochs", "max_minutes", "threads")  # what may change when a run is
 
 
 def _is_first_process() -> bool:
-    """Whether this is the first of the processes, as far as the launcher has said."""
+    """Whether this is the first of the processes, by the launcher's environment variables."""
     if "RANK" in os.environ:  # torchrun, also within a SLURM job, whose numbers are not its own
         return os.environ["RANK"] == "0"
     places = ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
@@ -74,8 +75,8 @@ def locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _claim(config: TrainConfig, data_name: str, held: ExitStack) -> tuple[Path, bool]:
-    """The folder of a new run, locked; a name made up for it gets a number where it is taken.
+def _claim(config: TrainConfig, data_name: str, locks: ExitStack) -> tuple[Path, bool]:
+    """The folder of a new run, locked; a default name that is taken gets a number.
 
     Returns:
         The folder, and whether it was made here.
@@ -85,14 +86,14 @@ def _claim(config: TrainConfig, data_name: str, held: ExitStack) -> tuple[Path, 
         path = Path(config.runs) / (base if number == 1 else f"{base}-{number}")
         made = not path.exists()
         try:
-            held.enter_context(locked(path))
+            locks.enter_context(locked(path))
         except BlockingIOError:
             if config.name is not None:
                 raise
             continue
         if not (path / "config.yaml").exists():
             return path, made
-        held.close()
+        locks.close()
         if config.name is not None:
             raise FileExistsError(f"expected a new run's name, got {config.name!r}, which exists")
     raise AssertionError("numbers end")
@@ -112,11 +113,11 @@ def _stopped_early(config: TrainConfig) -> Run | None:
         run = Run(path)
     except (OSError, ValueError) as error:
         raise FileExistsError(f"{taken} and cannot be read; choose another --name") from error
-    earlier, asked = asdict(run.config), asdict(config)
+    earlier, asked = run.config.options(), config.options()
     ignored = {*OF_A_CALL, "resume", "progress", "runs", "threads"}
     if config.batch_size == "auto":  # type: ignore[comparison-overlap]
         ignored.add("batch_size")  # type: ignore[unreachable]
-    changed = [name for name in asked if name not in ignored and asked[name] != earlier[name]]
+    changed = [name for name in asked if name not in ignored and asked[name] != earlier.get(name)]
     if run.evaluation is None and not changed:
         return run
     why = f"with other options ({', '.join(changed)})" if changed else "and is finished"
@@ -170,24 +171,25 @@ def check(config: TrainConfig) -> None:
             "expected --strategy fsdp with a framework whose parameters can be divided, got "
             f"{composition.parts['framework']}; use ddp"
         )
-    find_domain(config.domain).check(config)
+    domain, framework = find_domain(config.domain), None
+    domain.check(config)
     if config.init is not None:
         find_weights(config.init)
-    if config.domain == "image":
-        with torch.random.fork_rng(devices=[]):
-            _check_encoder(config)
-            # The parts together, around layers of size 1: the images decide the real ones.
+    with torch.random.fork_rng(devices=[]):
+        composition.make_loss()
+        if composition.parts["framework"] not in domain.frameworks:
+            # The parts together, around layers of size 1: the data decide the real ones.
             framework = composition.make_framework(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
-        if config.audit_every is not None and not composition.has_weights:
-            raise ValueError(
-                f"expected a framework with negatives for --audit_every, got {config.recipe!r}, "
-                "which has none; leave it out"
-            )
-        if config.chunk is not None and getattr(framework, "remembers_features", False):
-            raise ValueError(
-                f"expected no chunk with evidence that remembers features, got chunk={config.chunk}"
-                "; leave out one of them"
-            )
+    if config.audit_every is not None and not composition.has_weights:
+        raise ValueError(
+            f"expected a framework with negatives for --audit_every, got {config.recipe!r}, "
+            "which has none; leave it out"
+        )
+    if config.chunk is not None and getattr(framework, "remembers_features", False):
+        raise ValueError(
+            f"expected no chunk with evidence that remembers features, got chunk={config.chunk}"
+            "; leave out one of them"
+        )
 
 
 def _check_restarts(config: TrainConfig) -> None:
@@ -206,31 +208,8 @@ def _check_restarts(config: TrainConfig) -> None:
         )
 
 
-def _check_encoder(config: TrainConfig) -> None:
-    source, colon, _ = config.backbone.partition(":")
-    if colon and source:
-        package = source.partition(".")[0]
-        if importlib.util.find_spec(package) is None:
-            raise ImportError(
-                f"expected {package} to be installed for --backbone {config.backbone}, got none; "
-                "install it, or check the spelling"
-            )
-    elif config.backbone != "auto":
-        make_encoder(config.backbone, channels=1, image_size=32, width=1, stem=config.stem)
-
-
-def auto_batch(size: int) -> int:
-    """256, or the largest power of two that gives at least 4 steps an epoch, never below 16.
-
-    Example:
-        >>> auto_batch(5000), auto_batch(1000), auto_batch(70), auto_batch(20)
-        (256, 128, 16, 16)
-    """
-    return max(16, min(256, 1 << max(0, (size // 4).bit_length() - 1)))
-
-
 def fit_to(domain: Domain, data: Any, config: TrainConfig) -> TrainConfig:
-    """The options with the batch size that the data call for, where it is auto.
+    """The options, with the batch size that suits the data in place of auto.
 
     Raises:
         ValueError: If there are fewer samples than a batch.
@@ -253,15 +232,16 @@ def fit_to(domain: Domain, data: Any, config: TrainConfig) -> TrainConfig:
 def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | None]:
     assert config.resume is not None
     assert config.given is not None
-    run = Run(config.resume)
+    run = Run(config.resume, trust=config.trust)
     refuse_link(run.checkpoint.parent)
     # Code that was typed as well is not the folder's.
     typed = set(run.config.code) <= set(config.code)
-    run.config = run.config.released(trust=config.trust or typed, where=str(run.path))
+    run.config = run.config.trusted(trust=typed, where=str(run.path))
     changed = [
         name
         for name in sorted(config.given - {*OF_A_CALL, "resume", "progress", "runs", *EXTENDED})
-        if getattr(config, name) != getattr(run.config, name)
+        # Where one of the two has no such option, they are of different kinds of data.
+        if getattr(config, name, None) != getattr(run.config, name, MISSING)
     ]
     if changed:
         raise ValueError(
@@ -321,7 +301,7 @@ class Prepared:
     unlock: Callable[[], object] = lambda: None  # lets other processes write the run's folder
 
     def discard(self) -> None:
-        """Remove the folder of a run that came to nothing."""
+        """Remove the folder of a run that never made a step."""
         if self.made and not self.begun:
             rmtree(self.run.path, ignore_errors=True)
 
@@ -342,18 +322,18 @@ def prepare(config: TrainConfig) -> Prepared:
             threads=config.threads or earlier.config.threads,
             resume=str(earlier.path),
             allow_changed_data=config.allow_changed_data,
-            held=False,  # all that it names was asked for
+            from_file=False,  # all that it names was asked for
         )
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if config.resume is not None and first and Path(config.resume).is_dir():
-            held.enter_context(locked(Path(config.resume)))
-        prepared = _prepare(config, held)
-        # Held until it is released, or as long as what was prepared lives.
-        prepared.unlock = weakref.finalize(prepared, held.pop_all().close)
+            locks.enter_context(locked(Path(config.resume)))
+        prepared = _prepare(config, locks)
+        # Locked until somebody unlocks it, or as long as what was prepared lives.
+        prepared.unlock = weakref.finalize(prepared, locks.pop_all().close)
     return prepared
 
 
-def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
+def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
     asked, run, state, made = config, None, None, False
     if config.resume is not None:
         run, config, state = _resumed(config)
@@ -363,10 +343,11 @@ def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
     domain = find_domain(config.domain)
     data = domain.load(config)
     shape = domain.shape(data, config) if run is None or state is None else run.shape
+    outline = outline_model(config, shape)
     if run is not None and state is not None:
-        run.refuse_larger(state["model"])
-    # What cannot be is refused before anything is written. Without processes nothing is gathered.
-    model = domain.build(config, shape, gather=True)
+        refuse_other(outline, state["model"], str(run.checkpoint))
+    # Build now, so that bad options fail before the folder exists. One process gathers nothing.
+    model = build_model(config, shape, gather=True, outline=outline)
     if run is None:
         config = fit_to(domain, data, config)
         if config.threads is None:
@@ -380,7 +361,7 @@ def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
     elif first:
         path = None if run is None else run.path
         if path is None:
-            path, made = _claim(config, data.name, held)
+            path, made = _claim(config, data.name, locks)
         try:
             run = Run.create(path, replace(config, name=path.name), shape)
         except OSError:
@@ -389,5 +370,7 @@ def _prepare(config: TrainConfig, held: ExitStack) -> Prepared:
             raise
     else:
         run = Run.unwritten(Path(config.runs) if run is None else run.path, config, shape)
+    if first:
+        run.untrained = deepcopy(model.encoder).eval()
     config = replace(run.config, progress=config.progress)
     return Prepared(run, config, data, state, record, model, made)

@@ -17,13 +17,12 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
+from unremix.console.printing import printable
+from unremix.console.quantities import counted, roughly
 from unremix.core.engines import find_engine
-from unremix.data.printing import printable
-from unremix.data.quantities import counted, roughly
 from unremix.domains import find_domain
-from unremix.encoders.registry import chosen_name
+from unremix.domains.options import TrainConfig
 from unremix.losses import TwoViewLoss
-from unremix.options.config import TrainConfig
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,18 +33,12 @@ EARLY = 4  # steps after which the rest is forecast; the first is slower than th
 PATIENCE = 20.0  # seconds after which fewer steps have to do
 WORTH_SAYING = 60.0  # seconds; of less, the lines of the epochs say enough
 SLOW = 3600.0  # seconds on a CPU from which faster settings are named
-SMALL_IMAGE = 32  # pixels
 SILENCE = 30.0  # seconds without a line in a log file, at most (but for a single slow step)
 
 
 def faster_options(config: TrainConfig, shape: Any) -> str:
     """Options that make a run on a CPU take less time, as they are typed."""
-    options = []
-    if config.domain == "image":
-        small = chosen_name(config.backbone, shape.image_size) == "small"
-        options += [] if small else ["--backbone small"]
-        options += [f"--image_size {SMALL_IMAGE}"] if shape.image_size > SMALL_IMAGE else []
-    return " ".join(options) or "fewer --epochs"
+    return " ".join(find_domain(config.domain).faster(config, shape)) or "fewer --epochs"
 
 
 class Progress:
@@ -111,7 +104,7 @@ class Progress:
 
     @staticmethod
     def _seconds_left(training: Training, step: float) -> float:
-        """How long the remaining steps take if each takes so many seconds, or the time allows."""
+        """Seconds that the remaining steps take at this many per step, within max_minutes."""
         left, minutes = (training.total - training.step) * step, training.config.max_minutes
         return left if minutes is None else max(0.0, min(left, 60 * minutes - training.seconds))
 

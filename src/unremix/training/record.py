@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import unremix
+from unremix.console.quantities import counted
 from unremix.core.engines import engine_report
-from unremix.data.quantities import counted
 
 
 def versions() -> dict[str, str]:

@@ -19,16 +19,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unremix
-from unremix.data.atomic_files import read_text, replacing, write_text
-from unremix.data.printing import one_line
+from unremix.console.printing import one_line
 from unremix.domains import Domain, find_domain
-from unremix.domains.outline import refuse_other
+from unremix.domains.options import (
+    TrainConfig,
+    UntrustedError,
+    config_from_yaml,
+    config_to_yaml,
+)
+from unremix.files.atomic_files import read_text, replacing, write_text
 from unremix.frameworks.base import Framework, Projecting
-from unremix.options.config import TrainConfig, config_from_yaml, config_to_yaml
+from unremix.training.building import build_model, outline_model, refuse_other
 from unremix.training.checkpoints import (
     DamagedError,
     check_embeddings,
@@ -40,6 +44,7 @@ from unremix.training.checkpoints import (
 )
 
 LARGEST_CONFIG = 1 << 20  # bytes; one has some thousand
+FACTS = ("step", "seconds", "device", "date", "version")  # of a checkpoint, besides tensors
 WRITER = "# unremix "  # and the version, in the first line of config.yaml
 
 Layer = Literal["backbone", "head"]
@@ -83,6 +88,13 @@ class Run:
     """
 
     layer: Layer = "backbone"
+    trained: nn.Module | None = None  # the encoder, if it is in memory
+    untrained: nn.Module | None = None  # the encoder as it was initialized, if it is in memory
+    model: Framework | None = None  # the whole model, if it is in memory
+    rows: list[dict[str, float]] | None = None  # of metrics.csv, if it was just written
+    card: dict[str, Any] | None = None  # evaluation.json, if it was just written
+    fell_back = False  # whether the previous checkpoint was read in place of the latest
+    _facts: dict[str, Any] | None = None  # about the checkpoint, if it was read
 
     def __init__(self, path: str | Path, *, layer: Layer = "backbone", trust: bool = False) -> None:
         if layer not in get_args(Layer):
@@ -96,19 +108,18 @@ class Run:
             )
         text = read_text(file, LARGEST_CONFIG)
         try:
-            config = config_from_yaml(text)
+            config = config_from_yaml(text, trust=trust, where=str(self.path))
             shape = json.loads(read_text(self.path / "shape.json"))
             self.shape: Any = find_domain(config.domain).shape_from(shape)
+        except UntrustedError:
+            raise
         except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"expected a run folder of unremix {unremix.__version__}, got {str(self.path)!r} "
                 f"of {_writer(text)} ({one_line(str(error))[:300]}); use that version, or train a "
                 "new run"
             ) from error
-        self.config = config.released(trust=True, where=str(self.path)) if trust else config
-        self.trained: nn.Module | None = None
-        self.model: Framework | None = None  # the whole, where it has just been trained
-        self.fell_back = False
+        self.config = config.trusted(trust=True, where=str(self.path)) if trust else config
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -123,9 +134,11 @@ class Run:
         """A run whose folder another process writes."""
         run = cls.__new__(cls)
         run.path, run.config, run.shape = path, config, shape
-        run.trained, run.model = None, None
-        run.fell_back = False
         return run
+
+    def forget_files(self) -> None:
+        """Read again what files hold: another process may continue the run, or measure it."""
+        self.rows = self.card = self._facts = None
 
     @staticmethod
     def create(path: Path, config: TrainConfig, shape: Any) -> Run:
@@ -150,6 +163,7 @@ class Run:
         earlier, self.config = self.config, replace(config, progress=self.config.progress)
         if write and self.config != earlier:
             # What was measured at the earlier end no longer holds.
+            self.card = None
             (self.path / "evaluation.json").unlink(missing_ok=True)
             self.write_config()
 
@@ -160,7 +174,7 @@ class Run:
 
     @property
     def previous(self) -> Path:
-        """The checkpoint before it, for the case that it is damaged."""
+        """The checkpoint before it, in case it is damaged."""
         return self.path / "checkpoints" / "previous.ckpt"
 
     @property
@@ -169,7 +183,7 @@ class Run:
         return self.checkpoint.exists() or self.previous.exists()
 
     def load_checkpoint(self) -> dict[str, Any]:
-        """The latest checkpoint's contents; where it is damaged, the previous one's.
+        """The contents of the latest checkpoint, or of the previous one if that is damaged.
 
         Raises:
             FileNotFoundError: If there is none.
@@ -206,6 +220,30 @@ class Run:
         with replacing(self.checkpoint, keep=keep) as temporary:
             write_checkpoint(state, temporary)
         self.fell_back = False
+        self._keep_facts(state)
+
+    def framework(self) -> Framework:
+        """The whole model in eval mode, as it was trained.
+
+        Raises:
+            FileNotFoundError: If there is no checkpoint.
+            ValueError: If it is damaged, or of another model.
+        """
+        if self.model is None:
+            self.config = self.config.trusted(trust=False, where=str(self.path))
+            state = self.load_checkpoint()
+            self._keep_facts(state)
+            self.model = self.restored(state)
+            self.trained = self.trained or self.model.encoder.eval()
+        return self.model.eval()
+
+    def facts(self) -> dict[str, Any]:
+        """After which step the latest checkpoint was written, when, where, and how long it took."""
+        return self._facts or self._keep_facts(self.load_checkpoint())
+
+    def _keep_facts(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        self._facts = {name: state.get(name) for name in FACTS}
+        return self._facts
 
     def restore(self, model: nn.Module, state: dict[str, Any]) -> None:
         """Load a checkpoint's model.
@@ -216,7 +254,7 @@ class Run:
         own = model.state_dict()
         try:
             for name, tensor in state["model"].items():
-                if tensor.dtype != own[name].dtype:  # torch would convert it without a word
+                if tensor.dtype != own[name].dtype:  # torch would convert it silently
                     raise TypeError(f"{name} of {tensor.dtype}")
             model.load_state_dict(state["model"])
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:
@@ -231,7 +269,7 @@ class Run:
         """The encoder in eval mode, with its head if that is the run's layer.
 
         The weights are those of ``encoder.safetensors`` and of the checkpoint, which must agree.
-        One of the two is enough, such as where the checkpoints were not passed on.
+        One of the two is enough, for instance if the checkpoints were not copied.
 
         Args:
             trained: False gives it as it was initialized.
@@ -240,10 +278,11 @@ class Run:
             ValueError: If the model has no head to use, the weights are damaged or not finite, or
                 the run names code and is not trusted.
         """
-        if trained and self.trained is not None and self.layer == "backbone":
-            return self.trained
-        self.config = self.config.released(trust=False, where=str(self.path))
-        model = self._filled() if trained else self.domain.build(self.config, self.shape)
+        known = self.trained if trained else self.untrained
+        if known is not None and self.layer == "backbone":
+            return known
+        self.config = self.config.trusted(trust=False, where=str(self.path))
+        model = self._filled() if trained else build_model(self.config, self.shape)
         if self.layer == "backbone":
             return model.encoder.eval()
         if not isinstance(model, Projecting):
@@ -260,7 +299,7 @@ class Run:
             ValueError: If it is the checkpoint of another model.
         """
         self.refuse_larger(state["model"])
-        model = self.domain.build(self.config, self.shape)
+        model = build_model(self.config, self.shape)
         self.restore(model, state)
         return model
 
@@ -274,7 +313,7 @@ class Run:
         Raises:
             ValueError: If the options are such.
         """
-        outline = self.domain.outline(self.config, self.shape)
+        outline = outline_model(self.config, self.shape)
         part = outline if file is None or outline is None else outline.encoder
         refuse_other(part, stored, str(file or self.checkpoint))
 
@@ -293,7 +332,7 @@ class Run:
             if isinstance(error, DamagedError):
                 warnings.warn(f"{error}; {file.name} is used", stacklevel=3)
             self.refuse_larger(saved, file)
-            model = self.domain.build(self.config, self.shape)
+            model = build_model(self.config, self.shape)
             with reading(file, "use the version that wrote it, or train a new run"):
                 model.encoder.load_state_dict(saved)
         else:
@@ -307,22 +346,26 @@ class Run:
 
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv."""
+        if self.rows is not None:
+            return self.rows
         file = self.path / "metrics.csv"
         if not file.exists():
             return []
         with reading(file, "'unremix train --resume' writes it again"):
             rows = csv.DictReader(io.StringIO(read_text(file), newline=""))
-            found = [
+            numbers = [
                 {name: float(value) for name, value in row.items() if value not in ("", None)}
                 for row in rows
             ]
-            if not all(name in row for row in found for name in ("epoch", "step", "loss")):
+            if not all(name in row for row in numbers for name in ("epoch", "step", "loss")):
                 raise KeyError("a row without epoch, step or loss")
-            return found
+            return numbers
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
         """The evaluation card, if it has been written."""
+        if self.card is not None:
+            return self.card
         file = self.path / "evaluation.json"
         if not file.exists():
             return None
@@ -349,13 +392,11 @@ class Run:
         """Embeddings of items, shape (n, F).
 
         Args:
-            items: Pictures: a list of paths, PIL images or arrays, or one array of shape
-                (n, C, H, W) or (n, H, W, C), see :func:`unremix.data.image.items.read_items`.
-                Graphs: a list of ``torch_geometric.data.Data``. Sentences: a list of strings.
+            items: What the run's kind of data takes: a list of paths, PIL images or arrays, of
+                ``torch_geometric.data.Data``, of strings, or an array of rows.
             normalize: Whether to scale each embedding to length 1.
 
         Raises:
             ValueError: For items the encoder cannot take.
         """
-        embeddings = check_embeddings(self.domain.embed(self, items))
-        return F.normalize(embeddings, dim=1) if normalize else embeddings
+        return check_embeddings(self.domain.embed(self, items), normalize=normalize)

@@ -36,7 +36,7 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
             signal.signal(number, before)
 
 
-class Stop:
+class StopRequest:
     """Notes a request to stop. A second one, two seconds later or more, ends the process at once.
 
     While ``at_once`` is set, so does the first.

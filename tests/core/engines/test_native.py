@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from building import draw
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,9 +16,8 @@ from unremix import UnReMixLoss
 from unremix.core.contrast import contrast
 from unremix.core.engines import native
 from unremix.core.objectives import InfoNCE, JensenShannon
-from unremix.core.options import Options
-from unremix.core.pairs import Pairs
-from unremix.core.problem import Comparison
+from unremix.core.pairs import ContrastInput, Pairs
+from unremix.core.problem import Options
 from unremix.core.scores import COMPONENTS, Block, Component
 from unremix.core.views import Views
 from unremix.core.weights import Weighting, weigh
@@ -91,6 +90,7 @@ def test_a_sweep_is_weigh_and_gather_with_their_derivatives(
 @needed
 @DTYPES
 @pytest.mark.parametrize("name", WEIGHTINGS)
+@settings(max_examples=60)  # for each of ten
 @given(
     anchors=st.integers(1, 40),
     candidates=st.integers(2, 40),
@@ -119,7 +119,7 @@ def test_losses_and_gradients_equal_eager(
         leaves = [each.to(dtype).requires_grad_() for each in (za, zc, mix)]
         options = Options(weighting, objective, products, engine=engine, tile=tile)
         loss = contrast(
-            Comparison(Views(leaves[0], ha.to(dtype)), Views(leaves[1], hc.to(dtype)), pairs),
+            ContrastInput(Views(leaves[0], ha.to(dtype)), Views(leaves[1], hc.to(dtype)), pairs),
             options, temperature=temperature, mix=leaves[2],
         )  # fmt: skip
         inputs = leaves if len(mix) else leaves[:2]
@@ -181,7 +181,7 @@ def test_scores_of_ones_own(score: Any) -> None:
     weighting = Weighting(("uncertainty", score, "similarity"))
     first, second = (
         contrast(
-            Comparison(Views(z[:14], h[:14]), Views(z[14:], h[14:]), pairs),
+            ContrastInput(Views(z[:14], h[:14]), Views(z[14:], h[14:]), pairs),
             Options(weighting, JensenShannon(), "dot", engine=engine), temperature=1.0,
         )
         for engine in ("native", "eager")
@@ -215,7 +215,7 @@ def test_a_batch_of_graphs_takes_few_products(dtype: torch.dtype) -> None:
         (4, WEIGHTINGS["mean"]),
     ):
         nodes, graphs = draw(14, 6, dtype=dtype), draw(5, 6, seed=3, dtype=dtype)
-        compared = Comparison(
+        compared = ContrastInput(
             Views(nodes.requires_grad_(), h), Views(graphs.requires_grad_(), graph_h), pairs
         )
         options = Options(weighting, JensenShannon(), "dot", engine="native", tile=tile)

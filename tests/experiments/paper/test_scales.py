@@ -10,28 +10,27 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from unremix.data.image.dataset import load_images
 from unremix.domains import find_domain
+from unremix.domains.image.dataset import load_images
+from unremix.domains.options import TrainConfig
 from unremix.experiments import reproduce as module
-from unremix.experiments.dry_run import Stopwatch, load_or_imagine, measure
-from unremix.experiments.engine import Engine
-from unremix.experiments.forecast import Estimate, Measured
+from unremix.experiments.dry_run import Estimate, Stopwatch, estimate, load_or_imagine
+from unremix.experiments.laboratory import Laboratory
+from unremix.experiments.paper import scales
 from unremix.experiments.paper.experiments import EXPERIMENTS
 from unremix.experiments.paper.records import Row, Setting
 from unremix.experiments.paper.scales import SCALES, write_shards
 from unremix.experiments.plan import Job
 from unremix.experiments.reproduce import reproduce, sources_of
-from unremix.options.config import TrainConfig
 from unremix.training.loop import Training
-from unremix.training.preparation import fit_to
 
 
 def paper(name: str) -> Setting:
     experiment = EXPERIMENTS[name]
     size = SCALES["paper"][experiment.kind]
-    engine = Engine(Path("nowhere"), Console(file=io.StringIO()))
+    laboratory = Laboratory(Path("nowhere"), Console(file=io.StringIO()))
     sources = sources_of(experiment, "paper", ())
-    return Setting(experiment, "paper", sources, experiment.seeds or size.seeds, {}, engine)
+    return Setting(experiment, "paper", sources, experiment.seeds or size.seeds, {}, laboratory)
 
 
 IMAGE_NAMES = ("table1", "curves", "table2", "table3", "table5", "mix", "gallery", "contributions")
@@ -70,6 +69,18 @@ def test_sentences_and_graphs_as_in_the_appendix() -> None:
         assert (train.weight_decay, train.graph.layers, train.graph.hidden) == (1e-6, 3, 32)
 
 
+def test_the_tasks_are_those_of_the_table() -> None:
+    for scale in ("cpu", "paper"):
+        tasks = SCALES[scale]["sentences"].options["sentence.tasks"]
+        measured = [path.partition(".")[0] for path in EXPERIMENTS["sentences"].measures]
+        assert tasks == list(dict.fromkeys(measured))
+
+
+def test_a_misspelled_entry_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got cpu\.images\.sources\.tilte; did you mean 'title'"):
+        scales._scale({"seeds": 1, "sources": [{"tilte": "digits"}]}, "cpu.images.")
+
+
 def test_imagenet_as_in_the_appendix() -> None:
     for job in paper("table6").jobs:
         train = job.train
@@ -87,8 +98,11 @@ def test_a_dry_run_says_what_the_paper_costs(
     monkeypatch.chdir(tmp_path)
 
     def pretend(train: TrainConfig, **_: object) -> Estimate:
-        measured = Measured((2.0,), 8, 1.0, None, 1, 1, {"encoder": 1}, "cpu")
-        return Estimate(1, 10, train.epochs, measured)
+        return Estimate(
+            samples=1, steps_per_epoch=10, epochs=train.epochs, step_samples=8, step_seconds=2.0,
+            timed=1, scale=1.0, memory=None, checkpoint=1, encoder=1, parameters={"encoder": 1},
+            device="cpu",
+        )  # fmt: skip
 
     monkeypatch.setattr(module, "estimate", pretend)
     printed = io.StringIO()
@@ -176,8 +190,7 @@ def test_two_steps_of_every_run(
     domain = find_domain(train.domain)
     domain.check(train)
     data, _ = load_or_imagine(domain, replace(train, limit=train.limit or 600))
-    train = fit_to(domain, data, train)
-    found = measure(train, data, domain.shape(data, train), seconds=0.0, before=None)
+    found = estimate(train, data, seconds=0.0)
     assert found.parameters["encoder"] > 0
     assert len(losses) >= 2
     assert all(map(math.isfinite, losses))

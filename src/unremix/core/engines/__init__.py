@@ -18,19 +18,19 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from unremix.core.checks import choose
+from unremix.core.checks import check_choice
 from unremix.core.engines import compiled, eager, native
-from unremix.core.engines.eager import Engine
-from unremix.core.options import EngineName, Options
+from unremix.core.engines.eager import BlockEngine
+from unremix.core.problem import EngineName, Options
 
-__all__ = ["Engine", "engine_report", "find_engine"]
+__all__ = ["BlockEngine", "engine_report", "find_engine"]
 
 VARIABLE = "UNREMIX_ENGINE"
 
 
 def find_engine(
-    options: Options, like: Tensor, own: bool = False, temperature: Tensor | float = 1.0
-) -> Engine:
+    options: Options, like: Tensor, extra: bool = False, temperature: Tensor | float = 1.0
+) -> BlockEngine:
     """The engine for a loss.
 
     ``options.engine`` decides, then the environment variable ``UNREMIX_ENGINE``. ``auto`` takes
@@ -40,7 +40,7 @@ def find_engine(
     Args:
         options: Of the loss.
         like: A tensor of the device and dtype at work.
-        own: Whether anchors have candidates of their own.
+        extra: Whether anchors have extra negatives.
         temperature: Of the loss.
 
     Raises:
@@ -50,9 +50,9 @@ def find_engine(
         return eager.ENGINE
     name = options.engine
     if name == "auto":
-        name = choose(VARIABLE, os.environ.get(VARIABLE, "auto"), get_args(EngineName))
+        name = check_choice(VARIABLE, os.environ.get(VARIABLE, "auto"), get_args(EngineName))
     if name in ("auto", "native"):
-        refusal = native.refusal(options, like, own, temperature)
+        refusal = native.refusal(options, like, extra, temperature)
         if refusal is None:
             return native.ENGINE
         if options.engine == "native":

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, compile
 
-from unremix.core.engines.eager import Engine, Evaluated
+from unremix.core.engines.eager import BlockEngine, Evaluated, rows_loss
 from unremix.core.problem import Problem
-from unremix.core.rows import rows_loss
 from unremix.core.scores import output_gradients
 
 # Count recompilations per set of options, not for all losses together.
@@ -25,7 +24,7 @@ ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _known else {}
 
 @lru_cache(maxsize=64)
 def _compiled(function: Callable[..., Any], options: str = "") -> Callable[..., Any]:
-    """A compiled function of its own for options in words, which keep no score alive."""
+    """One compiled function per set of options, given as text so that no score is kept alive."""
     made: Callable[..., Any] = compile(function, **ISOLATED)
     return made
 
@@ -43,16 +42,16 @@ def _evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) 
         return rows_loss(problem, *leaves)
 
     differentiate = torch.func.grad_and_value(loss, argnums=places, has_aux=True)
-    found, (total, weightless) = differentiate(*tensors)
-    gradients = dict(zip(places, found, strict=True))
+    derived, (total, weightless) = differentiate(*tensors)
+    gradients = dict(zip(places, derived, strict=True))
     return total, weightless, tuple(gradients.get(place) for place in range(len(tensors)))
 
 
 @torch.no_grad()
 def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -> Evaluated:
     """As :func:`unremix.core.engines.eager.evaluate`."""
-    found: Evaluated = _compiled(_evaluate, repr(problem.options))(tensors, wanted, problem)
-    return found
+    evaluated: Evaluated = _compiled(_evaluate, repr(problem.options))(tensors, wanted, problem)
+    return evaluated
 
 
 @torch.no_grad()
@@ -62,4 +61,4 @@ def derive(*arguments: Any, **options: Any) -> Tensor:
     return delta
 
 
-ENGINE = Engine("compiled", derive, evaluate)
+ENGINE = BlockEngine("compiled", derive, evaluate)

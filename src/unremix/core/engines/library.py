@@ -1,9 +1,9 @@
 """The compiled library: built once, kept in the user's cache, verified each time it is loaded.
 
 ``kernels.c`` is built by the system's C compiler when first needed, which takes two or three
-seconds. A cached library ends in its own SHA-256 digest. It is loaded only if it is whole, belongs
-to the user and cannot be written by others; anything else is built again and never loaded. The
-bytes that were verified are the bytes that are loaded: nobody can exchange the file in between.
+seconds. A cached library ends in its own SHA-256 digest. It is loaded only if it is complete,
+belongs to the user and cannot be written by others; anything else is built again and never loaded.
+The verified bytes themselves are loaded, so the file cannot be exchanged in between.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from unremix.user_cache import user_cache
 
 SOURCE = Path(__file__).with_name("kernels.c")
-# No flag changes what a NaN or an infinity does.
+# None of these flags changes how NaN and infinity behave.
 FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-trapping-math", "-fno-math-errno",
     "-fno-strict-aliasing",
@@ -64,7 +64,7 @@ class Command(NamedTuple):
     flags: tuple[str, ...]
 
     def key(self) -> str:
-        """Differs wherever the library would."""
+        """A hash of everything that the built library depends on."""
         what = " ".join((platform.machine(), self.compiler, *self.extra, *self.flags))
         return hashlib.sha256(SOURCE.read_bytes() + what.encode()).hexdigest()[:16]
 
@@ -75,10 +75,10 @@ def cache_folder() -> Path:
 
 
 def find_library(*, wide: bool, compiler: str | None = None, folder: Path | None = None) -> bytes:
-    """The library for float, or for double: as it is kept, or built.
+    """The library for float or for double, from the cache or newly built.
 
-    A `UserWarning` says what is wrong with the cache, where something is. A library that cannot be
-    kept is built for this process alone.
+    If the cache cannot be used, a `UserWarning` says why, and the library is built for this process
+    alone.
 
     Args:
         wide: Whether for double.
@@ -193,7 +193,7 @@ def write_sealed(path: Path, key: str, library: bytes) -> None:
 
 
 def _seal(key: str, library: bytes) -> bytes:
-    """Of the key too: a library for float is none for double."""
+    """Includes the key, so that a library for float never passes as one for double."""
     return hashlib.sha256(key.encode() + library).digest()
 
 

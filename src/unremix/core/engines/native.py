@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unremix.core.engines.eager import Engine, Evaluated
+from unremix.core.engines.eager import BlockEngine, Evaluated
 from unremix.core.engines.library import Unavailable, find_library, load
 from unremix.core.objectives import OVERFLOW, InfoNCE
-from unremix.core.options import Options
 from unremix.core.precision import noise
-from unremix.core.problem import Problem
+from unremix.core.problem import Options, Problem
 from unremix.core.scores import output_gradients
 from unremix.core.weights import raw_scores
 
@@ -30,14 +29,14 @@ MOST_COMPONENTS = 8  # of a mix; as in the source
 
 
 def refusal(
-    options: Options, like: Tensor, own: bool = False, temperature: Tensor | float = 1.0
+    options: Options, like: Tensor, extra: bool = False, temperature: Tensor | float = 1.0
 ) -> str | None:
     """Why this engine does not serve such a loss; None if it does."""
     weighting = options.weighting
     if like.device.type != "cpu":
         return f"it runs on the CPU, not on {like.device.type}"
-    if own:
-        return "it does not serve anchors with negatives of their own"
+    if extra:
+        return "it does not serve anchors with extra negatives"
     if isinstance(temperature, Tensor):
         return "it does not serve a temperature that is a tensor"
     if weighting.components and weighting.similarity_gradient:
@@ -84,7 +83,7 @@ def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -
     return loss.detach(), weightless, gradients
 
 
-ENGINE = Engine("native", output_gradients, evaluate)
+ENGINE = BlockEngine("native", output_gradients, evaluate)
 
 
 def sweep(

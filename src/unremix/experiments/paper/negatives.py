@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from unremix.audit import audit
-from unremix.core.importance import Importance
+from unremix.core.contrast import Importance
 from unremix.core.pairs import Pairs
 from unremix.core.precision import normalize
 from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS, output_gradients
@@ -24,16 +24,14 @@ from unremix.experiments.paper.records import Made, Row, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import Grid
 from unremix.frameworks.contrastive import Contrastive
+from unremix.frameworks.randomness import OTHER_VIEWS, keys
 from unremix.losses import UnReMixLoss
 from unremix.report.figures import add_legend
 from unremix.report.style import COMPONENT_COLORS, FRAMES, GRAYS, PAGE, looks_of
 from unremix.training.run import Run
-from unremix.views.image import augment
-from unremix.views.randomness import keys
 
 FALSE, REDUNDANT, GOOD = FRAMES
 MOST_IMAGES = 256  # of a batch that is looked at
-VIEWS = 2  # the first of the random streams that no training step uses
 GAP = 0.04  # around a picture, in pictures
 BINS = 81
 MOST_VALUES = 2**22  # of gradients, in a histogram
@@ -58,7 +56,7 @@ class Look:
 @torch.no_grad()
 def look_at(setting: Setting, row: Row, source: Source) -> Look:
     """A batch of training images through the encoder of a row's first seed."""
-    run = Run(setting.engine.folder.run(setting.job(row, source, 0)))
+    run = Run(setting.laboratory.folder.run(setting.job(row, source, 0)))
     data = run.domain.load_for(run, None)
     model = run.restored(run.load_checkpoint())
     model.eval()
@@ -69,10 +67,8 @@ def look_at(setting: Setting, row: Row, source: Source) -> Look:
     indices = permuted(count, min(MOST_IMAGES, count), seed=0, step=0)
     images = data.train.images.batch(indices)
     views = [
-        model.embed(
-            augment(images, run.shape.settings, keys(0, 0, indices, VIEWS + view)).to(model.dtype)
-        )
-        for view in range(2)
+        model.embed(run.domain.view(images, run.shape, keys(0, 0, indices, stream)).to(model.dtype))
+        for stream in OTHER_VIEWS
     ]
     (z0, h0), (z1, h1) = views
     return Look(
@@ -239,14 +235,14 @@ def contributions_of(loss: UnReMixLoss, found: Importance) -> dict[str, Tensor]:
         )
     count = found.negatives.sum(1, keepdim=True)
     mix = loss.mix
-    parts = {}
+    contributions = {}
     for name in PAPER_COMPONENTS:
         magnitude = COMPONENTS[name].magnitude
         scaled = scale(found.scores[name], found.negatives, count, weighting.scaling, magnitude)
-        parts[name] = torch.where(found.negatives, mix.get(name, 0.0) * scaled, 0.0)
-    total = torch.stack(list(parts.values())).sum(0)
+        contributions[name] = torch.where(found.negatives, mix.get(name, 0.0) * scaled, 0.0)
+    total = torch.stack(list(contributions.values())).sum(0)
     factor = torch.where(total > 0, found.weights / torch.where(total > 0, total, 1.0), 0.0)
-    return {name: factor * part for name, part in parts.items()}
+    return {name: factor * part for name, part in contributions.items()}
 
 
 def make_contributions(setting: Setting) -> Made:
@@ -259,7 +255,7 @@ def make_contributions(setting: Setting) -> Made:
         look = look_at(setting, row, source)
         found = look.importance()
         assert isinstance(look.model.loss, UnReMixLoss)
-        parts = contributions_of(look.model.loss, found)
+        contributions = contributions_of(look.model.loss, found)
         anchor = anchors_of(look.labels, 1)[0]
         picked = heaviest(found, anchor, 5)
         figure = Figure(figsize=(PAGE / 1.4, 3.2), layout="constrained")
@@ -270,8 +266,8 @@ def make_contributions(setting: Setting) -> Made:
         _pictures_only(above, 6.4, 0, 1)
         middles = [place + 1.8 for place in range(5)]  # of the pictures
         above.set_title(f"anchor, and its heaviest negatives ({source.title})")
-        for number, (name, part) in enumerate(parts.items()):
-            values = [float(part[anchor, one]) for one in picked]
+        for number, (name, contribution) in enumerate(contributions.items()):
+            values = [float(contribution[anchor, one]) for one in picked]
             below.bar(
                 [middle + 0.27 * (number - 1) for middle in middles], values, 0.25,
                 color=COMPONENT_COLORS[name], label=name,
@@ -287,7 +283,9 @@ def make_contributions(setting: Setting) -> Made:
         below.grid(axis="y")
         add_legend(figure)
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
-        figures[f"overview-{source.slug}"] = overview(look, found, parts, anchor, source.title)
+        figures[f"overview-{source.slug}"] = overview(
+            look, found, contributions, anchor, source.title
+        )
     headings = ["component", "data", *(f"negative {place}" for place in range(1, 6))]
     note = "The parts of a negative add up to its weight; a weight of 1 is the average."
     return Made([("", Grid(headings, lines, 0))], records, figures, notes=(note,))
@@ -296,7 +294,7 @@ def make_contributions(setting: Setting) -> Made:
 def overview(
     look: Look,
     found: Importance,
-    parts: dict[str, Tensor],
+    contributions: dict[str, Tensor],
     anchor: int,
     title: str,
     count: int = 12,
@@ -320,8 +318,8 @@ def overview(
         f"{title}: anchor (its positive has similarity {similarity:.2f}) and negatives by falling "
         "weight"
     )
-    for axes, name in zip(rows, [*parts, "weight"], strict=True):
-        values = found.weights if name == "weight" else parts[name]
+    for axes, name in zip(rows, [*contributions, "weight"], strict=True):
+        values = found.weights if name == "weight" else contributions[name]
         color = GRAYS[0] if name == "weight" else COMPONENT_COLORS[name]
         axes.bar([1.9 + place for place in range(count)], values[anchor, chosen].tolist(), 0.8,
                  color=color)  # fmt: skip

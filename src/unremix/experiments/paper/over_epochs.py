@@ -12,10 +12,11 @@ from matplotlib.ticker import MaxNLocator
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.evaluation.card import FEATURES
 from unremix.evaluation.statistics import summarize
-from unremix.experiments.paper.comparison import make_comparison, outcomes_of
+from unremix.experiments.paper.comparison import make_comparison, records_of
 from unremix.experiments.paper.records import Made, Row, Setting
 from unremix.experiments.paper.scales import Source
-from unremix.experiments.tables import TRAINED, Grid
+from unremix.experiments.results import TRAINED
+from unremix.experiments.tables import Grid
 from unremix.report.figures import Panel, add_legend, learning_curves, mean_curve
 from unremix.report.style import COMPONENT_COLORS, DASHES, GRAYS, PAGE, looks_of
 
@@ -30,7 +31,7 @@ def make_probe_curves(setting: Setting) -> Made:
     for row in setting.rows:
         for source in setting.sources_of(row):
             for record in setting.records(row, source):
-                curves = record.get("probe_curves") or {}
+                curves = record.probe_curves
                 for kind in (kind for kind in FEATURES if kind != TRAINED):
                     ends.setdefault((source.title, kind), []).extend(curves.get(kind, [])[-1:])
                 curve = curves.get(TRAINED, [])
@@ -40,7 +41,7 @@ def make_probe_curves(setting: Setting) -> Made:
                 ]
                 runs.setdefault(row.name, []).append(points)
                 records += [
-                    {"row": row.name, "data": source.title, "seed": record["seed"],
+                    {"row": row.name, "data": source.title, "seed": record.seed,
                      "probe_epoch": int(point["epoch"]), "accuracy": point[source.title]}
                     for point in points
                 ]  # fmt: skip
@@ -82,11 +83,11 @@ def _shares(setting: Setting, source: Source) -> Shares:
             for component in PAPER_COMPONENTS:
                 points = [
                     {"epoch": one["epoch"], "share": one[f"mix_{component}"]}
-                    for one in record.get("metrics") or []
+                    for one in record.metrics
                     if f"mix_{component}" in one
                 ]
                 seeds = found.setdefault(row.name, {}).setdefault(component, {})
-                seeds[record["seed"]] = points
+                seeds[record.seed] = points
     return found
 
 
@@ -95,7 +96,7 @@ def make_mix(setting: Setting) -> Made:
 
     A panel for each data set and each way of learning them.
     """
-    compared = make_comparison(setting) if outcomes_of(setting) else Made((), ())
+    compared = make_comparison(setting) if records_of(setting) else Made((), ())
     headings = ["row", "data", *PAPER_COMPONENTS]
     lines: list[list[str]] = []
     records: list[dict[str, Any]] = []
@@ -154,7 +155,7 @@ def make_diversity(setting: Setting) -> Made:
     drawn = figure.subplots(1, len(setting.sources), squeeze=False)[0]
     look = looks_of(["simclr"])["simclr"]
     for axes, source in zip(drawn, setting.sources, strict=True):
-        rows = [row for row in setting.rows if source in setting.sources_of(row)]
+        rows = setting.rows_on(source)
         found = {
             int(row.options["loss.negative_classes"]): summarize(values)
             for row in rows
@@ -181,5 +182,5 @@ def make_diversity(setting: Setting) -> Made:
 
 def _values(setting: Setting, row: Row, source: Source, kind: str, path: str) -> list[float]:
     """A measure of a row's finished runs on a data set, in percent."""
-    found = [record["results"].get(kind, {}).get(path) for record in setting.records(row, source)]
-    return [100 * measure["value"] for measure in found if measure is not None]
+    found = [record.measure(path, kind) for record in setting.records(row, source)]
+    return [100 * value for value in found if value is not None]

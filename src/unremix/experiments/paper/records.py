@@ -10,10 +10,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from unremix.experiments.engine import Engine
+from unremix.experiments.laboratory import Laboratory
 from unremix.experiments.paper.published import Published
 from unremix.experiments.paper.scales import SCALES, Kind, Options, ScaleName, Source
 from unremix.experiments.plan import Job, make_job, train_config
+from unremix.experiments.results import Record
 from unremix.experiments.tables import Grid
 
 EMBEDDED = ("digits", "pydocs", "stdlib-ast")
@@ -71,7 +72,7 @@ class Setting:
     sources: tuple[Source, ...]  # its data sets
     seeds: int  # of every row
     options: Options  # of every run, in place of the scale's
-    engine: Engine  # runs the jobs and holds their records
+    laboratory: Laboratory  # runs the jobs and holds their records
 
     @property
     def rows(self) -> list[Row]:
@@ -81,6 +82,15 @@ class Setting:
     def sources_of(self, row: Row) -> list[Source]:
         """The data sets that a row is run on."""
         return [one for one in self.sources if row.papers is None or one.paper in row.papers]
+
+    def rows_on(self, source: Source) -> list[Row]:
+        """The rows that are run on a data set."""
+        return [row for row in self.rows if source in self.sources_of(row)]
+
+    def jobs_on(self, source: Source) -> list[Job]:
+        """The runs on a data set, seed by seed."""
+        rows = self.rows_on(source)
+        return [self.job(row, source, seed) for seed in range(self.seeds) for row in rows]
 
     def job(self, row: Row, source: Source, seed: int) -> Job:
         """A run."""
@@ -112,27 +122,24 @@ class Setting:
             self.job(row, source, seed)
             for seed in range(self.seeds)
             for source in self.sources
-            for row in self.rows
-            if source in self.sources_of(row)
+            for row in self.rows_on(source)
         ]
 
     @property
     def to_do(self) -> list[Job]:
         """The runs that are missing: their records, or their encoders where these are needed."""
-        needs, folder = self.experiment.needs_encoders, self.engine.folder
+        needs, folder = self.experiment.needs_encoders, self.laboratory.folder
         return [
             job
             for job in self.jobs
-            if job not in self.engine.results or (needs and not folder.is_done(job))
+            if job not in self.laboratory.results or (needs and not folder.is_done(job))
         ]
 
-    def records(self, row: Row, source: Source) -> list[dict[str, Any]]:
+    def records(self, row: Row, source: Source) -> list[Record]:
         """The records of a row's finished runs on a data set, by seed."""
-        jobs = [self.job(row, source, seed) for seed in range(self.seeds)]
-        known = self.engine.results.records
-        return [known[job.name] for job in jobs if job.name in known]
+        return self.laboratory.results.of(self.job(row, source, s) for s in range(self.seeds))
 
 
 def placed(source: Source, folder: Path) -> Source:
     """The data set; if it is made up, at the place in a folder where it is to be written."""
-    return source if source.write is None else replace(source, data=str(folder / source.data))
+    return replace(source, data=str(folder / source.data)) if source.generated else source

@@ -25,7 +25,7 @@ export function showNeighbors(place, data, items) {
   for (const query of data.queries) {
     const row = make("div", { class: "query" }, shownItem(items, query, "query"));
     const others = make("div", { class: "others" });
-    const most = data.kind === "sentence" ? 4 : perItem;
+    const most = ["text", "table"].includes(data.shown_as) ? 4 : perItem;
     for (let k = 0; k < Math.min(most, perItem); k++) {
       const other = neighbors[query * perItem + k];
       const differs = Boolean(data.labels) && data.labels[other] !== data.labels[query];

@@ -1,4 +1,4 @@
-// How an item is shown: a picture, a drawn graph or a sentence.
+// How an item is shown: as an image, a drawing, a table of cells, or text.
 
 import { make, makeSvg } from "./data.js";
 
@@ -86,17 +86,16 @@ export class Items {
 
   // The item itself, without its name. The node that is an anchor is circled where the item is one.
   show(item, anchor = false) {
-    const { kind } = this.data;
-    if (kind === "image") {
+    const { shown_as: shownAs } = this.data;
+    if (shownAs === "thumbnail") {
       const place = this.large.get(item);
       if (place !== undefined) return this.tile(this.atlases.large, place, this.describe(item));
       return this.tile(this.atlases.items, item, this.describe(item));
     }
-    if (kind === "graph") {
-      const drawing = this.data.drawings[item];
-      if (drawing) return drawGraph(anchor ? drawing : { ...drawing, marked: null }, this.describe(item));
-      return make("span", { class: "sentence" }, this.name(item));
-    }
+    const drawing = this.data.drawings?.[item];
+    if (drawing) return drawGraph(anchor ? drawing : { ...drawing, marked: null }, this.describe(item));
+    const cells = this.data.tables?.[item];
+    if (cells) return drawTable(cells, this.describe(item));
     return make("span", { class: "sentence", dir: "auto" }, this.name(item));
   }
 
@@ -107,6 +106,14 @@ export class Items {
     const near = (other) => (passages[other] === passages[item] ? names[other] : null);
     return { before: near(item - 1), after: near(item + 1) };
   }
+}
+
+// A row of data: the name and value of each cell.
+export function drawTable(cells, label) {
+  const rows = cells.map(([name, value]) =>
+    make("tr", {}, make("th", { scope: "row", dir: "auto", title: name }, name), make("td", { dir: "auto", title: value }, value)),
+  );
+  return make("table", { class: "cells", "aria-label": label }, make("tbody", {}, ...rows));
 }
 
 export function drawGraph(drawing, label) {

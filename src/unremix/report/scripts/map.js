@@ -337,7 +337,7 @@ export class EmbeddingMap {
     const label = this.items.tag(item);
     const parts = [
       make("div", { class: "portrait" }, this.items.show(item)),
-      this.data.kind === "sentence" ? null : make("strong", { dir: "auto", class: "name" }, this.items.name(item)),
+      this.data.shown_as === "text" ? null : make("strong", { dir: "auto", class: "name" }, this.items.name(item)),
       label ? make("span", { class: "tag", dir: "auto" }, label) : null,
     ];
     if (withNeighbors && this.chosen === item) {
@@ -345,7 +345,7 @@ export class EmbeddingMap {
         make("h4", {}, "Nearest neighbors, with cosines"),
         make(
           "ol",
-          { class: `near of-${this.data.kind}` },
+          { class: ["text", "table"].includes(this.data.shown_as) ? "near of-wide" : "near" },
           ...this.near(item).map(({ item: other, cosine }) =>
             make(
               "li",

@@ -1,0 +1,86 @@
+"""Names of files in a form that a terminal only shows; tables in Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# Control characters, those that turn the direction of writing, and halves of characters.
+KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def printable(text: str, *, keep: str = "\n") -> str:
+    r"""The text with every control character escaped, except those in ``keep``.
+
+    Example:
+        >>> printable("a\x1b[31mb.png")
+        'a\\x1b[31mb.png'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        one.encode("unicode_escape").decode()
+        if one not in keep and unicodedata.category(one) in KINDS
+        else one
+        for one in text
+    )
+
+
+def one_line(text: str) -> str:
+    r"""The text in one line, printable.
+
+    Example:
+        >>> one_line("a mistake\n  in two lines")
+        'a mistake in two lines'
+    """
+    return printable(" ".join(text.split()))
+
+
+def complain(message: str, code: int) -> int:
+    """Say in one line, red on a terminal, what is wrong."""
+    line = f"unremix: {one_line(message)}"
+    print(f"\033[31m{line}\033[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+    return code
+
+
+def markdown_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---"
+) -> str:
+    r"""A table in Markdown.
+
+    ``rule`` aligns the columns after the first: ``---``, or ``--:`` for numbers.
+
+    Example:
+        >>> print(markdown_table(["a", "b"], [["x|y", "1"]], "--:"))
+        | a | b |
+        | --- | --: |
+        | x\|y | 1 |
+    """
+    lines = [headings, ["---", *[rule] * (len(headings) - 1)], *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records as CSV; its columns are all keys, in the order they come up.
+
+    Example:
+        >>> print(to_csv([{"a": 1}, {"a": 2, "b": None}]), end="")
+        a,b
+        1,
+        2,
+    """
+    names = list(dict.fromkeys(name for record in records for name in record))
+    return rows_to_csv([names, *([record.get(name) for name in names] for record in records)])
+
+
+def rows_to_csv(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV; None is an empty cell."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()

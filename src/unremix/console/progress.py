@@ -1,0 +1,61 @@
+"""How far a command is, and how long it will still take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from unremix.console.quantities import roughly
+
+SILENCE = 30.0  # seconds without a line in a log file, at most
+
+
+@contextmanager
+def showing(what: str, console: Console | None = None) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal, a line every 30 seconds elsewhere.
+
+    Args:
+        what: What is done.
+        console: Where to show it; by default standard error.
+
+    Yields:
+        A function that is called with the share of the work that is done.
+    """
+    console = console or Console(stderr=True)
+    bars = Progress(
+        TextColumn(what),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("elapsed"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    started = said = time.perf_counter()
+
+    def advance(done: float) -> None:
+        nonlocal said
+        bars.update(task, completed=done)
+        now = time.perf_counter()
+        if not console.is_terminal and now - said >= SILENCE and done > 0:
+            left = (now - started) * (1 - done) / done
+            console.print(f"{what} {done:.0%}, about {roughly(left)} left", highlight=False)
+            said = now
+
+    with bars:
+        task = bars.add_task(what, total=1.0)
+        yield advance

@@ -1,1 +1,0 @@
-"""Reading of data: images, sentences and graphs, each from the files a user has."""

@@ -1,1 +1,0 @@
-"""Graphs: readers, node features and a store that gives batches."""

@@ -1,1 +1,0 @@
-"""Images: readers of files and arrays, and stores of what they decode to."""

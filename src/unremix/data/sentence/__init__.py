@@ -1,1 +1,0 @@
-"""Sentences: readers of text, tokens and the corpus on disk."""

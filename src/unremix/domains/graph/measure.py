@@ -1,0 +1,183 @@
+"""How good a graph encoder is: classifiers on frozen embeddings, cross-validated."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unremix.domains.base import Measuring, Trained
+from unremix.domains.card import begin_card
+from unremix.domains.graph.dataset import GraphData
+from unremix.domains.graph.model import GraphShape, graph_features
+from unremix.domains.graph.store import GraphStore
+from unremix.domains.options import TrainConfig
+from unremix.evaluation.accuracy import Accuracy
+from unremix.evaluation.cache import cached
+from unremix.evaluation.card import label_of
+from unremix.evaluation.health import effective_rank
+from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
+from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
+from unremix.frameworks.base import Framework
+
+# kNN on a handful of graphs per class is noise; a fifth of a class, at most 20, is not.
+MOST_NEIGHBORS = 20
+
+
+def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
+    """The folds that the graphs' classes allow; a `UserWarning` for each change to those asked for.
+
+    None where there are no labels or all are the same.
+    """
+    labels = data.train.labels
+    if labels is None or len(labels.unique()) < 2:
+        return None
+    plan = plan_folds(labels, folds=config.own.folds, classes=data.train.classes)
+    for note in plan.notes:
+        warnings.warn(note, stacklevel=2)
+    return plan
+
+
+def measure_knn(features: Tensor, labels: Tensor, config: TrainConfig) -> Accuracy:
+    """kNN accuracy of graphs with features (G, F) and labels (G,), leaving one out."""
+    k = config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
+    return leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
+
+
+class GraphObserver:
+    """Measures an encoder; warns at once of what evaluation will leave out.
+
+    It is what :class:`unremix.domains.base.Domain` calls an observer.
+    """
+
+    def __init__(
+        self, data: GraphData, shape: GraphShape, config: TrainConfig, say: Callable[[str], None]
+    ) -> None:
+        self.data = data
+        self.config = config
+        self.say = say
+        self.said = False
+        plan = plan_evaluation(data, config)
+        self.labels = data.train.labels if plan is not None and plan.outer else None
+
+    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
+        """The measurements after an epoch; those that cost something, about ten times in all."""
+        if not self.config.evaluates_after(epoch):
+            return {}
+        features = graph_features(model.encoder, self.data.train.store)
+        row = {"effective_rank": effective_rank(features)}
+        if not row["effective_rank"] and not self.said:
+            self.said = True
+            self.say(
+                "The embeddings have collapsed: all graphs have the same. Where the graphs differ, "
+                "lower --lr; node features of very different sizes need scaling first."
+            )
+        if self.labels is not None:
+            row["knn"] = measure_knn(features, self.labels, self.config).value
+        return row
+
+
+def summed_features(store: GraphStore) -> Tensor:
+    """The sum over a graph's nodes of their features, shape (G, F): what no encoder has touched."""
+    owner = torch.repeat_interleave(store.node_starts.diff())
+    return store.x.new_zeros(len(store), store.features).index_add(0, owner, store.x)
+
+
+def _measure(
+    kind: str,
+    features: Tensor,
+    labels: Tensor,
+    config: TrainConfig,
+    plan: FoldPlan,
+    progress: Measuring | None,
+) -> dict[str, Any]:
+    result: dict[str, Any] = {"features": features.shape[1]}
+    for kernel in config.own.classifiers:
+        name = {"rbf": "svm", "linear": "linear_svm", "logistic": "logistic"}[kernel]
+        found = svm_accuracy(
+            features[plan.kept],
+            labels[plan.kept],
+            folds=plan.outer,
+            inner_folds=plan.inner,
+            kernel=kernel,
+            repeats=config.own.repeats,
+            seed=config.seed,
+            progress=progress and partial(progress, f"{kind}: {label_of(name)}"),
+        )
+        result[name] = {
+            "value": found.mean,
+            "std_over_folds": found.std,
+            "accuracies": list(found.accuracies),
+            "folds": plan.outer,
+            "chosen_C": list(found.chosen),
+            "protocol": found.protocol,
+        }
+    return result
+
+
+def evaluate(
+    run: Trained, data: GraphData, *, own: bool = True, progress: Measuring | None = None
+) -> dict[str, Any]:
+    """Measure a run's encoder, the same encoder untrained, and the summed node features.
+
+    Labels are needed. What is left out of the run's own graphs is kept with its warnings. Arguments
+    and result are those of ``evaluate`` in :class:`unremix.domains.base.Domain`.
+    """
+    config, graph = run.config, run.config.own
+    labels = data.train.labels
+    facts = {
+        "train_graphs": len(data.train),
+        "classes": len(data.train.classes) if data.train.classes else None,
+        "skipped_files": len(data.skipped),
+        "node_features": f"{data.feature_kind}, {data.features}",
+    }
+    card = begin_card(
+        run,
+        data.name,
+        facts,
+        layer="encoder's graph embedding, before any head; eval mode; graphs not augmented",
+        health=("effective_rank",),
+        own=own,
+    )
+    plan = plan_evaluation(data, config)
+    if labels is None or plan is None:
+        why = "no labels" if labels is None else "all graphs have the same label"
+        card["note"] = f"{why}: accuracy cannot be measured"
+        return card
+    card["left_out_graphs"] = int((~plan.kept).sum())
+    for note in plan.notes if own else ():
+        run.warn(note)
+    if not plan.outer:
+        card["note"] = plan.notes[-1]
+        return card
+    store = data.train.store
+    found = {
+        "trained": graph_features(run.encoder(), store),
+        "untrained": graph_features(run.encoder(trained=False), store),
+        "summed node features": summed_features(store),
+    }
+    # What the curve of the epochs is compared with; the classifiers below are the measurement.
+    card["monitored"] = {
+        kind: asdict(measure_knn(features, labels, config)) for kind, features in found.items()
+    }
+    card["results"] = {}
+    for kind, features in found.items():
+        measure = partial(_measure, kind, features, labels, config, plan, progress)
+        if kind == "trained":
+            card["results"][kind] = measure()
+        else:  # recipes share it
+            asked = (plan.outer, plan.inner, graph.classifiers, graph.repeats, config.seed)
+            tensors = (features, labels, plan.kept)
+            card["results"][kind] = cached(run.path.parent, asked, tensors, measure)
+    for result in card["results"].values():  # measured alike: one protocol for all
+        card["protocol"] = {
+            name: measured.pop("protocol")
+            for name, measured in result.items()
+            if name != "features"
+        }
+    return card

@@ -1,0 +1,130 @@
+"""Syntax trees of the standard library: real graphs that every Python has.
+
+A graph is a function; a node is a node of its syntax tree, labeled by its type; edges go from
+parent to child and back; the class is the package that the function is from.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from unremix.domains.graph.features import NodeLabels, RawGraphs, label_codes
+from unremix.files.archives import Skipped
+
+# Those with the most functions, of the packages that distributors of Python do not leave out.
+PACKAGES = (
+    "asyncio", "email", "encodings", "http", "importlib", "logging", "multiprocessing", "unittest",
+    "urllib", "xml",
+)  # fmt: skip
+FEWEST_NODES = 10  # smaller functions are stubs, alike in every package
+MOST_NODES = 200
+MOST_PER_PACKAGE = 400
+
+# What may stand between a module and its functions.
+_BLOCKS = (ast.ClassDef, ast.If, ast.Try, ast.With)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Tree(NamedTuple):
+    """A function: its name, the types of its nodes, and the parent of each but the first."""
+
+    name: str
+    types: list[str]
+    parents: list[int]
+
+
+@lru_cache(maxsize=1)
+def read_syntax_trees(library: Path | None = None) -> RawGraphs:
+    """The functions of the standard library as graphs.
+
+    Functions and methods of :data:`PACKAGES` with 10 to 200 nodes, at most 400 of a package, spread
+    evenly over its files. A nested function is part of the one around it. Nodes that only say
+    whether a name is read or written are left out. The same for every installation of a version of
+    Python. The library's folder is that of this Python by default.
+
+    Raises:
+        FileNotFoundError: If the sources of the library are not there.
+    """
+    library = Path(sysconfig.get_path("stdlib")) if library is None else library
+    trees: list[Tree] = []
+    packages: list[int | str] = []
+    skipped: list[Skipped] = []
+    for package in PACKAGES:
+        found = list(_trees_of(library, package, skipped))
+        if not found:
+            skipped.append(Skipped(package, "no source files"))
+        kept = min(len(found), MOST_PER_PACKAGE)
+        trees += [found[index * len(found) // kept] for index in range(kept)]
+        packages += [package] * kept
+    if len(set(packages)) < 2:
+        raise FileNotFoundError(
+            f"expected the sources of the standard library in {library}, got none; "
+            "stdlib-ast needs an installation of Python with its .py files"
+        )
+    sizes = np.array([len(tree.types) for tree in trees], dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    parent = np.concatenate(
+        [np.array(tree.parents) + start for tree, start in zip(trees, starts, strict=True)]
+    )
+    first = np.zeros(int(sizes.sum()), dtype=bool)
+    first[starts] = True
+    child = np.flatnonzero(~first)  # parents are listed in the order of their children
+    codes, types = label_codes(kind for tree in trees for kind in tree.types)
+    labels, classes = label_codes(packages)
+    return RawGraphs(
+        name="stdlib-ast",
+        names=[tree.name for tree in trees],
+        sizes=sizes,
+        edges=np.stack([np.concatenate([parent, child]), np.concatenate([child, parent])]),
+        node_labels=NodeLabels(codes[:, None], (types,)),
+        labels=labels,
+        classes=classes,
+        skipped=tuple(skipped),
+    )
+
+
+def _trees_of(library: Path, package: str, skipped: list[Skipped]) -> Iterator[Tree]:
+    """The functions of a package that are neither too small nor too large, file by file."""
+    for path in sorted((library / package).rglob("*.py")):
+        file = path.relative_to(library).as_posix()
+        if "/test" in file:
+            continue
+        try:
+            module = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, OSError) as error:
+            skipped.append(Skipped(file, f"cannot be parsed: {error}"))
+            continue
+        for name, function in _functions(module, ""):
+            tree = _tree(f"{file}:{name}", function)
+            if FEWEST_NODES <= len(tree.types) <= MOST_NODES:
+                yield tree
+
+
+def _functions(parent: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+    """Functions and methods with their qualified names, in the order of the file."""
+    for child in ast.iter_child_nodes(parent):
+        if isinstance(child, _FUNCTIONS):
+            yield prefix + child.name, child
+        elif isinstance(child, _BLOCKS):
+            inner = f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix
+            yield from _functions(child, inner)
+
+
+def _tree(name: str, function: ast.AST) -> Tree:
+    nodes, types, parents = [function], [type(function).__name__], []
+    for index, node in enumerate(nodes):  # the list grows: breadth first
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.expr_context):
+                nodes.append(child)
+                types.append(type(child).__name__)
+                parents.append(index)
+        if len(nodes) > MOST_NODES:
+            break
+    return Tree(name, types, parents)

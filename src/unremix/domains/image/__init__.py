@@ -1,0 +1,68 @@
+"""Images: read from folders, archives and arrays, augmented, encoded by a CNN."""
+
+from __future__ import annotations
+
+from unremix.domains.base import Domain, Items
+from unremix.domains.image import export, measure, model, options, pieces, show
+from unremix.domains.image.dataset import count_classes
+from unremix.domains.image.imagined import imagine
+from unremix.domains.options import SELECTIVE
+
+DOMAIN = Domain(
+    name="image",
+    unit="images",
+    reads="the embedded digits; a folder or zip of images, CIFAR's python files, idx files, an "
+    ".npz, or WebDataset shards",
+    items=Items(
+        called="pictures",
+        example='["photo.jpg"]',
+        accepted="of paths, PIL images or arrays",
+        task="image-feature-extraction",
+    ),
+    is_default=True,
+    options=options.ImageOptions,
+    section="",
+    defaults={"data": "digits", "recipe": "unremix-simclr", "epochs": 100},
+    uses=frozenset(SELECTIVE),
+    embedded={"digits": {}},
+    sizes=model.SIZES,
+    check=model.check,
+    code=options.code_in,
+    faster=model.faster,
+    recipes=options.RECIPES,
+    parts={
+        "framework": ("simclr", "moco", "swav"),
+        "mixing": ("imix", "unmix"),
+        "negatives": ("mochi", "patch"),
+    },
+    load=model.load,
+    load_for=model.load_for,
+    source=model.source_of,
+    shape=lambda data, config: model.ImageShape.of(data.train, config),
+    shape_from=model.shape_from,
+    fingerprint=model.fingerprint_of,
+    classes=lambda config: count_classes(config.data),
+    imagine=imagine,
+    to_label="Put them into a folder per class",
+    build=model.build,
+    starts_from=model.starts_from,
+    describe=model.describe,
+    steps=model.steps,
+    indices=model.indices_of,
+    fetch=model.fetch,
+    views=model.views,
+    view=lambda images, shape, key: model.view(images, shape.settings, key),
+    ahead=model.ahead,
+    expect=model.expect,
+    embed=model.embed,
+    features=measure.LABELED.features,
+    cut=pieces.cut,
+    exports=export.EXPORTS,
+    observe=measure.LABELED.observe,
+    evaluate=measure.LABELED.evaluate,
+    sample=show.sample,
+    thumbnails=show.thumbnails,
+    ask=show.ask,
+    preview=show.preview,
+    names_of=show.names_of,
+)

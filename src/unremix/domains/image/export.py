@@ -1,0 +1,242 @@
+"""Image encoders as files: what they say of themselves, ONNX, torchvision's names, a README."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix import __version__
+from unremix.console.suggestions import needed_for
+from unremix.console.templates import fill
+from unremix.domains.base import CODE_START, ExportNote, Exports, Trained, to_texts
+from unremix.domains.image import resnet
+from unremix.domains.image.encoders import NAMES, make_encoder
+from unremix.domains.image.items import read_items
+from unremix.domains.image.options import LARGEST_IMAGE
+from unremix.domains.image.resnet import ResNet, SmallCNN, to_torchvision
+from unremix.files.atomic_files import write_whole
+from unremix.files.bounds import shorten
+
+AT_ONCE = 512  # images
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+class FromBytes(nn.Module):
+    """An image encoder that takes pictures as they are, and normalizes them itself.
+
+    Args:
+        encoder: From normalized images to features.
+        mean: Of each channel, as a share of the full range.
+        std: Likewise.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, encoder: nn.Module, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        dtype = next(encoder.parameters()).dtype
+        self.register_buffer("mean", torch.tensor(mean, dtype=dtype)[:, None, None])
+        self.register_buffer("std", torch.tensor(std, dtype=dtype)[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 (B, C, S, S) to float32 (B, features)."""
+        floats = images.to(self.mean.dtype) * (1 / 255)
+        features: Tensor = self.encoder((floats - self.mean) / self.std)
+        return features.float()
+
+
+def facts_of(run: Trained, encoder: nn.Module) -> dict[str, Any]:
+    """How to build an encoder, and how to prepare its images."""
+    options, shape = run.config.own, run.shape
+    name, stem = options.backbone, options.stem
+    if isinstance(encoder, SmallCNN):
+        name = "small"
+    elif isinstance(encoder, ResNet):
+        name, stem = f"resnet{encoder.depth}", encoder.stem
+    return {
+        "encoder": {"name": name, "width": options.width, "stem": stem},
+        "size": shape.image_size,
+        "channels": shape.channels,
+        "crop": "center square",
+        "resize": "bicubic, antialiased",
+        "mean": list(shape.settings.mean),
+        "std": list(shape.settings.std),
+    }
+
+
+def network(facts: dict[str, Any], path: Path) -> nn.Module:
+    """The encoder that facts describe, without its weights.
+
+    Raises:
+        ValueError: If it takes code to build it.
+    """
+    made = facts["encoder"]
+    name = made["name"]
+    # A file must not decide which code runs: weights are data.
+    if name not in NAMES and not name.startswith(("timm:", "torchvision:")):
+        raise ValueError(
+            f"expected a network of unremix, timm or torchvision, got {name!r} in {path}; export "
+            "it as onnx, which needs no code"
+        )
+    return make_encoder(
+        name,
+        channels=facts["channels"],
+        image_size=facts["size"],
+        width=made["width"],
+        stem=made["stem"],
+    )
+
+
+def from_bytes(encoder: nn.Module, facts: dict[str, Any]) -> nn.Module:
+    """The encoder with its normalization, from images as bytes to features.
+
+    Raises:
+        ValueError: If mean and standard deviation are of other channels.
+    """
+    for name in ("mean", "std"):
+        if len(facts[name]) != facts["channels"]:
+            raise ValueError(f"{name} of {len(facts[name])} channels")
+    return FromBytes(encoder, facts["mean"], facts["std"]).eval()
+
+
+def embedder(
+    facts: dict[str, Any], path: Path, forward: Callable[[Tensor], Tensor]
+) -> Callable[[Any], Tensor]:
+    """From items to embeddings (n, F), by a function from images as bytes to features.
+
+    Raises:
+        ValueError: For a size or a number of channels that no image has.
+    """
+    channels, size = facts["channels"], facts["size"]
+    if channels not in (1, 3) or not isinstance(size, int) or not 1 <= size <= LARGEST_IMAGE:
+        raise ValueError(
+            f"expected 1 or 3 channels and a size in pixels in {path}, got {shorten(channels)} and "
+            f"{shorten(size)}; write it again with 'unremix export RUN'"
+        )
+
+    @torch.no_grad()
+    def embed(items: Any) -> Tensor:
+        images = read_items(items, channels=channels, size=size)
+        return torch.cat([forward(part) for part in images.split(AT_ONCE)])
+
+    return embed
+
+
+def write_torchvision(encoder: nn.Module, facts: dict[str, Any], path: Path) -> ExportNote:
+    """Write a state dict of torchvision's ResNets, without the classifier.
+
+    Raises:
+        ValueError: If the encoder is not one of them.
+    """
+    if not isinstance(encoder, ResNet):
+        raise ValueError(
+            f"expected a ResNet for the torchvision format, got {type(encoder).__name__}; "
+            "export as safetensors or onnx"
+        )
+    state = to_torchvision(encoder)
+    write_whole(path, lambda file: torch.save(state, file))
+    reasons = _differences(encoder)
+    if not reasons:
+        return ExportNote()
+    note = (
+        f"torchvision's resnet{encoder.depth} cannot load it ({', '.join(reasons)}); "
+        "{code} builds the module that can"
+    )
+    return ExportNote(_code(encoder, path), note)
+
+
+def _differences(encoder: ResNet) -> list[str]:
+    """Why torchvision's class of that depth cannot load the weights."""
+    return [
+        words
+        for differs, words in (
+            (encoder.stem == "cifar", "first convolution 3x3 instead of 7x7, no max-pool"),
+            (encoder.width != 64, f"width {encoder.width} instead of 64"),
+            (encoder.channels != 3, f"{encoder.channels} channel instead of 3"),
+        )
+        if differs
+    ]
+
+
+def _code(encoder: ResNet, path: Path) -> str:
+    """A module of Python that builds this ResNet with nothing but torch."""
+    source = inspect.getsource(resnet).split('"""', 2)[2].lstrip()
+    return fill(
+        TEMPLATES / "resnet.py.jinja",
+        start=CODE_START,
+        version=__version__,
+        file=path.name,
+        source=source,
+        model=encoder,
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what the exporter says about itself and about packages that are not needed."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def write_onnx(encoder: nn.Module, facts: dict[str, Any], path: Path) -> ExportNote:
+    """Write ONNX: uint8 images in, features out; checked against PyTorch."""
+    with needed_for("the format onnx"):
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    shape = (2, facts["channels"], facts["size"], facts["size"])
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    # In single precision: onnxruntime has no convolution in double.
+    model = FromBytes(encoder.float(), facts["mean"], facts["std"]).eval()
+
+    def write(file: Path) -> None:
+        with _quiet():
+            program = torch.onnx.export(
+                model,
+                (images,),
+                dynamo=True,
+                verbose=False,
+                input_names=["images"],
+                output_names=["features"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+            )
+            assert program is not None
+            program.model.metadata_props.update(to_texts(facts))
+            program.save(file, external_data=False)
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        for batch in (images, images[:1]):
+            (features,) = session.run(None, {"images": batch.numpy()})
+            with torch.no_grad():
+                expected = model(batch)
+            torch.testing.assert_close(torch.from_numpy(features), expected, rtol=1e-3, atol=1e-4)
+
+    write_whole(path, write)
+    return ExportNote()
+
+
+EXPORTS = Exports(
+    facts=facts_of,
+    network=network,
+    forward=from_bytes,
+    embedder=embedder,
+    formats={"torchvision": write_torchvision, "onnx": write_onnx},
+    readme=TEMPLATES / "readme.md.jinja",
+)

@@ -1,0 +1,304 @@
+"""Readers of files: folders and zips of images, WebDataset shards."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, TypeVar
+
+from unremix.domains.image.arrays import CIFAR_FILES, IDX_NAME, read_cifar, read_idx
+from unremix.domains.image.decoding import (
+    HEIF_SUFFIXES,
+    NEEDS_HEIF,
+    FileSource,
+    reason_for,
+    suffixes,
+)
+from unremix.domains.image.splits import IMAGES, ImageSplits, Part, Split, labeled
+from unremix.files.archives import (
+    RemoteSpan,
+    Sample,
+    Skipped,
+    Span,
+    Unusable,
+    ZipSpan,
+    expand_braces,
+    read_shards,
+    zip_members,
+)
+from unremix.files.locate import locate
+from unremix.files.remote import RemoteFile, list_files
+from unremix.files.remote_shards import read_remote_shards
+from unremix.files.walk import walk
+
+TRAIN_FOLDERS = ("train", "training")
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's: name and class of the images beside it
+Files = list[tuple[str, Span | RemoteSpan | ZipSpan]]
+Place = TypeVar("Place", Path, "str | RemoteFile")
+
+
+def read_folder(folder: Path) -> ImageSplits:
+    """A folder in one of the formats; one that holds nothing but one folder is looked through."""
+    name = folder.resolve().name
+    inner = folder
+    seen: set[tuple[int, int]] = set()
+    while True:
+        status = inner.stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link back to a folder that it lies in
+            return read_tree(name, *_folder_files(folder))
+        seen.add((status.st_dev, status.st_ino))
+        entries = sorted(entry for entry in inner.iterdir() if not entry.name.startswith("."))
+        files = {entry.name: entry for entry in entries if entry.is_file()}
+        if "data_batch_1" in files or {"train", "test", "meta"} <= set(files):
+            pickles = {key: files[key].read_bytes() for key in CIFAR_FILES if key in files}
+            return read_cifar(name, pickles, folder)
+        if any(IDX_NAME.fullmatch(file) for file in files):
+            return read_idx(name, files)
+        shards = [(key, path) for key, path in files.items() if path.suffix.lower() == ".tar"]
+        if shards:
+            return read_tars(name, shards)
+        if len(entries) != 1 or not entries[0].is_dir():
+            return read_tree(name, *_folder_files(folder))
+        inner = entries[0]
+
+
+def _folder_files(folder: Path) -> tuple[Files, list[Skipped]]:
+    """All files below a folder."""
+    files: Files = []
+    skipped: list[Skipped] = []
+    for name, path, status, problem in walk(folder):
+        if problem is not None:
+            skipped.append(Skipped(name, reason_for(problem)))
+        elif status is not None and S_ISREG(status.st_mode):
+            files.append((name, Span(str(path), 0, status.st_size)))
+        else:
+            skipped.append(Skipped(name, "not a file"))  # opening a pipe would wait forever
+    return files, skipped
+
+
+def zip_files(path: Path) -> tuple[Files, list[Skipped]]:
+    """The images of a zip, and what in it cannot be read."""
+    files: Files = []
+    skipped: list[Skipped] = []
+    for name, span in zip_members(path):
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            skipped.append(Skipped(name, "leads out of the zip"))
+        else:
+            files.append(("/".join(parts), span))
+    return files, skipped
+
+
+def read_tree(name: str, files: Files, skipped: list[Skipped]) -> ImageSplits:
+    """A tree of image files: its splits and classes follow from the folders."""
+    images: dict[str, Span | RemoteSpan | ZipSpan] = {}
+    for file, span in sorted(files):
+        if any(part.startswith(".") or part == "__MACOSX" for part in file.split("/")):
+            continue
+        if _is_image(file, span):
+            images[file] = span
+        else:
+            skipped.append(Skipped(file, _why_not(file, span)))
+    annotated = _annotated_classes(files)
+    depth = _shared_folders(list(images))
+    folders, outside = _split_by_folder(list(images), depth, annotated)
+    skipped += [Skipped(file, "outside the folders for train and test") for file in outside]
+    parts: list[Part] = []
+    for names, base in folders:
+        # Test images of a single class still have labels if the training images have.
+        fewest = 1 if parts and parts[0][2] is not None else 2
+        source = FileSource([images[file] for file in names])
+        parts.append((names, source, _classes(names, base, fewest, annotated)))
+    return ImageSplits(name, labeled(parts), skipped)
+
+
+def _is_image(name: str, span: Span | RemoteSpan | ZipSpan) -> bool:
+    """Judged by the ending of the name, or by the content of a name without one."""
+    suffix = posixpath.splitext(name)[1].lower()
+    if suffix:
+        return suffix in suffixes()
+    try:
+        FileSource([span]).header(0)
+    except Exception as error:
+        return reason_for(error).startswith("more than")  # an image, to be refused as too large
+    return True
+
+
+def _why_not(name: str, span: Span | RemoteSpan | ZipSpan) -> str:
+    """Why a file whose name is not that of an image is left out."""
+    if span.size == 0:
+        return "empty"
+    heif = posixpath.splitext(name)[1].lower() in HEIF_SUFFIXES
+    return NEEDS_HEIF if heif else "not an image"
+
+
+def read_files(paths: Sequence[str | Path]) -> ImageSplits:
+    """Image files named one by one, in the order given.
+
+    Raises:
+        FileNotFoundError: If one does not exist.
+        ValueError: If one is a folder, or there are none.
+    """
+    if not paths:
+        raise ValueError("expected the paths of pictures, got an empty list")
+    places = [locate(path, IMAGES) for path in paths]
+    for place in places:
+        if not place.is_file():
+            raise ValueError(f"expected paths of pictures, got the folder {place}; name its files")
+    source = FileSource([Span(str(place), 0, place.stat().st_size) for place in places])
+    return ImageSplits("files", [Split([str(path) for path in paths], source)])
+
+
+def _shared_folders(names: list[str]) -> int:
+    """How many folders, from the top, all files have in common."""
+    folders = [name.split("/")[:-1] for name in names]
+    if not folders:
+        return 0
+    # What the first and the last in sorted order share, all in between share as well.
+    pairs = zip(min(folders), max(folders), strict=False)
+    shared = [first == last for first, last in pairs]
+    return shared.index(False) if False in shared else len(shared)
+
+
+def _split_by_folder(
+    names: list[str], depth: int, annotated: Mapping[str, str]
+) -> tuple[list[tuple[list[str], int]], list[str]]:
+    """Train and test by the folders at ``depth``, each with the depth of what it holds.
+
+    Returns:
+        Names and depth of each split, all names as one split if there are no two; and the names
+        that belong to none.
+    """
+    folders: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split("/")
+        folders.setdefault(parts[depth].lower() if len(parts) > depth + 1 else "", []).append(name)
+    train = next((folders.pop(key) for key in TRAIN_FOLDERS if key in folders), None)
+    held_out = [key for key in TEST_FOLDERS if key in folders]
+    if train is None or not held_out:
+        return [(names, depth)], []
+    classes = [key for key in held_out if _classes(folders[key], depth + 1, 2, annotated)]
+    test = folders.pop((classes or held_out)[0])
+    outside = [name for rest in folders.values() for name in rest]
+    return [(train, depth + 1), (test, depth + 1)], outside
+
+
+def _annotated_classes(files: Files) -> dict[str, str]:
+    """The class of each image that a `ANNOTATIONS` file names: a line per image, tabs between."""
+    found: dict[str, str] = {}
+    for file, span in files:
+        folder, _, base = file.rpartition("/")
+        if base != ANNOTATIONS:
+            continue
+        try:
+            lines = span.read().decode(errors="replace").splitlines()
+        except Unusable:
+            continue
+        except OSError:
+            if isinstance(span, RemoteSpan):  # a server that is away is no reason to lose classes
+                raise
+            continue
+        for line in lines:
+            name, _, rest = line.partition("\t")
+            for place in (folder, f"{folder}/images"):
+                found[f"{place}/{name}".lstrip("/")] = rest.split("\t")[0]
+    return found
+
+
+def _classes(
+    names: list[str], depth: int, fewest: int, annotated: Mapping[str, str]
+) -> list[str] | None:
+    """The class of each file as annotated, or else by its folder."""
+    if names and all(annotated.get(name) for name in names):
+        return [annotated[name] for name in names]
+    return _class_folders(names, depth, fewest)
+
+
+def _class_folders(names: list[str], depth: int, fewest: int) -> list[str] | None:
+    """The folder at ``depth`` of each file, if all have one and there are enough of them."""
+    parts = [name.split("/") for name in names]
+    if any(len(part) <= depth + 1 for part in parts):
+        return None
+    folders = [part[depth] for part in parts]
+    return folders if len(set(folders)) >= fewest else None
+
+
+def read_pattern(pattern: str) -> ImageSplits:
+    """Shards named by a pattern with braces; all must exist."""
+    shards = [(Path(name).name, locate(name, IMAGES)) for name in expand_braces(pattern)]
+    return read_tars(_name_of(pattern), shards)
+
+
+def _name_of(pattern: str) -> str:
+    return Path(pattern).name.split("{")[0].rstrip("-_.") or "shards"
+
+
+def read_url(url: str) -> ImageSplits:
+    """Shards or a folder behind a URL.
+
+    Raises:
+        OSError: If something cannot be read in several attempts.
+    """
+    name = Path(url).name
+    if "{" in url:
+        urls = expand_braces(url)
+        shards: list[tuple[str, str | RemoteFile]] = [(Path(one).name, one) for one in urls]
+        return read_tars(_name_of(url), shards, read_remote_shards)
+    if url.lower().endswith(".tar"):
+        return read_tars(name[: -len(".tar")], [(name, url)], read_remote_shards)
+    files = list_files(url)
+    shards = [
+        (inner, file) for inner, file in files if re.fullmatch(r"[^./][^/]*\.tar", inner.lower())
+    ]
+    if shards:
+        return read_tars(name, shards, read_remote_shards)
+    return read_tree(name, [(inner, RemoteSpan(file, 0, file.size)) for inner, file in files], [])
+
+
+def read_tars(
+    name: str,
+    shards: list[tuple[str, Place]],
+    read: Callable[[Any], tuple[list[Sample], list[Skipped]]] = read_shards,
+) -> ImageSplits:
+    """WebDataset shards; those whose names say train and those that say test (val) are a split.
+
+    Shards are given by name and place, and ``read`` gives their samples.
+    """
+    splits, outside = _split_by_name(shards)
+    skipped = [Skipped(shard, "outside the shards for train and test") for shard in outside]
+    parts: list[Part] = []
+    for split in splits:
+        samples, bad = read(split)
+        labels = [sample.label for sample in samples if sample.label is not None]
+        if labels and len(labels) < len(samples):
+            warnings.warn(
+                f"expected all samples of {name} or none to have a label, got "
+                f"{len(samples) - len(labels)} of {len(samples)} without; all labels are ignored",
+                stacklevel=4,
+            )
+        skipped += bad
+        source = FileSource([sample.image for sample in samples])
+        values = labels if labels and len(labels) == len(samples) else None
+        parts.append(([sample.name for sample in samples], source, values))
+    return ImageSplits(name, labeled(parts), skipped)
+
+
+def _split_by_name(
+    shards: list[tuple[str, Place]],
+) -> tuple[list[list[tuple[str, Place]]], list[str]]:
+    """Shards to train on and to test on, all in one if names do not say; and the others."""
+
+    def says(shard: str, *words: str) -> bool:
+        return any(word in words for word in re.split(r"[^a-z]+", shard.lower()))
+
+    train = [shard for shard in shards if says(shard[0], *TRAIN_FOLDERS)]
+    held_out = [[shard for shard in shards if says(shard[0], word)] for word in TEST_FOLDERS]
+    test = next((found for found in held_out if found), [])
+    if not train or not test:
+        return [shards], []
+    return [train, test], [shard[0] for shard in shards if shard not in train and shard not in test]

@@ -1,0 +1,85 @@
+"""Pictures that a caller hands over, as one batch: paths, PIL images or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from unremix.domains.image.arrays import image_array
+from unremix.domains.image.decoding import decode_image
+
+ACCEPTED = "a list of paths, PIL images or arrays, or an array of pictures"
+
+
+def read_items(items: Any, *, channels: int, size: int) -> Tensor:
+    """Read pictures the way training reads them: upright, central square, resized once.
+
+    Args:
+        items: A list of paths, PIL images or arrays of one picture each, shape (H, W), (H, W, C)
+            or (C, H, W); or one array of n pictures, shape (n, H, W, C) or (n, C, H, W). Arrays
+            hold integers in 0..255 or floats in [0, 1], which are rounded to 8 bits.
+        channels: C of the result, 1 or 3.
+        size: S of the result.
+
+    Returns:
+        uint8, shape (n, C, S, S).
+
+    Raises:
+        FileNotFoundError: If a path does not exist.
+        ValueError: For anything else that is not a picture.
+
+    Example:
+        >>> read_items([np.zeros((9, 12, 3), np.uint8)], channels=1, size=8).shape
+        torch.Size([1, 1, 8, 8])
+    """
+    if isinstance(items, str | Path):
+        if Path(items).is_dir():
+            got = f"the folder {str(items)!r}; pass sorted(Path({str(items)!r}).glob('*.jpg'))"
+        else:
+            got = f"one string or path; pass [{str(items)!r}]"
+        raise ValueError(f"expected {ACCEPTED}, got {got}")
+    if isinstance(items, Image.Image):
+        raise ValueError(f"expected {ACCEPTED}, got one PIL image; pass it in a list")
+    if isinstance(items, Tensor):
+        items = items.detach().cpu().numpy()
+    if isinstance(items, np.ndarray) and items.dtype.kind not in "OUS":
+        if items.dtype == np.uint8 and items.shape[1:] == (channels, size, size):
+            return torch.from_numpy(np.ascontiguousarray(items))
+        if items.ndim != 4:
+            raise ValueError(
+                "expected an array of pictures of shape (n, H, W, C) or (n, C, H, W), got shape "
+                f"{items.shape}; pass one picture in a list"
+            )
+        items = list(image_array(items, "pictures"))
+    elif not isinstance(items, Iterable):
+        raise ValueError(f"expected {ACCEPTED}, got {type(items).__name__} {items!r}")
+    pictures = [
+        decode_image(_opened(item, place), channels=channels, size=size)
+        for place, item in enumerate(items)
+    ]
+    empty = torch.empty(0, channels, size, size, dtype=torch.uint8)
+    return torch.stack(pictures) if pictures else empty
+
+
+def _opened(item: Any, place: int) -> str | Path | Image.Image:
+    """A path, or an image that may be changed."""
+    if isinstance(item, str | Path):
+        return item
+    if isinstance(item, Image.Image):
+        copy = item.copy()  # decoding turns and shrinks an image in place
+        copy.format = item.format
+        return copy
+    if isinstance(item, Tensor):
+        item = item.detach().cpu().numpy()
+    if isinstance(item, np.ndarray):
+        return Image.fromarray(np.ascontiguousarray(image_array(item[None], f"picture {place}")[0]))
+    raise ValueError(
+        f"expected a path, a PIL image or an array at position {place}, got "
+        f"{type(item).__name__} {item!r}"
+    )

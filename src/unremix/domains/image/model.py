@@ -1,0 +1,302 @@
+"""From images to a model: their shape, encoder and head, batches of views, features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unremix.console.values import check_types
+from unremix.domains.base import Trained, evaluating
+from unremix.domains.image.dataset import ImageData, ImageSet, StreamedImages, load_images
+from unremix.domains.image.decoding import HEIF_SUFFIXES, suffixes
+from unremix.domains.image.encoders import chosen_name, make_encoder
+from unremix.domains.image.items import read_items
+from unremix.domains.image.options import LARGEST_IMAGE, ImageOptions
+from unremix.domains.image.views import SETTINGS, Augmentation, augment, plain, settings_for
+from unremix.domains.options import TrainConfig, make_head
+from unremix.domains.remembered import recall, remember
+from unremix.domains.sampling import permuted, spread, streamed
+from unremix.files.fingerprint import fingerprint
+from unremix.frameworks.base import Framework
+from unremix.frameworks.randomness import CROPS, VIEWS, keys
+
+# Small crops of SwAV: our choice for small images. Published are 96 of 224 pixels and 5 to 14 % of
+# the area.
+CROP_SHARE = 18 / 32
+CROP_SCALE = (0.05, 0.25)
+
+SMALL_IMAGE = 32  # pixels
+SIZES = "width, head_hidden, head_output or the sizes of the framework, such as moco.queue"
+FINGERPRINTED = 512  # images, at least
+FINGERPRINTED_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """What images decide about the model."""
+
+    channels: int  # 1 or 3
+    image_size: int  # pixels per side
+    augmentation: str  # name of the setting in unremix.domains.image.views.SETTINGS
+
+    @staticmethod
+    def of(images: ImageSet, config: TrainConfig) -> ImageShape:
+        """The shape of a data set under a configuration."""
+        channels, size = images.images.channels, images.images.size
+        name = config.own.augmentation
+        if name == "auto":
+            name = settings_for(channels, size)
+        return ImageShape(channels, size, name)
+
+    @property
+    def settings(self) -> Augmentation:
+        """The augmentation itself."""
+        if self.augmentation not in SETTINGS:
+            raise ValueError(
+                f"expected an augmentation among {', '.join(SETTINGS)}, got {self.augmentation!r}; "
+                "use the version that wrote the run, or train a new one"
+            )
+        return SETTINGS[self.augmentation]
+
+
+def features_of(
+    encoder: nn.Module, images: Tensor, settings: Augmentation, *, batch: int = 512
+) -> Tensor:
+    """Features of uint8 images (n, C, S, S) in eval mode, shape (n, F), on the CPU."""
+    with evaluating(encoder) as (device, dtype):
+        parts = [
+            encoder(plain(part.to(device), settings).to(dtype)).float().cpu()
+            for part in images.split(batch)
+        ]
+    return torch.cat(parts)
+
+
+def set_features(
+    encoder: nn.Module | None, images: ImageSet, settings: Augmentation, *, batch: int = 512
+) -> Tensor:
+    """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
+    known: Tensor | None = recall(encoder, images)
+    if known is not None:
+        return known
+    parts = []
+    # Without images, split gives one empty part, so that the width is known.
+    places = torch.arange(len(images)).split(batch)
+    for number, indices in enumerate(places):
+        if isinstance(images.images, StreamedImages):
+            images.images.expect(torch.cat(places[number : number + 2]))
+        part = images.images.batch(indices)
+        if encoder is None:
+            parts.append(plain(part, settings).flatten(1))
+        else:
+            parts.append(features_of(encoder, part, settings))
+    return remember(encoder, images, torch.cat(parts))
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse what can be refused before the data are read."""
+    options: ImageOptions = config.own
+    if options.augmentation not in ("auto", *SETTINGS):
+        raise ValueError(
+            f"expected augmentation auto or one of {', '.join(SETTINGS)}, got "
+            f"{options.augmentation!r}"
+        )
+    source, colon, _ = options.backbone.partition(":")
+    if options.pretrained and (config.init is not None or source != "timm"):
+        raise ValueError(
+            "expected --pretrained with --backbone timm:NAME and without --init, got "
+            f"--backbone {options.backbone} and --init {config.init}; for other weights use --init"
+        )
+    if colon and source:
+        package = source.partition(".")[0]
+        if find_spec(package) is None:
+            raise ImportError(
+                f"expected {package} to be installed for --backbone {options.backbone}, got none; "
+                "install it, or check the spelling"
+            )
+    elif options.backbone != "auto":
+        with torch.random.fork_rng(devices=[]):
+            make_encoder(options.backbone, channels=1, image_size=32, width=1, stem=options.stem)
+
+
+def load(config: TrainConfig) -> ImageData:
+    """The images of a run."""
+    return load_images(
+        config.data,
+        image_size=config.own.image_size,
+        limit=config.limit,
+        validation=config.validation,
+        stream=config.stream is not None,
+        progress=config.progress,
+    )
+
+
+def load_for(run: Trained, data: str | Sequence[str] | None) -> ImageData:
+    """The run's own images, or others or a list of files, in the run's size and channels."""
+    config, shape = run.config, run.shape
+    return load_images(
+        config.data if data is None else data,
+        image_size=shape.image_size,
+        channels=shape.channels,
+        limit=config.limit if data is None else None,
+        validation=config.validation if data is None else None,
+        stream=data is None and config.stream is not None,
+        progress=config.progress,
+    )
+
+
+def source_of(paths: Sequence[str]) -> str | list[str]:
+    """One path, or a list of pictures: several paths, or those that a .txt file lists."""
+    suffix = Path(paths[0]).suffix.lower()
+    if len(paths) == 1 and suffix == ".txt":
+        return _listed(Path(paths[0]))
+    if len(paths) > 1 or suffix in suffixes() | HEIF_SUFFIXES:
+        return list(paths)
+    return paths[0]
+
+
+def _listed(file: Path) -> list[str]:
+    """The paths in a text file; relative ones are looked up here, then beside the file."""
+    if not file.is_file():
+        raise FileNotFoundError(f"expected a text file of paths at {str(file)!r}, found no file")
+    names = file.read_bytes().decode("utf-8", "surrogateescape")  # any name that a file can have
+    lines = [line.strip() for line in names.splitlines()]
+    beside = [(line, file.parent / line) for line in lines if line]
+    return [
+        str(path) if path.exists() and not Path(line).exists() else line for line, path in beside
+    ]
+
+
+def starts_from(config: TrainConfig) -> str | None:
+    """Where the encoder's first weights come from, if they are not random."""
+    return config.own.backbone if config.own.pretrained else config.init
+
+
+def shape_from(values: dict[str, Any]) -> ImageShape:
+    """The shape from plain values."""
+    shape = ImageShape(**values)
+    check_types(shape)
+    if shape.channels not in (1, 3) or not 1 <= shape.image_size <= LARGEST_IMAGE:
+        raise ValueError(f"expected 1 or 3 channels and a size in pixels, got {shape}")
+    return shape
+
+
+def build(config: TrainConfig, shape: ImageShape) -> tuple[nn.Module, nn.Sequential]:
+    """Encoder and head."""
+    options: ImageOptions = config.own
+    encoder = make_encoder(
+        options.backbone,
+        channels=shape.channels,
+        image_size=shape.image_size,
+        width=options.width,
+        stem=options.stem,
+    )
+    # Channels last: a step of ResNet-18 of width 16 at 32 pixels takes 1/1.3 of the time.
+    encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return encoder, make_head(encoder, config)
+
+
+def describe(config: TrainConfig, shape: ImageShape) -> str:
+    """The encoder, in a few words."""
+    return f"backbone {chosen_name(config.own.backbone, shape.image_size)}, {shape.image_size} px"
+
+
+def faster(config: TrainConfig, shape: ImageShape) -> list[str]:
+    """Options that make a run on a CPU take less time, as they are typed."""
+    small = chosen_name(config.own.backbone, shape.image_size) == "small"
+    smaller = [f"--image_size {SMALL_IMAGE}"] if shape.image_size > SMALL_IMAGE else []
+    return ([] if small else ["--backbone small"]) + smaller
+
+
+def fingerprint_of(data: ImageData) -> str:
+    """Of all names and labels, and of all images or, where these are many, of some.
+
+    Images in shards behind a URL are not read: the shards' tags stand for them.
+    """
+    images, labels = data.train.images, data.train.labels
+    most = max(FINGERPRINTED, FINGERPRINTED_BYTES // (images.channels * images.size**2))
+    tags: tuple[str, ...] = ()
+    if isinstance(images, StreamedImages):
+        tags = images.tags
+        most = 0 if tags else FINGERPRINTED
+    parts = spread(len(images), most).split(512) if most else ()
+    pixels = (images.batch(indices) for indices in parts)
+    return fingerprint(chain([str(len(images)), labels], data.train.names, tags, pixels))
+
+
+def steps(data: ImageData, config: TrainConfig) -> int:
+    """Steps per epoch; an incomplete batch is left out."""
+    return len(data.train) // config.batch_size
+
+
+def indices_of(data: ImageData, config: TrainConfig, step: int) -> Tensor:
+    """Which images a step uses, shape (batch_size,)."""
+    images = data.train.images
+    if config.stream is not None and isinstance(images, StreamedImages):
+        return streamed(images.counts, config.batch_size, config.stream, config.seed, step)
+    return permuted(len(images), config.batch_size, config.seed, step)
+
+
+def ahead(data: ImageData, config: TrainConfig) -> int:
+    """Steps in which a stream uses up a shard: so long before its use the next is fetched."""
+    images = data.train.images
+    if config.stream is None or not isinstance(images, StreamedImages):
+        return 0
+    lane = config.batch_size / min(config.stream, config.batch_size)  # its samples in a step
+    return max(1, round(len(images) / len(images.shards) / lane))
+
+
+def expect(data: ImageData, indices: Tensor) -> None:
+    """Begin to fetch the shards of images that a later step uses, by indices (N,)."""
+    assert isinstance(data.train.images, StreamedImages)
+    data.train.images.expect(indices)
+
+
+def fetch(data: ImageData, indices: Tensor) -> Tensor:
+    """The images, uint8, shape (N, C, S, S)."""
+    return data.train.images.batch(indices)
+
+
+def view(images: Tensor, settings: Augmentation, key: Tensor) -> Tensor:
+    """One random view of each of some images (N, C, S, S), by their keys (N,)."""
+    # In full precision, whatever the model computes in.
+    with torch.autocast(device_type=images.device.type, enabled=False):
+        return augment(images, settings, key)
+
+
+def views(
+    fetched: Tensor,
+    indices: Tensor,
+    model: Framework,
+    config: TrainConfig,
+    shape: ImageShape,
+    epoch: int,
+    streams: Sequence[int] = VIEWS,
+) -> tuple[Tensor, ...]:
+    """Two views of each image, and small crops where the framework asks for them."""
+    small = replace(shape.settings, crop_scale=CROP_SCALE)
+    side = max(4, round(CROP_SHARE * shape.image_size))
+
+    def made(stream: int, settings: Augmentation) -> Tensor:
+        return view(fetched, settings, keys(config.seed, epoch, indices, stream))
+
+    crops = [
+        F.interpolate(made(CROPS + k, small), side, mode="bilinear", antialias=True)
+        for k in range(model.crops)
+    ]
+    whole = [made(stream, shape.settings) for stream in streams]
+    return tuple(one.to(model.dtype) for one in (*whole, *crops))
+
+
+def embed(run: Trained, items: Any) -> Tensor:
+    """Features of pictures, shape (n, F); see :func:`.items.read_items`."""
+    shape = run.shape
+    images = read_items(items, channels=shape.channels, size=shape.image_size)
+    return features_of(run.encoder(), images, shape.settings)

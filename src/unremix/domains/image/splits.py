@@ -1,0 +1,110 @@
+"""The splits of a data set before decoding, and the files that a reader left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unremix.domains.image.decoding import ArraySource, Pixels, Source
+from unremix.domains.sampling import drawn
+from unremix.files.archives import Skipped
+
+ACCEPTED = (
+    "the word 'digits'; a folder of images or a zip of one; CIFAR-10/100 python pickles, as a "
+    "folder or .tar.gz; a folder of MNIST-like idx files; an .npz with arrays images (and labels) "
+    "or x_train, y_train, x_test, y_test; WebDataset shards, as a .tar, a folder of .tar files or "
+    "a pattern like 'shards-{000..099}.tar'. A relative path is also looked up in the folder that "
+    "the environment variable UNREMIX_DATA names"
+)
+
+IMAGES = (
+    "accepted are digits, a folder or zip of images, CIFAR or idx files, .npz and WebDataset shards"
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images of a split before they are decoded.
+
+    Args:
+        names: The name of each image.
+        source: The images.
+        labels: The class of each, in 0..k-1; None if unknown.
+        classes: Names of the k classes; None if unknown.
+    """
+
+    names: list[str]
+    source: Source
+    labels: list[int] | None = None
+    classes: list[str] | None = None
+
+    def keep(self, indices: Sequence[int]) -> Split:
+        """Some of the images."""
+        labels = None if self.labels is None else [self.labels[index] for index in indices]
+        names = [self.names[index] for index in indices]
+        return Split(names, self.source.choose(indices), labels, self.classes)
+
+    def choose(self, limit: int | None) -> Split:
+        """At most ``limit`` images, drawn with a fixed seed, in their order here."""
+        if limit is None or limit >= len(self.names):
+            return self
+        return self.keep(drawn(len(self.names), limit).tolist())
+
+    def part(self, share: float) -> list[Split]:
+        """These images without a share of them, drawn with a fixed seed, and that share."""
+        order = torch.randperm(len(self.names), generator=torch.Generator().manual_seed(1))
+        cut = round(share * len(self.names))
+        return [self.keep(sorted(order[cut:].tolist())), self.keep(sorted(order[:cut].tolist()))]
+
+
+Part = tuple[list[str], Source, Sequence[Any] | None]
+
+
+@dataclass(frozen=True)
+class ImageSplits:
+    """The splits of a data set: one for training, perhaps one for testing."""
+
+    name: str
+    splits: list[Split]
+    skipped: Sequence[Skipped] = ()
+
+
+def name_and_suffix(path: Path) -> tuple[str, str]:
+    """The name of a path without its ending, and the ending."""
+    for suffix in (".zip", ".npz", ".tar.gz", ".tgz", ".tar"):
+        if path.name.lower().endswith(suffix):
+            return path.name[: -len(suffix)], suffix
+    return path.name, ""
+
+
+def of_array(title: str, images: Pixels, values: Sequence[Any] | None = None) -> Part:
+    """Images in an array as a part for :func:`labeled`; they are named by their numbers."""
+    names = [f"{title}/{index:05d}" for index in range(len(images))]
+    return names, ArraySource(images), values
+
+
+def labeled(parts: Sequence[Part]) -> list[Split]:
+    """Splits whose labels 0..k-1 count through all of them.
+
+    The sorted values of the first split come first, so that it defines the labels; then those that
+    only later splits have.
+
+    Args:
+        parts: Of each split the images' names, the images and, where known, the values that become
+            labels.
+    """
+    classes: list[Any] = []
+    for _, _, values in parts:
+        classes += sorted(set(values or ()) - set(classes))
+    number = {value: index for index, value in enumerate(classes)}
+    names_of_classes = [str(value) for value in classes]
+    return [
+        Split(names, source)
+        if values is None
+        else Split(names, source, [number[value] for value in values], names_of_classes)
+        for names, source, values in parts
+    ]

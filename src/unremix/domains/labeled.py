@@ -1,0 +1,330 @@
+"""Measures for samples with labels: health, kNN and audits while training; a card at the end.
+
+The data have a ``train`` and perhaps a ``test`` split, each with ``names``, ``labels`` (n,) or
+None, ``classes`` and a length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix.audit import effective_negatives
+from unremix.core.contrast import Importance
+from unremix.domains.base import Features, Measuring, Trained, find_domain, fixed_views
+from unremix.domains.card import begin_card
+from unremix.domains.options import TrainConfig
+from unremix.domains.sample import Sample, two_view_sample
+from unremix.domains.sampling import permuted
+from unremix.evaluation.accuracy import Accuracy, top_accuracy
+from unremix.evaluation.auditing import audit_columns, gradient_columns
+from unremix.evaluation.health import Health, health, warnings_of
+from unremix.evaluation.knn import knn_predict, usual_neighbors
+from unremix.evaluation.linear import TOP, linear_probe
+from unremix.frameworks.base import Embedded, Framework, Projecting
+from unremix.losses import TwoViewLoss
+
+MOST_NEIGHBORS = 200
+WATCHED = 256  # training samples on which the health of the embeddings is measured
+HELD_OUT = 0.2  # share of the labeled samples that the probe is tested on without a test split
+
+Encode = Callable[[nn.Module | None, Any], Tensor]
+"""Features (n, F) of a split; the raw input (n, F) if there is no encoder."""
+
+
+def neighbors(data: Any, config: TrainConfig) -> int:
+    """k of the kNN measurement: as configured, or 200, but at most a fifth of a class's samples."""
+    if config.knn_k is not None:
+        return config.knn_k
+    return usual_neighbors(data.train.labels, MOST_NEIGHBORS)
+
+
+def has_classes(data: Any) -> bool:
+    """Whether the training samples have at least two classes."""
+    labels = data.train.labels
+    return labels is not None and len(labels.unique()) > 1
+
+
+def has_test_labels(data: Any) -> bool:
+    """Whether there is a test split with labels."""
+    return data.test is not None and data.test.labels is not None
+
+
+def probe_batch(count: int) -> int:
+    """The probe's batch: 512, but at least twenty steps an epoch (small data would underfit)."""
+    return max(16, min(512, count // 20))
+
+
+def _neighbor_shares(
+    train: Tensor, test: Tensor | None, data: Any, config: TrainConfig
+) -> tuple[Tensor, Tensor]:
+    """The share of each class among a sample's neighbors, shape (m, C), and the right classes."""
+    labels, k, t = data.train.labels, neighbors(data, config), config.knn_temperature
+    if test is None or not has_test_labels(data):
+        return knn_predict(train, labels, k=k, temperature=t), labels
+    truth = data.test.labels
+    classes = 1 + int(max(labels.max(), truth.max()))
+    return knn_predict(train, labels, test, k=k, temperature=t, num_classes=classes), truth
+
+
+def measure_knn(encode: Encode, encoder: nn.Module, data: Any, config: TrainConfig) -> Accuracy:
+    """kNN accuracy of an encoder's features: of the test samples, or leaving one out."""
+    train = encode(encoder, data.train)
+    test = None if data.test is None else encode(encoder, data.test)
+    return top_accuracy(*_neighbor_shares(train, test, data, config))
+
+
+class LabeledObserver:
+    """Measures a model after an epoch; says in plain words, once, what looks wrong.
+
+    Args:
+        data: The data.
+        config: Options of the run.
+        say: Shows a message.
+        encode: Features of a split.
+        embed_view: Embeddings of one of two fixed views of training samples, by indices (N,): those
+            that the loss sees, and the last layer's input.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        config: TrainConfig,
+        say: Callable[[str], None],
+        *,
+        encode: Encode,
+        embed_view: Callable[[Projecting, Tensor, int], Embedded],
+    ) -> None:
+        self.data, self.config, self.say = data, config, say
+        self.encode, self.embed_view = encode, embed_view
+        self.said: set[str] = set()
+        self.previous: Health | None = None
+        if config.audit_every is not None and data.train.labels is None:
+            raise ValueError(
+                "expected data with labels for --audit_every, got data without; leave it out, "
+                "or put the samples of each class into a folder"
+            )
+
+    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
+        """The measurements after an epoch."""
+        assert isinstance(model, Projecting)
+        measured, importance, samples = self._health(model)
+        row = {name: value for name, value in asdict(measured).items() if value is not None}
+        if self.config.evaluates_after(epoch) and has_classes(self.data):
+            row["knn"] = measure_knn(self.encode, model.encoder, self.data, self.config).value
+        audits = self.config.audit_every
+        if audits is not None and epoch % audits == 0 and importance is not None:
+            labels = self.data.train.labels
+            row |= audit_columns(importance, labels[samples]) | gradient_columns(model)
+        return row
+
+    @torch.no_grad()
+    def _health(self, model: Projecting) -> tuple[Health, Importance | None, Tensor]:
+        """The health of the embeddings, scores and weights of a batch, and the batch's samples."""
+        count = len(self.data.train)  # which may be sorted by class
+        indices = permuted(count, min(WATCHED, count), seed=0, step=0)
+        was_training = model.training
+        model.eval()
+        first, second = (self.embed_view(model, indices, view) for view in (0, 1))
+        # At most a batch: the effective number of negatives depends on the batch size.
+        batch = slice(self.config.batch_size)
+        importance = model.importance(
+            (first[0][batch], first[1][batch]), (second[0][batch], second[1][batch]), indices[batch]
+        )
+        negatives = None if importance is None else effective_negatives(importance.weights.double())
+        model.train(was_training)
+        z0, z1 = first[0], second[0]
+        measured = health(z0.float(), z1.float(), effective_negatives=negatives)
+        for message in warnings_of(
+            measured, self.previous, dimensions=z0.shape[1], samples=z0.shape[0]
+        ):
+            kind = re.sub(r"[\d.,]+", "#", message)  # the same message with other numbers
+            if kind not in self.said:
+                self.said.add(kind)
+                self.say(message)
+        self.previous = measured
+        return measured, importance, indices[batch]
+
+
+def _measure(
+    kind: str,
+    encode: Encode,
+    encoder: nn.Module | None,
+    data: Any,
+    config: TrainConfig,
+    progress: Measuring | None,
+) -> dict[str, Any]:
+    train, labels = encode(encoder, data.train), data.train.labels
+    test = encode(encoder, data.test) if has_test_labels(data) else None
+    shares, truth = _neighbor_shares(train, test, data, config)
+    result: dict[str, Any] = {
+        "features": train.shape[1],
+        "knn": asdict(top_accuracy(shares, truth)),
+    }
+    if shares.shape[1] > TOP:
+        result["neighbors"] = {"top5": asdict(top_accuracy(shares, truth, TOP))}
+    if config.probe_epochs:
+
+        def told(epoch: int, _: float) -> None:
+            if progress is not None:
+                progress(f"{kind}: linear probe", epoch, config.probe_epochs)
+
+        if test is not None:
+            parts = (train, labels, test, data.test.labels)
+        else:
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+            cut = max(1, int(HELD_OUT * len(labels)))
+            held, kept = order[:cut], order[cut:]
+            parts = (train[kept], labels[kept], train[held], labels[held])
+        result["linear"] = asdict(
+            linear_probe(
+                *parts,
+                epochs=config.probe_epochs,
+                batch_size=probe_batch(len(parts[0])),
+                seed=config.seed,
+                progress=told,
+            )
+        )
+    return result
+
+
+def evaluate_labeled(
+    run: Trained,
+    data: Any,
+    *,
+    unit: str,
+    facts: Mapping[str, Any],
+    layer: str,
+    encode: Encode,
+    raw: tuple[str, str | None],
+    own: bool,
+    progress: Measuring | None,
+) -> dict[str, Any]:
+    """Measure a run's encoder, the same encoder untrained, and the raw input; labels are needed.
+
+    Args:
+        run: The run.
+        data: What to measure on.
+        unit: What the samples are called, in the plural.
+        facts: What the card says about data and model, beside the counts.
+        layer: What is measured, in words.
+        encode: Features of a split.
+        raw: What the raw input is called, and why it is not measured; None if it is.
+        own: Whether these are the data the run was trained on.
+        progress: Told how far it is.
+
+    Returns:
+        The evaluation card.
+    """
+    config = run.config
+    counts = {
+        f"train_{unit}": len(data.train),
+        f"test_{unit}": None if data.test is None else len(data.test),
+        "classes": len(data.train.classes) if data.train.classes else None,
+    }
+    card = begin_card(
+        run,
+        data.name,
+        counts | dict(facts),
+        layer=layer,
+        health=("spread", "effective_rank", "alignment", "uniformity"),
+        own=own,
+    )
+    if not has_classes(data):
+        card["note"] = "no labels: accuracy cannot be measured"
+        return card
+    split = has_test_labels(data)
+    held_out = f"test {unit}" if config.validation is None else f"held-out training {unit}"
+    card["protocol"] = {
+        "knn": f"cosine, k={neighbors(data, config)}, votes weighted by "
+        f"exp(similarity/{config.knn_temperature:g}), "
+        + (f"training {unit} as bank, {held_out} as queries" if split else "leave one out"),
+        "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, batches of at most 512, "
+        f"{config.probe_epochs} epochs, the last reported, "
+        + (held_out if split else "a random fifth held out"),
+        "standard_error": f"over the {unit} measured; one training run",
+    }
+    encoders: dict[str, nn.Module | None] = {
+        "trained": run.encoder(),
+        "untrained": run.encoder(trained=False),
+    }
+    name, why_not = raw
+    if why_not is None:
+        encoders[name] = None
+    else:
+        card["protocol"][name] = why_not
+    card["results"] = {
+        kind: _measure(kind, encode, encoder, data, config, progress)
+        for kind, encoder in encoders.items()
+    }
+    return card
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labeled:
+    """What a kind of data with labels and two views does alike: its record names the methods.
+
+    Args:
+        encode: Features (n, F) of a split, given the encoder, the split and the shape; the raw
+            input (n, F) without an encoder.
+        layer: What is measured, in words.
+        facts: What the card says about a run and its data, beside the counts.
+        raw: What the raw input is called, and why it is not measured; None if it is.
+        draw: Images, uint8 (n, C, S, S), of fetched samples or of their views.
+    """
+
+    encode: Callable[[nn.Module | None, Any, Any], Tensor]
+    layer: str
+    facts: Callable[[Trained, Any], Mapping[str, Any]] = lambda *_: {}
+    raw: Callable[[Trained, Any], tuple[str, str | None]] = lambda *_: ("raw input", None)
+    draw: Callable[[Any], Tensor] | None = None
+
+    def _encoding(self, shape: Any) -> Encode:
+        return lambda encoder, split: self.encode(encoder, split, shape)
+
+    def observe(
+        self, data: Any, shape: Any, config: TrainConfig, say: Callable[[str], None]
+    ) -> LabeledObserver:
+        """What is measured at an epoch's end."""
+        view = fixed_views(data, shape, config)
+
+        def embed_view(model: Projecting, indices: Tensor, number: int) -> Embedded:
+            return model.embed(view(model, indices, number))
+
+        encode = self._encoding(shape)
+        return LabeledObserver(data, config, say, encode=encode, embed_view=embed_view)
+
+    def features(self, run: Trained, data: Any) -> Features:
+        """Embed all samples, training samples first; labels only where those of all are known."""
+        encoder = run.encoder()
+        parts = [part for part in (data.train, data.test) if part is not None]
+        embedded = torch.cat([self.encode(encoder, part, run.shape) for part in parts])
+        known = [part.labels for part in parts if part.labels is not None]
+        names = [name for part in parts for name in part.names]
+        labels = torch.cat(known) if len(known) == len(parts) else None
+        return Features(embedded, names, labels, data.train.classes)
+
+    def evaluate(
+        self, run: Trained, data: Any, *, own: bool = True, progress: Measuring | None = None
+    ) -> dict[str, Any]:
+        """The card of a run; see :func:`evaluate_labeled`."""
+        return evaluate_labeled(
+            run,
+            data,
+            unit=find_domain(run.config.domain).unit,
+            facts=self.facts(run, data),
+            layer=self.layer,
+            encode=self._encoding(run.shape),
+            raw=self.raw(run, data),
+            own=own,
+            progress=progress,
+        )
+
+    def sample(self, run: Trained, data: Any, model: Framework, loss: TwoViewLoss | None) -> Sample:
+        """What a page shows; see :func:`unremix.domains.sample.two_view_sample`."""
+        return two_view_sample(run, data, model, loss, self._encoding(run.shape), self.draw)

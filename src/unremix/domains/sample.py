@@ -1,0 +1,142 @@
+"""What a page shows of a run's data: sampled items, and one batch as the loss sees it.
+
+The choice of items depends on the data alone, not on the seed or the recipe, so that runs on the
+same data show the same items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix.core.pairs import Pairs
+from unremix.core.problem import Logits
+from unremix.core.views import Views
+from unremix.domains.base import Trained, find_domain, fixed_views
+from unremix.domains.sampling import drawn
+from unremix.frameworks.base import Framework, Projecting
+from unremix.frameworks.randomness import OTHER_VIEWS
+from unremix.losses import TwoViewLoss
+
+MOST_ITEMS = 10_000  # on the map
+BATCH = 256  # anchors and candidates of the explorer
+SHOWN_VIEWS = 8
+FIRST_VIEW, SECOND_VIEW = OTHER_VIEWS
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some items of a run's data."""
+
+    names: list[str]  # what each of n items is called
+    features: Tensor  # their embeddings by the encoder, shape (n, F)
+    total: int  # items in the whole data
+    how_drawn: str  # how they were drawn from it, in words; empty if they are all
+    labels: Tensor | None  # the class of each item, where known; shape (n,)
+    classes: list[str] | None  # names of the classes, where known
+    batch: Tensor  # the items that are compared with each other, as numbers of items, shape (A,)
+    anchors: Views  # embeddings of their first views, A of them
+    candidates: Views  # embeddings of their second views, A of them
+    pairs: Pairs  # which candidates are positives and negatives of which anchors
+    about_batch: str  # a sentence about what is compared with what
+    finding: str  # who finds what among the batch, such as "images find their own second view"
+    loss: TwoViewLoss | None  # what weights the negatives; None if the framework has none
+    logits: Logits = "cosine"  # what the loss compares anchors and candidates by
+    passages: Tensor | None = None  # of a text: equal for items that stand together, shape (n,)
+    # Reads the images of some items, uint8 (k, C, S, S), if there are any.
+    images: Callable[[Sequence[int]], Tensor] | None = None
+    # Draws an item, if items are drawn: points, edges, types, nodes and the marked one, for JSON.
+    draw: Callable[[int], Mapping[str, Any]] | None = None
+    # The cells of an item with their names, if items are rows.
+    table: Callable[[int], Sequence[tuple[str, str]]] | None = None
+    node_types: list[str] = field(default_factory=list)  # names of the colors in drawings
+    views: Tensor | None = None  # pairs of views as the encoder sees them: uint8 (k, 2, C, S, S)
+    # For graphs: the graph and its two views, drawn.
+    drawn_views: Sequence[Sequence[Mapping[str, Any]]] = ()
+    # For sentences: a text, and its words as the encoder knows them.
+    read_as: list[tuple[str, list[str]]] = field(default_factory=list)
+
+
+def how_drawn(items: Tensor, total: int) -> str:
+    """How items (n,) were drawn from the total, in words."""
+    return f"drawn at random from {total:,}" if len(items) < total else ""
+
+
+def draw_batch(count: int) -> Tensor:
+    """Which of the items are compared with each other, shape (A,)."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(1))[:BATCH]
+
+
+def as_views(z: Tensor, h: Tensor | None) -> Views:
+    """Embeddings (A, D) and the last layer's input (A, H), in single precision."""
+    return Views(z.float(), None if h is None else h.float())
+
+
+def projecting(model: Framework) -> Projecting:
+    """The same model, if it has a projection head.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    if not isinstance(model, Projecting):
+        raise ValueError(
+            f"expected a framework with a projection head, got {type(model).__name__}; derive it "
+            "from unremix.frameworks.base.Projecting"
+        )
+    return model
+
+
+def two_view_sample(
+    run: Trained,
+    data: Any,
+    model: Framework,
+    loss: TwoViewLoss | None,
+    encode: Callable[[nn.Module, Any], Tensor],
+    draw: Callable[[Any], Tensor] | None = None,
+) -> Sample:
+    """Training samples, of which some find their own second view among those of the others.
+
+    Args:
+        run: The run.
+        data: Its data, with a split ``train`` that has names, labels and classes.
+        model: Its model.
+        loss: Its loss.
+        encode: Features of a split, shape (n, F).
+        draw: Images, uint8 (k, C, S, S), of fetched samples or of their views; None if they are
+            shown by name.
+    """
+    domain, train = find_domain(run.config.domain), data.train
+    items = drawn(len(train), MOST_ITEMS)
+    batch = draw_batch(len(items))
+    model, seen = projecting(model), fixed_views(data, run.shape, run.config)
+    views = [seen(model, items[batch], number) for number in (0, 1)]
+    anchors, candidates = (as_views(*model.embed(view)) for view in views)
+
+    def images(numbers: Sequence[int]) -> Tensor:
+        assert draw is not None
+        return draw(domain.fetch(data, items[torch.as_tensor(numbers, dtype=torch.long)]))
+
+    return Sample(
+        names=[train.names[item] for item in items.tolist()],
+        features=encode(run.encoder(), train)[items].float(),
+        total=len(train),
+        how_drawn=how_drawn(items, len(train)),
+        labels=None if train.labels is None else train.labels[items],
+        classes=None if train.classes is None else list(train.classes),
+        batch=batch,
+        anchors=anchors,
+        candidates=candidates,
+        pairs=Pairs.one_way(len(batch)),
+        about_batch=(
+            f"One batch of {len(batch)} {domain.unit}: the first view of each is an anchor, the "
+            "second views of all others are its negatives."
+        ),
+        finding=f"{domain.unit} find their own second view",
+        loss=loss,
+        images=None if draw is None else images,
+        views=None if draw is None else torch.stack([draw(v[:SHOWN_VIEWS]) for v in views], 1),
+    )

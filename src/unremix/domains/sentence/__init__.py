@@ -1,0 +1,59 @@
+"""Sentences in the order of a text: read from lines or prose, encoded by two recurrent networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unremix.domains.base import Domain, Items
+from unremix.domains.sentence import measure, model, options, show
+from unremix.domains.sentence.quickthought import QuickThought
+
+DOMAIN = Domain(
+    name="sentence",
+    unit="sentences",
+    reads="the embedded pydocs; ordered text in .txt or .gz files",
+    items=Items(
+        called="sentences", example='["A sentence.", "Another one."]', accepted="of strings"
+    ),
+    options=options.SentenceOptions,
+    section="sentence",
+    defaults={
+        "data": "pydocs",
+        "recipe": "quickthought-unremix",
+        "epochs": 1,
+        "batch_size": 400,
+        "lr": 5e-3,
+        "weight_decay": 0.0,
+        "clip": 5.0,
+        "log_every": 50,
+    },
+    embedded={"pydocs": {"epochs": 30}},  # a hundredth of a usual text
+    sizes=model.SIZES,
+    check=model.check,
+    recipes=options.RECIPES,
+    frameworks={"quickthought": QuickThought},
+    recognizes=lambda source: ".txt" in Path(source).suffixes and Path(source).is_file(),
+    load=model.load,
+    load_for=model.load_for,
+    shape=model.shape_of,
+    shape_from=model.shape_from,
+    fingerprint=model.fingerprint_of,
+    size=len,
+    lacking="topics and no SentEval tasks",
+    build=model.build,
+    fill=model.fill,
+    describe=model.describe,
+    steps=model.steps,
+    indices=model.indices_of,
+    fetch=model.fetch,
+    views=model.views,
+    reader=model.reader_and_shape,
+    embed=model.embed,
+    features=model.features,
+    cut=model.cut,
+    architecture=("encoder", "words", "units", "bidirectional", "output", "max_length"),
+    observe=measure.SentenceObserver,
+    evaluate=measure.evaluate,
+    sample=show.sample,
+    ask=show.ask,
+)

@@ -1,0 +1,281 @@
+"""A corpus of numbered words in files, from which any run of sentences is read by itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unremix.domains.sentence.tokens import UNKNOWN, Vocabulary
+
+FLUSH = 2**14  # sentences written at a time
+ABOUT = "corpus.json"
+
+
+@dataclass(frozen=True)
+class SentenceBatch:
+    """n consecutive sentences.
+
+    Args:
+        tokens: Numbers of the words, padded with 0 to the longest, int64, shape (n, L).
+        lengths: Words of each, at least 1, int64, shape (n,).
+        documents: The document each stands in, int64, shape (n,); ascending.
+        texts: A number for the text of each, equal for sentences of the same words (before
+            unknown ones and long ends are dropped), int64, shape (n,).
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    documents: Tensor
+    texts: Tensor
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+
+@dataclass(frozen=True)
+class EncodedCorpus:
+    """Numbered sentences in a folder of files.
+
+    A batch is read from the files when it is asked for. Nothing of the corpus stays in memory, and
+    no file stays open, so it can be handed to other processes.
+
+    Args:
+        folder: Where the files are.
+        vocabulary: What the numbers mean.
+        name: Short name of the text.
+        sentences: How many there are.
+        documents: How many documents these stand in.
+        tokens: Tokens kept.
+        max_length: Tokens kept of a sentence at most.
+        unknown: How many of the tokens kept are unknown words.
+        skipped: Sentences left out because they had no token.
+        truncated: Sentences that were cut.
+        topics: Names of the documents, if any.
+    """
+
+    folder: Path
+    vocabulary: Vocabulary
+    name: str
+    sentences: int
+    documents: int
+    tokens: int
+    max_length: int
+    unknown: int
+    skipped: int
+    truncated: int
+    topics: tuple[str, ...] | None = None
+
+    @classmethod
+    def open(cls, folder: str | Path) -> EncodedCorpus:
+        """Open the corpus that :func:`write_corpus` wrote.
+
+        Raises:
+            ValueError: If the folder holds none, or files of it are missing or too short.
+        """
+        folder = Path(folder)
+        try:
+            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            vocabulary = Vocabulary.load(folder / "vocabulary.txt")
+            expected = about.pop("bytes")
+            sizes = {name: os.path.getsize(folder / name) for name in expected}
+            if about["topics"] is not None:
+                about["topics"] = tuple(about["topics"])
+            corpus = cls(folder=folder, vocabulary=vocabulary, **about)
+        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"expected an encoded corpus in {folder}, got {type(error).__name__}: "
+                f"{error}; remove the folder to have it made again"
+            ) from error
+        if sizes != expected:
+            raise ValueError(
+                f"expected the files in {folder} to be whole, got sizes {sizes}; "
+                "remove the folder to have it made again"
+            )
+        return corpus
+
+    def __len__(self) -> int:
+        return self.sentences
+
+    @property
+    def unknown_share(self) -> float:
+        """Share of unknown words among the tokens kept."""
+        return self.unknown / self.tokens
+
+    def batch(self, start: int, count: int) -> SentenceBatch:
+        """Read ``count`` consecutive sentences; the first is number ``start``, from 0.
+
+        Raises:
+            ValueError: If the corpus does not have them all.
+        """
+        if count < 1 or not 0 <= start <= self.sentences - count:
+            raise ValueError(
+                f"expected a run within the {self.sentences} sentences, "
+                f"got start={start}, count={count}"
+            )
+        offsets = self._read("offsets", np.int64, start, count + 1)
+        kind = _token_type(len(self.vocabulary))
+        flat = self._read("tokens", kind, int(offsets[0]), int(offsets[-1] - offsets[0]))
+        lengths = np.diff(offsets)
+        tokens = np.zeros((count, int(lengths.max())), np.int64)
+        tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = flat
+        return SentenceBatch(
+            torch.from_numpy(tokens),
+            torch.from_numpy(lengths),
+            torch.from_numpy(self._read("documents", np.int64, start, count)),
+            torch.from_numpy(self._read("texts", np.int64, start, count)),
+        )
+
+    def _read(self, name: str, kind: Any, start: int, count: int) -> np.ndarray:
+        # Read and not mapped: pages of a map that were once touched count as this process's memory.
+        size = np.dtype(kind).itemsize
+        return np.fromfile(self.folder / f"{name}.bin", kind, count, offset=start * size)
+
+
+def batches(num: int, batch_size: int, *, seed: int, epoch: int) -> Tensor:
+    """Where the batches of an epoch start, in an order that depends on nothing but the arguments.
+
+    The sentences are cut into runs of the batch size, and the runs are shuffled. All have the same
+    size: if it does not divide the number of sentences, the last run begins earlier and shares
+    some sentences with the one before.
+
+    Args:
+        num: Sentences of the corpus.
+        batch_size: Sentences of a batch; all if there are fewer.
+        seed: Of the run.
+        epoch: Counted from 0.
+
+    Returns:
+        The first sentence of each step's batch, int64, shape (steps,).
+
+    Raises:
+        ValueError: If a number is not positive.
+
+    Example:
+        >>> sorted(batches(10, 4, seed=0, epoch=0).tolist())
+        [0, 4, 6]
+    """
+    if num < 1 or batch_size < 1:
+        raise ValueError(
+            f"expected at least 1 sentence and batches of at least 1, got num={num}, "
+            f"batch_size={batch_size}"
+        )
+    starts = torch.arange(0, num, batch_size).clamp(max=max(0, num - batch_size))
+    digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return starts[torch.randperm(len(starts), generator=generator)]
+
+
+def _token_type(vocabulary_size: int) -> type[np.uint16] | type[np.int32]:
+    return np.uint16 if vocabulary_size <= 2**16 else np.int32
+
+
+def _text_number(tokens: Sequence[str]) -> int:
+    """64 bits that differ for different sentences."""
+    digest = hashlib.blake2b(" ".join(tokens).encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def write_corpus(
+    sentences: Iterable[tuple[int, list[str]]],
+    folder: Path,
+    *,
+    vocabulary: Vocabulary,
+    max_length: int,
+    name: str,
+    topics: Sequence[str] | None = None,
+) -> bool:
+    """Write sentences so that :class:`EncodedCorpus` can read them.
+
+    The folder appears once it is whole. If another process made it in the meantime, that one
+    stays. Sentences are given by their document and their tokens, in order; further arguments are
+    those of :class:`EncodedCorpus`.
+
+    Returns:
+        Whether there was any sentence; if not, nothing is written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        about = _write_files(sentences, temporary, vocabulary, max_length)
+        if not about["sentences"]:
+            return False
+        vocabulary.save(temporary / "vocabulary.txt")
+        about |= {"name": name, "topics": topics, "max_length": max_length}
+        (temporary / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            if not (folder / ABOUT).exists():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def _write_files(
+    sentences: Iterable[tuple[int, list[str]]],
+    folder: Path,
+    vocabulary: Vocabulary,
+    max_length: int,
+) -> dict[str, Any]:
+    code = "H" if _token_type(len(vocabulary)) is np.uint16 else "i"
+    buffers = {
+        "tokens": array(code),
+        "offsets": array("q", [0]),
+        "documents": array("q"),
+        "texts": array("q"),
+    }
+    tokens, offsets, documents, texts = buffers.values()
+    total = count = skipped = truncated = unknown = 0
+    last, distinct = -1, 0
+    files = {name: (folder / f"{name}.bin").open("wb") for name in buffers}
+    try:
+        for document, words in sentences:
+            if not words:
+                skipped += 1
+                continue
+            numbers = vocabulary.numbers(words[:max_length])
+            tokens.extend(numbers)
+            total += len(numbers)
+            offsets.append(total)
+            documents.append(document)
+            texts.append(_text_number(words))
+            count += 1
+            truncated += len(words) > max_length
+            unknown += numbers.count(UNKNOWN)
+            distinct += document != last
+            last = document
+            if count % FLUSH == 0:
+                _flush(buffers, files)
+        _flush(buffers, files)
+    finally:
+        for file in files.values():
+            file.close()
+    return {
+        "sentences": count,
+        "documents": distinct,
+        "tokens": total,
+        "unknown": unknown,
+        "skipped": skipped,
+        "truncated": truncated,
+        "bytes": {f"{name}.bin": os.path.getsize(folder / f"{name}.bin") for name in buffers},
+    }
+
+
+def _flush(buffers: dict[str, array[Any]], files: dict[str, Any]) -> None:
+    for name, buffer in buffers.items():
+        buffer.tofile(files[name])
+        del buffer[:]

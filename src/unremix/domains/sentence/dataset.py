@@ -1,0 +1,316 @@
+"""Ordered sentences from the text a user has, streamed and ready to train on.
+
+Three steps, each a pass over the text in memory that does not grow with it: find the sentences
+(:func:`load_sentences`), count their words (:func:`build_vocabulary`) and write their numbers to
+files that any batch can be read from (:func:`encode_sentences`). The last two are kept in a folder
+and not repeated for the same text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from unremix.domains.sentence import pydocs
+from unremix.domains.sentence.corpus import EncodedCorpus, SentenceBatch, batches, write_corpus
+from unremix.domains.sentence.text_files import (
+    Format,
+    Trouble,
+    find_files,
+    guess_format,
+    read_lines,
+    split_prose,
+)
+from unremix.domains.sentence.tokens import TOKENS_VERSION, Vocabulary, tokenize
+
+__all__ = [
+    "Counts",
+    "EncodedCorpus",
+    "Sentence",
+    "SentenceBatch",
+    "SentenceData",
+    "Vocabulary",
+    "batches",
+    "build_vocabulary",
+    "encode_sentences",
+    "load_sentences",
+    "tokenize",
+]
+
+EMBEDDED = "pydocs"
+MOST_WORDS = 2**22  # different words held while counting; beyond it the rarest are forgotten
+
+
+class Sentence(NamedTuple):
+    """A sentence and the document it stands in."""
+
+    text: str
+    document: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much text there is."""
+
+    sentences: int
+    documents: int
+
+
+@dataclass(frozen=True)
+class SentenceData:
+    """Ordered sentences that are read again each time they are iterated over.
+
+    Iterating yields :class:`Sentence`; documents are numbered from 0 in reading order. A pass that
+    comes to the end warns, once, of bytes that are not UTF-8 and the like.
+
+    Args:
+        name: Short name of the data.
+        files: Where the text stands, in order; empty for the embedded one.
+        format: ``lines`` or ``prose``, for each file.
+        limit: How many sentences to read, from the first; None for all.
+        topics: For the embedded text the name of each document, which is also its label.
+        trouble: What was wrong with the text in the last whole pass.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    format: tuple[Format, ...] = ()
+    limit: int | None = None
+    topics: tuple[str, ...] | None = None
+    trouble: Trouble = field(default_factory=Trouble, compare=False)
+    _counts: list[Counts] = field(default_factory=list, compare=False, repr=False)
+
+    def __iter__(self) -> Iterator[Sentence]:
+        trouble = Trouble()
+        sentences = documents = 0
+        for position, group in enumerate(self._documents(trouble)):
+            opened = False
+            for text in group:
+                documents += not opened
+                opened = True
+                # A topic keeps its number though one before it may have no prose.
+                yield Sentence(text, position if self.topics else documents - 1)
+                sentences += 1
+                if sentences == self.limit:
+                    self._finish(Counts(sentences, documents), trouble)
+                    return
+        self._finish(Counts(sentences, documents), trouble)
+
+    def _finish(self, counts: Counts, trouble: Trouble) -> None:
+        if str(trouble) and not str(self.trouble):
+            warnings.warn(f"the text of {self.name} has {trouble}", stacklevel=3)
+        vars(self.trouble).update(vars(trouble))
+        self._counts[:] = [counts]
+
+    def _documents(self, trouble: Trouble) -> Iterator[Iterator[str]]:
+        """The sentences of each document; a group may turn out to be empty."""
+        if self.topics is not None:
+            texts = pydocs.topics()
+            yield from (pydocs.prose(texts[topic]) for topic in self.topics)
+        for file, kind in zip(self.files, self.format, strict=True):
+            if kind == "prose":
+                yield split_prose(read_lines(file, trouble, keep_all=True))
+            else:
+                yield from _blocks(read_lines(file, trouble))
+
+    @property
+    def counts(self) -> Counts:
+        """Sentences and documents, counted in one pass and remembered.
+
+        Raises:
+            ValueError: If there is no sentence.
+        """
+        if not self._counts:
+            for _ in self:
+                pass
+        if not self._counts[0].sentences:
+            raise _nothing(self)
+        return self._counts[0]
+
+    def key(self, **options: object) -> str:
+        """A short name for this text, as it is now, and some options: it differs if they do."""
+        identity = {
+            "files": [
+                (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns)
+                for file in self.files
+            ],
+            "format": self.format,
+            "limit": self.limit,
+            "tokens": TOKENS_VERSION,
+            "topics": self._topics_digest(),
+            "options": options,
+        }
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _topics_digest(self) -> str | None:
+        """They differ between versions of Python."""
+        if self.topics is None:
+            return None
+        texts = pydocs.topics()
+        joined = "\0".join(f"{topic}\0{texts[topic]}" for topic in self.topics)
+        return hashlib.sha256(joined.encode()).hexdigest()
+
+
+def _blocks(lines: Iterator[str]) -> Iterator[Iterator[str]]:
+    """Runs of lines between blank ones."""
+    ended = False
+
+    def run() -> Iterator[str]:
+        nonlocal ended
+        for line in lines:
+            if not line:
+                return
+            yield line
+        ended = True
+
+    while not ended:
+        yield run()
+
+
+def _nothing(data: SentenceData) -> ValueError:
+    where = ", ".join(str(file) for file in data.files[:3]) + ("…" if len(data.files) > 3 else "")
+    return ValueError(
+        f"expected at least one sentence in {data.name} ({where}), got none; "
+        "the text is empty, or has no words"
+    )
+
+
+def load_sentences(
+    data: str | Path | Sequence[str | Path] = EMBEDDED,
+    *,
+    format: Format = "auto",
+    limit: int | None = None,
+) -> SentenceData:
+    """Find ordered text; nothing but the beginning of each file is read yet.
+
+    - ``pydocs``: the prose of Python's ``help()`` topics, from the standard library. A topic is a
+      document.
+    - ``lines``: one sentence a line, blank lines between documents.
+    - ``prose``: paragraphs separated by blank lines, split into sentences by sentencex (the extra
+      ``text``). A file is a document.
+
+    Text is UTF-8; other bytes are replaced and counted in a warning. No document crosses files.
+
+    Args:
+        data: A word, a ``.txt``, ``.txt.gz`` or ``.gz`` file, a list of them or a folder of them
+            (with its sub-folders, sorted by path). A path that does not exist is looked up in the
+            folder that the environment variable ``UNREMIX_DATA`` names.
+        format: ``lines``, ``prose``, or ``auto``: decided for each file by its first lines.
+        limit: How many sentences to use, from the first; all if None.
+
+    Returns:
+        The text, to be iterated over as often as needed.
+
+    Raises:
+        FileNotFoundError: If the data does not exist.
+        ValueError: If it is of another kind, a folder holds no text, a file cannot be read, or an
+            option is out of range.
+
+    Example:
+        >>> data = load_sentences("pydocs", limit=2)
+        >>> [sentence.document for sentence in data], data.topics[0]
+        ([0, 0], 'assert')
+        >>> data.counts
+        Counts(sentences=2, documents=1)
+    """
+    if format not in get_args(Format):
+        raise ValueError(f"expected the format 'auto', 'lines' or 'prose', got {format!r}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"expected a limit of at least 1 sentence, got {limit}")
+    if data == EMBEDDED:
+        return SentenceData(EMBEDDED, (), limit=limit, topics=tuple(pydocs.topics()))
+    name, files = find_files(data)
+    formats = [
+        guess_format(read_lines(file, Trouble())) if format == "auto" else format for file in files
+    ]
+    return SentenceData(name, tuple(files), tuple(formats), limit)
+
+
+def build_vocabulary(
+    data: SentenceData, *, size: int = 20_000, cache: str | Path | None = None
+) -> Vocabulary:
+    """Count the words of a text and keep the most frequent ones.
+
+    Args:
+        data: The text.
+        size: How many words to keep, without padding and unknown.
+        cache: A folder to keep the vocabulary in and to take it from next time, as long as the
+            files' size and time of change and the options are the same; None for none.
+
+    Raises:
+        ValueError: If the text has no words, or the size is not positive.
+
+    Example:
+        >>> vocabulary = build_vocabulary(load_sentences("pydocs"), size=1000)
+        >>> len(vocabulary), vocabulary.words[2], 0 < vocabulary.unknown_share < 0.1
+        (1002, 'the', True)
+    """
+    if size < 1:
+        raise ValueError(f"expected a vocabulary of at least 1 word, got size={size}")
+    path = None
+    if cache is not None:
+        path = Path(cache) / f"vocabulary-{data.key(vocabulary=size)}.txt"
+        if path.exists():
+            return Vocabulary.load(path)
+    counts: Counter[str] = Counter()
+    forgotten, rarest = 0, 0
+    for sentence in data:
+        counts.update(tokenize(sentence.text))
+        while len(counts) > MOST_WORDS:
+            rarest += 1
+            rare = [word for word, count in counts.items() if count <= rarest]
+            forgotten += sum(counts.pop(word) for word in rare)
+    if not counts:
+        raise _nothing(data)
+    vocabulary = Vocabulary.from_counts(counts, size, unknown=forgotten)
+    if path is not None:
+        vocabulary.save(path)
+    return vocabulary
+
+
+def encode_sentences(
+    data: SentenceData,
+    cache: str | Path,
+    *,
+    vocabulary: Vocabulary | None = None,
+    vocabulary_size: int = 20_000,
+    max_length: int = 30,
+) -> EncodedCorpus:
+    """Number the words of a text and write them to files that any batch can be read from.
+
+    A sentence without any token is left out and counted.
+
+    Args:
+        data: The text.
+        cache: The folder to keep the files in, and to take them from next time.
+        vocabulary: The words to know; built from the text if None.
+        vocabulary_size: How many words to keep if it is built.
+        max_length: Tokens kept of a sentence.
+
+    Raises:
+        ValueError: If no sentence has a token, or an option is out of range.
+    """
+    if max_length < 1:
+        raise ValueError(f"expected max_length of at least 1, got {max_length}")
+    if vocabulary is None:
+        vocabulary = build_vocabulary(data, size=vocabulary_size, cache=cache)
+    words = hashlib.sha256("\n".join(vocabulary.words).encode()).hexdigest()
+    folder = Path(cache) / f"corpus-{data.key(words=words, max_length=max_length)}"
+    if not (folder / "corpus.json").exists():
+        written = write_corpus(
+            ((sentence.document, tokenize(sentence.text)) for sentence in data),
+            folder,
+            vocabulary=vocabulary,
+            max_length=max_length,
+            name=data.name,
+            topics=data.topics,
+        )
+        if not written:
+            raise _nothing(data)
+    return EncodedCorpus.open(folder)

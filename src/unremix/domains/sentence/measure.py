@@ -1,0 +1,164 @@
+"""How good a sentence encoder is: topics of documents by kNN, and SentEval's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from unremix.domains.base import Measuring, Trained
+from unremix.domains.card import begin_card
+from unremix.domains.options import TrainConfig
+from unremix.domains.sentence import senteval
+from unremix.domains.sentence.dataset import EncodedCorpus, Vocabulary
+from unremix.domains.sentence.model import SentenceShape, corpus_features, encode_texts, reader
+from unremix.domains.sentence.senteval_files import asked_folder
+from unremix.domains.sentence.word_vectors import check_expansion, load_word_vectors
+from unremix.evaluation.cache import cached
+from unremix.evaluation.health import effective_rank
+from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
+from unremix.frameworks.base import Framework
+
+MOST_NEIGHBORS = 20
+WATCHED = 2000  # sentences that are measured at an epoch's end
+
+
+def _topic_knn(features: Tensor, documents: Tensor, config: TrainConfig) -> dict[str, Any]:
+    """Whether the nearest sentences are of the same topic, leaving one out."""
+    _, labels = documents.unique(return_inverse=True)
+    k = config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
+    found = leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
+    return asdict(found)
+
+
+class SentenceObserver:
+    """Measures an encoder; it is what :class:`unremix.domains.base.Domain` calls an observer."""
+
+    def __init__(
+        self,
+        data: EncodedCorpus,
+        shape: SentenceShape,
+        config: TrainConfig,
+        say: Callable[[str], None],
+    ) -> None:
+        given, expand = config.own.word_vectors, config.own.expand
+        if given is not None:
+            count = int(load_word_vectors(given, shape.vocabulary)[1].sum())
+            say(f"{given} has {count:,} of the {len(shape.words):,} words; others start at random.")
+        if expand is not None:  # before, not after hours of training
+            shared = check_expansion(expand, shape.vocabulary)
+            say(f"Further words will be known by a map fitted on the {shared:,} words of {expand}.")
+        self.data = data
+        self.config = config
+        self.say = say
+        self.said = False
+
+    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
+        """The measurements after an epoch."""
+        features, documents = corpus_features(model.encoder, self.data, WATCHED)
+        row = {"effective_rank": effective_rank(features)}
+        if row["effective_rank"] < 2 and not self.said:
+            self.said = True
+            self.say(
+                f"The embeddings use hardly more than one dimension (effective rank "
+                f"{row['effective_rank']:.1f}). Early in training that is usual: train on more "
+                "text or for more --epochs. If the loss has long stopped falling, they have "
+                "collapsed: lower --lr."
+            )
+        if self.data.topics is not None and len(documents.unique()) > 1:
+            row["knn"] = _topic_knn(features, documents, self.config)["value"]
+        return row
+
+
+def _measure(
+    encoder: nn.Module,
+    data: EncodedCorpus,
+    vocabulary: Vocabulary,
+    config: TrainConfig,
+    folder: str | None,
+    progress: Measuring | None,
+) -> tuple[dict[str, Any], Any]:
+    result: dict[str, Any] = {}
+    protocol = None
+    if data.topics is not None:
+        features, documents = corpus_features(encoder, data)
+        result["features"] = features.shape[1]
+        result["knn"] = _topic_knn(features, documents, config)
+    if folder is not None:
+        found = senteval.evaluate(
+            lambda texts: encode_texts(
+                encoder, texts, vocabulary, max_length=config.own.max_length
+            ),
+            folder,
+            config.own.tasks,
+            progress=progress,
+        )
+        result["features"] = found["encoder"]["features"]
+        result |= found["tasks"]
+        protocol = found["protocol"]
+    return result, protocol
+
+
+def evaluate(
+    run: Trained, data: EncodedCorpus, *, own: bool = True, progress: Measuring | None = None
+) -> dict[str, Any]:
+    """Measure a run's encoders, and the same untrained, on topics where the text has any.
+
+    With another text than the run's own, SentEval's tasks, which do not look at it, are left out.
+    Arguments and result are those of ``evaluate`` in :class:`unremix.domains.base.Domain`.
+    """
+    config = run.config
+    folder = asked_folder(config.own.senteval) if own else None
+    facts = {
+        "train_sentences": len(data),
+        "documents": data.documents,
+        "unknown_words": f"{data.unknown_share:.2%} of the text",
+    }
+    card = begin_card(
+        run,
+        data.name,
+        facts,
+        layer="outputs of both encoders side by side; eval mode",
+        health=("effective_rank",),
+        own=own,
+    )
+    if not own and len(data) > 1:
+        features, _ = corpus_features(reader(run)[0], data, WATCHED)
+        card["health"]["effective_rank"] = effective_rank(features)
+    if folder is None and data.topics is None:
+        if not own:
+            why = "SentEval's tasks do not depend on it and are in evaluation.json"
+        elif config.own.senteval == "none":
+            why = "SentEval's tasks were left out, as asked"
+        else:
+            why = "for SentEval's tasks name their folder with --sentence.senteval or UNREMIX_DATA"
+        card["note"] = f"the text has no topics to distinguish; {why}"
+        return card
+    results, monitored = {}, {}
+    protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}
+    for kind in ("trained", "untrained"):
+        encoder, vocabulary = reader(run, trained=kind == "trained")
+        measure = partial(_measure, encoder, data, vocabulary, config, folder, progress)
+        if kind == "trained":
+            results[kind], tasks = measure()
+        else:  # recipes share it
+            text = data.name if data.topics is not None else None  # otherwise it is not looked at
+            neighbors = (config.knn_k, config.knn_temperature)
+            asked = (vocabulary.words, text, folder, asdict(config.own), *neighbors)
+            weights = encoder.state_dict().values()
+            results[kind], tasks = cached(Path(config.runs), asked, weights, measure)
+        protocol |= tasks or {}
+        if data.topics is not None:
+            features, documents = corpus_features(encoder, data, WATCHED)
+            if len(documents.unique()) > 1:
+                monitored[kind] = _topic_knn(features, documents, config)
+    if monitored:
+        card["monitored"] = monitored  # what the curve of the epochs is compared with
+    if data.topics is not None:
+        protocol["knn"] = "topic of a sentence by its nearest sentences, leaving one out, cosine"
+    card["results"], card["protocol"] = results, protocol
+    return card

@@ -1,0 +1,372 @@
+"""From sentences to a model: their words, two encoders, batches of neighbors, features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix.console.values import check_types
+from unremix.domains.base import Cut, Features, Trained, evaluating
+from unremix.domains.options import TrainConfig
+from unremix.domains.remembered import recall, remember
+from unremix.domains.sampling import ranges, spread
+from unremix.domains.sentence.dataset import (
+    EncodedCorpus,
+    SentenceBatch,
+    SentenceData,
+    Vocabulary,
+    batches,
+    encode_sentences,
+    load_sentences,
+    tokenize,
+)
+from unremix.domains.sentence.encoders import BagOfWords, TransformerEncoder
+from unremix.domains.sentence.gru import GRUEncoder
+from unremix.domains.sentence.quickthought import TwinEncoder
+from unremix.domains.sentence.senteval_files import asked_folder, canonical_name
+from unremix.domains.sentence.word_vectors import (
+    expand_encoder,
+    load_word_vectors,
+    set_word_vectors,
+)
+from unremix.files.archives import Skipped
+from unremix.files.fingerprint import fingerprint
+from unremix.frameworks.base import Framework
+
+ENCODED_AT_ONCE = 512
+FINGERPRINTED = 128  # windows, and sentences in each
+SIZES = "sentence.words, sentence.units, sentence.output or sentence.max_length"
+NAME_LENGTH = 200  # characters of a sentence that serve as its name
+
+
+@dataclass(frozen=True)
+class SentenceShape:
+    """What a text decides about the model."""
+
+    words: tuple[str, ...]  # the words known, most frequent first, without padding and unknown
+    counts: tuple[int, ...]  # how often each occurs in the text
+    unknown: int  # how often others do
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary."""
+        return Vocabulary(list(self.words), list(self.counts), unknown=self.unknown)
+
+
+@dataclass(frozen=True)
+class SentenceCorpus(EncodedCorpus):
+    """Numbered sentences that know the text they come from."""
+
+    source: SentenceData = field(kw_only=True)
+
+    def names(self) -> list[str]:
+        """The text of each sentence, long ones cut; read from disk each time.
+
+        Raises:
+            ValueError: If the text has changed since it was numbered.
+        """
+        texts = [sentence.text for sentence in self.source if tokenize(sentence.text)]
+        if len(texts) != len(self):
+            raise ValueError(
+                f"expected the {len(self)} sentences of {self.name} that were read before, "
+                f"got {len(texts)}; the text has changed since: start again"
+            )
+        return [
+            text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…" for text in texts
+        ]
+
+
+@lru_cache(maxsize=2)
+def _starts(num: int, batch_size: int, seed: int, epoch: int) -> Tensor:
+    return batches(num, batch_size, seed=seed, epoch=epoch)
+
+
+def encode_texts(
+    encoder: nn.Module, texts: list[str], vocabulary: Vocabulary, *, max_length: int | None
+) -> Tensor:
+    """Embeddings of sentences in eval mode, shape (n, F), on the CPU; short ones together."""
+    if not texts:
+        return torch.empty(0, int(encoder.features))  # type: ignore[arg-type]
+    order = torch.tensor(sorted(range(len(texts)), key=lambda index: len(texts[index])))
+    parts = []
+    with evaluating(encoder) as (device, _):
+        for indices in order.split(ENCODED_AT_ONCE):
+            some = [texts[index] for index in indices.tolist()]
+            tokens, lengths = vocabulary.encode(some, max_length=max_length)
+            parts.append(encoder(tokens.to(device), lengths.to(device)).float().cpu())
+    return torch.cat(parts)[order.argsort()]
+
+
+def reader(run: Trained, *, trained: bool = True) -> tuple[nn.Module, Vocabulary]:
+    """A run's encoder and the words it knows, further ones included where they were asked for."""
+    encoder, vocabulary = run.encoder(trained=trained), run.shape.vocabulary
+    expand = run.config.own.expand
+    return (encoder, vocabulary) if expand is None else expand_encoder(encoder, vocabulary, expand)
+
+
+def reader_and_shape(run: Trained) -> tuple[nn.Module, SentenceShape]:
+    """As :func:`reader`, with the shape of the encoder in place of its words."""
+    if run.config.own.expand is None:
+        return run.encoder(), run.shape
+    encoder, words = reader(run)
+    return encoder, SentenceShape(tuple(words.words[2:]), tuple(words.counts[2:]), words.counts[1])
+
+
+def corpus_features(
+    encoder: nn.Module, corpus: EncodedCorpus, count: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Embeddings (n, F) of the first sentences, all by default, and their documents (n,)."""
+    total = len(corpus) if count is None else min(count, len(corpus))
+    known: tuple[Tensor, Tensor] | None = recall(encoder, corpus, total)
+    if known is not None:
+        return known
+    starts = range(0, total, ENCODED_AT_ONCE)
+    batches = (corpus.batch(start, min(ENCODED_AT_ONCE, total - start)) for start in starts)
+    return remember(encoder, corpus, sentence_features(encoder, batches), total)
+
+
+def sentence_features(
+    encoder: nn.Module, batches: Iterable[SentenceBatch]
+) -> tuple[Tensor, Tensor]:
+    """Embeddings (n, F) of the sentences of some batches in eval mode, and their documents (n,)."""
+    parts, documents = [], []
+    with evaluating(encoder) as (device, _):
+        for batch in batches:
+            parts.append(encoder(batch.tokens.to(device), batch.lengths.to(device)).float().cpu())
+            documents.append(batch.documents)
+    return torch.cat(parts), torch.cat(documents)
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse what can be refused before the data are read."""
+    asked_folder(config.own.senteval)
+    for task in config.own.tasks:
+        canonical_name(task)
+    for option in ("word_vectors", "expand"):
+        path = getattr(config.own, option)
+        if path is not None and not Path(path).is_file():
+            raise FileNotFoundError(
+                f"expected a file of word vectors for --sentence.{option}, found none at {path}"
+            )
+
+
+def load(config: TrainConfig) -> SentenceCorpus:
+    """The text of a run, its words numbered; kept beside the runs for the next time."""
+    corpus = _encoded(config, Path(config.runs), config.data, config.limit, None)
+    if corpus.documents == corpus.sentences and config.epochs > 0:
+        raise ValueError(
+            f"expected sentences with neighbors, got {corpus.documents} documents of one "
+            "sentence each in the text; put sentences that follow each other on lines that "
+            "follow each other, with blank lines between documents only"
+        )
+    return corpus
+
+
+def load_for(run: Trained, data: str | None) -> SentenceCorpus:
+    """The run's own text, or another, in the run's vocabulary."""
+    config = run.config
+    source = config.data if data is None else data
+    limit = config.limit if data is None else None
+    return _encoded(config, run.path.parent, source, limit, reader(run)[1])
+
+
+def _encoded(
+    config: TrainConfig,
+    runs: Path,
+    source: str,
+    limit: int | None,
+    vocabulary: Vocabulary | None,
+) -> SentenceCorpus:
+    options = config.own
+    text = load_sentences(source, format=options.format, limit=limit)
+    encoded = encode_sentences(
+        text,
+        runs / ".cache",
+        vocabulary=vocabulary,
+        vocabulary_size=options.vocabulary,
+        max_length=options.max_length,
+    )
+    return SentenceCorpus(**vars(encoded), source=text)
+
+
+def shape_of(data: SentenceCorpus, config: TrainConfig) -> SentenceShape:
+    """What the text decides about the model: its words."""
+    known = data.vocabulary
+    return SentenceShape(tuple(known.words[2:]), tuple(known.counts[2:]), known.counts[1])
+
+
+def shape_from(values: dict[str, Any]) -> SentenceShape:
+    """The same from plain values."""
+    shape = SentenceShape(tuple(values["words"]), tuple(values["counts"]), values["unknown"])
+    check_types(shape)
+    if shape.unknown is None or min(shape.unknown, *shape.counts, 0) < 0:
+        raise ValueError(f"expected counts of words from 0 on, got {shape.unknown!r} and others")
+    if len(shape.words) != len(shape.counts):
+        raise ValueError(f"expected {len(shape.words)} counts of words, got {len(shape.counts)}")
+    return shape
+
+
+def build(config: TrainConfig, shape: SentenceShape) -> tuple[nn.Module, nn.Sequential]:
+    """Two encoders in one; there is no head."""
+    options, size = config.own, len(shape.vocabulary)
+    encoders = [_encoder(config, size) for _ in range(2)]
+    maps = None
+    if options.output is not None:
+        sizes = [int(encoder.features) for encoder in encoders]  # type: ignore[arg-type]
+        maps = (nn.Linear(sizes[0], options.output), nn.Linear(sizes[1], options.output))
+    return TwinEncoder(encoders[0], encoders[1], maps), nn.Sequential()
+
+
+def fill(model: Framework, config: TrainConfig, shape: SentenceShape) -> None:
+    """Start from the word vectors that the options name."""
+    options = config.own
+    if options.word_vectors is None:
+        return
+    table, known = load_word_vectors(options.word_vectors, shape.vocabulary)
+    if table.shape[1] != options.words:
+        raise ValueError(
+            f"expected vectors of --sentence.words {options.words} numbers in "
+            f"{options.word_vectors}, got {table.shape[1]}; add --sentence.words {table.shape[1]}"
+        )
+    assert isinstance(model.encoder, TwinEncoder)
+    for one in (model.encoder.first, model.encoder.second):
+        words = one.words
+        assert isinstance(words, nn.Embedding)
+        set_word_vectors(words, table, known)
+
+
+def _encoder(config: TrainConfig, vocabulary_size: int) -> nn.Module:
+    options = config.own
+    if options.encoder == "bow":
+        return BagOfWords(vocabulary_size, words=options.words)
+    if options.encoder == "transformer":
+        return TransformerEncoder(
+            vocabulary_size, words=options.words, max_length=options.max_length
+        )
+    return GRUEncoder(
+        vocabulary_size,
+        words=options.words,
+        units=options.units,
+        bidirectional=options.bidirectional,
+    )
+
+
+def describe(config: TrainConfig, shape: SentenceShape) -> str:
+    """The encoder, in a few words."""
+    options = config.own
+    size = f"words of {options.words}"
+    if options.encoder == "gru":
+        size += f", {'2 × ' if options.bidirectional else ''}{options.units} units"
+    kind = "GRU" if options.encoder == "gru" else options.encoder
+    return f"two {kind} encoders ({size}), {len(shape.words):,} words known"
+
+
+def fingerprint_of(data: SentenceCorpus) -> str:
+    """Of all words and how often they occur, and of windows of sentences all over the text."""
+    known, width = data.vocabulary, min(FINGERPRINTED, len(data))
+    starts = spread(len(data) - width + 1, FINGERPRINTED).tolist()
+    windows = (data.batch(start, width) for start in starts)
+    counts = torch.tensor([len(data), data.documents, *known.counts])
+    numbers = (part for one in windows for part in (one.tokens, one.lengths, one.documents))
+    return fingerprint(chain([counts], known.words, numbers))
+
+
+def steps(data: SentenceCorpus, config: TrainConfig) -> int:
+    """Steps per epoch."""
+    if len(data) < 3:  # no negative
+        return 0
+    return len(_starts(len(data), config.batch_size, config.seed, 0))
+
+
+def indices_of(data: SentenceCorpus, config: TrainConfig, step: int) -> Tensor:
+    """Which sentences a step uses: consecutive ones, shape (batch_size,)."""
+    epoch, within = divmod(step, steps(data, config))
+    start = _starts(len(data), config.batch_size, config.seed, epoch)[within]
+    return start + torch.arange(min(config.batch_size, len(data)))
+
+
+def fetch(data: SentenceCorpus, indices: Tensor) -> SentenceBatch:
+    """The sentences."""
+    return data.batch(int(indices[0]), len(indices))
+
+
+def views(
+    fetched: SentenceBatch,
+    indices: Tensor,
+    model: Framework,
+    config: TrainConfig,
+    shape: SentenceShape,
+    epoch: int,
+) -> tuple[SentenceBatch]:
+    """The sentences, on their device."""
+    device = indices.device
+    moved = replace(
+        fetched,
+        tokens=fetched.tokens.to(device),
+        lengths=fetched.lengths.to(device),
+        documents=fetched.documents.to(device),
+        texts=fetched.texts.to(device),
+    )
+    return (moved,)
+
+
+def embed(run: Trained, items: Any) -> Tensor:
+    """Embeddings of sentences, shape (n, F)."""
+    if isinstance(items, str):
+        raise ValueError(f"expected a list of sentences, got one string; embed([{items!r}])")
+    if not isinstance(items, Iterable):
+        raise ValueError(
+            f"expected a list of sentences, got {type(items).__name__} {items!r}; pass strings"
+        )
+    items = list(items)
+    wrong = [item for item in items if not isinstance(item, str)]
+    if wrong:
+        raise ValueError(f"expected sentences, got {wrong[0]!r}; each is a string")
+    encoder, vocabulary = reader(run)
+    return encode_texts(encoder, items, vocabulary, max_length=run.config.own.max_length)
+
+
+def features(run: Trained, data: SentenceCorpus) -> Features:
+    """Embeddings of a whole text in reading order; names are the sentences, labels the topics.
+
+    A sentence without any word is left out.
+    """
+    found, documents = corpus_features(reader(run)[0], data)
+    labels = documents if data.topics is not None else None
+    return Features(found, data.names(), labels, data.topics)
+
+
+@dataclass(frozen=True)
+class SentencePiece:
+    """Sentences, their words numbered."""
+
+    names: list[str]  # of each sentence
+    batches: list[SentenceBatch]  # all of them in turn
+    topics: Sequence[str] | None  # the name of each document's topic; None where unknown
+
+    def embed(self, encoder: nn.Module, shape: Any) -> tuple[Features, list[Skipped]]:
+        """See :class:`unremix.domains.base.Piece`."""
+        found, documents = sentence_features(encoder, self.batches)
+        labels = None if self.topics is None else documents
+        return Features(found, self.names, labels, self.topics), []
+
+
+def cut(run: Trained, source: Any, rows: int) -> Cut:
+    """The sentences of a run, or others, in pieces of at most so many."""
+    corpus = load_for(run, source)
+    names = corpus.names()
+    pieces = []
+    for some in ranges(len(corpus), rows):
+        batches = [
+            corpus.batch(some.start + inner.start, len(inner))
+            for inner in ranges(len(some), ENCODED_AT_ONCE)
+        ]
+        pieces.append(SentencePiece(names[some.start : some.stop], batches, corpus.topics))
+    return Cut(pieces, [fingerprint_of(corpus)], ())

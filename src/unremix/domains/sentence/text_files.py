@@ -1,0 +1,223 @@
+"""Text files as lines and sentences, a piece at a time."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import importlib
+import io
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from stat import S_ISREG
+from typing import Literal, TextIO
+
+from unremix.console.suggestions import needed_for
+from unremix.files.archives import open_maybe_packed
+from unremix.files.locate import locate
+from unremix.files.walk import walk
+
+Format = Literal["auto", "lines", "prose"]
+
+ACCEPTED = (
+    "accepted are the word 'pydocs'; a .txt, .txt.gz or .gz file, a list of them or a folder of "
+    "them, with one sentence a line and blank lines between documents, or raw prose. A relative "
+    "path is also looked up in the folder that the environment variable UNREMIX_DATA names"
+)
+
+LONGEST = 2**20  # characters kept of a line that is a sentence, which is cut far earlier
+PARAGRAPH = 2**16  # characters of prose after which sentences are split off without a blank line
+LOOK = 400  # lines that decide about the format
+
+_FINAL = re.compile(r"""[.!?…:;]["'”’)\]]*$""")
+_INNER = re.compile(r"""\w\w[.!?]["'”’)\]]*\s+["'“‘(]?[A-Z]""")
+_CAPITAL = re.compile(r"[A-Z]")
+
+
+@dataclass
+class Trouble:
+    """What was wrong with the text of a pass.
+
+    Args:
+        bad_lines: Lines with bytes that are not UTF-8, which became U+FFFD.
+        cut_lines: Lines so long that their end was dropped.
+        empty_files: Files without any text.
+    """
+
+    bad_lines: int = 0
+    cut_lines: int = 0
+    empty_files: int = 0
+
+    def __str__(self) -> str:
+        parts = [
+            (self.bad_lines, "lines with bytes that are not UTF-8, replaced by '\ufffd'"),
+            (self.cut_lines, f"lines cut after {LONGEST:,} characters"),
+            (self.empty_files, "files without text"),
+        ]
+        return "; ".join(f"{number:,} {what}" for number, what in parts if number)
+
+
+def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]]:
+    """The name of the data and its files, in order.
+
+    Args:
+        data: A file, a folder or a list of files, which keeps its order. A folder is searched with
+            its sub-folders, sorted by path, hidden files left out.
+
+    Raises:
+        FileNotFoundError: If something does not exist.
+        ValueError: If a file has another ending, or a folder holds no text.
+    """
+    if not isinstance(data, (str, Path)):
+        if not data:
+            raise ValueError(f"expected at least one file, got an empty list; {ACCEPTED}")
+        found = [find_files(item) for item in data]
+        return found[0][0], [file for _, files in found for file in files]
+    path = locate(data, ACCEPTED)
+    if not path.is_dir():
+        if not _is_text(path) or not path.is_file():  # to open a pipe would wait for ever
+            raise ValueError(f"expected a text file, got {path}; {ACCEPTED}")
+        return _stem(path), [path]
+    files = sorted(
+        entry.path
+        for entry in walk(path)
+        if entry.status is not None
+        and S_ISREG(entry.status.st_mode)
+        and not entry.path.name.startswith(".")
+        and _is_text(entry.path)
+    )
+    if not files:
+        raise ValueError(
+            f"expected .txt, .txt.gz or .gz files in the folder {path}, found none; {ACCEPTED}"
+        )
+    return path.resolve().name, files
+
+
+def _is_text(path: Path) -> bool:
+    name = path.name.lower()
+    return name.endswith((".txt", ".gz")) and not name.endswith(".tar.gz")
+
+
+def _stem(path: Path) -> str:
+    return re.sub(r"(\.txt)?(\.gz)?$", "", path.name, flags=re.IGNORECASE)
+
+
+def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Iterator[str]:
+    """The lines of a text file, stripped, in memory that does not depend on its size.
+
+    Lines may end in LF, CRLF or CR. A byte order mark is dropped.
+
+    Args:
+        path: A text file; one that ends in ``.gz`` is unpacked on the way.
+        trouble: Counts what is wrong with the text.
+        keep_all: What becomes of very long lines: divided at a space, or else cut.
+
+    Raises:
+        ValueError: If it is UTF-16, no text at all, or cannot be unpacked.
+    """
+    blank = True
+    try:
+        with open_maybe_packed(path, path.name.lower().endswith(".gz")) as stream:
+            start = stream.read(2)
+            if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                raise ValueError(
+                    f"expected text in UTF-8, got UTF-16 in {path}; convert it with: "
+                    "iconv -f UTF-16 -t UTF-8"
+                )
+            stream.seek(0)
+            text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape")
+            for line in _bounded_lines(text, trouble, keep_all):
+                try:
+                    line.encode()
+                except UnicodeEncodeError:
+                    if "\0" in line:
+                        raise ValueError(
+                            f"expected text in UTF-8, got {path} with zero bytes, as no text "
+                            "has them; leave this file out, or unpack it first"
+                        ) from None
+                    line = line.encode(errors="surrogateescape").decode(errors="replace")
+                    trouble.bad_lines += 1
+                line = line.strip()
+                blank = blank and not line
+                yield line
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(
+            f"expected a whole gzip file, got {path}, which cannot be unpacked ({error}); "
+            "copy it again"
+        ) from error
+    trouble.empty_files += blank
+
+
+def _bounded_lines(text: TextIO, trouble: Trouble, keep_all: bool) -> Iterator[str]:
+    """Lines of at most twice LONGEST characters; longer ones are divided at spaces, or cut."""
+    rest = ""
+    while line := text.readline(LONGEST):
+        line = rest + line
+        rest = ""
+        if len(line) < LONGEST or line.endswith("\n"):
+            yield line
+        elif keep_all:
+            middle = line.rfind(" ") + 1 or len(line)
+            yield line[:middle]
+            rest = line[middle:]
+        else:
+            yield line
+            end = text.readline(LONGEST)
+            trouble.cut_lines += end not in ("", "\n")
+            while end and not end.endswith("\n"):
+                end = text.readline(LONGEST)
+    if rest:
+        yield rest
+
+
+def guess_format(lines: Iterable[str]) -> Literal["lines", "prose"]:
+    """Whether text has one sentence a line or is prose, from its first stripped lines.
+
+    It is prose if many lines hold more than one sentence, or go on in small letters where the line
+    before ended without a full stop, though the text has capitals.
+
+    Example:
+        >>> guess_format(["He came. She left.", "It rained. Nobody knew why."])
+        'prose'
+        >>> guess_format(["He came.", "She left.", "", "It rained."])
+        'lines'
+        >>> guess_format(["It was raining, and nobody who", "came in knew why it did", "so."])
+        'prose'
+    """
+    kept = list(islice((line for line in lines if line), LOOK))
+    inner = sum(bool(_INNER.search(line)) for line in kept)
+    cased = any(_CAPITAL.search(line) for line in kept)
+    broken = sum(
+        cased and not _FINAL.search(line) and after[:1].islower() for line, after in pairwise(kept)
+    )
+    return "prose" if max(inner, broken) > 0.3 * len(kept) else "lines"
+
+
+def split_prose(lines: Iterable[str]) -> Iterator[str]:
+    """The sentences of prose, stripped lines whose paragraphs are separated by blank ones.
+
+    Raises:
+        ImportError: If sentencex is not installed.
+    """
+    with needed_for("splitting prose into sentences", "give text with one sentence a line"):
+        segment = importlib.import_module("sentencex").segment
+
+    def clean(pieces: Iterable[str]) -> Iterator[str]:
+        return filter(None, (" ".join(piece.split()) for piece in pieces))
+
+    paragraph = ""
+    for line in lines:
+        if line:
+            paragraph = f"{paragraph} {line}" if paragraph else line
+            if len(paragraph) > PARAGRAPH:
+                *whole, paragraph = segment("en", paragraph)  # the last may be unfinished
+                if not whole:
+                    whole, paragraph = [paragraph], ""
+                yield from clean(whole)
+        else:
+            yield from clean(segment("en", paragraph))
+            paragraph = ""
+    yield from clean(segment("en", paragraph))

@@ -1,0 +1,279 @@
+"""Word vectors: drawn, read from elsewhere for a vocabulary, or used to enlarge one."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unremix.domains.sentence.tokens import Vocabulary, tokenize
+from unremix.files.archives import open_maybe_packed
+from unremix.files.bounds import shorten
+
+INITIAL = 0.1  # bound of the uniform distribution that Quick-Thought draws its weights from
+LONGEST = 1 << 20  # bytes of a line; 300 numbers take some three thousand
+MOST_WORDS = 400_000  # of a file that enlarges a vocabulary; files begin with frequent words
+
+
+def word_table(vocabulary_size: int, words: int) -> nn.Embedding:
+    """A table of word vectors of size ``words``, uniform in ±0.1; the padding's is 0 and stays so.
+
+    Raises:
+        ValueError: If a size is too small.
+    """
+    if vocabulary_size < 2 or words < 1:
+        raise ValueError(
+            "expected at least 2 rows (padding and unknown) and vectors of at least 1, "
+            f"got vocabulary_size={vocabulary_size}, words={words}"
+        )
+    table = nn.Embedding(vocabulary_size, words, padding_idx=0)
+    with torch.no_grad():
+        table.weight[1:].uniform_(-INITIAL, INITIAL)
+    return table
+
+
+def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
+    """Read the vectors of a vocabulary's words from a text file.
+
+    A line is a word and its numbers, separated by spaces, as GloVe, word2vec and fastText write
+    them; the latter two begin with a line of two numbers. Words may hold spaces. A file with
+    capitals gives a word the vector of its lower-case form or, without one, of the first other
+    form. The file is read line by line.
+
+    Args:
+        path: ``.txt``, ``.vec``, or either packed by gzip (``.gz``).
+        vocabulary: V words.
+
+    Returns:
+        The vectors, float32, shape (V, d), zero for words not found; and which were found, bool,
+        shape (V,).
+
+    Raises:
+        ValueError: If the file holds no vectors, or none of a word of the vocabulary.
+    """
+    number = {word: row for row, word in enumerate(vocabulary.words) if row >= 2}
+    found = _read(Path(path), lambda word: word in number)
+    if not found:
+        raise ValueError(
+            f"expected vectors of words of the vocabulary in {path}, found none; a line is a word "
+            "and its numbers, separated by spaces"
+        )
+    vectors = np.stack(list(found.values()))
+    table = torch.zeros(len(vocabulary), vectors.shape[1])
+    rows = torch.tensor([number[word] for word in found])
+    table[rows] = torch.from_numpy(vectors)
+    mask = torch.zeros(len(vocabulary), dtype=torch.bool)
+    mask[rows] = True
+    return table, mask
+
+
+def _read(path: Path, wanted: Callable[[str], bool], most: int | None = None) -> dict[str, Any]:
+    """Vectors by word; see :func:`load_word_vectors`. At most so many words, the first."""
+    found: dict[str, np.ndarray] = {}
+    exact: set[str] = set()
+    size, broken = None, 0
+    with open_maybe_packed(path, path.name.lower().endswith(".gz")) as file:
+        for line_number, line in enumerate(_lines(file, path)):
+            text = line.decode("utf-8", errors="replace").rstrip()
+            if not text or (line_number == 0 and _is_header(text)):
+                continue
+            if size is None:
+                size = _size_of(text, path)
+            parts = text.rsplit(" ", size)
+            same = wanted(parts[0])
+            word = parts[0] if same else parts[0].lower()
+            if not (same or wanted(word)) or word in exact or (word in found and not same):
+                continue
+            if word not in found and most is not None and len(found) >= most:
+                break
+            try:
+                vector = np.array(parts[1:], dtype=np.float32)
+            except ValueError:
+                vector = np.empty(0, np.float32)
+            if vector.shape != (size,) or not np.isfinite(vector).all():
+                broken += 1
+                continue
+            found[word] = vector
+            if same:
+                exact.add(word)
+    if broken:
+        warnings.warn(
+            f"left out {broken} lines of {path} that hold no {size} numbers", stacklevel=3
+        )
+    return found
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """The lines of a file, each of bounded length.
+
+    Raises:
+        ValueError: If one is longer, or the file is damaged.
+    """
+    try:
+        while line := file.readline(LONGEST):
+            if len(line) == LONGEST:
+                raise ValueError(f"a line of {LONGEST:,} bytes or more")
+            yield line
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise ValueError(
+            f"expected a word and its numbers in each line of {path}, got a damaged file "
+            f"({shorten(error)}); download it again"
+        ) from error
+
+
+def _is_header(line: str) -> bool:
+    parts = line.split()
+    return len(parts) == 2 and all(part.isdigit() for part in parts)
+
+
+def _size_of(line: str, path: Path) -> int:
+    """How many numbers a line ends in; one word at least comes before."""
+    parts = line.split(" ")
+    size = 0
+    while size < len(parts) - 1:
+        try:
+            float(parts[-1 - size])
+        except ValueError:
+            break
+        size += 1
+    if not size:
+        raise ValueError(
+            f"expected a word and its numbers in the first line of {path}, got {line[:60]!r}"
+        )
+    return size
+
+
+@torch.no_grad()
+def set_word_vectors(table: nn.Embedding, vectors: Tensor, found: Tensor) -> None:
+    """Put the vectors (V, d) that were found (V,) into a table of words; other rows keep theirs.
+
+    Raises:
+        ValueError: If the sizes differ.
+    """
+    if vectors.shape != table.weight.shape:
+        raise ValueError(
+            f"expected vectors of shape {tuple(table.weight.shape)}, got "
+            f"{tuple(vectors.shape)}; make the encoder with words={vectors.shape[-1]}"
+        )
+    table.weight[found] = vectors[found].to(table.weight)
+
+
+@torch.no_grad()
+def expand_vocabulary(
+    table: Tensor, own_words: Sequence[str], big_vectors: Tensor, big_words: Sequence[str]
+) -> tuple[Tensor, list[str]]:
+    """Give an encoder vectors for words it was not trained on.
+
+    A map from the big table to the encoder's is fitted on the words that both have, by least
+    squares: min Σ |A b_w + c - e_w|². A word that only the big table has gets A b_w + c.
+
+    Args:
+        table: The encoder's vectors e, shape (V, d).
+        own_words: Their words, padding and unknown included: ``vocabulary.words``.
+        big_vectors: Vectors b from elsewhere, shape (M, D).
+        big_words: Their words; one that occurs twice counts at its first place.
+
+    Returns:
+        The table with the new words' rows below, shape (V + K, d), and the V + K words.
+
+    Raises:
+        ValueError: If sizes do not fit, or fewer words are shared than the map has unknowns per
+            output, D + 1.
+
+    Example:
+        >>> own, big = torch.tensor([[0.0], [0.0], [2.0], [4.0]]), torch.tensor([[1.0], [2], [5]])
+        >>> names = ["<pad>", "<unk>", "one", "two"]
+        >>> table, words = expand_vocabulary(own, names, big, ["one", "two", "five"])
+        >>> words[-1], round(float(table[-1]), 3)
+        ('five', 10.0)
+
+    Reference:
+        Skip-Thought Vectors (Kiros et al. 2015), Section 2.2.
+    """
+    if len(table) != len(own_words) or len(big_vectors) != len(big_words):
+        raise ValueError(
+            f"expected a word for each row, got {len(table)} rows and {len(own_words)} words, "
+            f"and {len(big_vectors)} rows and {len(big_words)} words of the big table"
+        )
+    own = {word: row for row, word in enumerate(own_words) if row >= 2}
+    big: dict[str, int] = {}
+    for row, word in enumerate(big_words):
+        big.setdefault(word, row)
+    shared = [word for word in own if word in big]
+    _check_shared(len(shared), big_vectors.shape[1])
+    known = _with_one(big_vectors[[big[word] for word in shared]].double())
+    wanted = table[[own[word] for word in shared]].double()
+    mapping = torch.linalg.lstsq(known.cpu(), wanted.cpu(), driver="gelsd").solution  # (D + 1, d)
+    reserved = set(own_words)
+    new = [word for word in big if word not in reserved]
+    added = _with_one(big_vectors[[big[word] for word in new]].double().cpu()) @ mapping
+    return torch.cat([table, added.to(table)]), [*own_words, *new]
+
+
+def check_expansion(path: str | Path, vocabulary: Vocabulary) -> int:
+    """How many words a file shares with a vocabulary, if that is enough to enlarge it.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    vectors, found = load_word_vectors(path, vocabulary)
+    shared = int(found.sum())
+    _check_shared(shared, vectors.shape[1])
+    return shared
+
+
+def _check_shared(shared: int, size: int) -> None:
+    if shared <= size:
+        raise ValueError(
+            f"expected more than {size} words in both tables, got {shared}; train with a "
+            "larger vocabulary, or take smaller vectors"
+        )
+
+
+def _with_one(vectors: Tensor) -> Tensor:
+    return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], 1)
+
+
+def expand_encoder(
+    encoder: nn.Module, vocabulary: Vocabulary, path: str | Path
+) -> tuple[nn.Module, Vocabulary]:
+    """An encoder that knows the words of a file of word vectors as well.
+
+    Every table of words in it is enlarged by :func:`expand_vocabulary`; the vectors of the file may
+    have any size. Of a long file the first 400,000 words count, those that a sentence can have.
+
+    Args:
+        encoder: Encoders in it have their table under ``words``; it is left as it is.
+        vocabulary: The words of these tables.
+        path: As for :func:`load_word_vectors`.
+
+    Returns:
+        The enlarged encoder and its vocabulary, which begins with the words it had.
+
+    Raises:
+        ValueError: If the file shares too few words with the vocabulary.
+    """
+    big = _read(Path(path), lambda word: tokenize(word) == [word], MOST_WORDS)
+    if not big:
+        raise ValueError(
+            f"expected vectors of words in {path}, found none; a line is a word and its numbers, "
+            "separated by spaces"
+        )
+    vectors, larger = torch.from_numpy(np.stack(list(big.values()))), deepcopy(encoder)
+    words: list[str] = list(vocabulary.words)
+    for module in larger.modules():
+        table = getattr(module, "words", None)
+        if isinstance(table, nn.Embedding):
+            rows, words = expand_vocabulary(
+                table.weight.detach(), vocabulary.words, vectors, list(big)
+            )
+            module.words = nn.Embedding.from_pretrained(rows, padding_idx=table.padding_idx)
+    counts = [*vocabulary.counts[2:], *[0] * (len(words) - len(vocabulary))]
+    return larger, Vocabulary(words[2:], counts, unknown=vocabulary.counts[1])

@@ -1,0 +1,1 @@
+"""Reading and writing: archives, URLs, whole files, locks, bounds."""

@@ -1,0 +1,264 @@
+"""Reading and writing files: whole or not at all, by one process at a time, under any locale."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+try:
+    import fcntl
+except ImportError:  # a system without flock: nothing is locked there
+    fcntl = None  # type: ignore[assignment]
+
+TEMPORARY = re.compile(r"\.unremix-(\d+)-[0-9a-f]+\.tmp")  # with the number of its process
+FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK = (*FULL, errno.EIO, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@contextmanager
+def replacing(path: Path, *, keep: Path | None = None) -> Iterator[Path]:
+    """A temporary path that takes the place of ``path`` once it is written whole.
+
+    The file is new and has a name that nobody can guess, so no link that waits there is followed.
+
+    Args:
+        path: The file.
+        keep: Where the file that stood at ``path`` before goes; it is replaced by default.
+
+    Raises:
+        OSError: If it cannot be written; what stood at ``path`` before stands there still.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".unremix-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    try:
+        created = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        mode = stat.S_IMODE(os.fstat(created).st_mode)
+        os.close(created)
+        yield temporary
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        os.chmod(temporary, mode)  # some writers make private files
+        if keep is not None and path.exists():
+            os.replace(path, keep)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        reason = disk_error(error) if isinstance(error, Exception) else None
+        if reason is not None:
+            kept = any(file is not None and file.exists() for file in (path, keep))
+            raise _in_words(reason, path, kept=kept) from error
+        raise
+
+
+def _in_words(reason: OSError, path: Path, *, kept: bool) -> OSError:
+    """What is wrong with the disk."""
+    intact = "; the earlier one is intact" if kept else ""
+    if reason.errno in FULL:
+        return OSError(
+            reason.errno,
+            f"expected room on the disk for {path}, got 'no space left'{intact}; free some space, "
+            "and continue a run with --resume",
+        )
+    return OSError(
+        reason.errno,
+        f"expected to write {path}, got '{reason.strerror}'{intact}; check the disk and its "
+        "permissions",
+    )
+
+
+def disk_error(error: BaseException | None) -> OSError | None:
+    """What is wrong with the disk, if that is behind an error; libraries wrap it, or only name it.
+
+    Example:
+        >>> found = disk_error(RuntimeError("I/O error: No space left on device (os error 28)"))
+        >>> found.errno == errno.ENOSPC
+        True
+    """
+    if error is None:
+        return None
+    if isinstance(error, OSError) and error.errno in DISK:
+        return error
+    inner = disk_error(error.__cause__) or disk_error(error.__context__)
+    if inner is not None:
+        return inner
+    number = re.search(r"os error (\d+)", str(error))
+    if number is not None and int(number[1]) in DISK:
+        return OSError(int(number[1]), os.strerror(int(number[1])))
+    if "No space left" in str(error) or "PytorchStreamWriter failed" in str(error):
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return None
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk, if the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file through ``write(temporary path)``, then put it in its place."""
+    with replacing(path) as temporary:
+        write(temporary)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write bytes, whole or not at all."""
+    write_whole(path, lambda file: file.write_bytes(data))
+
+
+def write_text(path: Path, text: str) -> None:
+    r"""Write a text, whole, as UTF-8; bytes of a file's name that are no UTF-8 become ``\xff``."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def appending(path: Path) -> TextIO:
+    """Open a text to write at its end, as UTF-8; a link that waits there is not followed."""
+    beside = getattr(os, "O_NOFOLLOW", 0)
+    return open(
+        path, "a", encoding="utf-8", errors="backslashreplace",
+        opener=lambda name, flags: os.open(name, flags | beside, 0o666),
+    )  # fmt: skip
+
+
+def refuse_link(folder: Path) -> None:
+    """Refuse to write to a folder of a run that lies elsewhere.
+
+    Who sends a run chooses its links: they could lead to the checkpoints of another run.
+
+    Raises:
+        ValueError: If it is a link.
+    """
+    if folder.is_symlink():
+        raise ValueError(
+            f"expected a folder of its own at {folder}, got a link to {os.readlink(folder)}; put "
+            "a folder in its place"
+        )
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any], *, compressed: bool = False) -> None:
+    """Write arrays as ``.npz``, whole, and nothing that a reader would have to unpickle."""
+    import numpy as np
+
+    save = np.savez_compressed if compressed else np.savez
+
+    def write(file: Path) -> None:
+        with file.open("wb") as stream:  # a stream, or NumPy would append a suffix
+            save(stream, allow_pickle=False, **arrays)
+
+    write_whole(path, write)
+
+
+def read_text(path: Path, most: int | None = None) -> str:
+    r"""Read a text as UTF-8; invalid bytes become ``\xff``.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have; any number by default.
+
+    Raises:
+        ValueError: If it has more.
+    """
+    with path.open("rb") as file:
+        data = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(data) > most:
+        raise ValueError(f"expected at most {most} bytes in {path}, got more")
+    return data.decode("utf-8", "backslashreplace")
+
+
+def try_lock(path: Path) -> int | None:
+    """Take a lock, without waiting.
+
+    The lock belongs to the open file: to this process, and to those that inherit the descriptor. It
+    ends with the last of them, whatever ended it, and leaves nothing that could be stale.
+
+    Returns:
+        The descriptor that holds it; None if another process does.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _same_file(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was removed before we had it
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def hold(path: Path) -> int | None:
+    """Keep a file from :func:`remove_unheld` in any process.
+
+    Returns:
+        The descriptor that holds it, until it is closed; None if there is no such file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if _same_file(descriptor, path):
+        return descriptor
+    os.close(descriptor)  # it was removed before we had it
+    return None
+
+
+def remove_unheld(path: Path) -> bool:
+    """Remove a file unless a process holds it; whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers left in a folder that were killed; hold the folder's lock."""
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        found = TEMPORARY.fullmatch(entry.name)
+        if found is not None and not _is_alive(int(found[1])):
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

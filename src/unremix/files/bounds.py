@@ -1,0 +1,36 @@
+"""Bounds on what a file can make a reader do: of memory, and of messages.
+
+Every reader either succeeds or raises a ``ValueError`` that names file, problem and remedy, within
+memory of ten times the file plus 1 GiB. Decoded images that are kept come on top of that; see
+``cache_bytes`` of :func:`unremix.domains.image.dataset.load_images`.
+"""
+
+from __future__ import annotations
+
+import reprlib
+
+FREE = 2**29  # bytes that any file may become in memory
+FACTOR = 4  # further bytes per byte of the file
+
+
+def allowance(size: int) -> int:
+    """How many bytes a file of ``size`` bytes may become in memory: half of what a reader may take.
+
+    Example:
+        >>> allowance(1000)
+        536874912
+    """
+    return FREE + FACTOR * size
+
+
+def shorten(value: object, most: int = 160) -> str:
+    """A value as text for a message, cut to a bounded length.
+
+    Example:
+        >>> shorten("a" * 1000, most=10)
+        'aaaaaaa...'
+        >>> shorten([1, 2, 3])
+        '[1, 2, 3]'
+    """
+    text = str(value) if isinstance(value, str | BaseException) else reprlib.repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."

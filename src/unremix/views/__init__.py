@@ -1,1 +1,0 @@
-"""Views: what the encoder sees of a sample, drawn anew in every epoch."""
