@@ -95,7 +95,7 @@ format: $(STAMP) ## Reformat the code and apply the safe lint fixes
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP) ## Build the documentation into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 size: ## Count the lines of code by room, as docs/architecture.md states them
 	@$(PYTHON) benchmarks/size.py

@@ -1,0 +1,35 @@
+"""How the API pages read docstrings: roles become links, and fields of a class its attributes."""
+
+from __future__ import annotations
+
+import re
+
+import griffe
+
+ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
+
+
+def _link(role: re.Match[str], where: griffe.Object) -> str:
+    """A role as code that leads to what it names, if a page describes that."""
+    shortened, name = role.groups()
+    try:
+        path = name if name.startswith("unremix.") else where.resolve(name.split(".")[0])
+    except griffe.NameResolutionError:
+        path = name
+    rest = "" if name.startswith("unremix.") else "".join(f".{part}" for part in name.split(".")[1:])
+    text = name.rsplit(".", 1)[-1] if shortened else name
+    return f'<autoref identifier="{path}{rest}" optional><code>{text}</code></autoref>'
+
+
+class Docstrings(griffe.Extension):
+    """Rewrites docstrings before they are parsed."""
+
+    def on_object(self, *, obj: griffe.Object, **_: object) -> None:
+        """Rewrite the docstring of a module, class, function or attribute."""
+        if obj.docstring is None:
+            return
+        text = ROLE.sub(lambda role: _link(role, obj), obj.docstring.value)
+        # The arguments of a dataclass whose own constructor takes them all by ``**options``.
+        if obj.is_class and "dataclass" in obj.labels and "__init__" in obj.members:
+            text = re.sub(r"^Args:$", "Attributes:", text, count=1, flags=re.MULTILINE)
+        obj.docstring.value = text
