@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgro
 export COVERAGE_CORE := $(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-all torture check format docs size gallery bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
+.PHONY: help setup browser demo test test-slow test-all torture check format docs package size gallery bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,11 @@ format: $(STAMP) ## Reformat the code and apply the safe lint fixes
 docs: $(STAMP) ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+package: $(STAMP) ## Build the wheel from the sdist into dist/ and check both
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+
 size: ## Count the lines of code by room, as docs/architecture.md states them
 	@$(PYTHON) benchmarks/size.py
 
@@ -117,5 +122,5 @@ bench-cluster: $(CLUSTER_STAMP) ## Time data from S3 against the disk, and embed
 	$(BIN)/python benchmarks/cluster.py
 
 clean: ## Remove what the other targets made, .venv included
-	rm -rf .venv .venv-peers site runs docs/gallery .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers site dist runs docs/gallery .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

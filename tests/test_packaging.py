@@ -15,6 +15,8 @@ from types import ModuleType
 
 import pytest
 
+import unremix
+
 tomllib = pytest.importorskip("tomllib")
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +66,12 @@ def test_every_import_is_declared() -> None:
 
 def test_every_declared_package_is_used() -> None:
     assert _declared() <= _imported() | AT_RUN_TIME
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f"\nversion: {unremix.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "version" in project["dynamic"]  # hatchling reads unremix.__version__
 
 
 # The wheel, in an environment of its own
