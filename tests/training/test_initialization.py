@@ -114,7 +114,9 @@ def test_timm(
         torch.manual_seed(5)
         return make_encoder("small", channels=1, image_size=8)
 
-    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    monkeypatch.setitem(
+        sys.modules, "timm", SimpleNamespace(create_model=create_model, is_model=lambda _: True)
+    )
     run, said = begun(tmp_path, capsys, init="timm:some_net")
     assert asked == {"name": "some_net", "pretrained": True, "num_classes": 0, "in_chans": 1}
     assert_same(run, create_model("some_net").state_dict())
@@ -125,3 +127,18 @@ def test_a_pickle_is_refused_without_advice_to_run_it(tmp_path: Path) -> None:
     torch.save({"model": Path.touch}, tmp_path / "weights.pt")
     with pytest.raises(ValueError, match="more than tensors"):
         unremix.train(small(tmp_path, init=str(tmp_path / "weights.pt")))
+
+
+@pytest.mark.parametrize("name", ["local-dir:weights", "hf-hub:user/name", "../net", "net"])
+def test_only_models_of_timm_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """From a folder or a repository, some versions of timm unpickle."""
+
+    def create_model(*_: Any, **__: Any) -> torch.nn.Module:
+        raise AssertionError("timm was asked for weights")
+
+    known = SimpleNamespace(create_model=create_model, is_model=lambda name: name == "resnet18")
+    monkeypatch.setitem(sys.modules, "timm", known)
+    with pytest.raises(ValueError, match="model of timm"):
+        unremix.train(small(tmp_path, init=f"timm:{name}"))

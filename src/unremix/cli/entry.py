@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     if arguments is not None:
         return _answer(list(arguments))
+    # What this process starts, such as workers, imports nothing from the current folder.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     gc.disable()  # imports make many objects and no garbage
     if sys.argv[1:2] == ["train"]:
         keep_freed_memory()

@@ -15,18 +15,21 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
 
+import unremix
 from unremix.domains.options import TrainConfig, config_to_yaml, flat_options
 from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
 from unremix.files.atomic_files import appending, refuse_link, try_lock, write_text
 from unremix.training.stopping import handling
 
-TRAIN = ("-m", "unremix", "train")  # what Python is called with
+# What Python is called with: a file, since -m would look in the current folder first.
+TRAIN = (str(Path(unremix.__file__).with_name("__main__.py")), "train")
 POLL = 0.1  # seconds between looks at the processes
 GRACE = 20.0  # seconds that a process has to end before it is killed
 RETRIES = 3  # times that a run begins again after its worker was lost
@@ -248,13 +251,13 @@ def start_process(
         output.write(f"{BEGUN}{shlex.join(words)}\n")
         output.flush()
         if bound and sys.platform == "linux":
-            words = [sys.executable, "-SEc", BOUND, str(os.getpid()), *words]
+            words = [sys.executable, "-ISc", BOUND, str(os.getpid()), *words]
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**environment, "PYTHONSAFEPATH": "1"},
             cwd=directory,
             pass_fds=(lock,),
             start_new_session=True,  # Ctrl-C reaches us alone; we end the runs ourselves

@@ -1,6 +1,6 @@
 """One style for all figures: sizes, colors that everybody can distinguish, the same for a method.
 
-Importing it sets matplotlib's options.
+Importing it sets matplotlib's options: its defaults, whatever a ``matplotlibrc`` says, and ours.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import matplotlib
 
 PAGE = 6.9  # inches, the width of a printed page's text
+matplotlib.rcdefaults()
 matplotlib.rcParams.update(
     {
         "font.size": 8.5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,6 +24,12 @@ NESTED = ("state_dict", "model", "model_state", "teacher", "student")
 def _pretrained(name: str, channels: int) -> dict[str, Tensor]:
     with needed_for(f"pretrained weights of {name!r}"):
         import timm  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    # timm also takes folders and repositories, whose weights may be pickles.
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII) or not timm.is_model(name):
+        raise ValueError(
+            "expected the name of a model of timm for --init (timm.list_models() lists them), got "
+            f"{shorten(name)!r}; give a .safetensors file in its place"
+        )
     remedy = "check the name and the connection, or give a file to --init"
     with expecting(f"pretrained weights of {name!r} from timm", remedy):
         model = timm.create_model(name, pretrained=True, num_classes=0, in_chans=channels)
