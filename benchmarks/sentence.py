@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from unremix.domains import find_domain
 from unremix.domains.base import make_batch
 from unremix.domains.options import TrainConfig
-from unremix.domains.sentence.dataset import SentenceBatch, load_sentences
-from unremix.domains.sentence.model import SentenceCorpus
+from unremix.domains.sentence.corpus import EncodedCorpus, SentenceBatch
+from unremix.domains.sentence.dataset import load_sentences
 from unremix.domains.sentence.options import SentenceOptions
 from unremix.frameworks.base import Batch
 from unremix.training.building import build_model
@@ -55,7 +55,7 @@ class Steps:
         data: The numbered text.
     """
 
-    def __init__(self, recipe: str, config: TrainConfig, data: SentenceCorpus) -> None:
+    def __init__(self, recipe: str, config: TrainConfig, data: EncodedCorpus) -> None:
         self.domain, self.data = find_domain("sentence"), data
         self.config = TrainConfig(
             data=config.data,

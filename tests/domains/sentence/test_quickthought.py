@@ -31,9 +31,9 @@ from unremix.cli import main
 from unremix.core.pairs import Pairs
 from unremix.domains import find_domain
 from unremix.domains.options import TrainConfig
-from unremix.domains.sentence.dataset import SentenceBatch
+from unremix.domains.sentence.corpus import NAME_LENGTH, SentenceBatch
 from unremix.domains.sentence.encoders import BagOfWords
-from unremix.domains.sentence.model import NAME_LENGTH, SentenceShape
+from unremix.domains.sentence.model import SentenceShape
 from unremix.domains.sentence.options import SentenceOptions
 from unremix.domains.sentence.quickthought import QuickThought, QuickThoughtOptions, TwinEncoder
 from unremix.frameworks.base import Batch

@@ -19,18 +19,16 @@ from hypothesis import strategies as st
 
 from unremix.domains.sentence import dataset as module
 from unremix.domains.sentence import pydocs, text_files
+from unremix.domains.sentence.corpus import EncodedCorpus, batches
 from unremix.domains.sentence.dataset import (
     Counts,
-    EncodedCorpus,
     SentenceData,
-    Vocabulary,
-    batches,
     build_vocabulary,
     encode_sentences,
     load_sentences,
-    tokenize,
 )
 from unremix.domains.sentence.text_files import Trouble, guess_format, read_lines, split_prose
+from unremix.domains.sentence.tokens import Vocabulary, tokenize
 
 TEXT = "The cat sat.\nIt purred.\n\nA dog barked!\nThe cat sat.\nWho knows?\n"
 
@@ -597,18 +595,18 @@ def test_broken_corpora(corpus: EncodedCorpus, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="within the 5 sentences"):
             corpus.batch(start, count)
     with pytest.raises(ValueError, match=r"encoded corpus in .*nowhere"):
-        EncodedCorpus.open(tmp_path / "nowhere")
+        EncodedCorpus.open(tmp_path / "nowhere", [])
     about = corpus.folder / "corpus.json"
     kept = about.read_text()
     for broken in ("{", "{}", kept.replace("skipped", "dropped")):
         about.write_text(broken)
         with pytest.raises(ValueError, match="remove the folder"):
-            EncodedCorpus.open(corpus.folder)
+            EncodedCorpus.open(corpus.folder, corpus.source)
     about.write_text(kept)
     with (corpus.folder / "tokens.bin").open("r+b") as file:
         file.truncate(4)
     with pytest.raises(ValueError, match="to be whole"):
-        EncodedCorpus.open(corpus.folder)
+        EncodedCorpus.open(corpus.folder, corpus.source)
 
 
 def test_a_corpus_can_be_handed_to_another_process(corpus: EncodedCorpus) -> None:
@@ -628,7 +626,8 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         """
         import sys
         from pathlib import Path
-        from unremix.domains.sentence.dataset import batches, encode_sentences, load_sentences
+        from unremix.domains.sentence.corpus import batches
+        from unremix.domains.sentence.dataset import encode_sentences, load_sentences
         corpus = encode_sentences(load_sentences(sys.argv[1]), sys.argv[2])
         for start in batches(len(corpus), 400, seed=0, epoch=0).tolist():
             corpus.batch(start, 400)

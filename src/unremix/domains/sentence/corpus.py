@@ -7,19 +7,28 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unremix.domains.sentence.tokens import UNKNOWN, Vocabulary
+from unremix.domains.sentence.tokens import UNKNOWN, Vocabulary, tokenize
 
 FLUSH = 2**14  # sentences written at a time
 ABOUT = "corpus.json"
+NAME_LENGTH = 200  # characters of a sentence that serve as its name
+
+
+class Sentence(NamedTuple):
+    """A sentence and the document it stands in."""
+
+    text: str
+    document: int
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,10 @@ class SentenceBatch:
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
+    def to(self, device: torch.device) -> SentenceBatch:
+        """The batch on a device."""
+        return SentenceBatch(*(tensor.to(device) for tensor in vars(self).values()))
+
 
 @dataclass(frozen=True)
 class EncodedCorpus:
@@ -52,6 +65,7 @@ class EncodedCorpus:
 
     Args:
         folder: Where the files are.
+        source: The text that they come from.
         vocabulary: What the numbers mean.
         name: Short name of the text.
         sentences: How many there are.
@@ -65,6 +79,7 @@ class EncodedCorpus:
     """
 
     folder: Path
+    source: Iterable[Sentence]
     vocabulary: Vocabulary
     name: str
     sentences: int
@@ -77,13 +92,12 @@ class EncodedCorpus:
     topics: tuple[str, ...] | None = None
 
     @classmethod
-    def open(cls, folder: str | Path) -> EncodedCorpus:
-        """Open the corpus that :func:`write_corpus` wrote.
+    def open(cls, folder: Path, source: Iterable[Sentence]) -> EncodedCorpus:
+        """Open the corpus that :func:`write_corpus` wrote of a text.
 
         Raises:
             ValueError: If the folder holds none, or files of it are missing or too short.
         """
-        folder = Path(folder)
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             vocabulary = Vocabulary.load(folder / "vocabulary.txt")
@@ -91,7 +105,7 @@ class EncodedCorpus:
             sizes = {name: os.path.getsize(folder / name) for name in expected}
             if about["topics"] is not None:
                 about["topics"] = tuple(about["topics"])
-            corpus = cls(folder=folder, vocabulary=vocabulary, **about)
+            corpus = cls(folder, source, vocabulary, **about)
         except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"expected an encoded corpus in {folder}, got {type(error).__name__}: "
@@ -111,6 +125,22 @@ class EncodedCorpus:
     def unknown_share(self) -> float:
         """Share of unknown words among the tokens kept."""
         return self.unknown / self.tokens
+
+    def names(self) -> list[str]:
+        """The text of each sentence, long ones cut; read from disk each time.
+
+        Raises:
+            ValueError: If the text has changed since it was numbered.
+        """
+        texts = [sentence.text for sentence in self.source if tokenize(sentence.text)]
+        if len(texts) != len(self):
+            raise ValueError(
+                f"expected the {len(self)} sentences of {self.name} that were read before, "
+                f"got {len(texts)}; the text has changed since: start again"
+            )
+        return [
+            text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…" for text in texts
+        ]
 
     def batch(self, start: int, count: int) -> SentenceBatch:
         """Read ``count`` consecutive sentences; the first is number ``start``, from 0.
@@ -187,19 +217,15 @@ def _text_number(tokens: Sequence[str]) -> int:
 
 
 def write_corpus(
-    sentences: Iterable[tuple[int, list[str]]],
+    sentences: Iterable[Sentence],
     folder: Path,
-    *,
     vocabulary: Vocabulary,
-    max_length: int,
-    name: str,
-    topics: Sequence[str] | None = None,
+    known: Mapping[str, Any],
 ) -> bool:
     """Write sentences so that :class:`EncodedCorpus` can read them.
 
     The folder appears once it is whole. If another process made it in the meantime, that one
-    stays. Sentences are given by their document and their tokens, in order; further arguments are
-    those of :class:`EncodedCorpus`.
+    stays. Known are its name, topics and ``max_length``; see :class:`EncodedCorpus`.
 
     Returns:
         Whether there was any sentence; if not, nothing is written.
@@ -209,12 +235,11 @@ def write_corpus(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        about = _write_files(sentences, temporary, vocabulary, max_length)
+        about = _write_files(sentences, temporary, vocabulary, known["max_length"])
         if not about["sentences"]:
             return False
         vocabulary.save(temporary / "vocabulary.txt")
-        about |= {"name": name, "topics": topics, "max_length": max_length}
-        (temporary / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+        (temporary / ABOUT).write_text(json.dumps({**about, **known}, indent=1), encoding="utf-8")
         try:
             os.rename(temporary, folder)
         except OSError:
@@ -226,10 +251,7 @@ def write_corpus(
 
 
 def _write_files(
-    sentences: Iterable[tuple[int, list[str]]],
-    folder: Path,
-    vocabulary: Vocabulary,
-    max_length: int,
+    sentences: Iterable[Sentence], folder: Path, vocabulary: Vocabulary, max_length: int
 ) -> dict[str, Any]:
     code = "H" if _token_type(len(vocabulary)) is np.uint16 else "i"
     buffers = {
@@ -241,9 +263,16 @@ def _write_files(
     tokens, offsets, documents, texts = buffers.values()
     total = count = skipped = truncated = unknown = 0
     last, distinct = -1, 0
-    files = {name: (folder / f"{name}.bin").open("wb") for name in buffers}
-    try:
-        for document, words in sentences:
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in buffers}
+
+        def flush() -> None:
+            for name, buffer in buffers.items():
+                buffer.tofile(files[name])
+                del buffer[:]
+
+        for text, document in sentences:
+            words = tokenize(text)
             if not words:
                 skipped += 1
                 continue
@@ -259,11 +288,8 @@ def _write_files(
             distinct += document != last
             last = document
             if count % FLUSH == 0:
-                _flush(buffers, files)
-        _flush(buffers, files)
-    finally:
-        for file in files.values():
-            file.close()
+                flush()
+        flush()
     return {
         "sentences": count,
         "documents": distinct,
@@ -273,9 +299,3 @@ def _write_files(
         "truncated": truncated,
         "bytes": {f"{name}.bin": os.path.getsize(folder / f"{name}.bin") for name in buffers},
     }
-
-
-def _flush(buffers: dict[str, array[Any]], files: dict[str, Any]) -> None:
-    for name, buffer in buffers.items():
-        buffer.tofile(files[name])
-        del buffer[:]

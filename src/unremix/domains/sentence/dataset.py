@@ -14,11 +14,12 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from unremix.domains.sentence import pydocs
-from unremix.domains.sentence.corpus import EncodedCorpus, SentenceBatch, batches, write_corpus
+from unremix.domains.sentence.corpus import ABOUT, EncodedCorpus, Sentence, write_corpus
 from unremix.domains.sentence.text_files import (
     Format,
     Trouble,
@@ -29,29 +30,8 @@ from unremix.domains.sentence.text_files import (
 )
 from unremix.domains.sentence.tokens import TOKENS_VERSION, Vocabulary, tokenize
 
-__all__ = [
-    "Counts",
-    "EncodedCorpus",
-    "Sentence",
-    "SentenceBatch",
-    "SentenceData",
-    "Vocabulary",
-    "batches",
-    "build_vocabulary",
-    "encode_sentences",
-    "load_sentences",
-    "tokenize",
-]
-
 EMBEDDED = "pydocs"
 MOST_WORDS = 2**22  # different words held while counting; beyond it the rarest are forgotten
-
-
-class Sentence(NamedTuple):
-    """A sentence and the document it stands in."""
-
-    text: str
-    document: int
 
 
 @dataclass(frozen=True)
@@ -117,7 +97,8 @@ class SentenceData:
             if kind == "prose":
                 yield split_prose(read_lines(file, trouble, keep_all=True))
             else:
-                yield from _blocks(read_lines(file, trouble))
+                blocks = groupby(read_lines(file, trouble), bool)  # bool: whether it has text
+                yield from (lines for filled, lines in blocks if filled)
 
     @property
     def counts(self) -> Counts:
@@ -143,34 +124,10 @@ class SentenceData:
             "format": self.format,
             "limit": self.limit,
             "tokens": TOKENS_VERSION,
-            "topics": self._topics_digest(),
+            "topics": self.topics and pydocs.topics(),  # they differ between versions of Python
             "options": options,
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-    def _topics_digest(self) -> str | None:
-        """They differ between versions of Python."""
-        if self.topics is None:
-            return None
-        texts = pydocs.topics()
-        joined = "\0".join(f"{topic}\0{texts[topic]}" for topic in self.topics)
-        return hashlib.sha256(joined.encode()).hexdigest()
-
-
-def _blocks(lines: Iterator[str]) -> Iterator[Iterator[str]]:
-    """Runs of lines between blank ones."""
-    ended = False
-
-    def run() -> Iterator[str]:
-        nonlocal ended
-        for line in lines:
-            if not line:
-                return
-            yield line
-        ended = True
-
-    while not ended:
-        yield run()
 
 
 def _nothing(data: SentenceData) -> ValueError:
@@ -302,15 +259,8 @@ def encode_sentences(
         vocabulary = build_vocabulary(data, size=vocabulary_size, cache=cache)
     words = hashlib.sha256("\n".join(vocabulary.words).encode()).hexdigest()
     folder = Path(cache) / f"corpus-{data.key(words=words, max_length=max_length)}"
-    if not (folder / "corpus.json").exists():
-        written = write_corpus(
-            ((sentence.document, tokenize(sentence.text)) for sentence in data),
-            folder,
-            vocabulary=vocabulary,
-            max_length=max_length,
-            name=data.name,
-            topics=data.topics,
-        )
-        if not written:
+    if not (folder / ABOUT).exists():
+        known = {"name": data.name, "topics": data.topics, "max_length": max_length}
+        if not write_corpus(data, folder, vocabulary, known):
             raise _nothing(data)
-    return EncodedCorpus.open(folder)
+    return EncodedCorpus.open(folder, data)

@@ -14,9 +14,10 @@ from unremix.domains.base import Measuring, Trained
 from unremix.domains.card import begin_card
 from unremix.domains.options import TrainConfig
 from unremix.domains.sentence import senteval
-from unremix.domains.sentence.dataset import EncodedCorpus, Vocabulary
+from unremix.domains.sentence.corpus import EncodedCorpus
 from unremix.domains.sentence.model import SentenceShape, corpus_features, encode_texts, reader
 from unremix.domains.sentence.senteval_files import asked_folder
+from unremix.domains.sentence.tokens import Vocabulary
 from unremix.domains.sentence.word_vectors import check_expansion, load_word_vectors
 from unremix.evaluation.cache import cached
 from unremix.evaluation.health import effective_rank

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -17,20 +17,13 @@ from unremix.domains.base import Cut, Features, Trained, evaluating
 from unremix.domains.options import TrainConfig
 from unremix.domains.remembered import recall, remember
 from unremix.domains.sampling import ranges, spread
-from unremix.domains.sentence.dataset import (
-    EncodedCorpus,
-    SentenceBatch,
-    SentenceData,
-    Vocabulary,
-    batches,
-    encode_sentences,
-    load_sentences,
-    tokenize,
-)
+from unremix.domains.sentence.corpus import EncodedCorpus, SentenceBatch, batches
+from unremix.domains.sentence.dataset import encode_sentences, load_sentences
 from unremix.domains.sentence.encoders import BagOfWords, TransformerEncoder
 from unremix.domains.sentence.gru import GRUEncoder
 from unremix.domains.sentence.quickthought import TwinEncoder
 from unremix.domains.sentence.senteval_files import asked_folder, canonical_name
+from unremix.domains.sentence.tokens import Vocabulary
 from unremix.domains.sentence.word_vectors import (
     expand_encoder,
     load_word_vectors,
@@ -43,7 +36,6 @@ from unremix.frameworks.base import Framework
 ENCODED_AT_ONCE = 512
 FINGERPRINTED = 128  # windows, and sentences in each
 SIZES = "sentence.words, sentence.units, sentence.output or sentence.max_length"
-NAME_LENGTH = 200  # characters of a sentence that serve as its name
 
 
 @dataclass(frozen=True)
@@ -58,29 +50,6 @@ class SentenceShape:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary."""
         return Vocabulary(list(self.words), list(self.counts), unknown=self.unknown)
-
-
-@dataclass(frozen=True)
-class SentenceCorpus(EncodedCorpus):
-    """Numbered sentences that know the text they come from."""
-
-    source: SentenceData = field(kw_only=True)
-
-    def names(self) -> list[str]:
-        """The text of each sentence, long ones cut; read from disk each time.
-
-        Raises:
-            ValueError: If the text has changed since it was numbered.
-        """
-        texts = [sentence.text for sentence in self.source if tokenize(sentence.text)]
-        if len(texts) != len(self):
-            raise ValueError(
-                f"expected the {len(self)} sentences of {self.name} that were read before, "
-                f"got {len(texts)}; the text has changed since: start again"
-            )
-        return [
-            text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…" for text in texts
-        ]
 
 
 @lru_cache(maxsize=2)
@@ -157,7 +126,7 @@ def check(config: TrainConfig) -> None:
             )
 
 
-def load(config: TrainConfig) -> SentenceCorpus:
+def load(config: TrainConfig) -> EncodedCorpus:
     """The text of a run, its words numbered; kept beside the runs for the next time."""
     corpus = _encoded(config, Path(config.runs), config.data, config.limit, None)
     if corpus.documents == corpus.sentences and config.epochs > 0:
@@ -169,7 +138,7 @@ def load(config: TrainConfig) -> SentenceCorpus:
     return corpus
 
 
-def load_for(run: Trained, data: str | None) -> SentenceCorpus:
+def load_for(run: Trained, data: str | None) -> EncodedCorpus:
     """The run's own text, or another, in the run's vocabulary."""
     config = run.config
     source = config.data if data is None else data
@@ -183,20 +152,19 @@ def _encoded(
     source: str,
     limit: int | None,
     vocabulary: Vocabulary | None,
-) -> SentenceCorpus:
+) -> EncodedCorpus:
     options = config.own
     text = load_sentences(source, format=options.format, limit=limit)
-    encoded = encode_sentences(
+    return encode_sentences(
         text,
         runs / ".cache",
         vocabulary=vocabulary,
         vocabulary_size=options.vocabulary,
         max_length=options.max_length,
     )
-    return SentenceCorpus(**vars(encoded), source=text)
 
 
-def shape_of(data: SentenceCorpus, config: TrainConfig) -> SentenceShape:
+def shape_of(data: EncodedCorpus, config: TrainConfig) -> SentenceShape:
     """What the text decides about the model: its words."""
     known = data.vocabulary
     return SentenceShape(tuple(known.words[2:]), tuple(known.counts[2:]), known.counts[1])
@@ -268,7 +236,7 @@ def describe(config: TrainConfig, shape: SentenceShape) -> str:
     return f"two {kind} encoders ({size}), {len(shape.words):,} words known"
 
 
-def fingerprint_of(data: SentenceCorpus) -> str:
+def fingerprint_of(data: EncodedCorpus) -> str:
     """Of all words and how often they occur, and of windows of sentences all over the text."""
     known, width = data.vocabulary, min(FINGERPRINTED, len(data))
     starts = spread(len(data) - width + 1, FINGERPRINTED).tolist()
@@ -278,21 +246,21 @@ def fingerprint_of(data: SentenceCorpus) -> str:
     return fingerprint(chain([counts], known.words, numbers))
 
 
-def steps(data: SentenceCorpus, config: TrainConfig) -> int:
+def steps(data: EncodedCorpus, config: TrainConfig) -> int:
     """Steps per epoch."""
     if len(data) < 3:  # no negative
         return 0
     return len(_starts(len(data), config.batch_size, config.seed, 0))
 
 
-def indices_of(data: SentenceCorpus, config: TrainConfig, step: int) -> Tensor:
+def indices_of(data: EncodedCorpus, config: TrainConfig, step: int) -> Tensor:
     """Which sentences a step uses: consecutive ones, shape (batch_size,)."""
     epoch, within = divmod(step, steps(data, config))
     start = _starts(len(data), config.batch_size, config.seed, epoch)[within]
     return start + torch.arange(min(config.batch_size, len(data)))
 
 
-def fetch(data: SentenceCorpus, indices: Tensor) -> SentenceBatch:
+def fetch(data: EncodedCorpus, indices: Tensor) -> SentenceBatch:
     """The sentences."""
     return data.batch(int(indices[0]), len(indices))
 
@@ -306,15 +274,7 @@ def views(
     epoch: int,
 ) -> tuple[SentenceBatch]:
     """The sentences, on their device."""
-    device = indices.device
-    moved = replace(
-        fetched,
-        tokens=fetched.tokens.to(device),
-        lengths=fetched.lengths.to(device),
-        documents=fetched.documents.to(device),
-        texts=fetched.texts.to(device),
-    )
-    return (moved,)
+    return (fetched.to(indices.device),)
 
 
 def embed(run: Trained, items: Any) -> Tensor:
@@ -333,7 +293,7 @@ def embed(run: Trained, items: Any) -> Tensor:
     return encode_texts(encoder, items, vocabulary, max_length=run.config.own.max_length)
 
 
-def features(run: Trained, data: SentenceCorpus) -> Features:
+def features(run: Trained, data: EncodedCorpus) -> Features:
     """Embeddings of a whole text in reading order; names are the sentences, labels the topics.
 
     A sentence without any word is left out.

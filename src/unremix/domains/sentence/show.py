@@ -13,9 +13,10 @@ from unremix.core.views import Views
 from unremix.domains.base import Trained
 from unremix.domains.sample import BATCH, MOST_ITEMS, SHOWN_VIEWS, Sample, as_views
 from unremix.domains.sampling import drawn
-from unremix.domains.sentence.dataset import tokenize
-from unremix.domains.sentence.model import SentenceCorpus, corpus_features, reader
+from unremix.domains.sentence.corpus import EncodedCorpus
+from unremix.domains.sentence.model import corpus_features, reader
 from unremix.domains.sentence.quickthought import QuickThought
+from unremix.domains.sentence.tokens import tokenize
 from unremix.files.atomic_files import read_text
 from unremix.frameworks.base import Framework
 from unremix.losses import TwoViewLoss
@@ -24,9 +25,7 @@ PASSAGE = 16  # consecutive sentences that are shown together
 FIRST_SENTENCES = 200_000  # of a longer text, only this many are searched
 
 
-def sample(
-    run: Trained, data: SentenceCorpus, model: Framework, loss: TwoViewLoss | None
-) -> Sample:
+def sample(run: Trained, data: EncodedCorpus, model: Framework, loss: TwoViewLoss | None) -> Sample:
     """What a page shows of a run on sentences; see :class:`unremix.domains.base.Domain`."""
     if not isinstance(model, QuickThought):
         raise ValueError(f"expected a model of Quick-Thought, got {type(model).__name__}")
@@ -99,7 +98,7 @@ def sample(
 
 
 def _both(
-    model: QuickThought, data: SentenceCorpus, spans: Sequence[tuple[int, int]]
+    model: QuickThought, data: EncodedCorpus, spans: Sequence[tuple[int, int]]
 ) -> tuple[Views, Views]:
     """What f and g give for some passages."""
     batches = [data.batch(*span) for span in spans]
