@@ -237,13 +237,13 @@ def test_graphs_are_drawn() -> None:
     assert across / np.mean(sides) == pytest.approx(math.sqrt(2), rel=0.05)
     chain = torch.stack([torch.arange(299), torch.arange(1, 300)])
     drawn = draw_graph(torch.cat([chain, chain.flip(0)], 1), torch.zeros(300, dtype=torch.long), 7)
-    assert len(drawn.points) == MOST_NODES
-    assert drawn.nodes == 300
-    assert drawn.marked is not None
-    assert len(drawn.edges) == MOST_NODES - 1  # a chain again, around the marked node
-    assert all(0 <= part <= 100 for point in drawn.points for part in point)
+    assert len(drawn["points"]) == 2 * MOST_NODES
+    assert drawn["nodes"] == 300
+    assert drawn["marked"] is not None
+    assert len(drawn["edges"]) == 2 * (MOST_NODES - 1)  # a chain again, around the marked node
+    assert all(0 <= part <= 100 for part in drawn["points"])
     single = draw_graph(torch.zeros(2, 0, dtype=torch.long), torch.tensor([0]))
-    assert len(single.points) == 1
+    assert len(single["points"]) == 2
 
 
 def test_a_page_of_graphs(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def two_view_sample(
     loss: TwoViewLoss | None,
     encode: Callable[[nn.Module, Any], Tensor],
     draw: Callable[[Any], Tensor] | None = None,
+    both: Callable[[Tensor], tuple[Views, Views]] | None = None,
 ) -> Sample:
     """Training samples, of which some find their own second view among those of the others.
 
@@ -108,13 +109,18 @@ def two_view_sample(
         encode: Features of a split, shape (n, F).
         draw: Images, uint8 (k, C, S, S), of fetched samples or of their views; None if they are
             shown by name.
+        both: Anchors and candidates of samples, by indices (A,); two views of each by default.
     """
     domain, train = find_domain(run.config.domain), data.train
     items = drawn(len(train), MOST_ITEMS)
     batch = draw_batch(len(items))
-    model, seen = projecting(model), fixed_views(data, run.shape, run.config)
-    views = [seen(model, items[batch], number) for number in (0, 1)]
-    anchors, candidates = (as_views(*model.embed(view)) for view in views)
+    views = []
+    if both is None:
+        model, seen = projecting(model), fixed_views(data, run.shape, run.config)
+        views = [seen(model, items[batch], number) for number in (0, 1)]
+        anchors, candidates = (as_views(*model.embed(view)) for view in views)
+    else:
+        anchors, candidates = both(items[batch])
 
     def images(numbers: Sequence[int]) -> Tensor:
         assert draw is not None

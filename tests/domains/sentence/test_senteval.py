@@ -171,8 +171,40 @@ def test_names_of_tasks() -> None:
     ]
     with pytest.raises(ValueError, match="got 'Sub'; did you mean 'SUBJ'"):
         canonical_name("Sub")
-    with pytest.raises(ValueError, match=r"got 'STS12'$"):
-        canonical_name("STS12")
+    with pytest.raises(ValueError, match="got 'STS11'; did you mean 'STS1"):
+        canonical_name("STS11")
+
+
+def test_similarity_of_pairs(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    below = tmp_path / "downstream" / "STS" / "STS13-en-test"
+    pairs, scores = [], []
+    for source, count in (("FNWN", 12), ("headlines", 15), ("OnWN", 9)):
+        lines = [(sentence(random, GOOD), sentence(random, BAD)) for _ in range(count)]
+        gold = [f"{random.integers(0, 26) / 5:g}" for _ in lines]
+        gold[4] = ""  # a pair without a score is left out
+        write(below / f"STS.input.{source}.txt", ["\t".join(pair) for pair in lines])
+        write(below / f"STS.gs.{source}.txt", gold)
+        pairs += [pair for pair, score in zip(lines, gold, strict=True) if score]
+        scores += [float(score) for score in gold if score]
+    write(below / "STS.input.SMT.txt", ["never\tread"])
+
+    def encode(texts: list[str]) -> np.ndarray:
+        return np.array([[text.count(letter) for letter in "aeiorst"] + [1] for text in texts])
+
+    found = evaluate(encode, tmp_path, ["STS13"], folds=3)
+    cosines = [
+        float(u @ v / np.linalg.norm(u) / np.linalg.norm(v))
+        for u, v in (encode(list(pair)).astype(float) for pair in pairs)
+    ]
+    measured = found["tasks"]["STS13"]
+    assert measured["examples"] == len(scores) == 33
+    assert measured["spearman"]["value"] == pytest.approx(spearmanr(cosines, scores)[0])
+    assert measured["pearson"]["value"] == pytest.approx(pearsonr(cosines, scores)[0])
+    assert found["protocol"].keys() == {*found["protocol"]} - {"nested", "test", "sick"}
+    write(below / "STS.gs.OnWN.txt", ["1"] * 8)
+    with pytest.raises(ValueError, match=r"line 9 of STS\.input\.OnWN\.txt"):
+        evaluate(encode, tmp_path, ["STS13"])
 
 
 def test_missing_files(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,17 +19,6 @@ ROUNDS = 40
 TYPES = 7  # colors for node types; all rarer ones share another
 OTHER = "other"
 DEGREES = ("no edge", "1 edge", "2 edges", "3 edges", "4 edges", "5–7 edges", "8 or more edges")
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A graph on a square of 0 … 100."""
-
-    points: list[tuple[int, int]]  # x and y of each node drawn
-    edges: list[tuple[int, int]]  # pairs of nodes, each pair once
-    types: list[int]  # the color of each node, a number in the list of types
-    nodes: int  # nodes of the whole graph
-    marked: int | None = None  # a node that is to stand out
 
 
 def layout(edges: NDArray[np.int64], count: int) -> NDArray[np.float64]:
@@ -116,13 +104,18 @@ class NodeTypes:
         return torch.bucketize(degrees, torch.tensor([0, 1, 2, 3, 4, 7]))
 
 
-def draw_graph(edges: Tensor, types: Tensor, marked: int | None = None) -> Drawing:
-    """Draw a graph.
+def draw_graph(edges: Tensor, types: Tensor, marked: int | None = None) -> dict[str, object]:
+    """Draw a graph on a square of 0 … 100.
 
     Args:
         edges: Source and target of every edge, shape (2, E).
         types: The color of each node, shape (n,).
         marked: A node that is to stand out; of a large graph, the drawing is centered on it.
+
+    Returns:
+        For JSON: ``points``, x and y of each node drawn; ``edges``, pairs of these nodes, each pair
+        once; ``types``, the color of each; ``nodes`` of the whole graph; the ``marked`` one. Pairs
+        are laid one after the other.
     """
     pairs = edges.numpy()
     count = len(types)
@@ -141,25 +134,10 @@ def draw_graph(edges: Tensor, types: Tensor, marked: int | None = None) -> Drawi
     span = max(float((high - low).max()), 1e-9)
     scaled = np.rint(6 + 88 * ((points - (low + high) / 2) / span + 0.5)).astype(int)
     once = sorted({(min(a, b), max(a, b)) for a, b in inside.T.tolist() if a != b})
-    return Drawing(
-        points=[(x, y) for x, y in scaled.tolist()],
-        edges=once,
-        types=types[kept].tolist(),
-        nodes=count,
-        marked=None if marked is None or place[marked] < 0 else int(place[marked]),
-    )
-
-
-def packed(drawing: Drawing) -> dict[str, object]:
-    """A drawing as plain lists, for JSON."""
-
-    def flat(pairs: Sequence[tuple[int, int]]) -> list[int]:
-        return [number for pair in pairs for number in pair]
-
     return {
-        "points": flat(drawing.points),
-        "edges": flat(drawing.edges),
-        "types": drawing.types,
-        "nodes": drawing.nodes,
-        "marked": drawing.marked,
+        "points": scaled.ravel().tolist(),
+        "edges": [node for pair in once for node in pair],
+        "types": types[kept].tolist(),
+        "nodes": count,
+        "marked": None if marked is None or place[marked] < 0 else int(place[marked]),
     }

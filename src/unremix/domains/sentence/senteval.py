@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from unremix.domains.sentence.relatedness import (
     BATCH,
@@ -27,6 +28,7 @@ from unremix.domains.sentence.relatedness import (
 from unremix.domains.sentence.senteval_files import (
     BINARY,
     BINS,
+    STS,
     TASKS,
     Examples,
     Splits,
@@ -72,6 +74,8 @@ def evaluate(
       regression on [|u - v|, u ∘ v] predicts a distribution over the scores 1 to 5 whose mean is
       the prediction; trained with Adam on the squared error of the distribution, stopped by the
       Pearson correlation on the development set.
+    - STS12 to STS16: similarity without training, Spearman and Pearson correlation of the cosine
+      of a pair with its score, over the pairs of all sources of the year.
 
     These are SentEval's protocols, with the same folds for the same seed; for the classifiers that
     with scikit-learn (``usepytorch=False``), whose result does not depend on when training stopped.
@@ -82,7 +86,7 @@ def evaluate(
             tensor (n, D) of finite numbers. ``model.encode`` of a ``SentenceTransformer`` fits.
         root: SentEval's ``data`` or ``data/downstream`` folder; also looked up below the folder
             that the environment variable ``UNREMIX_DATA`` names.
-        tasks: Any of MR, CR, SUBJ, MPQA, TREC, MRPC, SICK.
+        tasks: Any of MR, CR, SUBJ, MPQA, TREC, MRPC, SICK, STS12, STS13, STS14, STS15, STS16.
         seed: Draws the folds, and for SICK the first weights and the order of the samples.
         folds: Folds, outer and inner alike.
         strengths: C, the inverse penalties to choose from; SentEval's if None: 2⁻² to 2³ for the
@@ -125,7 +129,8 @@ def evaluate(
     folder = find_folder(root)
     read = {name: read_task(folder, name) for name in names}
     for name in names:
-        _check_folds(name, read[name]["train"], folds)
+        if name not in ("SICK", *STS):
+            _check_folds(name, read[name]["train"], folds)
 
     started = time.perf_counter()
     say = progress or (lambda what, done, total: None)
@@ -152,8 +157,6 @@ def evaluate(
 
 
 def _check_folds(name: str, train: Examples, folds: int) -> None:
-    if name == "SICK":
-        return
     fewest = int(np.bincount(train.targets, minlength=2).min())
     # Where folds are nested, what an outer fold leaves of a class is split again.
     left = fewest - (-(-fewest // folds) if name in BINARY else 0)
@@ -247,6 +250,8 @@ def _measure(
 ) -> dict[str, Any]:
     if name == "SICK":
         return _measure_sick(splits, embeddings, seed)
+    if name in STS:
+        return _measure_sts(splits["test"], embeddings, seed)
     if "test" in splits:
         return _measure_test(name, splits, embeddings, seed, folds, strengths or HELD_OUT)
     features = embeddings.features(splits["train"]).double()
@@ -419,6 +424,16 @@ def _measure_sick(splits: Splits, embeddings: _Embeddings, seed: int) -> dict[st
     }
 
 
+def _measure_sts(pairs: Examples, embeddings: _Embeddings, seed: int) -> dict[str, Any]:
+    first, second = (embeddings.of(some).double() for some in (pairs.first, pairs.second or []))
+    similarity = cosine_similarity(first, second).numpy()
+    return {
+        "spearman": asdict(spearman(similarity, pairs.targets, seed=seed)),
+        "pearson": asdict(pearson(similarity, pairs.targets, seed=seed)),
+        "examples": len(pairs),
+    }
+
+
 def _protocol(
     names: Sequence[str],
     seed: int,
@@ -434,29 +449,27 @@ def _protocol(
         "scikit-learn's LogisticRegression), features not standardized"
     )
     texts = {
-        "nested": f"MR, CR, SUBJ, MPQA: {regression}; stratified {folds}-fold, mean over folds; "
-        f"in each, C of {grid(NESTED)} chosen by stratified {folds}-fold on the other folds",
-        "test": f"TREC, MRPC: {regression}; C of {grid(HELD_OUT)} chosen by stratified "
-        f"{folds}-fold on the training set, accuracy (and F1 of class 1) on the test set; MRPC's "
-        "features [|u - v|, u * v]",
-        "sick": f"softmax regression on [|u - v|, u * v] to {BINS} bins; squared error, Adam "
-        f"{LEARNING_RATE:g}, batches of {BATCH}; Pearson on the development set every "
+        "nested": (BINARY, f"MR, CR, SUBJ, MPQA: {regression}; stratified {folds}-fold, mean over "
+        f"folds; in each, C of {grid(NESTED)} chosen by stratified {folds}-fold on the other "
+        "folds"),
+        "test": (("TREC", "MRPC"), f"TREC, MRPC: {regression}; C of {grid(HELD_OUT)} chosen by "
+        f"stratified {folds}-fold on the training set, accuracy (and F1 of class 1) on the test "
+        "set; MRPC's features [|u - v|, u * v]"),
+        "sick": (("SICK",), f"softmax regression on [|u - v|, u * v] to {BINS} bins; squared "
+        f"error, Adam {LEARNING_RATE:g}, batches of {BATCH}; Pearson on the development set every "
         f"{EPOCHS_BETWEEN} epochs, the best kept, at most {PATIENCE} checks without a new best "
-        "passed over; Pearson, Spearman, MSE on the test set",
-    }
-    used = {
-        "nested": any(name in BINARY for name in names),
-        "test": "TREC" in names or "MRPC" in names,
-        "sick": "SICK" in names,
-    }
+        "passed over; Pearson, Spearman, MSE on the test set"),
+        "sts": (STS, "STS: cosine similarity of each pair, no training; Spearman and Pearson over "
+        "the pairs of all sources of a year together"),
+    }  # fmt: skip
+    as_given = "as the encoder gives it"
+    scaled = f"one factor for all vectors, to a root mean square norm of {norm:g}" if norm else ""
     return {
-        **{key: text for key, text in texts.items() if used[key]},
+        **{key: text for key, (tasks, text) in texts.items() if {*tasks} & {*names}},
         "standard_error": "accuracy: over the samples classified; MSE: of the mean; "
         f"others: deviation over {RESAMPLES} resamples of the test samples. One encoder, one seed",
         "blank_lines": "kept, as the sentence '.'",
-        "scale": "as the encoder gives it"
-        if norm is None
-        else f"one factor for all vectors, to a root mean square norm of {norm:g}",
+        "scale": scaled or as_given,
         "seed": seed,
         "folds": folds,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -25,9 +26,13 @@ BINARY = {
     "SUBJ": ("subj.objective", "subj.subjective"),
     "MPQA": ("mpqa.pos", "mpqa.neg"),
 }
-TREC = ("train_5500.label", "TREC_10.label")
-MRPC = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
-SICK = ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt")
+STS = {  # by year; of 2013, SentEval leaves out SMT, whose sentences are not free
+    "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    "STS13": ("FNWN", "headlines", "OnWN"),
+    "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
+    "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
 TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC", "SICK")
 ALSO = {"MSRP": "MRPC", "SICKRelatedness": "SICK"}  # other names in use
 
@@ -36,6 +41,8 @@ LARGEST_FILE = 2**23  # bytes; the largest of SentEval's has 1.3 million
 BINS = 5  # SICK's relatedness runs from 1 to 5
 
 SplitName = Literal["train", "dev", "test"]
+Example = tuple[str, "str | None", float]
+"""One or two sentences, and the target."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,11 @@ def canonical_name(task: str) -> str:
         >>> canonical_name("MSRP")
         'MRPC'
     """
-    name = ALSO.get(task, task)
-    if name in TASKS:
+    name, known = ALSO.get(task, task), (*TASKS, *STS)
+    if name in known:
         return name
     raise ValueError(
-        f"expected a task among {', '.join(TASKS)}, got {task!r}{did_you_mean(task.upper(), TASKS)}"
+        f"expected a task among {', '.join(known)}, got {task!r}{did_you_mean(task.upper(), known)}"
     )
 
 
@@ -99,7 +106,7 @@ def find_folder(root: str | Path) -> Path:
         for below in ("", "downstream", "senteval/downstream")
     ]
     for place in places:
-        if any((place / task).is_dir() for task in TASKS):
+        if any((place / task).is_dir() for task in (*TASKS, "STS")):
             return place
     raise FileNotFoundError(
         f"expected folders like CR and TREC in {' or '.join(map(str, places))}, found none; "
@@ -108,25 +115,33 @@ def find_folder(root: str | Path) -> Path:
 
 
 def read_task(folder: Path, task: str) -> Splits:
-    """Read a task, one of ``TASKS``, from the folder that :func:`find_folder` gives.
+    """Read a task, of ``TASKS`` or ``STS``, from the folder that :func:`find_folder` gives.
 
     MR, CR, SUBJ and MPQA have one split, ``train``; class 1 is the first file (positive,
     objective), and an empty line is the sentence ``.``. TREC and MRPC also have ``test``, SICK
-    ``dev`` and ``test``.
+    ``dev`` and ``test``. STS12 to STS16 have ``test`` alone: pairs with a score of similarity.
 
     Raises:
         FileNotFoundError: If a file of the task is missing.
         ValueError: If a file is empty, or a line does not have the task's form.
     """
+    if task in STS:
+        below = folder / "STS" / f"{task}-en-test"
+        pairs = [pair for source in STS[task] for pair in _scored_pairs(below, source)]
+        return {"test": _ordered(pairs, np.float64)}
     below = folder / task
     if task in BINARY:
-        return {"train": _read_binary(*(below / name for name in BINARY[task]))}
-    if task == "TREC":
-        return {"train": _read_trec(below / TREC[0]), "test": _read_trec(below / TREC[1])}
-    if task == "MRPC":
-        return {"train": _read_mrpc(below / MRPC[0]), "test": _read_mrpc(below / MRPC[1])}
-    train, dev, test = (_read_sick(below / name) for name in SICK)
-    return {"train": train, "dev": dev, "test": test}
+        examples: list[Example] = [
+            (_clean(line), None, label)
+            for name, label in zip(BINARY[task], (1, 0), strict=True)
+            for line in _lines(below / name)
+        ]
+        return {"train": _ordered(examples, np.int64)}
+    form = FORMS[task]
+    return {
+        split: _ordered(_parsed(below / name, form), form.kind)
+        for split, name in form.files.items()
+    }
 
 
 def _lines(path: Path) -> list[str]:
@@ -158,7 +173,7 @@ def _clean(sentence: str) -> str:
     return " ".join(sentence.split())
 
 
-def _ordered(examples: list[tuple[str, str | None, float]], kind: type) -> Examples:
+def _ordered(examples: list[Example], kind: type) -> Examples:
     """By length of the first sentence, then of the second, then target; else as in the file."""
     examples = sorted(
         examples,
@@ -172,35 +187,72 @@ def _ordered(examples: list[tuple[str, str | None, float]], kind: type) -> Examp
     )
 
 
-def _read_binary(positive: Path, negative: Path) -> Examples:
-    examples: list[tuple[str, str | None, float]] = [
-        (_clean(line), None, label)
-        for path, label in ((positive, 1), (negative, 0))
-        for line in _lines(path)
-    ]
-    return _ordered(examples, np.int64)
+def _trec(line: str) -> Example:
+    label, question = line.strip().split(" ", 1)
+    return _clean(question), None, QUESTIONS.index(label.split(":")[0])
 
 
-def _parsed(
-    path: Path,
-    parse: Callable[[str], tuple[str, str | None, float]],
-    form: str,
-    *,
-    header: str | None = None,
-) -> list[tuple[str, str | None, float]]:
-    """Every line through ``parse``, which raises ValueError or IndexError if it cannot."""
+def _mrpc(line: str) -> Example:
+    quality, _, _, first, second = line.strip("\n").split("\t")[:5]
+    return _clean(first), _clean(second), ("0", "1").index(quality.strip())
+
+
+def _sick(line: str) -> Example:
+    _, first, second, score = line.strip("\n").split("\t")[:4]
+    relatedness = float(score)
+    if not 1 <= relatedness <= BINS:
+        raise ValueError(score)
+    return _clean(first), _clean(second), relatedness
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the files of a task look."""
+
+    files: dict[SplitName, str]
+    parse: Callable[[str], Example]  # raises ValueError or IndexError if it cannot
+    line: str  # what a line holds, in words
+    header: str | None = None  # what the first line begins with
+    kind: type = np.int64  # of the targets
+
+
+FORMS = {
+    "TREC": Form(
+        {"train": "train_5500.label", "test": "TREC_10.label"},
+        _trec,
+        f"'CLASS:kind question' with a class of {', '.join(QUESTIONS)}",
+    ),
+    "MRPC": Form(
+        {"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"},
+        _mrpc,
+        "five columns (0 or 1, two numbers, two sentences), separated by tabs,",
+        header="Quality",
+    ),
+    "SICK": Form(
+        {"train": "SICK_train.txt", "dev": "SICK_trial.txt", "test": "SICK_test_annotated.txt"},
+        _sick,
+        "a number, two sentences and a score from 1 to 5, separated by tabs,",
+        header="pair_ID",
+        kind=np.float64,
+    ),
+}
+
+
+def _parsed(path: Path, form: Form) -> list[Example]:
+    """The examples of a file."""
     lines = _lines(path)
-    if header is not None and not lines[0].startswith(header):
+    if form.header is not None and not lines[0].startswith(form.header):
         raise ValueError(
-            f"expected {path} to begin with a header line '{header} …', got {lines[0][:60]!r}"
+            f"expected {path} to begin with a header line '{form.header} …', got {lines[0][:60]!r}"
         )
     examples = []
-    for number, line in enumerate(lines[header is not None :], start=1 + (header is not None)):
+    first = int(form.header is not None)
+    for number, line in enumerate(lines[first:], start=1 + first):
         try:
-            examples.append(parse(line))
+            examples.append(form.parse(line))
         except (ValueError, IndexError):
             raise ValueError(
-                f"expected {form} in line {number} of {path}, got {line[:80]!r}; "
+                f"expected {form.line} in line {number} of {path}, got {line[:80]!r}; "
                 "fetch the file again, or remove the line"
             ) from None
     if not examples:
@@ -208,34 +260,22 @@ def _parsed(
     return examples
 
 
-def _read_trec(path: Path) -> Examples:
-    def parse(line: str) -> tuple[str, None, float]:
-        label, question = line.strip().split(" ", 1)
-        return _clean(question), None, QUESTIONS.index(label.split(":")[0])
-
-    form = f"'CLASS:kind question' with a class of {', '.join(QUESTIONS)}"
-    return _ordered(_parsed(path, parse, form), np.int64)
-
-
-def _read_mrpc(path: Path) -> Examples:
-    def parse(line: str) -> tuple[str, str, float]:
-        quality, _, _, first, second = line.strip("\n").split("\t")[:5]
-        return _clean(first), _clean(second), ("0", "1").index(quality.strip())
-
-    form = "five columns (0 or 1, two numbers, two sentences), separated by tabs,"
-    return _ordered(_parsed(path, parse, form, header="Quality"), np.int64)
-
-
-def _read_sick(path: Path) -> Examples:
-    def parse(line: str) -> tuple[str, str, float]:
-        _, first, second, score = line.strip("\n").split("\t")[:4]
-        relatedness = float(score)
-        if not 1 <= relatedness <= BINS:
-            raise ValueError(score)
-        return _clean(first), _clean(second), relatedness
-
-    form = "a number, two sentences and a score from 1 to 5, separated by tabs,"
-    return _ordered(_parsed(path, parse, form, header="pair_ID"), np.float64)
+def _scored_pairs(folder: Path, source: str) -> list[Example]:
+    """The pairs of one source of an STS task that have a score."""
+    texts, gold = (_lines(folder / f"STS.{part}.{source}.txt") for part in ("input", "gs"))
+    pairs: list[Example] = []
+    for number, (text, score) in enumerate(zip_longest(texts, gold), start=1):
+        try:
+            first, second = text.split("\t")[:2]
+            if score.strip():
+                pairs.append((_clean(first), _clean(second), float(score)))
+        except (AttributeError, ValueError):
+            raise ValueError(
+                "expected two sentences, separated by a tab, and their score in line "
+                f"{number} of STS.input.{source}.txt and STS.gs.{source}.txt in {folder}, got "
+                f"{str(text)[:80]!r} and {str(score)[:20]!r}; fetch the files again"
+            ) from None
+    return pairs
 
 
 def asked_folder(asked: str) -> str | None:
