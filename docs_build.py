@@ -21,6 +21,20 @@ def equation(source: str, *_: object, **__: object) -> str:
     return f'<div class="math">{convert(source, display="block")}</div>'
 
 
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Fill in the help of every command."""
+    if COMMANDS_HERE not in markdown:
+        return markdown
+    from unremix.cli.commands import COMMANDS, SUMMARIES
+    from unremix.cli.help import command_help, options_help
+
+    texts = {name: command_help(name) for name in COMMANDS}
+    texts |= {name: options_help(name, [], everything=True) for name in ("train", "compare")}
+    sections = [f"## {name}\n\n```text\n{texts[name]}\n```" for name in SUMMARIES]
+    return markdown.replace(COMMANDS_HERE, "\n\n".join(sections))
+
+
+COMMANDS_HERE = "<!-- commands -->"
 ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 
 
@@ -31,7 +45,9 @@ def _link(role: re.Match[str], where: griffe.Object) -> str:
         path = name if name.startswith("unremix.") else where.resolve(name.split(".")[0])
     except griffe.NameResolutionError:
         path = name
-    rest = "" if name.startswith("unremix.") else "".join(f".{part}" for part in name.split(".")[1:])
+    rest = (
+        "" if name.startswith("unremix.") else "".join(f".{part}" for part in name.split(".")[1:])
+    )
     text = name.rsplit(".", 1)[-1] if shortened else name
     return f'<autoref identifier="{path}{rest}" optional><code>{text}</code></autoref>'
 
