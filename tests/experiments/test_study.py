@@ -185,6 +185,9 @@ def test_the_reference_is_never_dropped() -> None:
         (BestOf("first", within="recipe"), ["simclr temperature=0.1", "hcl temperature=0.2"]),
         (BestOf("first", within="recipe", other_than_reference=True),
          ["simclr temperature=0.2", "hcl temperature=0.2"]),
+        (BestOf("first", within=("recipe", "temperature")),
+         ["simclr temperature=0.1", "simclr temperature=0.2", "hcl temperature=0.1",
+          "hcl temperature=0.2"]),
         (BestOf("first", within="temperature", other_than_reference=True),
          ["hcl temperature=0.1", "hcl temperature=0.2"]),
     ],
@@ -440,12 +443,13 @@ def test_a_failed_run_is_told_and_made_again(tmp_path: Path, fake: Callable[...,
 
 
 def test_a_dry_run_only_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stages = {"one": {"factors": {"recipe": RECIPES}, "seeds": [2, 4]}}
+    longer = {"factors": {"recipe": RECIPES}, "seeds": 1, "core_minutes": 45.0, "first_seed": 9}
+    stages = {"one": {"factors": {"recipe": RECIPES}, "seeds": [2, 4]}, "longer": longer}
     file = write(tmp_path, stages=stages, core_minutes=30, core_hours=3)
     assert main(["study", str(file), "--dry_run"]) == 0
     printed = capsys.readouterr().out
-    # 8 runs, then two more seeds of the better two arms: 12 runs of half an hour.
-    assert "6.0 to come of 3 allowed" in printed
+    # 8 runs, then two more seeds of the better two arms: 12 runs of half an hour; 4 of 45 minutes.
+    assert "9.0 to come of 3 allowed" in printed
     assert "The budget ends before" in printed
     assert not (tmp_path / "study").exists()
 
@@ -480,7 +484,7 @@ def test_a_dry_run_only_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]
                      "two": {"best_of": {"stage": "one", "other_than_reference": "no"}}}},
          r"stages\.two\.best_of\.other_than_reference"),
         ({"stages": {"one": {"arms": ARMS}}, "core_hours": "many"}, "core_hours"),
-        ({"stages": {"one": {"arms": ARMS, "within": ["x"]}}}, r"stages\.one\.within to be text"),
+        ({"stages": {"one": {"arms": ARMS, "within": 3}}}, r"stages\.one\.within to be text"),
         ({"stages": {"one": {"arms": ARMS}}, "measure": ["knn"]}, "measure to be text"),
         ({"stages": {"one": {"arms": ARMS}}, "core_minutes": 0}, "core_minutes .*above 0"),
         ({"stages": {"one": {"factors": {"recipe": "simclr"}}}}, "a list of values of recipe"),

@@ -84,6 +84,8 @@ class TrainConfig:
         schedule: Learning rate after the warm-up: constant or cosine.
         clip: Largest norm of the gradient, if any.
         temperature: τ of the loss; the recipe's by default.
+        highest_temperature: Move τ between this and --temperature on a cosine, five times up and
+            down in a training; None keeps it constant.
         chunk: Samples per forward pass, for large batches in small memory; the gradient is that of
             the whole batch (but BatchNorm sees one chunk at a time).
         precision: Numbers to compute in.
@@ -156,6 +158,7 @@ class TrainConfig:
     schedule: ScheduleName = option("constant")
     clip: float | None = option(above=0, rare=True)
     temperature: float | None = option(above=0)
+    highest_temperature: float | None = option(above=0, rare=True)
     chunk: int | None = option(least=1, rare=True)
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = option("32-true")
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto")
@@ -346,7 +349,7 @@ class TrainConfig:
                 f"expected a recipe for {self.domain} data, got {self.recipe!r}, which is for "
                 f"{recipe.domain} data; leave --domain out or choose another recipe"
             )
-        return compose(
+        composition = compose(
             recipe,
             changes={
                 "framework": self.framework,
@@ -358,6 +361,14 @@ class TrainConfig:
             epochs=self.epochs,
             temperature=self.temperature,
         )
+        high, low = self.highest_temperature, composition.temperature
+        learned = composition.options.get("loss", {}).get("learnable_temperature")
+        if high is not None and (not composition.has_weights or learned or high <= low):
+            raise ValueError(
+                f"expected highest_temperature above --temperature {low:g}, with a loss whose "
+                f"temperature is not learned, got {high:g}; leave it out"
+            )
+        return composition
 
     def evaluates_after(self, epoch: int) -> bool:
         """Whether kNN is measured at the end of an epoch, from 1; it is at the last."""

@@ -36,6 +36,9 @@ MOST_RUNS = 10_000  # of a study
 Arm = Mapping[str, Any]
 """A setting: options by name, those of a section with a dot between (``loss.hardness``)."""
 
+Within = str | tuple[str, ...] | None
+"""Options whose equal values compete; None: all arms do."""
+
 Name = Any
 """Text, or the number that YAML takes it for."""
 
@@ -45,7 +48,7 @@ class BestOf:
     """The best arms of an earlier stage."""
 
     stage: Name
-    within: str | None = None  # the best of each value of this option; by default one arm
+    within: Within = None  # the best of each value of these options; by default one arm
     keep: int = bounded(1, least=1)  # how many of each
     other_than_reference: bool = False  # whether that stage's reference is passed over
 
@@ -62,9 +65,10 @@ class Stage:
     )
     first_seed: int = 0  # others than those of an earlier stage make it independent
     keep: float = bounded(0.5, above=0, most=1)  # with halving, the share of arms that is kept
-    within: str | None = None  # with halving, the option whose equal values compete
+    within: Within = None  # with halving, the options whose equal values compete
     train: Arm = field(default_factory=dict)  # options of the study that are different here
     reference: Arm | None = None  # the first arm by default; where it is named, it gets every seed
+    core_minutes: float | None = bounded(above=0, below=math.inf)  # what a run of it is to cost
 
     @property
     def rungs(self) -> list[int]:
@@ -206,12 +210,13 @@ def label_of(arm: Arm) -> str:
     return " ".join(words)
 
 
-def group_of(arm: Arm, within: str | None) -> str:
-    """Which arms an arm competes with: those of the same value of an option, or all."""
-    return "" if within is None else json.dumps(arm.get(within))
+def group_of(arm: Arm, within: Within) -> str:
+    """Which arms an arm competes with: those of the same values of some options, or all."""
+    names = (within,) if isinstance(within, str) else within or ()
+    return json.dumps([arm.get(name) for name in names])
 
 
-def groups_of(arms: Iterable[Arm], within: str | None) -> list[str]:
+def groups_of(arms: Iterable[Arm], within: Within) -> list[str]:
     """The groups of some arms, in their order."""
     return list(dict.fromkeys(group_of(arm, within) for arm in arms))
 
@@ -233,12 +238,12 @@ class Standing:
         return [value for value in found if value is not None]
 
     def best(
-        self, stage: Stage, arms: Sequence[Arm], seeds: Sequence[int], *, within: str | None,
+        self, stage: Stage, arms: Sequence[Arm], seeds: Sequence[int], *, within: Within,
         keep: float | int,
     ) -> list[Arm]:  # fmt: skip
         """The arms with the highest mean of the study's measure, in their order.
 
-        Arms compete with those that share their value of the option ``within``. ``keep`` is how
+        Arms compete with those that share their values of the options ``within``. ``keep`` is how
         many of each group are kept, or the share of them (a float), rounded up. Arms without
         results are out.
         """
@@ -290,10 +295,14 @@ class Standing:
         jobs = [job for rung in rungs for job in self.jobs(name, rung)]
         return bool(jobs) and all(job in self.results for job in jobs)
 
-    @property
-    def core_minutes(self) -> float:
-        """What a run costs: the mean of those made, or what the study expects."""
-        made = len(self.results.records)
+    def core_minutes(self, name: str) -> float:
+        """What a run of a stage costs: the mean of those made, or what the file expects."""
+        stage, made = self.study.stages[name], len(self.results.records)
+        known = self.results.cpu_seconds(self.jobs(name, -1))
+        if known:
+            return fmean(known) / 60
+        if stage.core_minutes is not None:
+            return stage.core_minutes
         return 60 * self.results.core_hours / made if made else self.study.core_minutes
 
     def planned(self) -> list[tuple[str, int, int, int]]:

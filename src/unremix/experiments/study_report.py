@@ -10,7 +10,7 @@ from statistics import fmean
 from unremix.console.printing import markdown_table
 from unremix.experiments import tables
 from unremix.experiments.results import Record
-from unremix.experiments.study import Arm, Stage, Standing, label_of
+from unremix.experiments.study import Arm, Stage, Standing, group_of, label_of
 from unremix.experiments.tables import Measure
 from unremix.files.atomic_files import write_text
 from unremix.report.figures import (
@@ -62,12 +62,14 @@ def _equal_tuning(standing: Standing, name: str, arms: Sequence[Arm]) -> list[st
     if stage.within is None:
         return []
     best = standing.final_best(name, keep=1)
-    home = stage.reference_among(arms).get(stage.within)
-    reference = next((label_of(arm) for arm in best if arm.get(stage.within) == home), None)
+    home = group_of(stage.reference_among(arms), stage.within)
+    among = (label_of(arm) for arm in best if group_of(arm, stage.within) == home)
+    reference = next(among, None)
     if reference is None or len(best) < 2:
         return []
+    options = stage.within if isinstance(stage.within, str) else " and ".join(stage.within)
     return [
-        f"At equal tuning: the best of each {stage.within} by mean {standing.study.measure}, "
+        f"At equal tuning: the best of each {options} by mean {standing.study.measure}, "
         "chosen on these very seeds, which flatters every row alike.",
         _table(_records(standing, stage, best), reference),
     ]

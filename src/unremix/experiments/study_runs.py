@@ -36,19 +36,19 @@ def check_measure(standing: Standing, jobs: list[Job]) -> None:
 
 def show_plan(standing: Standing, console: Console) -> None:
     """Say what is to be run and what it costs."""
-    study, minutes = standing.study, standing.core_minutes
-    planned = [
-        (one_line(str(name)), arms, runs, to_do, to_do * minutes / 60)
-        for name, arms, runs, to_do in standing.planned()
-    ]
-    lines = [[*map(str, cells), f"{hours:.1f}"] for *cells, hours in planned]
-    headings = ("stage", "arms", "runs", "to do", "core-hours")
+    study, lines, to_come = standing.study, [], 0.0
+    for name, arms, runs, to_do in standing.planned():
+        minutes = standing.core_minutes(name)
+        hours = to_do * minutes / 60
+        to_come += hours
+        counts = map(str, (arms, runs, to_do))
+        lines.append([one_line(str(name)), *counts, f"{minutes:.1f}", f"{hours:.1f}"])
+    headings = ("stage", "arms", "runs", "to do", "core-minutes a run", "core-hours")
     console.print(tables.to_rich(headings, lines, title=one_line(str(study.title))))
-    spent, to_come = standing.results.core_hours, sum(hours for *_, hours in planned)
+    spent = standing.results.core_hours
     limit = "" if study.core_hours is None else f" of {study.core_hours:g} allowed"
     console.print(
-        f"{minutes:.1f} core-minutes a run; {spent:.1f} core-hours spent, {to_come:.1f} to come"
-        f"{limit}.",
+        f"{spent:.1f} core-hours spent, {to_come:.1f} to come{limit}.",
         highlight=False,
     )
     if study.core_hours is not None and spent + to_come > study.core_hours:
@@ -120,7 +120,7 @@ def _run_rung(standing: Standing, name: str, rung: int, laboratory: Laboratory) 
     def keep_to_budget(runner: Runner) -> None:
         if study.core_hours is not None:
             minutes = 60 * (study.core_hours - results.core_hours)
-            affordable = int(minutes / standing.core_minutes) - len(runner.working)
+            affordable = int(minutes / standing.core_minutes(name)) - len(runner.working)
             del runner.waiting[max(0, affordable) :]
 
     def check(job: Job) -> None:  # the measure may not exist, which the first run shows

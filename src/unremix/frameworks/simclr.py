@@ -24,11 +24,21 @@ class SimCLROptions:
     Args:
         layout: both or one-way.
         negative_classes: Take negatives from the first so many classes only. For a study of how
-            diverse negatives have to be: it uses labels, which no other training does.
+            diverse negatives have to be: it uses labels.
+        same_class: Whether samples of the anchor's class are negatives, as ever, or excluded. For a
+            study of how much any choice of negatives can give: it uses labels.
     """
 
     layout: Literal["both", "one-way"] | None = field(default=None, metadata={"unset": "both"})
     negative_classes: int | None = field(default=None, metadata={"unset": "none: of all classes"})
+    same_class: Literal["negatives", "excluded"] | None = field(
+        default=None, metadata={"unset": "negatives"}
+    )
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether classes decide which samples are negatives."""
+        return self.negative_classes is not None or self.same_class == "excluded"
 
 
 class SimCLR(Contrastive):
@@ -59,14 +69,17 @@ class SimCLR(Contrastive):
         options: SimCLROptions | None = None,
     ) -> None:
         super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
-        self.negative_classes = None if options is None else options.negative_classes
+        self.options = options or SimCLROptions()
         self.register_buffer("labels", None, persistent=False)
-        if self.negative_classes is not None and (
-            mixing is not None or negatives is not None or self.negative_classes < 1
-        ):
+        few = self.options.negative_classes
+        if few is not None and few < 1:
             raise ValueError(
-                "expected negative_classes of at least 1, without mixing or further negatives, "
-                f"got {self.negative_classes}; leave one of them out"
+                f"expected negative_classes of at least 1, got {few}; leave it out for all"
+            )
+        if self.options.needs_labels and (mixing is not None or negatives is not None):
+            raise ValueError(
+                "expected negatives chosen by class without mixing or further negatives, got both; "
+                "leave one of them out"
             )
 
     def read_labels(self, labels: Tensor | None) -> None:
@@ -75,25 +88,31 @@ class SimCLR(Contrastive):
         Raises:
             ValueError: If they are needed and there are none.
         """
-        if self.negative_classes is None:
+        if not self.options.needs_labels:
             return
         if labels is None:
-            raise ValueError("expected labels for negative_classes, got data without; leave it out")
+            raise ValueError(
+                "expected labels for negative_classes or same_class, got data without; leave it out"
+            )
         self.labels = labels.to(next(self.parameters()).device)
 
     def pairs(self, samples: Tensor) -> Pairs:
-        """Both views of a batch of samples (N,), with negatives of the first few classes only.
+        """Both views of a batch of samples (N,), with negatives of the chosen classes only.
 
         Raises:
             ValueError: If the labels are not known.
         """
-        if self.labels is None or self.negative_classes is None:
+        if self.labels is None:
             raise ValueError(
-                "expected labels for negative_classes, got none; call read_labels() first"
+                "expected labels for negatives by class, got none; call read_labels() first"
             )
-        excluded = self.labels[samples].repeat(2) >= self.negative_classes  # (2N,)
-        every = Pairs.both_views(samples.shape[0], device=samples.device)
-        return replace(every, excluded=excluded[None], non_negatives=None)
+        classes, few = self.labels[samples], self.options.negative_classes
+        ids = classes if self.options.same_class == "excluded" else None
+        pairs = Pairs.both_views(samples.shape[0], ids=ids, device=samples.device)
+        if few is None:
+            return pairs
+        excluded = classes.repeat(2) >= few  # (2N,)
+        return replace(pairs, excluded=excluded[None], non_negatives=None)
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
         """See :meth:`Projecting.importance`; without negatives of excluded classes."""
@@ -121,13 +140,13 @@ class SimCLR(Contrastive):
                 assert further is not None
                 extra = stack(extra, further)
             ids = self.known_ids(batch.samples)
-            if self.negative_classes is None:
+            if not self.options.needs_labels:
                 total = total + self.loss(z0, z1, h0, h1, ids=ids, extra=extra)
             else:
                 if self.loss.gathers:
                     raise ValueError(
-                        "expected one process for negative_classes, whose negatives are those of "
-                        "one batch, got several; start the run without torchrun"
+                        "expected one process for negatives by class, which are of one batch, "
+                        "got several; start the run without torchrun"
                     )
                 pairs = self.pairs(batch.samples)
                 views = stack(Views(z0, h0, batch.samples), Views(z1, h1, batch.samples))

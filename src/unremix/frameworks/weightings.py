@@ -22,8 +22,8 @@ W = TypeVar("W", bound="RecipeWeighting")
 
 # Decided by the framework, the run or the machine.
 DECIDED_ELSEWHERE = {
-    "temperature", "last_layer", "projection", "layout", "bias", "learnable_temperature", "gather",
-    "tile", "engine", "check",
+    "temperature", "last_layer", "projection", "layout", "bias", "gather", "tile", "engine",
+    "check",
 }  # fmt: skip
 
 

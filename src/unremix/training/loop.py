@@ -42,10 +42,11 @@ from unremix.domains.remembered import forget
 from unremix.files.atomic_files import refuse_link, write_text
 from unremix.frameworks.base import Framework, Projecting
 from unremix.frameworks.randomness import scramble
+from unremix.losses import TwoViewLoss
 from unremix.training.building import build_model
 from unremix.training.export import export_facts, write_weights
 from unremix.training.initialization import initialize
-from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer
+from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer, temperature_at
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
 from unremix.training.record import device_in_words
@@ -96,6 +97,7 @@ class Training:
         self.since = time.perf_counter()
         self.steps_per_epoch = self.domain.steps(self.data, self.config)
         self.total = self.config.epochs * self.steps_per_epoch
+        self.temperature = self.config.composition().temperature
         self.ahead = self.domain.ahead(self.data, self.config)
         self.model.reserve(self.domain.size(self.data))
         if state:
@@ -203,6 +205,11 @@ class Training:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        if config.highest_temperature is not None:
+            assert isinstance(self.model.loss, TwoViewLoss)  # a composition without is refused
+            self.model.loss.temperature = temperature_at(
+                self.step, low=self.temperature, high=config.highest_temperature, total=self.total
+            )
         self.optimizer.zero_grad()
         with self.fabric.autocast():
             batch = make_batch(

@@ -14,6 +14,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from unremix.domains.options import OptimizerName, ScheduleName
 from unremix.files.bounds import shorten
 
+PERIODS = 5  # of a cosine of the temperature, in a training
+
 
 class LARS(Optimizer):
     """SGD with momentum whose step is scaled, layer by layer, to the size of the weights.
@@ -170,3 +172,24 @@ def rate_at(step: int, *, lr: float, total: int, warmup: int, schedule: Schedule
         return lr
     done = (step - warmup) / max(1, total - warmup)
     return lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def temperature_at(step: int, *, low: float, high: float, total: int) -> float:
+    """τ of a step on a cosine between two bounds, five periods in a training.
+
+    τ(t) = low + (high - low) (1 + cos(2π · 5 t / total)) / 2, so it starts and ends at ``high``.
+
+    Args:
+        step: t, from 0.
+        low: The least τ.
+        high: The largest τ.
+        total: Steps in all.
+
+    Example:
+        >>> [round(temperature_at(t, low=0.1, high=1.0, total=20), 2) for t in range(5)]
+        [1.0, 0.55, 0.1, 0.55, 1.0]
+
+    Reference:
+        Kukleva et al. 2023, arXiv 2303.13664: 0.1 to 1.0, periods of 400 of 2,000 epochs.
+    """
+    return low + (high - low) * (1 + math.cos(2 * math.pi * PERIODS * step / total)) / 2
