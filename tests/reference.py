@@ -52,6 +52,18 @@ def masks_one_way(n: int) -> tuple[Tensor, Tensor]:
     return positives, ~positives
 
 
+def with_classes(
+    positives: Tensor, negatives: Tensor, anchor_labels: Tensor, candidate_labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Both masks (N, M) when negatives of the anchor's class become positives; -1 has no class."""
+    positives, negatives = positives.clone(), negatives.clone()
+    for i, own in enumerate(anchor_labels.tolist()):
+        for j in members(negatives, i):
+            if own != -1 and own == int(candidate_labels[j]):
+                positives[i, j], negatives[i, j] = True, False
+    return positives, negatives
+
+
 def unit(z: Tensor) -> Tensor:
     """Rows of z (N, D) over their norm; a row of norm <= 1e-12 gives a constant 0."""
     tiny = [float(row.detach().norm()) <= SMALLEST_NORM for row in z]
@@ -333,7 +345,8 @@ def batch_loss(
     components: Sequence[str] = ("uncertainty", "similarity", "representativeness"), mix: Tensor,
     scaling: str = "minmax", mass: str = "mean", hardness: float | None = None,
     temperature: float = 0.5, class_prior: float = 0.0, similarity_gradient: bool = False,
-    normalize: bool = True, positives_in_denominator: bool = False, **uncertainty_options: Any,
+    normalize: bool = True, positives_in_denominator: bool = False, labels: Tensor | None = None,
+    **uncertainty_options: Any,
 ) -> Tensor:  # fmt: skip
     """Weighted InfoNCE of a two-view batch: scores, weights, loss.
 
@@ -342,6 +355,7 @@ def batch_loss(
         components: the scores, in the order of `mix` (K,), which is used as it is.
         similarity_gradient: let the gradient to z flow through the similarity score too.
         normalize: logits are cosines, or else raw products, over `temperature`.
+        labels: (n,), -1 for none.
         uncertainty_options: weight, bias, use_bias, posterior_temperature, gradient.
     """
     if layout == "both":
@@ -352,6 +366,9 @@ def batch_loss(
         assert layout == "one-way", layout
         positives, negatives = masks_one_way(z0.shape[0])
         za, zc, ha, hc = z0, z1, h0, h1
+    if labels is not None:
+        of_views = labels.repeat(2) if layout == "both" else labels
+        positives, negatives = with_classes(positives, negatives, of_views, of_views)
     options = {"temperature": temperature, **uncertainty_options}
     score = {
         "uncertainty": lambda: uncertainty(za, zc, ha, hc, negatives, positives, **options),

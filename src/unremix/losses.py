@@ -18,7 +18,9 @@ from unremix.core.checks import (
     check_choice,
     check_count,
     check_finite,
+    check_labels,
     check_number,
+    check_tensors,
     check_two_views,
     checks_on,
 )
@@ -34,7 +36,7 @@ from unremix.core.gather import (
 from unremix.core.last_layer import LayerInputs, Watched, watch
 from unremix.core.last_layer.sketch import sketch
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
-from unremix.core.pairs import ContrastInput, Layout, Pairs, arrange
+from unremix.core.pairs import ContrastInput, Layout, Pairs, arrange, with_labels
 from unremix.core.precision import at_least_float32, full_precision
 from unremix.core.problem import Computation, Logits, Options
 from unremix.core.scores import PAPER_COMPONENTS, Component, Gradient, Score
@@ -417,6 +419,8 @@ class TwoViewLoss(FindsFalseNegatives):
         h1: Tensor | None = None,
         *,
         ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        positives_in_denominator: bool = True,
         temperature: Tensor | float | None = None,
         extra: ExtraNegatives | None = None,
     ) -> Tensor:
@@ -429,6 +433,13 @@ class TwoViewLoss(FindsFalseNegatives):
             h1: Likewise for the second views.
             ids: Which sample each pair shows, shape (N,): pairs with the same id are not negatives
                 of each other, and scores with a memory by sample see the ids.
+            labels: The class of each pair, shape (N,), integers; -1 stands for unlabeled. Views of
+                one class are positives of each other, with equal shares, and never negatives. An
+                unlabeled view has its other view as its only positive, and stays a negative of all
+                others. An anchor without negatives left contributes nothing, which a warning says.
+            positives_in_denominator: With labels, whether the other positives stand in the
+                denominator of each, as in SupCon (Khosla et al. 2020, L_out). Without them a
+                positive does not repel the others of its class (SINCERE, arXiv 2309.14277).
             temperature: τ of this call in place of the loss's own; gradient flows to a tensor.
             extra: Further negatives of each anchor alone: of [z0; z1] with layout ``both``, of z0
                 with ``one-way``.
@@ -440,6 +451,7 @@ class TwoViewLoss(FindsFalseNegatives):
         Raises:
             ValueError: For input no loss can be computed from.
         """
+        check_tensors(z0=z0, z1=z1, h0=h0, h1=h1, ids=ids, labels=labels)
         with full_precision(z0.device):
             if z0.dim() == 2 and z0.shape[0] == 1 and extra is None and not self.gathers:
                 check_two_views("z", z0, z1)
@@ -449,12 +461,14 @@ class TwoViewLoss(FindsFalseNegatives):
                     "expected no extra negatives with layout='symmetric', got some; use "
                     "layout='one-way'"
                 )
-            first, second = self._prepare_together(z0, z1, h0, h1, ids)
+            first, second = self._prepare_together(z0, z1, h0, h1, ids, labels)
             joint = self._joint_batch(first)
-            loss = self._contrast(arrange(first, second, self.layout, joint), extra, temperature)
+            options = self._options(positives_in_denominator and labels is not None)
+            compared = arrange(first, second, self.layout, joint)
+            loss = self._contrast(compared, extra, temperature, options)
             if self.layout == "symmetric":
                 back = arrange(second, first, self.layout, joint)
-                loss = (loss + self._contrast(back, None, temperature)) / 2
+                loss = (loss + self._contrast(back, None, temperature, options)) / 2
             return self._finite(loss, **_by_name(first, second))
 
     def aimed(
@@ -477,6 +491,7 @@ class TwoViewLoss(FindsFalseNegatives):
         denominator of one another, so that with uniform weights this is the cross-entropy against
         the shares. With ``decoupled`` none of them does.
         """
+        check_tensors(z0=z0, z1=z1, h0=h0, h1=h1, ids=ids, keys=keys, shares=shares)
         with full_precision(z0.device):
             self.check_evidence("mixed views")
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
@@ -491,8 +506,9 @@ class TwoViewLoss(FindsFalseNegatives):
         candidates: Views,
         pairs: Pairs,
         *,
+        labels: Tensor | tuple[Tensor, Tensor] | None = None,
         extra: ExtraNegatives | None = None,
-        positives_in_denominator: bool = False,
+        positives_in_denominator: bool | None = None,
         logits: Logits = "cosine",
         objective: ObjectiveName = "info-nce",
         temperature: Tensor | float | None = None,
@@ -503,8 +519,12 @@ class TwoViewLoss(FindsFalseNegatives):
             anchors: N views of this process.
             candidates: M views, which all processes hold if there are several.
             pairs: Positives and negatives.
+            labels: As in :meth:`forward`: of the anchors, shape (N,), and of the candidates, shape
+                (M,); or one tensor where they are the same. An anchor's negatives of its own class
+                become positives; what the pairs leave out stays out.
             extra: Further negatives of each anchor alone.
-            positives_in_denominator: Whether an anchor's other positives stand in the denominator.
+            positives_in_denominator: Whether an anchor's other positives stand in the denominator;
+                by default only with labels.
             logits: ``cosine``: f·f/τ; ``dot``: z·z/τ.
             objective: InfoNCE, or the Jensen-Shannon estimate, which has neither a class prior nor
                 a denominator to leave positives out of.
@@ -515,6 +535,7 @@ class TwoViewLoss(FindsFalseNegatives):
         """
         with full_precision(anchors.embeddings.device):
             joint, everyone = self._joint_batch(anchors), None
+            anchors, candidates = self._labeled(anchors, candidates, labels)
             shared = candidates is anchors
             anchors = self.describe_views(self._ready(anchors))
             candidates = anchors if shared else self.describe_views(self._ready(candidates))
@@ -522,6 +543,8 @@ class TwoViewLoss(FindsFalseNegatives):
                 known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
                 everyone = gather_views(known, joint)
             compared = ContrastInput(anchors, candidates, pairs, joint=joint, everyone=everyone)
+            if positives_in_denominator is None:
+                positives_in_denominator = anchors.labels is not None
             options = self._options(positives_in_denominator, logits, objective)
             loss = self._contrast(compared, extra, temperature, options)
             if checks_on(self.options.check, loss):
@@ -552,26 +575,36 @@ class TwoViewLoss(FindsFalseNegatives):
         h1: Tensor | None = None,
         *,
         ids: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> Importance:
         """All scores and weights of a batch, for analysis; this process's batch only.
 
         The arguments are those of :meth:`forward`; memory grows with N².
         """
+        check_tensors(z0=z0, z1=z1, h0=h0, h1=h1, ids=ids, labels=labels)
         with full_precision(z0.device):
             if self.layout == "symmetric":
                 raise ValueError(
                     "expected layout 'both' or 'one-way' for importance, got 'symmetric', which "
                     "has two tables; use layout='one-way' in each direction"
                 )
-            first, second = self._prepare(z0, z1, h0, h1, ids, needs_inputs=True)
+            first, second = self._prepare(z0, z1, h0, h1, ids, labels, needs_inputs=True)
             if checks_on(self.options.check, z0):
                 check_finite(**_by_name(first, second))
             return self._examine(arrange(first, second, self.layout))
 
     @torch.no_grad()
-    def importance_against(self, anchors: Views, candidates: Views, pairs: Pairs) -> Importance:
+    def importance_against(
+        self,
+        anchors: Views,
+        candidates: Views,
+        pairs: Pairs,
+        *,
+        labels: Tensor | tuple[Tensor, Tensor] | None = None,
+    ) -> Importance:
         """All scores and weights of any anchors, candidates and pairs; see :meth:`against`."""
         with full_precision(anchors.embeddings.device):
+            anchors, candidates = self._labeled(anchors, candidates, labels)
             first = self.describe_views(self._ready(anchors))
             second = self.describe_views(self._ready(candidates))
             return self._examine(ContrastInput(first, second, pairs))
@@ -629,7 +662,7 @@ class TwoViewLoss(FindsFalseNegatives):
         temperature: Tensor | float | None = None,
         options: Options | None = None,
     ) -> Tensor:
-        compared = self._limited(compared, update=self.training)
+        compared = self._limited(with_labels(compared), update=self.training)
         if extra is not None:
             compared = replace(compared, extra=self._ready(extra))
         return contrast(
@@ -640,8 +673,23 @@ class TwoViewLoss(FindsFalseNegatives):
         )
 
     def _examine(self, compared: ContrastInput) -> Importance:
-        compared = self._limited(compared, update=False)
+        compared = self._limited(with_labels(compared), update=False)
         return importance_of(compared, self.options, self.current_temperature(), self.lambdas())
+
+    def _labeled(
+        self, anchors: Views, candidates: Views, labels: Tensor | tuple[Tensor, Tensor] | None
+    ) -> tuple[Views, Views]:
+        """Anchors and candidates with the labels of a call; the same views stay the same."""
+        if labels is None:
+            return anchors, candidates
+        shared = candidates is anchors
+        both = labels if isinstance(labels, tuple) else (labels, labels)
+        for each, views in zip(both, (anchors, candidates), strict=True):
+            check_tensors(labels=each)
+            check_labels(each, len(views.embeddings), self.options.check)
+        of_anchors, of_candidates = (each.to(anchors.embeddings.device) for each in both)
+        anchors = replace(anchors, labels=of_anchors)
+        return anchors, anchors if shared else replace(candidates, labels=of_candidates)
 
     def _limited(self, compared: ContrastInput, *, update: bool) -> ContrastInput:
         """The same with a threshold of each anchor, where the rule asks for one."""
@@ -672,14 +720,22 @@ class TwoViewLoss(FindsFalseNegatives):
         """This process's part of the joint batch, where the loss gathers."""
         if not self.gathers:
             return None
-        return find_joint_batch(views.embeddings, views.inputs, equal=self.gather == "equal")
+        return find_joint_batch(
+            views.embeddings, views.inputs, labels=views.labels, equal=self.gather == "equal"
+        )
 
     def _prepare_together(
-        self, z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
+        self,
+        z0: Tensor,
+        z1: Tensor,
+        h0: Tensor | None,
+        h1: Tensor | None,
+        ids: Tensor | None,
+        labels: Tensor | None = None,
     ) -> tuple[Views, Views]:
         """As :meth:`_prepare`; a failure here is reported to the other processes."""
         try:
-            first, second = self._prepare(z0, z1, h0, h1, ids)
+            first, second = self._prepare(z0, z1, h0, h1, ids, labels)
             unused = first.inputs is not None and not self.weighting.needs_gradients
             # The loss would not show NaN in unused inputs, or not in which process it arose.
             if (unused or self.gathers) and checks_on(self.options.check, z0):
@@ -697,10 +753,14 @@ class TwoViewLoss(FindsFalseNegatives):
         h0: Tensor | None,
         h1: Tensor | None,
         ids: Tensor | None = None,
+        labels: Tensor | None = None,
         needs_inputs: bool | None = None,
     ) -> tuple[Views, Views]:
         """Two views with everything that the scores need."""
         check_call(z0, z1, h0, h1, ids)
+        if labels is not None:
+            check_labels(labels, z0.shape[0], self.options.check)
+            labels = labels.to(z0.device, torch.int64, non_blocking=True)
         ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
         needs = self.weighting.needs_gradients if needs_inputs is None else needs_inputs
         outputs: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -715,8 +775,8 @@ class TwoViewLoss(FindsFalseNegatives):
                     z1 if second.outputs is None else second.outputs,
                 )
         return self.describe_samples(
-            self._ready(Views(z0, h0, ids, outputs=outputs[0])),
-            self._ready(Views(z1, h1, ids, outputs=outputs[1])),
+            self._ready(Views(z0, h0, ids, outputs=outputs[0], labels=labels)),
+            self._ready(Views(z1, h1, ids, outputs=outputs[1], labels=labels)),
         )
 
 
@@ -878,6 +938,8 @@ def importance(
     z1: Tensor,
     h0: Tensor | None = None,
     h1: Tensor | None = None,
+    *,
+    labels: Tensor | None = None,
     **options: Any,
 ) -> Importance:
     """Scores and weights of every negative of a batch, for analysis.
@@ -889,6 +951,7 @@ def importance(
         z1: Embeddings of the second views, shape (N, D).
         h0: Inputs of the last layer for the first views, shape (N, H).
         h1: Likewise for the second views.
+        labels: The class of each sample, shape (N,), as in :meth:`TwoViewLoss.forward`.
         options: Those of :class:`UnReMixOptions`; a learned mix is at its start, equal shares.
 
     Returns:
@@ -903,4 +966,4 @@ def importance(
         >>> found.weights.sum(1).round(decimals=3)  # two negatives each, of average weight 1
         tensor([2., 2., 2.])
     """
-    return UnReMixLoss(**options).importance(z0, z1, h0, h1)
+    return UnReMixLoss(**options).importance(z0, z1, h0, h1, labels=labels)

@@ -101,6 +101,11 @@ def joint_batch(total: int) -> tuple[Tensor, Tensor]:
     return x0, x1
 
 
+def classes(total: int) -> Tensor:
+    """Labels of a joint batch: the classes of the processes overlap."""
+    return torch.tensor([0, 1, -1, 0, 2, -1, 1, 0, 3])[:total]
+
+
 def accumulated(model: nn.Module, loss_fn: nn.Module) -> dict[str, Tensor]:
     named = [*model.named_parameters(), *loss_fn.named_parameters()]
     return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -155,6 +160,16 @@ def together(name: str, layout: str, mode: str, sizes: Sizes, gather: Gather = T
     return mean(loss), accumulated(model, loss_fn)
 
 
+def labeled(layout: str, sizes: Sizes) -> Outcome:
+    model = Encoder()
+    loss_fn = make_loss("minmax", layout, last_layer=model.head, gather=True)
+    z0, z1 = model(torch.cat(own_batch(sizes))).chunk(2)
+    loss = loss_fn(z0, z1, labels=classes(sum(sizes)).split(sizes)[dist.get_rank()])
+    loss.backward()
+    average(model)
+    return mean(loss), accumulated(model, loss_fn)
+
+
 def used_twice(sizes: Sizes) -> Outcome:
     model = Encoder()
     loss_fn = make_loss("minmax", "both", last_layer=model.head, gather=True)
@@ -194,6 +209,7 @@ def averaged_by_hand(world: int) -> Report:
         found |= {(*case, sizes): together(*case, sizes) for case in BY_HAND}
         found |= {("rows", sizes, shape): rows_and_gradients(sizes, shape) for shape in SHAPES}
         found["used twice", sizes] = used_twice(sizes)
+        found |= {("labels", layout, sizes): labeled(layout, sizes) for layout in LAYOUTS}
     found["group"] = _cpu_group() is dist.group.WORLD
     with pytest.MonkeyPatch.context() as patch:  # sizes are known: nothing is exchanged
         patch.setattr(gather, "_exchange", None)
@@ -219,6 +235,11 @@ def embed(
 ) -> None:
     z0, z1 = torch.randn(2, size, width, dtype=dtype)
     InfoNCELoss(gather=True)(z0 * factor, z1)
+
+
+def label(known: bool) -> None:
+    z0, z1 = torch.randn(2, 2, 3)
+    InfoNCELoss(gather=True)(z0, z1, labels=torch.tensor([0, 1]) if known else None)
 
 
 def know_inputs(width: int) -> None:
@@ -247,6 +268,7 @@ FAULTS: dict[str, Callable[[bool], None]] = {
     "not the layer's output": lambda second: change_output(1.0 if second else 0.0),
     "inputs in one": lambda second: know_inputs(4 if second else 0),
     "other inputs": lambda second: know_inputs(4 if second else 3),
+    "labels in one": lambda second: label(second),
     "other dtype": lambda second: embed(dtype=torch.float64 if second else torch.float32),
 }
 
@@ -319,6 +341,22 @@ def test_gradients_averaged_by_distributed_data_parallel(
     for sizes in SIZES[len(by_wrapper)]:
         for report in by_wrapper:
             assert_equal(report[name, layout, mode, sizes], alone(name, layout, sum(sizes)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_labels_of_all_processes(by_hand: list[Report], layout: str) -> None:
+    for sizes in SIZES[len(by_hand)]:
+        model, total = Encoder(), sum(sizes)
+        loss_fn = make_loss("minmax", layout, last_layer=model.head)
+        x0, x1 = joint_batch(total)
+        z0, z1 = model(torch.cat([x0, x1])).chunk(2)
+        loss = loss_fn(z0, z1, labels=classes(total))
+        assert total < 4 or not torch.equal(loss, loss_fn(z0, z1))
+        loss.backward()
+        for report in by_hand:
+            assert_equal(
+                report["labels", layout, sizes], (loss.detach(), accumulated(model, loss_fn))
+            )
 
 
 def test_the_mix_has_a_gradient_to_compare() -> None:
@@ -416,6 +454,7 @@ EXPECTED = {
     "no pair in either": (REFUSED, REFUSED),
     "other width": (OTHER_WIDTH, OTHER_WIDTH),
     "other dtype": (OTHER_DTYPE, OTHER_DTYPE),
+    "labels in one": ("ValueError: .*labels in every process .* in 1 of 2.*",) * 2,
     "not finite": (SECOND_EMPTY, REFUSED),
     "not the layer's output": (SECOND_EMPTY, CHANGED),
     "inputs in one": (OTHER_WIDTH, OTHER_WIDTH),

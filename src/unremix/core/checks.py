@@ -144,6 +144,36 @@ def check_two_views(letter: str, first: Tensor, second: Tensor, rows: int | None
         )
 
 
+def check_tensors(**given: Any) -> None:
+    """Refuse arguments that are not tensors, each under its name."""
+    for name, each in given.items():
+        if each is None or isinstance(each, Tensor):
+            continue
+        kind, remedy = type(each).__name__, f"pass torch.as_tensor({name})"
+        first: object = each
+        while isinstance(first, Sequence) and len(first) and not isinstance(first, str):
+            first = first[0]
+        if isinstance(first, str) or getattr(getattr(each, "dtype", None), "kind", "i") in "OSU":
+            kind, remedy = "strings", "number them from 0, and pass the numbers as a tensor"
+        raise ValueError(f"expected {name} to be a torch.Tensor, got {kind}; {remedy}")
+
+
+def check_labels(labels: Tensor, rows: int, check: bool | None) -> None:
+    """Refuse labels that are not one integer per row; where checks are made, below -1 too."""
+    if labels.shape != (rows,):
+        raise ValueError(
+            f"expected labels of shape ({rows},), one per pair, got {tuple(labels.shape)}; "
+            "pass the class of each sample once, -1 where it is unlabeled"
+        )
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(f"expected labels to be integers, got {labels.dtype}; use .long()")
+    if checks_on(check, labels) and bool((labels < -1).any()):
+        raise ValueError(
+            f"expected labels of at least 0, or -1 for unlabeled, got {int(labels.min())}; "
+            "number the classes from 0"
+        )
+
+
 def check_call(
     z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
 ) -> None:

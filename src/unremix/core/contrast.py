@@ -21,7 +21,7 @@ from unremix.core.checks import check_number, check_temperature, checks_on, to_d
 from unremix.core.engines import BlockEngine, eager, find_engine
 from unremix.core.engines.eager import rows_loss
 from unremix.core.gather import mean_count, mean_gradient
-from unremix.core.pairs import ContrastInput
+from unremix.core.pairs import EVERYTHING, ContrastInput
 from unremix.core.precision import full_precision, normalize
 from unremix.core.problem import Options, Problem, check_pairs, check_shapes, with_output_gradients
 from unremix.core.scores import PAPER_COMPONENTS
@@ -90,13 +90,22 @@ def contrast(
         if torch.compiler.is_compiling():
             total, weightless = _traced(problem, *vectors, lambdas, temperature)
         elif torch._C._are_functorch_transforms_active():  # torch.func.grad: all anchors at once
-            total, weightless = rows_loss(problem, *vectors, lambdas, temperature)
+            total, weightless = rows_loss(problem[EVERYTHING], *vectors, lambdas, temperature)
         else:
             total, weightless = _Blockwise.apply(  # type: ignore[no-untyped-call]
                 problem, engine, *vectors, lambdas, temperature
             )
-        with_positive = (pairs.shares > 0).any(1).sum(dtype=total.dtype)  # anchors with a loss
-        total = total / mean_count(with_positive, joint)
+        able = (pairs.shares > 0).any(1)  # anchors with a loss
+        if pairs.labels is not None:
+            able = torch.cat([(pairs[which].shares > 0).any(1) for which in problem.blocks()])
+        total = total / mean_count(able.sum(dtype=total.dtype), joint)
+    if check and pairs.labels is not None and not bool(able.all()):
+        alone = int(((pairs.shares > 0).any(1) & ~able).sum())
+        warnings.warn(
+            f"{alone} of {pairs.num_anchors} anchors have no negatives, since all candidates have "
+            "their label: they contribute nothing; use batches of several classes",
+            stacklevel=3,
+        )
     if check and options.weighting.mass == "none" and int(weightless):
         warnings.warn(
             f"{int(weightless)} of {pairs.num_anchors} anchors have only zero weights: their "
@@ -176,7 +185,8 @@ class _Blockwise(torch.autograd.Function):
             anchors, candidates, mix, temperature = given
             with full_precision(incoming.device):
                 temperature = ctx.temperature if temperature is None else temperature
-                loss, _ = rows_loss(ctx.problem, anchors, candidates, mix, temperature)
+                problem = ctx.problem[EVERYTHING]
+                loss, _ = rows_loss(problem, anchors, candidates, mix, temperature)
                 inputs = [each for each, want in zip(given, ctx.wanted, strict=True) if want]
                 derived = iter(
                     torch.autograd.grad(loss, inputs, create_graph=True, materialize_grads=True)

@@ -71,7 +71,11 @@ def is_distributed() -> bool:
 
 
 def find_joint_batch(
-    rows: Tensor, inputs: Tensor | None = None, *, equal: bool = False
+    rows: Tensor,
+    inputs: Tensor | None = None,
+    *,
+    labels: Tensor | None = None,
+    equal: bool = False,
 ) -> JointBatch:
     """Tell every process how many samples each holds, without waiting for an accelerator.
 
@@ -79,16 +83,19 @@ def find_joint_batch(
         rows: One of each sample held here, such as its embedding, shape (n, D). D and the dtype
             must be the same everywhere.
         inputs: The last layer's inputs, shape (n, H), where they are known; H likewise.
+        labels: The classes, shape (n,), where they are used: in all processes or in none.
         equal: Whether all are known to hold as many: then nothing is exchanged, or checked.
 
     Raises:
-        ValueError: In every process, if one holds no sample or the widths or dtypes differ.
+        ValueError: In every process, if one holds no sample, the widths or dtypes differ, or only
+            some have labels.
     """
     if equal:
         return JointBatch((len(rows),) * dist.get_world_size(), dist.get_rank())
     kind = DTYPES.index(rows.dtype) if rows.dtype in DTYPES else len(DTYPES)
     input_width = 0 if inputs is None else inputs.shape[1]
-    sizes, widths, input_widths, kinds = _exchange([*rows.shape, input_width, kind])
+    known = int(labels is not None)
+    sizes, widths, input_widths, kinds, labeled = _exchange([*rows.shape, input_width, kind, known])
     if min(sizes) == 0:
         raise ValueError(
             f"expected samples in every process, got {sizes}; drop the last, incomplete batch, or "
@@ -105,6 +112,11 @@ def find_joint_batch(
         raise ValueError(
             f"expected embeddings of one dtype in every process, got {dtypes}; use the same "
             "precision in all"
+        )
+    if len(set(labeled)) > 1:
+        raise ValueError(
+            f"expected labels in every process or in none, got them in {sum(labeled)} of "
+            f"{len(labeled)}; pass -1 for samples without"
         )
     return JointBatch(tuple(sizes), dist.get_rank())
 
@@ -126,7 +138,7 @@ def withdraw() -> None:
     forever, then raise one too.
     """
     if is_distributed():
-        _exchange([0, 0, 0, 0])
+        _exchange([0, 0, 0, 0, 0])
 
 
 _cpu_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by default group

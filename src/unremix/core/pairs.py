@@ -3,13 +3,14 @@
 A layout of N anchors and M candidates says three things: which candidates are an anchor's
 positives, what share each has in the anchor's loss, and which of the other candidates are its
 negatives. Two rules decide the last: a candidate that carries one of an anchor's ids is never its
-negative, and neither is one that is excluded explicitly. Masks are made for some anchors, or some
-candidates, at a time: the whole (N, M) mask is never needed.
+negative, and neither is one that is excluded explicitly. With labels, negatives of the anchor's own
+class become its positives. Masks are made for some anchors, or some candidates, at a time: the
+whole (N, M) mask is never needed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal
 
@@ -46,6 +47,8 @@ class Pairs:
             they are the same for all anchors.
         non_negatives: The candidates that are not negatives of each anchor, shape (N, E), where
             they are few and as many for every anchor; None where only the mask is known.
+        labels: The class of each anchor, shape (N,), and of each candidate, shape (M,), where
+            classes are used; see :meth:`labeled`.
     """
 
     positives: Tensor
@@ -54,6 +57,7 @@ class Pairs:
     candidate_ids: Tensor
     excluded: Tensor | None = None
     non_negatives: Tensor | None = None
+    labels: tuple[Tensor, Tensor] | None = None
 
     @property
     def num_anchors(self) -> int:
@@ -66,18 +70,48 @@ class Pairs:
         return self.candidate_ids.shape[0]
 
     def __getitem__(self, anchors: slice) -> Pairs:
-        """The same for some of the anchors."""
+        """The same for some of the anchors, with the positives of their class listed."""
         excluded = self.excluded
         if excluded is not None and excluded.shape[0] > 1:
             excluded = excluded[anchors]
-        return Pairs(
+        some = Pairs(
             self.positives[anchors],
             self.shares[anchors],
             self.anchor_ids[anchors],
             self.candidate_ids,
             excluded,
             None if self.non_negatives is None else self.non_negatives[anchors],
+            None if self.labels is None else (self.labels[0][anchors], self.labels[1]),
         )
+        if self.labels is None:
+            return some
+        listed = some.positive_mask() & some.negatives().any(1, keepdim=True)
+        columns = torch.arange(self.num_candidates, device=listed.device)
+        shares = listed.to(self.shares.dtype)
+        return replace(some, positives=columns.expand(listed.shape), shares=shares)
+
+    def labeled(self, anchors: Tensor, candidates: Tensor) -> Pairs:
+        """The same with labels: negatives of an anchor's own class become positives of it.
+
+        All positives of an anchor have equal shares. An anchor that has no negatives left has no
+        positives either: it has no loss.
+
+        Args:
+            anchors: The class of each anchor, -1 where it is unlabeled, shape (N,).
+            candidates: Likewise of each candidate, shape (M,).
+
+        Example:
+            >>> labels = torch.tensor([0, 0, -1])
+            >>> pairs = Pairs.one_way(3).labeled(labels, labels)
+            >>> pairs.positive_mask().int(), pairs.negatives().int()
+            (tensor([[1, 1, 0],
+                    [1, 1, 0],
+                    [0, 0, 1]], dtype=torch.int32), tensor([[0, 0, 1],
+                    [0, 0, 1],
+                    [1, 1, 0]], dtype=torch.int32))
+        """
+        known = torch.where(anchors < 0, NO_ID, anchors.long())
+        return replace(self, non_negatives=None, labels=(known, candidates))
 
     def negatives(self, *, candidates: slice = EVERYTHING) -> Tensor:
         """Which candidates are negatives of which anchors, boolean, shape (N, M).
@@ -89,6 +123,14 @@ class Pairs:
             shape, device = (self.num_anchors, self.num_candidates), self.positives.device
             everything = torch.ones(shape, dtype=torch.bool, device=device)
             return everything.scatter_(1, self.non_negatives, False)
+        negatives = self._unlabeled_negatives(candidates)
+        if self.labels is None:
+            return negatives
+        own, others = self.labels
+        return negatives & (own[:, None] != others[candidates])
+
+    def _unlabeled_negatives(self, candidates: slice) -> Tensor:
+        """Which candidates would be negatives without labels, boolean, shape (N, M)."""
         ids, others = self.anchor_ids, self.candidate_ids[candidates]
         rules = [each[:, None] != others for each in ids.unbind(1)]  # each (N, M)
         if self.excluded is not None:
@@ -121,6 +163,15 @@ class Pairs:
         Args:
             candidates: The columns to make.
         """
+        listed = self._listed(candidates)
+        if self.labels is None:
+            return listed
+        own, others = self.labels
+        same = own[:, None] == others[candidates]
+        return listed | (same & self._unlabeled_negatives(candidates))
+
+    def _listed(self, candidates: slice) -> Tensor:
+        """Which candidates are listed as positives, boolean, shape (N, M)."""
         if self.positives.shape[1] > MANY:
             return self.targets(torch.float32)[:, candidates] > 0
         columns = torch.arange(self.num_candidates, device=self.positives.device)[candidates]
@@ -409,16 +460,23 @@ def arrange(
     if joint is not None:
         all_first, all_second = gather_views(first, joint), gather_views(second, joint)
     ids = all_first.ids
-    if aims is None and layout == "both":
-        pairs = Pairs.both_views(n, offset=offset, total=total, ids=ids, device=device)
-        candidates = stack(all_first, all_second)
-        if joint is None:
-            return ContrastInput(candidates, candidates, pairs)
-        anchors = stack(first, second)
-        return ContrastInput(anchors, candidates, pairs, joint=joint, everyone=candidates)
-    if aims is None:
-        pairs = Pairs.one_way(n, offset=offset, total=total, ids=ids, device=device)
-    else:
+    if aims is not None:
         pairs = Pairs.aimed(*aims, offset=offset, total=total, ids=ids)
-    everyone = None if joint is None else all_first
-    return ContrastInput(first, all_second, pairs, joint=joint, everyone=everyone)
+    else:
+        make = Pairs.both_views if layout == "both" else Pairs.one_way
+        pairs = make(n, offset=offset, total=total, ids=ids, device=device)
+    anchors, candidates, everyone = first, all_second, all_first
+    if aims is None and layout == "both":
+        candidates = everyone = stack(all_first, all_second)
+        anchors = candidates if joint is None else stack(first, second)
+    return ContrastInput(
+        anchors, candidates, pairs, joint=joint, everyone=None if joint is None else everyone
+    )
+
+
+def with_labels(compared: ContrastInput) -> ContrastInput:
+    """The same with pairs that follow the labels of the views; see :meth:`Pairs.labeled`."""
+    anchors, candidates = compared.anchors.labels, compared.candidates.labels
+    if anchors is None or candidates is None:
+        return compared
+    return replace(compared, pairs=compared.pairs.labeled(anchors, candidates))

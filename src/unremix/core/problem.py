@@ -209,6 +209,8 @@ class Problem:
 def check_pairs(given: ContrastInput) -> None:
     """Refuse pairs without any positive or any negative; waits for the device."""
     pairs = given.pairs
+    if pairs.labels is not None:  # a batch of one class has no loss
+        return
     if not pairs.has_positives():
         raise ValueError(
             f"expected anchors with a positive, got {pairs.num_anchors} anchors and no positive "
@@ -420,6 +422,9 @@ def _gather_pairs(pairs: Pairs, joint: JointBatch) -> Pairs:
         gather_rows(pairs.anchor_ids, joint),
         pairs.candidate_ids,
         excluded,
+        labels=None
+        if pairs.labels is None
+        else (gather_rows(pairs.labels[0], joint), pairs.labels[1]),
     )
 
 

@@ -19,13 +19,16 @@ def unremix(
     h0: Tensor,
     h1: Tensor,
     mix: Tensor,
+    labels: Tensor | None = None,
     *,
     temperature: float = 0.5,
     posterior_temperature: float = 1.0,
 ) -> Tensor:
-    """UnReMix: the mean over anchors i of the following.
+    """UnReMix: the mean over anchors i, and over the positives p of each, of the following.
 
-    L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_{j in Neg(i)} w_ij e^{s_ij/τ}) )
+    L_ip = -log( e^{s_ip/τ} / (Σ_{q in Pos(i)} e^{s_iq/τ} + Σ_{j in Neg(i)} w_ij e^{s_ij/τ}) )
+
+    Without labels, the other view of its sample is an anchor's only positive.
 
     Args:
         z0: Embeddings of the first views, shape (N, D); N ≥ 3, all different and none 0. A
@@ -34,6 +37,8 @@ def unremix(
         h0: Inputs of the last layer, z = W h + b, for the first views, shape (N, H).
         h1: Likewise for the second views.
         mix: λ of uncertainty, similarity and representativeness, shape (3,).
+        labels: The class of each sample, -1 where it has none, shape (N,): views of one class are
+            positives of each other. Every class lacks at least three views.
         temperature: τ.
         posterior_temperature: t.
 
@@ -49,9 +54,12 @@ def unremix(
         Tabassum et al. 2022, Eq. 1 to 5 and Algorithm 1.
     """
     z, h = torch.cat([z0, z1]), torch.cat([h0, h1])  # all 2N views are anchors and candidates
-    sample = torch.arange(len(z0), device=z.device).repeat(2)
-    negative = sample[:, None] != sample  # Neg(i): the views of other samples, (2N, 2N)
-    count = 2 * len(z0) - 2
+    sample = torch.arange(len(z0), device=z.device)
+    group = sample if labels is None else torch.where(labels < 0, -1 - sample, labels)
+    group = group.repeat(2)
+    negative = group[:, None] != group  # Neg(i): the views of other samples or classes, (2N, 2N)
+    positive = ~negative & ~torch.eye(len(z), dtype=torch.bool, device=z.device)  # Pos(i)
+    count = negative.sum(1, keepdim=True)
     f = normalize(z, dim=1)
     s = f @ f.T  # similarity: s_ij = f_i · f_j
 
@@ -80,7 +88,7 @@ def unremix(
     w = mixed.masked_fill(~negative, 0.0)
     w = w / (w.sum(1, keepdim=True) / count)
 
-    # The loss (Eq. 1); the positive of a view is the other view of its sample.
-    positive = torch.cat([s.diagonal(len(z0)), s.diagonal(-len(z0))])
-    denominator = (positive / temperature).exp() + (w * (s / temperature).exp()).sum(1)
-    return (denominator.log() - positive / temperature).mean()
+    # The loss (Eq. 1), with labels in SupCon's outer form.
+    denominator = ((positive + w) * (s / temperature).exp()).sum(1, keepdim=True)
+    losses = (denominator.log() - s / temperature).masked_fill(~positive, 0.0)
+    return (losses.sum(1) / positive.sum(1)).mean()

@@ -22,6 +22,7 @@ class Views:
         embeddings: z, shape (N, D); gradient flows to it.
         inputs: h with z = W h + b, shape (N, H), if known.
         ids: Which sample each view shows, shape (N,), if known; for scores that ask for it.
+        labels: The class of each view, -1 where it is unlabeled, shape (N,), if classes are used.
         descriptors: Rows whose inner products say how similar two samples are, shape (N, K), where
             these are not f; see :mod:`unremix.signals`.
         thresholds: How similar a negative may be, shape (N,), where anchors have such a limit.
@@ -36,6 +37,7 @@ class Views:
     descriptors: Tensor | None = None
     thresholds: Tensor | None = None
     outputs: Tensor | None = None
+    labels: Tensor | None = None
 
 
 @dataclass(frozen=True)
