@@ -30,6 +30,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+# What --precision auto stands for, in place of a measurement, also in the processes started here.
+os.environ.setdefault("UNREMIX_PRECISION", "32-true")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def count_few_processes() -> None:
     """Leave coverage to this process and those of processes.py: it makes others start late."""

@@ -15,6 +15,7 @@ import unremix
 from unremix.console.printing import printable
 from unremix.console.quantities import counted
 from unremix.core.engines import engine_report
+from unremix.training.precision import cpu_speed, device_kind, fast_precision
 
 # What each package is for, and the command that brings it.
 PACKAGES = {
@@ -56,6 +57,11 @@ def show_installation() -> None:
         f"torch {torch.__version__}, device {device}, {counted(torch.get_num_threads(), 'thread')}"
     )
     print(f"engine of the losses: {engine_report()}")
+    speed = cpu_speed()
+    print(
+        f"one CPU thread: {speed.float32:,.0f} GFLOP/s in float32, {speed.bfloat16:,.0f} in "
+        f"bfloat16; --precision auto is {fast_precision(device_kind('auto'))} here"
+    )
     root = os.environ.get("UNREMIX_DATA")
     if root is None:
         print("UNREMIX_DATA is not set: data are found by their path alone")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from unremix.domains.sample import Sample
     from unremix.losses import TwoViewLoss
 
+AUTOCAST = "embeds_in_bfloat16"  # an attribute of encoders that do, if it is true
 Observer = Callable[[Framework, int], dict[str, float]]
 """Measures a model after a number of epochs."""
 
@@ -98,7 +99,15 @@ class Items:
 
 
 CODE_START = '"""Written by unremix'  # of Python beside an exported file
-TEXTS = ("made_by", "version", "domain", "layer", "crop", "resize")  # others are written as JSON
+TEXTS = (
+    "made_by",
+    "version",
+    "domain",
+    "layer",
+    "precision",
+    "crop",
+    "resize",
+)  # others are written as JSON
 
 
 def to_texts(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -159,6 +168,8 @@ class Domain:
     # Names of data that come with it, and their defaults.
     embedded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sizes: str  # the options that decide the model's size, for messages
+    # Whether ``--precision auto`` may be bf16-mixed: whether it makes such a model faster.
+    gains_from_bfloat16: Callable[[TrainConfig], bool] = lambda _: True
     check: Callable[[TrainConfig], None] = _nothing  # refuses options before the data are read
     code: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _: ()  # code that options name
     faster: Callable[[TrainConfig, Any], list[str]] = lambda *_: []  # options that take less time
@@ -345,11 +356,16 @@ def fixed_views(
 
 @contextmanager
 def evaluating(encoder: nn.Module) -> Iterator[tuple[torch.device, torch.dtype]]:
-    """An encoder in eval mode, without gradients; gives its device and precision."""
+    """An encoder in eval mode, without gradients; gives its device and precision.
+
+    One that says so computes in bfloat16 under autocast; its parameters stay as they are.
+    """
     parameter, was_training = next(encoder.parameters()), encoder.training
     encoder.eval()
     try:
-        with torch.no_grad():
+        mixed = getattr(encoder, AUTOCAST, False)
+        device = parameter.device.type
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=mixed):
             yield parameter.device, parameter.dtype
     finally:
         encoder.train(was_training)

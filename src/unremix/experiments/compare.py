@@ -59,7 +59,7 @@ class FinishedComparison:
         return [record for record in self.records if record.failure is not None]
 
 
-OF_A_RUN = ("seed", "failure", "epochs", "loss", "results")  # in results.json
+OF_A_RUN = ("seed", "precision", "failure", "epochs", "loss", "results")  # in results.json
 FEWEST_SEEDS = 3  # below, a spread is hardly known
 
 CAUTION = (

@@ -34,6 +34,7 @@ from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
 from unremix.recipes import sections
 from unremix.training.loop import Training, fit
+from unremix.training.precision import settled
 from unremix.training.preparation import Prepared, fit_to
 from unremix.training.progress import Progress
 from unremix.training.run import Run
@@ -323,7 +324,7 @@ def estimate(
     domain.check(config)
     if data is None:
         data = load_or_imagine(domain, config)[0]
-    config = fit_to(domain, data, config)
+    config = settled(fit_to(domain, data, config))
     shape = domain.shape(data, config)
     before = memory_in_use() if before is None else before
 
@@ -409,7 +410,7 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     domain = find_domain(config.domain)
     domain.check(config)
     data, real = load_or_imagine(domain, config)
-    config = fit_to(domain, data, config)
+    config = settled(fit_to(domain, data, config))
     found = estimate(config, data)
     about = domain.describe(config, domain.shape(data, config))
     tables.show(console, (), [f"{config.composed_name} on {data.name}, {about}"])

@@ -14,10 +14,12 @@ from typing import Any, Literal
 from unremix.console.values import bounded, check_bounds
 from unremix.domains.options import TrainConfig, flat_options, make_config
 from unremix.recipes import RECIPES, find_recipe
+from unremix.training.precision import settled
 
 # Not shared by the runs.
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")
 DEFAULTS = 1  # raised when a default of an option changes, so that runs with the old one differ
+FIRST_DEFAULTS = {"precision": "32-true"}  # names of runs are as they were with these
 LARGEST_BUDGET = 1e12  # epochs, or any unit of time
 MOST_SEEDS = 1000  # of a recipe, arm or row
 
@@ -224,21 +226,26 @@ def make_job(row: str, train: TrainConfig) -> Job:
     """A run under a name made of its options: equal options give the same name everywhere.
 
     Only options that differ from the defaults count, so that a new option does not rename old runs.
+    The first default of an option that has got another one counts as the default here.
     """
-    identity = f"{DEFAULTS} {train_command(train)}"
+    identity = f"{DEFAULTS} {train_command(train, FIRST_DEFAULTS)}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:10]
     return Job(row, train.seed, f"{train.recipe}-{digest}-{train.seed}", train)
 
 
-def train_command(train: TrainConfig) -> str:
+def train_command(train: TrainConfig, defaults: Mapping[str, Any] | None = None) -> str:
     """The command of a run.
+
+    Args:
+        train: Its options.
+        defaults: Of some options, in place of theirs.
 
     Example:
         >>> train_command(TrainConfig(recipe="hcl", epochs=5, seed=3))
         'unremix train --recipe hcl --seed 3 --epochs 5'
     """
     words = ["unremix", "train", "--recipe", train.recipe, "--seed", str(train.seed)]
-    return shlex.join(words + _changed(train, _usual_options(train.recipe)))
+    return shlex.join(words + _changed(train, {**_usual_options(train.recipe), **(defaults or {})}))
 
 
 @cache
@@ -272,6 +279,10 @@ def make_plan(
     train = with_budget(train, config.budget)
     recipes, seeds = chosen_recipes(config.recipes, train.domain), config.seeds
     reference = config.reference
+    if train.precision == "auto":
+        # Alike on all machines: as the folder has it, or else as it is fast on this one.
+        known = (earlier or {}).get("train", {}).get("precision")
+        train = settled(train) if known is None else replace(train, precision=known)
     if earlier is not None:
         _check_same(earlier["train"], shared_options(train), folder)
         recipes = tuple(dict.fromkeys([*earlier["recipes"], *recipes]))

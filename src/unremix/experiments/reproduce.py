@@ -351,7 +351,9 @@ def write(setting: Setting, command: str) -> Made:
 
 def _runs(setting: Setting) -> list[dict[str, Any]]:
     """Every finished run, with its options as a command and every measure."""
-    kept = ("name", "seed", "epochs", "steps", "loss", "results", "cpu_seconds", "command")
+    kept = (
+        "name", "seed", "precision", "epochs", "steps", "loss", "results", "cpu_seconds", "command",
+    )  # fmt: skip
     return [
         {
             "row": row.name,

@@ -41,6 +41,7 @@ class Record:
     protocol: Mapping[str, Any] | None = None  # how each kind of measure was taken
     metrics: Sequence[dict[str, float]] = ()  # rows of metrics.csv
     cpu_seconds: float | None = None  # None if they were not measured
+    precision: str | None = None  # that it was trained in; None in records of 32-true before
     command: str | None = None
     failure: str | None = None  # why it failed; None if it did not
 
@@ -74,6 +75,7 @@ def record_of(job: Job, run: Run | None, failure: str | None = None) -> Record:
         },
         protocol=card.get("protocol"),
         metrics=metrics,
+        precision=None if run is None else run.config.precision,
         command=train_command(job.train),
         failure=failure,
     )

@@ -18,6 +18,7 @@ from unremix.console.quantities import amount
 from unremix.domains import find_domain
 from unremix.domains.options import TrainConfig
 from unremix.frameworks.base import Framework
+from unremix.training.precision import embeds_in
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -136,6 +137,7 @@ def build_model(
     refuse_giant(outline_model(config, shape) if outline is None else outline, domain.sizes)
     model = _make(config, shape, gather=gather)
     domain.fill(model, config, shape)
+    embeds_in(config.precision, model.encoder, config.accelerator)
     return model
 
 

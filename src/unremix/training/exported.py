@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unremix.console.suggestions import needed_for
 from unremix.domains import find_domain
+from unremix.domains.base import evaluating
 from unremix.domains.options import TrainConfig, make_config
 from unremix.files.bounds import shorten
 from unremix.training.building import outlined, refuse_other
@@ -23,6 +24,7 @@ from unremix.training.checkpoints import (
     read_safetensors,
 )
 from unremix.training.export import from_texts
+from unremix.training.precision import embeds_in
 
 
 class ExportedEncoder:
@@ -127,7 +129,13 @@ def _from_safetensors(path: Path) -> ExportedEncoder:
     exports = domain.exports
     if exports is not None:
         encoder = _filled(lambda: exports.network(facts, path), weights, path)
-        forward = exports.forward(encoder, facts)
+        network = embeds_in(facts.get("precision", "32-true"), exports.forward(encoder, facts))
+
+        def forward(inputs: Tensor) -> Tensor:
+            with evaluating(network):
+                features: Tensor = network(inputs)
+            return features
+
         return ExportedEncoder(path, facts, exports.embedder(facts, path, forward))
     own = {name: facts["encoder"][name] for name in domain.architecture}
     config = make_config(
@@ -135,6 +143,7 @@ def _from_safetensors(path: Path) -> ExportedEncoder:
     )
     shape = domain.shape_from(facts["shape"])
     encoder = _filled(lambda: domain.build(config, shape)[0], weights, path)
+    embeds_in(facts.get("precision", "32-true"), encoder)
     loaded = _Loaded(path, config, shape, encoder)
     return ExportedEncoder(path, facts, lambda items: domain.embed(loaded, items))
 

@@ -47,6 +47,7 @@ from unremix.training.building import build_model
 from unremix.training.export import export_facts, write_weights
 from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer, temperature_at
+from unremix.training.precision import precision_of
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
 from unremix.training.record import device_in_words
@@ -234,7 +235,7 @@ class Training:
         self.asked = anywhere > 0
         if not math.isfinite(value):
             mixed = config.precision not in ("32-true", "64-true")
-            further = "use precision 32-true" if mixed else "look for extreme values in the data"
+            further = "add --precision 32-true" if mixed else "look for extreme values in the data"
             raise ValueError(
                 f"expected a finite loss, got {value} at step {self.step}; lower the "
                 f"learning rate, or {further}"
@@ -423,6 +424,7 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
         logging.getLogger(name).setLevel(logging.WARNING)
     devices, machines = _places(config)
     strategy: Strategy | str = "auto"
+    precision = precision_of(config)
     if devices * machines > 1:
         patience = timedelta(minutes=config.timeout_minutes)
         if config.strategy == "fsdp":
@@ -440,7 +442,7 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
         num_nodes=machines,
         strategy=strategy,
         # Lightning's own 64 bits would change the default dtype of everything.
-        precision="32-true" if config.precision == "64-true" else config.precision,
+        precision="32-true" if precision == "64-true" else precision,
         loggers=_loggers(config, run),
     )
     try:
@@ -479,6 +481,12 @@ def _agree(fabric: Fabric, prepared: Prepared) -> None:
         raise ValueError(
             f"expected the data of the first process in all, got others from {config.data!r} in "
             f"process {fabric.global_rank}; copy them to every machine"
+        )
+    if config.precision != prepared.config.precision:
+        raise ValueError(
+            f"expected the precision of the first process, {config.precision}, in all, got "
+            f"{prepared.config.precision} in process {fabric.global_rank}, whose machine is of "
+            "another kind; give --precision"
         )
     if shape != run.shape:
         prepared.model = None  # it was built for another one

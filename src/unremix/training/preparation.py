@@ -27,6 +27,7 @@ from unremix.files.atomic_files import refuse_link, sweep, try_lock
 from unremix.frameworks.base import Framework, auto_batch
 from unremix.training.building import build_model, outline_model, refuse_other
 from unremix.training.initialization import find_weights
+from unremix.training.precision import settled
 from unremix.training.record import differences, make_record
 from unremix.training.run import Run
 from unremix.training.threads import choose_threads
@@ -115,8 +116,7 @@ def _stopped_early(config: TrainConfig) -> Run | None:
         raise FileExistsError(f"{taken} and cannot be read; choose another --name") from error
     earlier, asked = run.config.options(), config.options()
     ignored = {*OF_A_CALL, "resume", "progress", "runs", "threads"}
-    if config.batch_size == "auto":  # type: ignore[comparison-overlap]
-        ignored.add("batch_size")  # type: ignore[unreachable]
+    ignored |= {name for name in ("batch_size", "precision") if asked[name] == "auto"}
     changed = [name for name in asked if name not in ignored and asked[name] != earlier.get(name)]
     if run.evaluation is None and not changed:
         return run
@@ -241,7 +241,7 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | No
         name
         for name in sorted(config.given - {*OF_A_CALL, "resume", "progress", "runs", *EXTENDED})
         # Where one of the two has no such option, they are of different kinds of data.
-        if getattr(config, name, None) != getattr(run.config, name, MISSING)
+        if getattr(config, name, None) not in ("auto", getattr(run.config, name, MISSING))
     ]
     if changed:
         raise ValueError(
@@ -342,6 +342,7 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
         check(config)
     domain = find_domain(config.domain)
     data = domain.load(config)
+    config = settled(config)
     shape = domain.shape(data, config) if run is None or state is None else run.shape
     outline = outline_model(config, shape)
     if run is not None and state is not None:

@@ -143,6 +143,7 @@ class Progress:
         where = [str(training.fabric.device), counted(torch.get_num_threads(), "thread")]
         if training.fabric.world_size > 1:
             where.append(f"{training.fabric.world_size} processes")
+        where.append(config.precision)
         if isinstance(loss := getattr(model, "loss", None), TwoViewLoss):
             where.append(f"{find_engine(loss.options, parameters[0]).name} engine")
         encoder = training.domain.describe(config, run.shape)

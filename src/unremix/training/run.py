@@ -42,6 +42,7 @@ from unremix.training.checkpoints import (
     read_safetensors,
     write_checkpoint,
 )
+from unremix.training.precision import embeds_in
 
 LARGEST_CONFIG = 1 << 20  # bytes; one has some thousand
 FACTS = ("step", "seconds", "device", "date", "version")  # of a checkpoint, besides tensors
@@ -119,6 +120,8 @@ class Run:
                 f"of {_writer(text)} ({one_line(str(error))[:300]}); use that version, or train a "
                 "new run"
             ) from error
+        if config.precision == "auto":  # runs say what they were trained in; early ones did not
+            config = replace(config, precision="32-true")
         self.config = config.trusted(trust=True, where=str(self.path)) if trust else config
 
     def __repr__(self) -> str:
@@ -290,7 +293,8 @@ class Run:
                 f"expected a model with a projection head for the layer 'head', got "
                 f"{type(model).__name__}, which has none; use the layer 'backbone'"
             )
-        return nn.Sequential(model.encoder, model.head).eval()
+        whole = nn.Sequential(model.encoder, model.head).eval()
+        return embeds_in(self.config.precision, whole, self.config.accelerator)
 
     def restored(self, state: dict[str, Any]) -> Framework:
         """The model with the weights of a checkpoint.
