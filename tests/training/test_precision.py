@@ -15,8 +15,9 @@ import unremix
 from unremix.domains.options import TrainConfig
 from unremix.experiments.plan import make_job, train_command
 from unremix.training import precision
+from unremix.training.building import settled
 from unremix.training.export import export_encoder
-from unremix.training.precision import MIXED, VARIABLE, Speed, fast_precision, settled
+from unremix.training.precision import MIXED, VARIABLE, Speed, fast_precision
 from unremix.training.run import Run
 
 BOTH = pytest.mark.parametrize("numbers", ["32-true", "bf16-mixed"])
@@ -60,7 +61,7 @@ def test_a_gpu_is_known_by_its_generation(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "bf16")
-    with pytest.raises(ValueError, match="expected UNREMIX_PRECISION to be .*got 'bf16'"):
+    with pytest.raises(ValueError, match=r"expected UNREMIX_PRECISION to be .*got 'bf16'"):
         fast_precision("cpu")
 
 

@@ -27,7 +27,7 @@ def test_lines_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     unremix.train(small(tmp_path, progress=True, evaluate_every=2, epochs=3))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "unremix-simclr on digits: 96 images, 10 classes, 96 more to test on"
-    machine = r"cpu, 1 thread, (native|eager) engine"
+    machine = r"cpu, 1 thread, 32-true, (native|eager) engine"
     assert re.fullmatch(rf"backbone small, 8 px, [\d,]+ parameters; {machine}", lines[1])
     epochs = [line for line in lines if line.startswith("epoch")]
     assert [line.split(" · ")[0] for line in epochs] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]

@@ -33,8 +33,8 @@ from unremix.experiments.processes import Local
 from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
 from unremix.recipes import sections
+from unremix.training.building import settled
 from unremix.training.loop import Training, fit
-from unremix.training.precision import settled
 from unremix.training.preparation import Prepared, fit_to
 from unremix.training.progress import Progress
 from unremix.training.run import Run

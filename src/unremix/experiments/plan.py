@@ -14,7 +14,7 @@ from typing import Any, Literal
 from unremix.console.values import bounded, check_bounds
 from unremix.domains.options import TrainConfig, flat_options, make_config
 from unremix.recipes import RECIPES, find_recipe
-from unremix.training.precision import settled
+from unremix.training.building import settled
 
 # Not shared by the runs.
 OWN = ("recipe", "seed", "name", "runs", "resume", "progress", "threads", "given")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from unremix.console.quantities import amount
 from unremix.domains import find_domain
+from unremix.domains.base import AUTOCAST
 from unremix.domains.options import TrainConfig
 from unremix.frameworks.base import Framework
-from unremix.training.precision import embeds_in
+from unremix.training.precision import FULL, MIXED, device_kind, fast_precision
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -153,3 +155,32 @@ def _make(config: TrainConfig, shape: Any, *, gather: bool = False) -> Framework
         encoder, head = find_domain(config.domain).build(config, shape)
         model = composition.make_framework(encoder, head, gather=gather)
     return model.double() if config.precision == "64-true" else model
+
+
+def precision_of(config: TrainConfig) -> Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]:
+    """The precision that a run computes in here."""
+    if config.precision != "auto":
+        return config.precision
+    gains = find_domain(config.domain).gains_from_bfloat16(config)
+    return fast_precision(device_kind(config.accelerator)) if gains else FULL
+
+
+def settled(config: TrainConfig) -> TrainConfig:
+    """The options with a precision in place of auto."""
+    return config if config.precision != "auto" else replace(config, precision=precision_of(config))
+
+
+def embeds_in(precision: str, encoder: Model, accelerator: str = "cpu") -> Model:
+    """Let an encoder embed in the precision that it was trained in, where that is fast.
+
+    Args:
+        precision: Of the run; not auto.
+        encoder: The encoder, or with the head behind it.
+        accelerator: Where it computes, as in the options.
+
+    Returns:
+        The encoder, which :func:`unremix.domains.base.evaluating` runs so.
+    """
+    mixed = precision.endswith("mixed") and fast_precision(device_kind(accelerator)) == MIXED
+    setattr(encoder, AUTOCAST, mixed)
+    return encoder

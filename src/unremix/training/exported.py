@@ -16,7 +16,7 @@ from unremix.domains import find_domain
 from unremix.domains.base import evaluating
 from unremix.domains.options import TrainConfig, make_config
 from unremix.files.bounds import shorten
-from unremix.training.building import outlined, refuse_other
+from unremix.training.building import embeds_in, outlined, refuse_other
 from unremix.training.checkpoints import (
     DamagedError,
     check_embeddings,
@@ -24,7 +24,6 @@ from unremix.training.checkpoints import (
     read_safetensors,
 )
 from unremix.training.export import from_texts
-from unremix.training.precision import embeds_in
 
 
 class ExportedEncoder:

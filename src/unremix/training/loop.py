@@ -43,11 +43,10 @@ from unremix.files.atomic_files import refuse_link, write_text
 from unremix.frameworks.base import Framework, Projecting
 from unremix.frameworks.randomness import scramble
 from unremix.losses import TwoViewLoss
-from unremix.training.building import build_model
+from unremix.training.building import build_model, precision_of
 from unremix.training.export import export_facts, write_weights
 from unremix.training.initialization import initialize
 from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer, temperature_at
-from unremix.training.precision import precision_of
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
 from unremix.training.record import device_in_words

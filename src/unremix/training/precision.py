@@ -13,17 +13,14 @@ import platform
 import re
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from unremix.domains import find_domain
-from unremix.domains.base import AUTOCAST
-from unremix.domains.options import TrainConfig
 from unremix.files.atomic_files import read_text, write_text
 from unremix.training.threads import limited_threads
 from unremix.user_cache import user_cache
@@ -37,8 +34,6 @@ AMPERE = (8, 0)  # the first generation of CUDA devices that multiplies bfloat16
 IMAGES, CHANNELS, SIDE = 32, 64, 16  # of the convolution that is timed
 REPEATS = 3
 LARGEST_NOTE = 1 << 16  # bytes of the file in the cache
-
-Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -126,32 +121,3 @@ def fast_precision(device: str) -> Fast:
     if device == "cuda":
         return MIXED if torch.cuda.get_device_capability() >= AMPERE else FULL
     return MIXED if device == "cpu" and cpu_speed().ratio >= FASTER else FULL
-
-
-def precision_of(config: TrainConfig) -> Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]:
-    """The precision that a run computes in here."""
-    if config.precision != "auto":
-        return config.precision
-    gains = find_domain(config.domain).gains_from_bfloat16(config)
-    return fast_precision(device_kind(config.accelerator)) if gains else FULL
-
-
-def settled(config: TrainConfig) -> TrainConfig:
-    """The options with a precision in place of auto."""
-    return config if config.precision != "auto" else replace(config, precision=precision_of(config))
-
-
-def embeds_in(precision: str, encoder: Network, accelerator: str = "cpu") -> Network:
-    """Let an encoder embed in the precision that it was trained in, where that is fast.
-
-    Args:
-        precision: Of the run; not auto.
-        encoder: The encoder, or with the head behind it.
-        accelerator: Where it computes, as in the options.
-
-    Returns:
-        The encoder, which :func:`unremix.domains.base.evaluating` runs so.
-    """
-    mixed = precision.endswith("mixed") and fast_precision(device_kind(accelerator)) == MIXED
-    setattr(encoder, AUTOCAST, mixed)
-    return encoder

@@ -25,9 +25,8 @@ from unremix.domains import Domain, find_domain
 from unremix.domains.options import OF_A_CALL, TrainConfig
 from unremix.files.atomic_files import refuse_link, sweep, try_lock
 from unremix.frameworks.base import Framework, auto_batch
-from unremix.training.building import build_model, outline_model, refuse_other
+from unremix.training.building import build_model, outline_model, refuse_other, settled
 from unremix.training.initialization import find_weights
-from unremix.training.precision import settled
 from unremix.training.record import differences, make_record
 from unremix.training.run import Run
 from unremix.training.threads import choose_threads

@@ -32,7 +32,7 @@ from unremix.domains.options import (
 )
 from unremix.files.atomic_files import read_text, replacing, write_text
 from unremix.frameworks.base import Framework, Projecting
-from unremix.training.building import build_model, outline_model, refuse_other
+from unremix.training.building import build_model, embeds_in, outline_model, refuse_other
 from unremix.training.checkpoints import (
     DamagedError,
     check_embeddings,
@@ -42,7 +42,6 @@ from unremix.training.checkpoints import (
     read_safetensors,
     write_checkpoint,
 )
-from unremix.training.precision import embeds_in
 
 LARGEST_CONFIG = 1 << 20  # bytes; one has some thousand
 FACTS = ("step", "seconds", "device", "date", "version")  # of a checkpoint, besides tensors
