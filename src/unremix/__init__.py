@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from unremix.pipeline import evaluate, train
     from unremix.signals.false_negatives import FalseNegatives
     from unremix.training.exported import load_exported
+    from unremix.training.finding import encoder
+    from unremix.training.ready import ReadyEncoder
     from unremix.training.run import Run
 
 __all__ = [
@@ -24,9 +26,11 @@ __all__ = [
     "Importance",
     "InfoNCELoss",
     "Mined",
+    "ReadyEncoder",
     "Run",
     "UnReMixLoss",
     "audit",
+    "encoder",
     "evaluate",
     "importance",
     "load",
@@ -44,8 +48,10 @@ _HOMES = {
     "Importance": "unremix.core.contrast:Importance",
     "InfoNCELoss": "unremix.losses:InfoNCELoss",
     "Mined": "unremix.mining.mine:Mined",
+    "ReadyEncoder": "unremix.training.ready:ReadyEncoder",
     "Run": "unremix.training.run:Run",
     "UnReMixLoss": "unremix.losses:UnReMixLoss",
+    "encoder": "unremix.training.finding:encoder",
     "evaluate": "unremix.pipeline:evaluate",
     "importance": "unremix.losses:importance",
     "load": "unremix.hub:SharedRun",

@@ -115,12 +115,22 @@ def test_timm(
         return make_encoder("small", channels=1, image_size=8)
 
     monkeypatch.setitem(
-        sys.modules, "timm", SimpleNamespace(create_model=create_model, is_model=lambda _: True)
+        sys.modules,
+        "timm",
+        SimpleNamespace(
+            create_model=create_model,
+            is_model="some_net".__eq__,
+            list_models=lambda: ["some_net"],
+            models=SimpleNamespace(get_pretrained_cfg=lambda _: None),
+        ),
     )
     run, said = begun(tmp_path, capsys, init="timm:some_net")
     assert asked == {"name": "some_net", "pretrained": True, "num_classes": 0, "in_chans": 1}
     assert_same(run, create_model("some_net").state_dict())
     assert "--init timm:some_net: loaded" in said
+    for name in ("local-dir:/tmp/model", "hf-hub:someone/model"):  # timm would take them
+        with pytest.raises(ValueError, match="the name of a timm model"):
+            unremix.train(small(tmp_path / "other", init=f"timm:{name}"))
 
 
 def test_a_pickle_is_refused_without_advice_to_run_it(tmp_path: Path) -> None:

@@ -107,9 +107,11 @@ def evaluate_run(run: str, data: str | None = None, trust: bool = False) -> None
 
 
 def embed(
-    run: str,
+    run: str | None = None,
     data: list[str] | None = None,
     output: str | None = None,
+    encoder: str | None = None,
+    domain: str | None = None,
     layer: Literal["backbone", "head"] = "backbone",
     normalize: bool = False,
     on: Literal["local", "ray"] = "local",
@@ -118,11 +120,14 @@ def embed(
     """Write the embeddings of a data set or of some files.
 
     Args:
-        run: The run's folder.
+        run: The run's folder; or use --encoder.
         data: The data, by default the run's own; several picture files, or a .txt file of their
             paths.
-        output: An .npz, .parquet or .csv file, by default embeddings.npz in the run's folder. With
-            --on ray a folder of parquet parts, which may be a URL, by default embeddings there.
+        output: An .npz, .parquet or .csv file, by default embeddings.npz in the run's folder or,
+            for --encoder, here. With --on ray a folder of parquet parts, which may be a URL, by
+            default embeddings there.
+        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
+        domain: What kind of data the encoder is for, if its name does not say so.
         layer: The encoder's output (backbone), or the projection head's behind it (head).
         normalize: Scale each embedding to length 1.
         on: This machine (local), or Ray, where the same command continues what was stopped.
@@ -136,6 +141,9 @@ def embed(
         from unremix.cluster.embedding import embed_on_ray
         from unremix.console.progress import showing
 
+        if run is None:
+            raise ValueError("expected a run's folder with --on ray, got none; leave --on out")
+
         place = str(Path(run) / "embeddings") if output is None else output
         with showing("embedding") as advance:
             written = embed_on_ray(
@@ -147,9 +155,15 @@ def embed(
             f"{counted(written.parts, 'part')}{earlier}"
         )
         return
-    path = Path(run) / "embeddings.npz" if output is None else _on_disk(output, "add --on ray")
-    count, width = embed_to_file(run, data, path, layer=layer, normalize=normalize, trust=trust)
+    usual = Path(run or "") / "embeddings.npz"
+    path = usual if output is None else _on_disk(output, "add --on ray")
+    count, width = embed_to_file(
+        run, data, path, layer=layer, normalize=normalize, encoder=encoder, domain=domain,
+        trust=trust,
+    )  # fmt: skip
     say(f"Wrote {counted(count, 'embedding')} of size {width} to {path}")
+    if run is None:
+        return
     config = Run(run).config
     if data is None and config.limit is not None:
         limited = f"The run was limited by --limit {config.limit}"

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What this process starts, such as workers, imports nothing from the current folder.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     gc.disable()  # imports make many objects and no garbage
-    if sys.argv[1:2] == ["train"]:
+    if sys.argv[1:2] in (["train"], ["embed"]):
         keep_freed_memory()
     status = _answer(sys.argv[1:])
     distributed = sys.modules.get("torch.distributed")

@@ -17,7 +17,7 @@ CONFIG = "A YAML file of options, or the name of a setting that ships with the p
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 # Arguments of commands as a person types them: --data *.jpg, -o page.html.
 SEVERAL = {("embed", "data"), ("neighbors", "query"), ("report", "runs")}
-OPTIONAL = {("recipes", "recipe")}  # by position, or not at all
+OPTIONAL = {("recipes", "recipe"), ("embed", "run")}  # by position, or not at all
 NAMED = {("mine", "anchors"), ("mine", "positives"), ("neighbors", "query")}  # never by position
 SHORT = {"output": "-o", "k": "-k"}
 WITH_CONFIG = ("train", "compare")

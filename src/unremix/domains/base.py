@@ -66,6 +66,15 @@ class Trained(Protocol):
         ...
 
 
+class Ready(NamedTuple):
+    """A ready encoder, as a kind of data finds it by name."""
+
+    config: TrainConfig  # options that build it, without its weights
+    shape: Any  # how its inputs are prepared
+    weights: Mapping[str, Tensor] | Path  # by name, or the file that has them
+    description: str  # its preprocessing, in a few words
+
+
 class Piece(Protocol):
     """Some consecutive samples of the data, to be embedded on another machine; it is pickled."""
 
@@ -130,10 +139,10 @@ class Exports:
     """
 
     facts: Callable[[Trained, nn.Module], dict[str, Any]]
-    network: Callable[[dict[str, Any], Path], nn.Module]  # the encoder, without its weights
-    forward: Callable[[nn.Module, dict[str, Any]], nn.Module]  # the same from unprepared inputs
-    embedder: Callable[[dict[str, Any], Path, Callable[[Tensor], Tensor]], Callable[[Any], Tensor]]
-    """From facts, the file's path and ``forward``: a function from items to embeddings (n, F)."""
+    options: Callable[[dict[str, Any], Path], dict[str, Any]]  # that build the encoder
+    shape: Callable[[dict[str, Any], Path], Any]
+    opaque: Callable[[Callable[[Tensor], Tensor], dict[str, Any], Path], tuple[nn.Module, Any]]
+    """A function of unprepared inputs as an encoder, and the shape that leaves them as they are."""
     formats: Mapping[str, Callable[[nn.Module, dict[str, Any], Path], ExportNote]]
     """Writes an encoder that facts describe to a path; by the name of the format."""
     readme: Path
@@ -200,6 +209,11 @@ class Domain:
     build: Callable[[TrainConfig, Any], tuple[nn.Module, nn.Sequential]]  # encoder and head
     fill: Callable[[Framework, TrainConfig, Any], None] = _nothing  # vectors that options name
     starts_from: Callable[[TrainConfig], str | None] = lambda config: config.init  # its weights
+    prefixes: tuple[str, ...] = ()  # of ready encoders' names, such as "library" of "library:name"
+    ready: Callable[[TrainConfig], Ready] | None = None
+    """The encoder that ``config.encoder`` names: by a prefix, or a callable of the user's own."""
+    download: Callable[[str, Any], Mapping[str, Tensor]] | None = None
+    """Weights by a name with a prefix, for a shape; from the network if they are not here."""
     describe: Callable[[TrainConfig, Any], str]  # the encoder, in a few words
     steps: Callable[[Any, TrainConfig], int] = steps_of  # per epoch
     # The samples of a step, over all processes.
@@ -360,7 +374,7 @@ def evaluating(encoder: nn.Module) -> Iterator[tuple[torch.device, torch.dtype]]
 
     One that says so computes in bfloat16 under autocast; its parameters stay as they are.
     """
-    parameter, was_training = next(encoder.parameters()), encoder.training
+    parameter, was_training = next(encoder.parameters(), torch.empty(0)), encoder.training
     encoder.eval()
     try:
         mixed = getattr(encoder, AUTOCAST, False)

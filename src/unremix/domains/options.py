@@ -71,8 +71,11 @@ class TrainConfig:
         head_hidden: Sizes of the projection head's hidden layers.
         head_output: Size of the embeddings the loss sees.
         head_batch_norm: Whether the head normalizes its hidden layers.
-        init: Start from another encoder: a run's folder, a state dict, a .safetensors file, or
-            timm:NAME for pretrained weights.
+        init: Start from the weights of another encoder: a run's folder, a state dict, a
+            .safetensors file, or timm:NAME for pretrained weights.
+        encoder: Start from a ready encoder with its preprocessing: timm:NAME, torchvision:NAME,
+            package.module:callable, file.py:callable, each perhaps with :WEIGHTS_FILE; an exported
+            file, or a run's folder.
         epochs: Passes over the data; 0 makes a run of the untrained encoder.
         max_minutes: End training with the first epoch that ends after this many minutes.
         batch_size: Samples per step, over all processes; auto is 256, or the largest power of two
@@ -149,6 +152,7 @@ class TrainConfig:
     head_output: int = option(128, least=1)
     head_batch_norm: bool = option(True, rare=True)
     init: str | None = option()
+    encoder: str | None = option()
     epochs: int = option(least=0)
     max_minutes: float | None = option(above=0, rare=True)
     batch_size: int = option("auto", least=2)
@@ -488,8 +492,23 @@ def code_of(options: Mapping[str, Any]) -> tuple[str, ...]:
         >>> code_of({"imports": ["method.py"]})
         ('method.py',)
     """
-    named = (name for domain in DOMAINS.values() for name in domain.code(options))
+    named = [name for domain in DOMAINS.values() for name in domain.code(options)]
+    encoder = options.get("encoder")
+    if isinstance(encoder, str) and is_code(encoder):
+        named.append(encoder)
     return tuple(dict.fromkeys([*(options.get("imports") or ()), *named]))
+
+
+def is_code(encoder: str) -> bool:
+    """Whether a ready encoder's name is that of a callable, not of a library's encoder or a file.
+
+    Example:
+        >>> is_code("mine.py:encoder"), is_code("timm:resnet18")
+        (True, False)
+    """
+    prefix, colon, _ = encoder.partition(":")
+    known = (one for domain in DOMAINS.values() for one in domain.prefixes)
+    return bool(colon) and prefix not in known and not os.path.exists(encoder)
 
 
 class UntrustedError(ValueError):

@@ -13,22 +13,26 @@ from unremix.console.suggestions import needed_for
 from unremix.domains.base import Features
 from unremix.files.atomic_files import write_arrays, write_whole
 from unremix.training.checkpoints import check_embeddings
+from unremix.training.finding import opened
+from unremix.training.ready import ReadyEncoder
 from unremix.training.run import Layer, Run
 
 
 def embed_to_file(
-    run_folder: str,
+    run_folder: str | None,
     data: str | Sequence[str] | None,
     path: Path,
     *,
     layer: Layer = "backbone",
     normalize: bool = False,
+    encoder: str | None = None,
+    domain: str | None = None,
     trust: bool = False,
 ) -> tuple[int, int]:
     """Write the embeddings of a whole data set, training samples first.
 
     Args:
-        run_folder: The run.
+        run_folder: The run; None for ``encoder``.
         data: The data; None for the run's own. For pictures also several files, or a ``.txt`` file
             with a path on each line.
         path: ``.npz`` or ``.parquet``: ``embeddings`` (n, F), ``names`` (n,) and, where known,
@@ -36,6 +40,8 @@ def embed_to_file(
             dimension, ``embedding_0`` and so on.
         layer: See :class:`unremix.training.run.Run`.
         normalize: Whether to scale each embedding to length 1.
+        encoder: The name of a ready encoder; see :func:`unremix.encoder`.
+        domain: What kind of data it is for.
         trust: Whether code may run that the run's folder names.
 
     Returns:
@@ -47,11 +53,16 @@ def embed_to_file(
     writers = {".npz": write_arrays, ".parquet": _write_parquet, ".csv": _write_csv}
     if path.suffix not in writers:
         raise ValueError(f"expected a file that ends in {', '.join(writers)}, got {str(path)!r}")
-    run = Run(run_folder, layer=layer, trust=trust)
-    run.trained = run.encoder()  # report its problems before the data are read
-    domain = run.domain
-    loaded = domain.load_for(run, source_of(run, data))
-    arrays = arrays_of(domain.features(run, loaded), normalize=normalize)
+    run = opened(run_folder, encoder, domain=domain, layer=layer, trust=trust)
+    if isinstance(run, Run):
+        run.trained = run.encoder()  # report its problems before the data are read
+    elif data is None or layer != "backbone":
+        raise ValueError(
+            "expected --data and no --layer head with --encoder, which has neither data nor a "
+            "projection head; name the data"
+        )
+    loaded = run.domain.load_for(run, source_of(run, data))
+    arrays = arrays_of(run.domain.features(run, loaded), normalize=normalize)
     writers[path.suffix](path, arrays)
     count, width = arrays["embeddings"].shape
     return count, width
@@ -78,7 +89,7 @@ def _texts(names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.str_]]:
     return np.array(texts, dtype=np.str_)
 
 
-def source_of(run: Run, data: str | Sequence[str] | None) -> Any:
+def source_of(run: Run | ReadyEncoder, data: str | Sequence[str] | None) -> Any:
     """What the domain loads: its own data, one path, or several if it can read such.
 
     Raises:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,49 +11,19 @@ from torch import Tensor, nn
 
 from unremix.console.suggestions import needed_for
 from unremix.domains import find_domain
-from unremix.domains.base import evaluating
 from unremix.domains.options import TrainConfig, make_config
 from unremix.files.bounds import shorten
 from unremix.training.building import embeds_in, outlined, refuse_other
 from unremix.training.checkpoints import (
     DamagedError,
-    check_embeddings,
     check_finite,
     read_safetensors,
 )
 from unremix.training.export import from_texts
+from unremix.training.ready import ReadyEncoder
 
 
-class ExportedEncoder:
-    """An encoder with its preprocessing; :func:`load_exported` makes it.
-
-    Attributes:
-        path: The file.
-        metadata: What the file says: size, crop, mean, std, layer, version and so on.
-    """
-
-    def __init__(
-        self, path: Path, metadata: dict[str, Any], embed: Callable[[Any], Tensor]
-    ) -> None:
-        self.path, self.metadata, self._embed = path, metadata, embed
-
-    def __repr__(self) -> str:
-        return f"load_exported({str(self.path)!r})"
-
-    def embed(self, items: Any, *, normalize: bool = False) -> Tensor:
-        """Embeddings of items, shape (n, F), as :meth:`unremix.Run.embed` gives them.
-
-        Args:
-            items: Pictures, graphs or sentences; see :meth:`unremix.Run.embed`.
-            normalize: Whether to scale each embedding to length 1.
-
-        Raises:
-            ValueError: For items the encoder cannot take.
-        """
-        return check_embeddings(self._embed(items), normalize=normalize)
-
-
-def load_exported(path: str | Path) -> ExportedEncoder:
+def load_exported(path: str | Path) -> ReadyEncoder:
     """Load an encoder that ``unremix export`` wrote.
 
     Args:
@@ -99,7 +67,7 @@ def _facts(path: Path, texts: dict[str, str] | None) -> dict[str, Any]:
     return from_texts(texts)
 
 
-def _from_onnx(path: Path) -> ExportedEncoder:
+def _from_onnx(path: Path) -> ReadyEncoder:
     with needed_for("an .onnx file"):
         import onnxruntime
     try:
@@ -107,17 +75,19 @@ def _from_onnx(path: Path) -> ExportedEncoder:
     except Exception as error:  # its exceptions have no base of their own
         raise ValueError(f"expected an ONNX file, got {path} ({error})") from error
     facts = _facts(path, session.get_modelmeta().custom_metadata_map)
-    exports = find_domain(facts["domain"]).exports
-    assert exports is not None
+    domain = find_domain(facts["domain"])
+    assert domain.exports is not None
 
     def forward(inputs: Tensor) -> Tensor:
         (features,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
         return torch.from_numpy(features)
 
-    return ExportedEncoder(path, facts, exports.embedder(facts, path, forward))
+    network, shape = domain.exports.opaque(forward, facts, path)
+    config = make_config({"domain": domain.name})
+    return _ready(path, config, shape, network.eval(), facts)
 
 
-def _from_safetensors(path: Path) -> ExportedEncoder:
+def _from_safetensors(path: Path) -> ReadyEncoder:
     try:
         weights, texts = read_safetensors(path)
     except DamagedError as error:
@@ -126,25 +96,24 @@ def _from_safetensors(path: Path) -> ExportedEncoder:
     check_finite(weights, str(path))
     domain = find_domain(facts["domain"])
     exports = domain.exports
-    if exports is not None:
-        encoder = _filled(lambda: exports.network(facts, path), weights, path)
-        network = embeds_in(facts.get("precision", "32-true"), exports.forward(encoder, facts))
-
-        def forward(inputs: Tensor) -> Tensor:
-            with evaluating(network):
-                features: Tensor = network(inputs)
-            return features
-
-        return ExportedEncoder(path, facts, exports.embedder(facts, path, forward))
-    own = {name: facts["encoder"][name] for name in domain.architecture}
+    if exports is None:
+        own = {name: facts["encoder"][name] for name in domain.architecture}
+        shape = domain.shape_from(facts["shape"])
+    else:
+        own, shape = exports.options(facts, path), exports.shape(facts, path)
     config = make_config(
         {"domain": domain.name, **({domain.section: own} if domain.section else own)}
     )
-    shape = domain.shape_from(facts["shape"])
     encoder = _filled(lambda: domain.build(config, shape)[0], weights, path)
     embeds_in(facts.get("precision", "32-true"), encoder)
-    loaded = _Loaded(path, config, shape, encoder)
-    return ExportedEncoder(path, facts, lambda items: domain.embed(loaded, items))
+    return _ready(path, config, shape, encoder, facts)
+
+
+def _ready(
+    path: Path, config: TrainConfig, shape: Any, network: nn.Module, facts: dict[str, Any]
+) -> ReadyEncoder:
+    description = f"exported by {facts['made_by']}"
+    return ReadyEncoder(str(path), config, shape, network, description, facts)
 
 
 def _filled(make: Callable[[], nn.Module], weights: dict[str, Tensor], path: Path) -> nn.Module:
@@ -160,22 +129,3 @@ def _filled(make: Callable[[], nn.Module], weights: dict[str, Tensor], path: Pat
         encoder = make().to(dtype)
     encoder.load_state_dict(weights)
     return encoder.eval()
-
-
-@dataclass
-class _Loaded:
-    """What embedding asks of a run, for an encoder without one."""
-
-    path: Path
-    config: TrainConfig
-    shape: Any
-    network: nn.Module
-
-    def encoder(self, *, trained: bool = True) -> nn.Module:
-        return self.network
-
-    def metrics(self) -> list[dict[str, float]]:
-        return []
-
-    def warn(self, message: str) -> None:
-        warnings.warn(message, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Start from the encoder of another run, from a file of weights, or from timm's."""
+"""Start from the encoder of another run, from a file of weights, or from a library's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.console.suggestions import expecting, needed_for
+from unremix.domains import Domain
 from unremix.files.bounds import shorten
 from unremix.frameworks.base import Framework
 from unremix.training.checkpoints import read_checkpoint, read_safetensors
@@ -21,30 +21,12 @@ PREFIXES = ("module.", "model.", "encoder.", "backbone.")
 NESTED = ("state_dict", "model", "model_state", "teacher", "student")
 
 
-def _pretrained(name: str, channels: int) -> dict[str, Tensor]:
-    with needed_for(f"pretrained weights of {name!r}"):
-        import timm  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    # timm also takes folders and repositories, whose weights may be pickles.
-    if not re.fullmatch(r"[\w.-]+", name, re.ASCII) or not timm.is_model(name):
-        raise ValueError(
-            "expected the name of a model of timm for --init (timm.list_models() lists them), got "
-            f"{shorten(name)!r}; give a .safetensors file in its place"
-        )
-    remedy = "check the name and the connection, or give a file to --init"
-    with expecting(f"pretrained weights of {name!r} from timm", remedy):
-        model = timm.create_model(name, pretrained=True, num_classes=0, in_chans=channels)
-    state: dict[str, Tensor] = model.state_dict()
-    return state
-
-
-def find_weights(source: str) -> Path | None:
-    """The file that ``--init`` means; None for ``timm:NAME``.
+def find_weights(source: str) -> Path:
+    """The file that ``--init`` means.
 
     Raises:
         FileNotFoundError: If there is none.
     """
-    if source.startswith("timm:"):
-        return None
     path = Path(source)
     if path.is_dir():
         path = path / "encoder.safetensors"
@@ -58,16 +40,14 @@ def find_weights(source: str) -> Path | None:
     return path
 
 
-def read_weights(source: str, channels: int = 3) -> dict[str, Tensor]:
-    """Names and tensors of a run's encoder, a state dict, a .safetensors file or ``timm:NAME``.
+def read_weights(source: str) -> dict[str, Tensor]:
+    """Names and tensors of a run's encoder, a state dict or a .safetensors file.
 
     Raises:
         FileNotFoundError: If there is no such run or file.
         ValueError: If it holds no tensors.
     """
     path = find_weights(source)
-    if path is None:
-        return _pretrained(source.removeprefix("timm:"), channels)
     if path.suffix == ".safetensors":
         return read_safetensors(path)[0]
     try:
@@ -116,19 +96,22 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" * (len(names) > SHOWN))
 
 
-def load_matching(encoder: nn.Module, given: dict[str, Tensor], source: str) -> str:
+def load_matching(
+    encoder: nn.Module, given: dict[str, Tensor], source: str, *, whole: bool = False
+) -> str:
     """Load what has the name and the shape of one of the encoder's tensors.
 
     Args:
         encoder: The encoder; nothing changes if nothing fits.
         given: Names and tensors.
         source: What to call them in messages.
+        whole: Whether every parameter has to be among them.
 
     Returns:
         What was loaded and what was not.
 
     Raises:
-        ValueError: If no parameter fits.
+        ValueError: If no parameter fits, or not every one.
     """
     own = encoder.state_dict()
     given = _without_prefix(given, own)
@@ -142,12 +125,18 @@ def load_matching(encoder: nn.Module, given: dict[str, Tensor], source: str) -> 
     if not weights & fits.keys():
         hint = _some(differ) if differ else f"its names are {_some(list(given))}"
         raise ValueError(
-            f"expected weights for this encoder ({_some(sorted(weights))}) from --init {source}, "
+            f"expected weights for this encoder ({_some(sorted(weights))}) from {source}, "
             f"got none that fit: {hint}; choose the --backbone, --width, --stem and number of "
             "channels that they were made with"
         )
+    missing = sorted(own.keys() - fits.keys())
+    if whole and missing:
+        raise ValueError(
+            f"expected all weights of this encoder from {source}, got none that fit for "
+            f"{_some(missing)}; name the network that the weights are of"
+        )
     encoder.load_state_dict(fits, strict=False)
-    said = f"--init {source}: loaded {len(weights & fits.keys())} of {len(weights)} parameters"
+    said = f"{source}: loaded {len(weights & fits.keys())} of {len(weights)} parameters"
     left = sorted(weights - given.keys())
     unused = [name for name in given if name not in own]
     for label, names in (("other shape", differ), ("not in it", left), ("not used", unused)):
@@ -156,11 +145,19 @@ def load_matching(encoder: nn.Module, given: dict[str, Tensor], source: str) -> 
     return said
 
 
-def initialize(model: Framework, source: str, shape: Any) -> str:
+def initialize(model: Framework, source: str, domain: Domain, shape: Any) -> str:
     """Set the encoder's weights to those of a source; says what was loaded."""
-    given = read_weights(source, getattr(shape, "channels", 3))
-    said = load_matching(model.encoder, given, source)
-    follower = getattr(model, "key_encoder", None)
-    if isinstance(follower, nn.Module):  # MoCo's begins as a copy
-        follower.load_state_dict(model.encoder.state_dict())
+    if domain.download is not None and source.partition(":")[0] in domain.prefixes:
+        given = dict(domain.download(source, shape))
+    else:
+        given = read_weights(source)
+    said = load_matching(model.encoder, given, f"--init {source}")
+    copy_to_follower(model)
     return said
+
+
+def copy_to_follower(model: Framework) -> None:
+    """MoCo's key encoder begins as a copy."""
+    follower = getattr(model, "key_encoder", None)
+    if isinstance(follower, nn.Module):
+        follower.load_state_dict(model.encoder.state_dict())

@@ -26,7 +26,9 @@ from unremix.domains.options import OF_A_CALL, TrainConfig
 from unremix.files.atomic_files import refuse_link, sweep, try_lock
 from unremix.frameworks.base import Framework, auto_batch
 from unremix.training.building import build_model, outline_model, refuse_other, settled
+from unremix.training.finding import ready_encoder
 from unremix.training.initialization import find_weights
+from unremix.training.ready import ReadyEncoder
 from unremix.training.record import differences, make_record
 from unremix.training.run import Run
 from unremix.training.threads import choose_threads
@@ -172,7 +174,7 @@ def check(config: TrainConfig) -> None:
         )
     domain, framework = find_domain(config.domain), None
     domain.check(config)
-    if config.init is not None:
+    if config.init is not None and config.init.partition(":")[0] not in domain.prefixes:
         find_weights(config.init)
     with torch.random.fork_rng(devices=[]):
         composition.make_loss()
@@ -295,6 +297,7 @@ class Prepared:
     state: dict[str, Any] | None  # the checkpoint to continue from, if any
     record: dict[str, Any] = field(default_factory=dict)  # what the bits depend on besides options
     model: Framework | None = None  # the model, not trained yet; None to have it built
+    start: ReadyEncoder | None = None  # what it starts from, unless that is random or --init
     made: bool = False  # whether the run's folder was made for it
     begun: bool = False  # whether a step has been made
     unlock: Callable[[], object] = lambda: None  # lets other processes write the run's folder
@@ -332,6 +335,21 @@ def prepare(config: TrainConfig) -> Prepared:
     return prepared
 
 
+def started(config: TrainConfig, start: ReadyEncoder) -> TrainConfig:
+    """The options of a run that starts from a ready encoder: those that build it are its own.
+
+    Raises:
+        ValueError: If it is for another kind of data.
+    """
+    if start.config.domain != config.domain:
+        raise ValueError(
+            f"expected an encoder of {find_domain(config.domain).unit}, got {start.name}, one of "
+            f"{start.domain.unit}; add --domain {start.config.domain}"
+        )
+    named = start.config.encoder or start.name
+    return replace(config, own=start.config.own, encoder=named)
+
+
 def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
     asked, run, state, made = config, None, None, False
     if config.resume is not None:
@@ -340,9 +358,18 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
     else:
         check(config)
     domain = find_domain(config.domain)
-    data = domain.load(config)
+    start = None
+    if config.encoder is not None and (run is None or not run.has_checkpoint):
+        start = ready_encoder(config, trust=config.trust)
+        config = start.config = started(config, start)
+    reads = start or run
+    if config.encoder is not None and reads is not None:  # it decides how the data are read
+        data = domain.load_for(reads, None)
+    else:
+        data = domain.load(config)
     config = settled(config)
-    shape = domain.shape(data, config) if run is None or state is None else run.shape
+    known = start or (None if state is None else run)
+    shape = domain.shape(data, config) if known is None else known.shape
     outline = outline_model(config, shape)
     if run is not None and state is not None:
         refuse_other(outline, state["model"], str(run.checkpoint))
@@ -373,4 +400,4 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
     if first:
         run.untrained = deepcopy(model.encoder).eval()
     config = replace(run.config, progress=config.progress)
-    return Prepared(run, config, data, state, record, model, made)
+    return Prepared(run, config, data, state, record, model, start, made)

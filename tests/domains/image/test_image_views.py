@@ -177,7 +177,7 @@ def test_crop_and_flip(size: int) -> None:
         pil = to_pil(picture).crop((left, top, left + width, top + height))
         pil = pil.resize((size, size), Image.Resampling.BILINEAR)
         expected.append(ImageOps.mirror(pil) if mirrored else pil)
-    assert distance(image.crop(images, boxes, flip), expected) < 1.1
+    assert distance(image.crop(images, boxes, flip, size), expected) < 1.1
 
 
 def test_rotate() -> None:

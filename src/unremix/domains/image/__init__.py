@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unremix.domains.base import Domain, Items
-from unremix.domains.image import export, measure, model, options, pieces, show
+from unremix.domains.image import encoders, export, measure, model, options, pieces, show
 from unremix.domains.image.dataset import count_classes
 from unremix.domains.image.imagined import imagine
 from unremix.domains.options import SELECTIVE
@@ -46,6 +46,9 @@ DOMAIN = Domain(
     to_label="Put them into a folder per class",
     build=model.build,
     starts_from=model.starts_from,
+    prefixes=encoders.LIBRARIES,
+    ready=model.ready,
+    download=lambda name, shape: encoders.download(name, shape.channels),
     describe=model.describe,
     steps=model.steps,
     indices=model.indices_of,

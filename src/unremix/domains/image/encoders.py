@@ -1,10 +1,19 @@
-"""Image encoders by name: ours, timm's, torchvision's, or any callable that makes a module."""
+"""Image encoders by name: ours, timm's, torchvision's, or any callable that makes a module.
+
+A callable is called with those of ``channels``, ``image_size``, ``width`` and ``pretrained`` that
+are names of its parameters. It returns a module from normalized images (B, C, S, S) to
+(B, features). How a ready encoder's images are prepared, the module says in an attribute
+``preprocessing``: a dictionary with any of the fields of :class:`Preprocessing`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,16 +21,67 @@ import torch
 from torch import Tensor, nn
 
 from unremix.console.suggestions import did_you_mean, expecting
+from unremix.domains.extensions import find_callable
 from unremix.domains.image.resnet import ResNet, SmallCNN, Stem
+from unremix.domains.image.views import SETTINGS
+from unremix.files.bounds import shorten
 
 DEPTH_OF = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 NAMES = ("auto", "small", *DEPTH_OF)
-FORMS = "'timm:NAME', 'torchvision:NAME' or 'package.module:callable'"
+LIBRARIES = ("timm", "torchvision")
+FORMS = "'timm:NAME', 'torchvision:NAME', 'package.module:callable' or 'file.py:callable'"
+IMAGENET = SETTINGS["imagenet"]
 
 LARGEST_SMALL = 16  # pixels: a ResNet halves the image three times, which leaves 2 of 16
 LARGEST_CIFAR = 32  # pixels: without the stem's two halvings every stage does 16 times the work
 
 CLASSIFIERS = ("fc", "classifier", "heads", "head")  # what torchvision calls them
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a ready encoder wants its images: the central square, resized, its middle, normalized.
+
+    Args:
+        size: Pixels per side of what the encoder sees.
+        resize: Pixels per side before the middle is cut out; ``size`` by default.
+        mean: Subtracted from each channel, as a share of the full range.
+        std: Divides each channel.
+    """
+
+    size: int = 224
+    resize: int | None = None
+    mean: tuple[float, ...] = IMAGENET.mean
+    std: tuple[float, ...] = IMAGENET.std
+
+    @staticmethod
+    def of(given: Mapping[str, Any], whose: str) -> Preprocessing:
+        """What an encoder says of itself.
+
+        Raises:
+            ValueError: For other fields, or values that no image can be prepared by.
+        """
+        known = {its.name for its in fields(Preprocessing)}
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list | tuple) else v for k, v in given.items()
+        }
+        try:
+            found = Preprocessing(**plain)
+            sound = min(found.size, found.resize or found.size) > 0 and (
+                (found.resize or found.size) >= found.size
+                and len(found.mean) == len(found.std) in (1, 3)
+                and all(isinstance(one, float | int) for one in (*found.mean, *found.std))
+                and min(found.std) > 0
+            )
+        except TypeError:
+            sound = False
+        if not sound:
+            raise ValueError(
+                f"expected a preprocessing of {', '.join(sorted(known))} for {whose}, got "
+                f"{dict(given)}; size and resize are pixels, resize the larger one, mean and std "
+                "one number per channel"
+            )
+        return found
 
 
 class External(nn.Module):
@@ -71,9 +131,9 @@ def make_encoder(
               ``img_size`` if the model fixes its input size;
             - ``torchvision:NAME``, made without weights, its last linear layer replaced by the
               identity;
-            - ``package.module:callable``: any callable that makes a module. It is called with
-              those of ``channels``, ``image_size`` and ``width`` that are names of its parameters,
-              by keyword.
+            - ``package.module:callable`` or ``file.py:callable``: any callable that makes a
+              module. It is called with those of ``channels``, ``image_size``, ``width`` and
+              ``pretrained`` (False here) that are names of its parameters, by keyword.
         channels: Channels of the images.
         image_size: Height and width S of the images, in pixels.
         width: Channels of the first stage, for our own encoders.
@@ -116,12 +176,7 @@ def make_encoder(
         )
     if name == "small":
         return SmallCNN(channels=channels, width=width)
-    source, colon, rest = name.partition(":")
-    if not (source and colon and rest):
-        raise ValueError(
-            f"expected an encoder among {', '.join(NAMES)}, or {FORMS}, "
-            f"got {name!r}{did_you_mean(name, NAMES)}"
-        )
+    source, rest = _parts(name)
     if torch.get_default_device().type == "meta":  # an outline; others may compute while made
         return External(nn.Identity(), 1)
     if source == "timm":
@@ -129,9 +184,155 @@ def make_encoder(
     elif source == "torchvision":
         model = _from_torchvision(rest)
     else:
-        available = {"channels": channels, "image_size": image_size, "width": width}
-        model = _from_callable(source, rest, available)
+        available = {
+            "channels": channels, "image_size": image_size, "width": width, "pretrained": False
+        }  # fmt: skip
+        model = _from_callable(name, available)
     return External(model, _output_size(model, name, channels=channels, image_size=image_size))
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """The library or module, and the name in it.
+
+    Raises:
+        ValueError: If there are no such parts.
+    """
+    source, _, rest = name.partition(":")
+    if not (source and rest):
+        raise ValueError(
+            f"expected an encoder among {', '.join(NAMES)}, or {FORMS}, "
+            f"got {name!r}{did_you_mean(name, NAMES)}"
+        )
+    return source, rest
+
+
+def find_ready(
+    name: str, width: int
+) -> tuple[str, Preprocessing, Mapping[str, Tensor] | Path, bool]:
+    """A ready encoder by name; nothing is downloaded.
+
+    Args:
+        name: ``timm:NAME``, ``torchvision:NAME`` or a callable, each perhaps with ``:FILE``, the
+            weights to use in place of the library's own.
+        width: Handed to a callable that takes it.
+
+    Returns:
+        The name of the network, its preprocessing, its weights or where they are, and whether the
+        preprocessing was stated by the encoder.
+
+    Raises:
+        FileNotFoundError: If the weights are not on this machine; it names the command that
+            downloads them.
+        ValueError: If there is no such encoder.
+    """
+    source, rest = _parts(name)
+    rest, _, file = rest.partition(":")
+    network = f"{source}:{rest}"
+    if source == "timm":
+        settings = _timm_settings(rest)
+        side = settings.input_size[-1]
+        crop = settings.crop_pct or 1.0
+        prepared = Preprocessing(side, round(side / crop), settings.mean, settings.std)
+        return network, prepared, Path(file) if file else _timm_file(rest, settings), True
+    if source == "torchvision":
+        models = _library("torchvision").models
+        _check_torchvision(rest)
+        weights = models.get_model_weights(rest).DEFAULT
+        made = weights.transforms()
+        (side,), (larger,) = made.crop_size, made.resize_size
+        prepared = Preprocessing(side, max(side, larger), tuple(made.mean), tuple(made.std))
+        if file:
+            return network, prepared, Path(file), True
+        return network, prepared, _in_cache(network, weights.url), True
+    available = {"channels": 3, "image_size": 224, "width": width, "pretrained": not file}
+    model = _from_callable(network, available)
+    stated = getattr(model, "preprocessing", None)
+    prepared = Preprocessing.of(stated or {}, network)
+    state: Mapping[str, Tensor] | Path = Path(file) if file else model.state_dict()
+    return network, prepared, state, stated is not None
+
+
+def _in_cache(name: str, url: str) -> Path:
+    """Weights that torch.hub has downloaded.
+
+    Raises:
+        FileNotFoundError: If it has not.
+    """
+    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    if not path.is_file():
+        raise _absent(name)
+    return path
+
+
+def _absent(name: str) -> FileNotFoundError:
+    library, model = _parts(name)
+    make = f"timm.create_model('{model}', pretrained=True)"
+    if library == "torchvision":
+        make = f"torchvision.models.get_model('{model}', weights='DEFAULT')"
+    return FileNotFoundError(
+        f"expected the weights of {name} on this machine, found none; download them with: "
+        f'python -c "import {library}; {make}", or name a file of them: {name}:FILE'
+    )
+
+
+def _timm_settings(name: str) -> Any:
+    """What timm says about a registered model.
+
+    Raises:
+        ValueError: If none is registered by this name: timm would look elsewhere for it.
+    """
+    timm = _library("timm")
+    # timm also takes folders and repositories, whose weights may be pickles.
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII) or not timm.is_model(name):
+        raise ValueError(
+            "expected the name of a timm model (timm.list_models() lists them), "
+            f"got {shorten(name)!r}{did_you_mean(name, timm.list_models())}"
+        )
+    with expecting(f"weights of the timm model {name!r}", "see timm.list_pretrained()"):
+        return timm.models.get_pretrained_cfg(name)
+
+
+def _timm_file(name: str, settings: Any) -> Path:
+    """Weights that the Hugging Face Hub's client has downloaded, safetensors first, or torch.hub.
+
+    Raises:
+        FileNotFoundError: If there are none.
+    """
+    if settings.hf_hub_id:
+        from huggingface_hub import try_to_load_from_cache
+
+        repository = settings.hf_hub_id
+        if repository.endswith("/"):
+            tag = f".{settings.tag}" if settings.tag else ""
+            repository += name if "." in name else f"{name}{tag}"
+        for file in (settings.hf_hub_filename, "model.safetensors", "pytorch_model.bin"):
+            found = try_to_load_from_cache(repository, file) if file else None
+            if isinstance(found, str):
+                return Path(found)
+    if settings.url:
+        return _in_cache(f"timm:{name}", settings.url)
+    raise _absent(f"timm:{name}")
+
+
+def download(name: str, channels: int) -> Mapping[str, Tensor]:
+    """Pretrained weights of ``timm:NAME``, from the network if they are not here.
+
+    Raises:
+        ValueError: If there is no such model, or it cannot be downloaded.
+    """
+    source, model = _parts(name)
+    if source != "timm":
+        raise ValueError(
+            f"expected timm:NAME for weights from the network, got {name!r}; use --encoder {name}"
+        )
+    _timm_settings(model)
+    remedy = "check the name and the connection, or give a file to --init"
+    with expecting(f"pretrained weights of {model!r} from timm", remedy):
+        made = _library("timm").create_model(
+            model, pretrained=True, num_classes=0, in_chans=channels
+        )
+    state: Mapping[str, Tensor] = made.state_dict()
+    return state
 
 
 def _library(name: str) -> ModuleType:
@@ -153,32 +354,29 @@ def _library(name: str) -> ModuleType:
 
 
 def _from_timm(name: str, *, channels: int, image_size: int) -> nn.Module:
-    timm = _library("timm")
-    if not timm.is_model(name):
-        raise ValueError(
-            "expected the name of a timm model (timm.list_models() lists them), "
-            f"got {name!r}{did_you_mean(name, timm.list_models())}"
-        )
+    settings = _timm_settings(name)
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": channels}
-    settings = timm.models.get_pretrained_cfg(name)
     if settings is not None and settings.fixed_input_size:
         options["img_size"] = image_size
     with expecting(
         f"timm to make {name!r} with {options}", "choose another model, or change the images"
     ):
-        model: nn.Module = timm.create_model(name, **options)
+        model: nn.Module = _library("timm").create_model(name, **options)
     return model
 
 
-def _from_torchvision(name: str) -> nn.Module:
-    models = _library("torchvision").models
-    known = models.list_models()
+def _check_torchvision(name: str) -> None:
+    known = _library("torchvision").models.list_models()
     if name not in known:
         raise ValueError(
             "expected the name of a torchvision model (torchvision.models.list_models() lists "
             f"them), got {name!r}{did_you_mean(name, known)}"
         )
-    model: nn.Module = models.get_model(name, weights=None)
+
+
+def _from_torchvision(name: str) -> nn.Module:
+    _check_torchvision(name)
+    model: nn.Module = _library("torchvision").models.get_model(name, weights=None)
     heads = [
         path
         for path, module in model.named_modules()
@@ -190,17 +388,8 @@ def _from_torchvision(name: str) -> nn.Module:
     return model
 
 
-def _from_callable(module: str, attribute: str, available: dict[str, int]) -> nn.Module:
-    name = f"{module}:{attribute}"
-    remedy = "check the spelling, and that its folder is on PYTHONPATH"
-    with expecting(f"{module!r} of the encoder {name!r} to be importable", remedy):
-        found = importlib.import_module(module)
-    make: Callable[..., Any] | None = getattr(found, attribute, None)
-    if not callable(make):
-        raise ValueError(
-            f"expected a callable {attribute!r} in {module!r}, "
-            f"found none{did_you_mean(attribute, vars(found))}"
-        )
+def _from_callable(name: str, available: Mapping[str, int]) -> nn.Module:
+    make = find_callable(name)
     try:
         parameters = dict(inspect.signature(make).parameters)
     except ValueError:  # some callables written in C have no signature

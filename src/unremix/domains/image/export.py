@@ -18,14 +18,12 @@ from unremix.console.suggestions import needed_for
 from unremix.console.templates import fill
 from unremix.domains.base import CODE_START, ExportNote, Exports, Trained, to_texts
 from unremix.domains.image import resnet
-from unremix.domains.image.encoders import NAMES, make_encoder
-from unremix.domains.image.items import read_items
-from unremix.domains.image.options import LARGEST_IMAGE
+from unremix.domains.image.encoders import LIBRARIES, NAMES
+from unremix.domains.image.model import ImageShape, shape_from
 from unremix.domains.image.resnet import ResNet, SmallCNN, to_torchvision
 from unremix.files.atomic_files import write_whole
 from unremix.files.bounds import shorten
 
-AT_ONCE = 512  # images
 TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -65,7 +63,8 @@ def facts_of(run: Trained, encoder: nn.Module) -> dict[str, Any]:
         name, stem = f"resnet{encoder.depth}", encoder.stem
     return {
         "encoder": {"name": name, "width": options.width, "stem": stem},
-        "size": shape.image_size,
+        "size": shape.seen,
+        **({"resized": shape.image_size} if shape.middle else {}),
         "channels": shape.channels,
         "crop": "center square",
         "resize": "bicubic, antialiased",
@@ -74,8 +73,8 @@ def facts_of(run: Trained, encoder: nn.Module) -> dict[str, Any]:
     }
 
 
-def network(facts: dict[str, Any], path: Path) -> nn.Module:
-    """The encoder that facts describe, without its weights.
+def options_of(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The options that build the encoder.
 
     Raises:
         ValueError: If it takes code to build it.
@@ -83,53 +82,55 @@ def network(facts: dict[str, Any], path: Path) -> nn.Module:
     made = facts["encoder"]
     name = made["name"]
     # A file must not decide which code runs: weights are data.
-    if name not in NAMES and not name.startswith(("timm:", "torchvision:")):
+    if name not in NAMES and not name.startswith(tuple(f"{one}:" for one in LIBRARIES)):
         raise ValueError(
             f"expected a network of unremix, timm or torchvision, got {name!r} in {path}; export "
             "it as onnx, which needs no code"
         )
-    return make_encoder(
-        name,
-        channels=facts["channels"],
-        image_size=facts["size"],
-        width=made["width"],
-        stem=made["stem"],
-    )
+    return {"backbone": name, "width": made["width"], "stem": made["stem"]}
 
 
-def from_bytes(encoder: nn.Module, facts: dict[str, Any]) -> nn.Module:
-    """The encoder with its normalization, from images as bytes to features.
-
-    Raises:
-        ValueError: If mean and standard deviation are of other channels.
-    """
-    for name in ("mean", "std"):
-        if len(facts[name]) != facts["channels"]:
-            raise ValueError(f"{name} of {len(facts[name])} channels")
-    return FromBytes(encoder, facts["mean"], facts["std"]).eval()
-
-
-def embedder(
-    facts: dict[str, Any], path: Path, forward: Callable[[Tensor], Tensor]
-) -> Callable[[Any], Tensor]:
-    """From items to embeddings (n, F), by a function from images as bytes to features.
+def shape_of(facts: dict[str, Any], path: Path) -> ImageShape:
+    """How images are prepared.
 
     Raises:
         ValueError: For a size or a number of channels that no image has.
     """
     channels, size = facts["channels"], facts["size"]
-    if channels not in (1, 3) or not isinstance(size, int) or not 1 <= size <= LARGEST_IMAGE:
+    try:
+        kept = facts.get("resized", size)
+        return shape_from(
+            {
+                "channels": channels, "image_size": kept, "augmentation": "gray",
+                "middle": None if kept == size else size,
+                "mean": facts["mean"], "std": facts["std"],
+            }
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"expected 1 or 3 channels and a size in pixels in {path}, got {shorten(channels)} and "
             f"{shorten(size)}; write it again with 'unremix export RUN'"
-        )
+        ) from error
 
-    @torch.no_grad()
-    def embed(items: Any) -> Tensor:
-        images = read_items(items, channels=channels, size=size)
-        return torch.cat([forward(part) for part in images.split(AT_ONCE)])
 
-    return embed
+class Opaque(nn.Module):
+    """A function from images as bytes, as an encoder of images in [0, 1]."""
+
+    def __init__(self, forward: Callable[[Tensor], Tensor], features: int) -> None:
+        super().__init__()
+        self.run, self.features = forward, features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, S, S) to (B, features)."""
+        return self.run((images * 255).round().to(torch.uint8))
+
+
+def opaque(
+    forward: Callable[[Tensor], Tensor], facts: dict[str, Any], path: Path
+) -> tuple[Opaque, ImageShape]:
+    """An encoder that normalizes images itself, and the shape that leaves this to it."""
+    plain = {"mean": [0.0] * facts["channels"], "std": [1.0] * facts["channels"]}
+    return Opaque(forward, facts["features"]), shape_of(facts | plain, path)
 
 
 def write_torchvision(encoder: nn.Module, facts: dict[str, Any], path: Path) -> ExportNote:
@@ -234,9 +235,9 @@ def write_onnx(encoder: nn.Module, facts: dict[str, Any], path: Path) -> ExportN
 
 EXPORTS = Exports(
     facts=facts_of,
-    network=network,
-    forward=from_bytes,
-    embedder=embedder,
+    options=options_of,
+    shape=shape_of,
+    opaque=opaque,
     formats={"torchvision": write_torchvision, "onnx": write_onnx},
     readme=TEMPLATES / "readme.md.jinja",
 )

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unremix.console.values import check_types
-from unremix.domains.base import Trained, evaluating
+from unremix.domains.base import Ready, Trained, evaluating
 from unremix.domains.image.dataset import ImageData, ImageSet, StreamedImages, load_images
 from unremix.domains.image.decoding import HEIF_SUFFIXES, suffixes
-from unremix.domains.image.encoders import chosen_name, make_encoder
+from unremix.domains.image.encoders import chosen_name, find_ready, make_encoder
 from unremix.domains.image.items import read_items
 from unremix.domains.image.options import LARGEST_IMAGE, ImageOptions
 from unremix.domains.image.views import SETTINGS, Augmentation, augment, plain, settings_for
@@ -33,6 +33,7 @@ from unremix.frameworks.randomness import CROPS, VIEWS, keys
 CROP_SHARE = 18 / 32
 CROP_SCALE = (0.05, 0.25)
 
+AT_ONCE = 1 << 21  # pixels that are embedded together: layers of large encoders take 500 times that
 SMALL_IMAGE = 32  # pixels
 SIZES = "width, head_hidden, head_output or the sizes of the framework, such as moco.queue"
 FINGERPRINTED = 512  # images, at least
@@ -46,6 +47,9 @@ class ImageShape:
     channels: int  # 1 or 3
     image_size: int  # pixels per side
     augmentation: str  # name of the setting in unremix.domains.image.views.SETTINGS
+    middle: int | None = None  # pixels per side of what the encoder sees; image_size by default
+    mean: tuple[float, ...] | None = None  # of a ready encoder; by default those of the setting
+    std: tuple[float, ...] | None = None
 
     @staticmethod
     def of(images: ImageSet, config: TrainConfig) -> ImageShape:
@@ -64,13 +68,29 @@ class ImageShape:
                 f"expected an augmentation among {', '.join(SETTINGS)}, got {self.augmentation!r}; "
                 "use the version that wrote the run, or train a new one"
             )
-        return SETTINGS[self.augmentation]
+        given = {"size": self.middle, "mean": self.mean, "std": self.std}
+        own = {name: value for name, value in given.items() if value is not None}
+        return replace(SETTINGS[self.augmentation], **own)  # type: ignore[arg-type]
+
+    @property
+    def seen(self) -> int:
+        """Pixels per side of what the encoder sees."""
+        return self.middle or self.image_size
+
+    @property
+    def preparation(self) -> str:
+        """How images are prepared, in a few words."""
+        cut = f", its middle {self.seen}" if self.middle else ""
+        numbers = (
+            f"{name} {' '.join(f'{one:.4g}' for one in values)}"
+            for name, values in (("mean", self.settings.mean), ("std", self.settings.std))
+        )
+        return f"the central square, resized to {self.image_size}{cut} pixels; {', '.join(numbers)}"
 
 
-def features_of(
-    encoder: nn.Module, images: Tensor, settings: Augmentation, *, batch: int = 512
-) -> Tensor:
+def features_of(encoder: nn.Module, images: Tensor, settings: Augmentation) -> Tensor:
     """Features of uint8 images (n, C, S, S) in eval mode, shape (n, F), on the CPU."""
+    batch = max(16, min(512, AT_ONCE // images.shape[-1] ** 2))
     with evaluating(encoder) as (device, dtype):
         parts = [
             encoder(plain(part.to(device), settings).to(dtype)).float().cpu()
@@ -114,7 +134,9 @@ def check(config: TrainConfig) -> None:
             "expected --pretrained with --backbone timm:NAME and without --init, got "
             f"--backbone {options.backbone} and --init {config.init}; for other weights use --init"
         )
-    if colon and source:
+    if config.encoder is not None:
+        return  # found when it is loaded, which comes next
+    if colon and source and not source.endswith(".py"):
         package = source.partition(".")[0]
         if find_spec(package) is None:
             raise ImportError(
@@ -181,11 +203,46 @@ def starts_from(config: TrainConfig) -> str | None:
 
 def shape_from(values: dict[str, Any]) -> ImageShape:
     """The shape from plain values."""
-    shape = ImageShape(**values)
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    shape = ImageShape(**plain)
     check_types(shape)
-    if shape.channels not in (1, 3) or not 1 <= shape.image_size <= LARGEST_IMAGE:
+    sound = 1 <= shape.seen <= shape.image_size <= LARGEST_IMAGE and shape.channels in (1, 3)
+    numbers = [one for one in (shape.mean, shape.std) if one is not None]
+    if not sound or any(len(one) != shape.channels for one in numbers):
         raise ValueError(f"expected 1 or 3 channels and a size in pixels, got {shape}")
     return shape
+
+
+def ready(config: TrainConfig) -> Ready:
+    """The encoder that ``config.encoder`` names; see :func:`.encoders.find_ready`.
+
+    An image size of the options takes the place of the encoder's own.
+    """
+    assert config.encoder is not None
+    own: ImageOptions = config.own
+    network, wanted, weights, stated = find_ready(config.encoder, own.width)
+    if own.backbone not in ("auto", network):
+        raise ValueError(
+            f"expected --encoder without --backbone, got --backbone {own.backbone} as well; leave "
+            "one of them out"
+        )
+    size, resize = wanted.size, wanted.resize or wanted.size
+    if own.image_size not in (None, resize):
+        assert own.image_size is not None
+        size, resize = min(size * own.image_size // resize, own.image_size), own.image_size
+    shape = ImageShape(
+        channels=len(wanted.mean),
+        image_size=resize,
+        augmentation=own.augmentation,
+        middle=None if size == resize else size,
+        mean=wanted.mean,
+        std=wanted.std,
+    )
+    if own.augmentation == "auto":
+        shape = replace(shape, augmentation=settings_for(shape.channels, size))
+    resolved = replace(config, own=replace(own, backbone=network, image_size=resize))
+    said = "" if stated else " (ImageNet's, as the encoder states none)"
+    return Ready(resolved, shape, weights, f"images: {shape.preparation}{said}")
 
 
 def build(config: TrainConfig, shape: ImageShape) -> tuple[nn.Module, nn.Sequential]:
@@ -194,7 +251,7 @@ def build(config: TrainConfig, shape: ImageShape) -> tuple[nn.Module, nn.Sequent
     encoder = make_encoder(
         options.backbone,
         channels=shape.channels,
-        image_size=shape.image_size,
+        image_size=shape.seen,
         width=options.width,
         stem=options.stem,
     )
@@ -205,7 +262,7 @@ def build(config: TrainConfig, shape: ImageShape) -> tuple[nn.Module, nn.Sequent
 
 def describe(config: TrainConfig, shape: ImageShape) -> str:
     """The encoder, in a few words."""
-    return f"backbone {chosen_name(config.own.backbone, shape.image_size)}, {shape.image_size} px"
+    return f"backbone {chosen_name(config.own.backbone, shape.seen)}, {shape.seen} px"
 
 
 def faster(config: TrainConfig, shape: ImageShape) -> list[str]:
@@ -282,7 +339,7 @@ def views(
 ) -> tuple[Tensor, ...]:
     """Two views of each image, and small crops where the framework asks for them."""
     small = replace(shape.settings, crop_scale=CROP_SCALE)
-    side = max(4, round(CROP_SHARE * shape.image_size))
+    side = max(4, round(CROP_SHARE * shape.seen))
 
     def made(stream: int, settings: Augmentation) -> Tensor:
         return view(fetched, settings, keys(config.seed, epoch, indices, stream))

@@ -17,8 +17,8 @@ class ImageOptions:
     """Options for images.
 
     Args:
-        backbone: auto, small, resnet18, resnet34, resnet50, timm:NAME, torchvision:NAME or
-            package.module:callable.
+        backbone: auto, small, resnet18, resnet34, resnet50, timm:NAME, torchvision:NAME,
+            package.module:callable or file.py:callable.
         image_size: Pixels per side; by default the median short side, at most 224.
         width: Channels of a ResNet's first stage.
         stem: Stem of a ResNet: cifar, imagenet or auto; auto is cifar up to 32 pixels, imagenet

@@ -55,7 +55,7 @@ def sample(run: Trained, data: ImageData, model: Framework, loss: TwoViewLoss | 
     else:
         features = torch.cat(
             [
-                features_of(encoder, images(part.tolist()), settings, batch=EMBEDDED_AT_ONCE)
+                features_of(encoder, images(part.tolist()), settings)
                 for part in torch.arange(len(items)).split(512)
             ]
         )

@@ -48,6 +48,8 @@ class Augmentation:
         solarize: Probability of inverting the values of 128 and more (of 255).
         rotation: Greatest angle of a rotation either way, in degrees; black fills the corners.
         noise: Standard deviation of Gaussian noise, as a share of the full range.
+        size: Pixels along a side of a view, or of the middle that stands for the whole image; by
+            default those of the image.
         mean: Subtracted from each channel at the end, as a share of the full range.
         std: Divides each channel at the end.
 
@@ -70,6 +72,7 @@ class Augmentation:
     solarize: float = 0.0
     rotation: float = 0.0
     noise: float = 0.0
+    size: int | None = None
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
@@ -241,25 +244,25 @@ def crop_boxes(settings: Augmentation, numbers: Tensor, size: int) -> Tensor:
     return torch.cat([corners, sides], dim=1)
 
 
-def crop(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
-    """Cut the boxes out, stretch them to the images' size bilinearly, and mirror some.
+def crop(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
+    """Cut the boxes out, stretch them to one size bilinearly, and mirror some.
 
-    A crop is never larger than the result, so that nothing shrinks and no filter is needed against
-    aliasing. What lies outside a box does not leak in.
+    A crop is hardly larger than the result, so that no filter is needed against aliasing. What lies
+    outside a box does not leak in.
 
     Args:
         images: uint8, shape (B, C, S, S).
         boxes: Top, left, height and width, shape (B, 4).
         flip: Which to mirror, bool, shape (B,).
+        size: T, pixels along a side of the result.
 
     Returns:
-        float32 in [0, 1], shape (B, C, S, S).
+        float32 in [0, 1], shape (B, C, T, T).
     """
-    size = images.shape[-1]
     middles = torch.arange(size, device=images.device) + 0.5
     corners, sides = boxes[:, :2, None], boxes[:, 2:, None]  # (B, 2, 1)
-    places = (middles * (sides / size)).clamp_(min=0.5).minimum(sides - 0.5) + corners  # (B, 2, S)
-    rows, columns = places.mul_(2 / size).sub_(1).unbind(1)  # the image spans [-1, 1]
+    places = (middles * (sides / size)).clamp_(min=0.5).minimum(sides - 0.5) + corners  # (B, 2, T)
+    rows, columns = places.mul_(2 / images.shape[-1]).sub_(1).unbind(1)  # the image spans [-1, 1]
     columns = torch.where(flip[:, None], columns.flip(1), columns)
     # (x, y) of every pixel in one pass: (x, 0) along a row, plus y times (0, 1).
     across = torch.stack([columns, torch.zeros_like(columns)], dim=2).view(-1, 1, 2 * size)
@@ -437,7 +440,8 @@ def augment(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
             f"expected keys of shape ({len(images)},), one per image, got {tuple(keys.shape)}; "
             "draw them with unremix.frameworks.randomness.keys"
         )
-    result = images.new_empty(images.shape, dtype=torch.float32)
+    size = settings.size or images.shape[-1]
+    result = images.new_empty((*images.shape[:2], size, size), dtype=torch.float32)
     parts = math.ceil(images.numel() / _CHUNK) or 1
     for inputs, outputs, some in zip(
         images.chunk(parts), result.chunk(parts), keys.chunk(parts), strict=True
@@ -451,10 +455,10 @@ def plain(images: Tensor, settings: Augmentation) -> Tensor:
 
     Args:
         images: uint8, shape (B, C, S, S).
-        settings: Gives mean and standard deviation.
+        settings: Gives the size, mean and standard deviation.
 
     Returns:
-        float32, shape (B, C, S, S).
+        float32, shape (B, C, S, S), or the middle of this size.
 
     Raises:
         ValueError: If the images have another type or shape.
@@ -465,6 +469,9 @@ def plain(images: Tensor, settings: Augmentation) -> Tensor:
         tensor([2.])
     """
     _check(images, settings)
+    if settings.size is not None:
+        first = (images.shape[-1] - settings.size) // 2
+        images = images[..., first:, first:][..., : settings.size, : settings.size]
     floats = _to_float(images)
     return _normalize(floats, settings, floats)
 
@@ -472,7 +479,7 @@ def plain(images: Tensor, settings: Augmentation) -> Tensor:
 def _distort(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
     """Everything but the normalization: uint8 (B, C, S, S) -> float32 in [0, 1]."""
     draws = draw(settings, keys, images.shape[-1])
-    x = crop(images, draws.boxes, draws.flip)
+    x = crop(images, draws.boxes, draws.flip, settings.size or images.shape[-1])
     if settings.rotation:
         x = rotate(x, draws.degrees)
     if settings.jitter_probability and any(settings.jitter):

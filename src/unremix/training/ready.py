@@ -1,0 +1,99 @@
+"""An encoder that is ready to embed, with its preprocessing: without a run, or in place of one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from unremix.domains import Domain, find_domain
+from unremix.domains.base import Features
+from unremix.domains.options import TrainConfig
+from unremix.training.checkpoints import check_embeddings
+
+
+@dataclass(eq=False, repr=False)
+class ReadyEncoder:
+    """An encoder with its preprocessing; ``unremix.encoder`` and ``unremix.load_exported`` make it.
+
+    Args:
+        name: What it was named by.
+        config: Options that build it; its kind of data.
+        shape: How its inputs are prepared.
+        network: From prepared inputs to features, in eval mode.
+        description: Its preprocessing in a few words.
+        metadata: What an exported file says: size, crop, mean, std, layer, version and so on.
+
+    Example:
+        ``unremix.encoder("timm:resnet18").embed(["a.png", "b.png"])`` gives an array (2, 512).
+    """
+
+    name: str
+    config: TrainConfig
+    shape: Any
+    network: nn.Module
+    description: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    path: Path = field(init=False)  # its name, which may be a file's
+
+    def __post_init__(self) -> None:
+        self.path = Path(self.name)
+
+    @property
+    def domain(self) -> Domain:
+        """What kind of data it embeds."""
+        return find_domain(self.config.domain)
+
+    @property
+    def features(self) -> int:
+        """Numbers of an embedding."""
+        return int(self.network.features)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return (
+            f"<encoder {self.name}: {self.domain.unit} to {self.features} numbers; "
+            f"{self.description}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>"
+
+    def encoder(self, *, trained: bool = True) -> nn.Module:
+        """The network, as a run gives its own."""
+        return self.network
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Nothing, since it was not trained here."""
+        return []
+
+    def warn(self, message: str) -> None:
+        """Show a warning."""
+        warnings.warn(message, stacklevel=2)
+
+    def embed(self, items: Any, *, normalize: bool = False) -> Tensor:
+        """Embeddings of items, shape (n, F), as :meth:`unremix.Run.embed` gives them.
+
+        Args:
+            items: What its kind of data takes; see :meth:`unremix.Run.embed`.
+            normalize: Whether to scale each embedding to length 1.
+
+        Raises:
+            ValueError: For items the encoder cannot take.
+        """
+        return check_embeddings(self.domain.embed(self, items), normalize=normalize)
+
+    def embed_data(self, data: str | Sequence[str]) -> Features:
+        """Embeddings of whole data with names and, where known, labels.
+
+        Args:
+            data: A path, a URL or the name of embedded data; several paths where the kind of data
+                takes them.
+        """
+        paths = [data] if isinstance(data, str) else list(data)
+        source = paths[0] if self.domain.source is None else self.domain.source(paths)
+        return self.domain.features(self, self.domain.load_for(self, source))
