@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from unremix.domains.options import TrainConfig
 from unremix.experiments import dry_run as module
 from unremix.experiments.dry_run import (
     Stopwatch,
+    affordable_samples,
     count_parameters,
     dry_comparison,
     dry_run,
@@ -30,9 +30,7 @@ from unremix.experiments.dry_run import (
     estimate,
     load_or_imagine,
     memory_in_use,
-    on_a_line,
     rows_of,
-    step_size,
     tensor_bytes,
 )
 from unremix.experiments.plan import Plan
@@ -78,28 +76,6 @@ def test_epochs_end_with_the_one_in_which_the_time_is_up(
     assert epochs_within(None, epochs, epoch_seconds) == epochs
 
 
-@given(
-    batch_size=st.integers(8, 4096),
-    per_sample=st.floats(1e-6, 100),
-    seconds=st.floats(0.1, 100),
-)
-def test_the_timed_steps_fit_into_the_time(
-    batch_size: int, per_sample: float, seconds: float
-) -> None:
-    size = step_size(batch_size, 8 * per_sample, 8, seconds)
-    assert 8 <= size <= batch_size
-    assert size == batch_size or math.log2(size).is_integer()
-    if size > 8:
-        assert 2 * size * per_sample <= seconds * 1.000001  # one warms up, one is timed
-    if size < batch_size:
-        assert 2 * min(2 * size, batch_size) * per_sample > seconds * 0.999999
-
-
-def test_memory_is_extended_on_a_line() -> None:
-    assert on_a_line((4, 100 + 4 * 7), (8, 100 + 8 * 7), 256) == 100 + 256 * 7
-    assert on_a_line((4, 300), (8, 200), 256) == 300  # noise: not below what was seen
-
-
 def test_the_peak_is_that_of_the_process() -> None:
     before = memory_in_use()
     if before is None:
@@ -139,29 +115,36 @@ def test_the_estimate_is_what_a_run_leaves(recipe: str, tmp_path: Path) -> None:
 
 
 def test_a_slow_step_is_scaled_from_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "step_size", lambda whole, quick, few, seconds: 16)
+    monkeypatch.setattr(module, "affordable_samples", lambda each, seconds: 16)
     found = estimate(SMALL)
     assert (found.step_samples, found.scale) == (16, 2.0)
-    monkeypatch.setattr(module, "step_size", lambda whole, quick, few, seconds: few)
+    monkeypatch.setattr(module, "affordable_samples", lambda each, seconds: 3)
     found = estimate(SMALL)
     assert (found.step_samples, found.scale) == (8, 4.0)
-    shown = dict(rows_of(found, SMALL, "images"))
+    shown = rows_of(found, SMALL, "images")
     assert "scaled from 8 images" in shown["time of a step"]
     assert shown["steps in all"] == "10 (2 epochs)"
 
 
+@given(each=st.floats(1e-6, 100), seconds=st.floats(0.1, 100))
+def test_two_steps_fit_into_the_time(each: float, seconds: float) -> None:
+    size = affordable_samples(each, seconds)
+    assert 2 * size * each <= seconds * 1.000001
+    assert 2 * (size + 1) * each > seconds * 0.999999
+
+
 def test_chunks_stay_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    original = module.time_steps
+    original = module.fit
 
-    def watched(*arguments: object) -> object:
-        watch = original(*arguments)  # type: ignore[arg-type]
-        seen.append((arguments[3], watch.at_once))
-        return watch
+    def watched(prepared: Any, *arguments: Any) -> Any:
+        seen.append((prepared.config.batch_size, prepared.config.chunk))
+        return original(prepared, *arguments)
 
-    monkeypatch.setattr(module, "time_steps", watched)
-    estimate(replace(SMALL, chunk=16))
+    monkeypatch.setattr(module, "fit", watched)
+    found = estimate(replace(SMALL, chunk=16))
     assert seen == [(8, 4), (32, 16)]
+    assert found.scale == 1
 
 
 def test_an_epoch_of_one_step_is_not_overrun(tmp_path: Path) -> None:
@@ -186,7 +169,7 @@ class FakeTraining:
 
 def test_a_late_step_is_enough_once_the_time_is_up() -> None:
     training = FakeTraining()
-    with Stopwatch(SMALL, 4, seconds=0.0) as watch:
+    with Stopwatch(SMALL, 3, seconds=0.0) as watch:
         watch.stepped(training, 0.0)  # type: ignore[arg-type]  # the one that warms up
         with pytest.raises(module.Enough):
             watch.stepped(training, 0.0)  # type: ignore[arg-type]
@@ -200,14 +183,14 @@ def test_no_step_is_begun_that_would_end_too_late(
     clock = SimpleNamespace(now=0)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     training = FakeTraining()
-    with Stopwatch(SMALL, 4, seconds=seconds) as watch:
+    with Stopwatch(SMALL, 3, seconds=seconds) as watch:
         for clock.now in range(1, steps):
             watch.stepped(training, 0.0)  # type: ignore[arg-type]
         clock.now = steps
         with pytest.raises(module.Enough):
             watch.stepped(training, 0.0)  # type: ignore[arg-type]
     assert watch.total == steps
-    assert watch.seconds == (1.0,) * (steps - 1)
+    assert watch.seconds == [1.0] * (steps - 1)
 
 
 def test_all_steps_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +213,7 @@ def test_all_steps_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_queue_is_full_when_steps_are_timed() -> None:
     training = FakeTraining()
-    with Stopwatch(SMALL, 4) as watch:
+    with Stopwatch(SMALL, 3) as watch:
         watch.stepped(training, 0.0)  # type: ignore[arg-type]
     memory = training.model.memory
     assert isinstance(memory, Queue)
@@ -312,13 +295,15 @@ def test_a_comparison_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_budget_of_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"checkpoint": 5, "encoder": 2, "parameters": {"encoder": 3}, "device": "cpu"}
-    watch = SimpleNamespace(seconds=(30.0,), total=30.0, peak=10, at_once=32, facts=facts)
-    monkeypatch.setattr(module, "time_steps", lambda *_: watch)
-    monkeypatch.setattr(module, "step_size", lambda whole, *_: whole)
+    watch = SimpleNamespace(seconds=[0.01], total=0.01, peak=10, facts=facts)
+    slow = SimpleNamespace(seconds=[30.0], total=30.0, peak=10, facts=facts)
+    monkeypatch.setattr(
+        module, "time_steps", lambda *given: watch if given[3] < SMALL.batch_size else slow
+    )
     config = replace(SMALL, epochs=100, max_minutes=6)  # an epoch of 5 steps takes 2.5 minutes
     found = estimate(config)
     assert (found.epochs, found.seconds) == (3, 3 * 150)
-    shown = dict(rows_of(found, config, "images"))
+    shown = rows_of(found, config, "images")
     assert shown["steps in all"] == "15 (3 epochs, until 6 min are over)"
     assert found.disk == 3 * 5 + 2  # the last checkpoint, the one before, the next one; encoder
 

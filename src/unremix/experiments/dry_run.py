@@ -39,10 +39,10 @@ from unremix.training.preparation import Prepared, fit_to
 from unremix.training.progress import Progress
 from unremix.training.run import Run
 
-WARM_UP = 1  # steps before those that are timed
-TIMED = 3
+TIMED = 3  # steps, after one that warms up
 SECONDS = 30.0  # for all steps, about: a minute with what comes before and between them
 FEW = 8  # samples in the step that tells how many more can be waited for
+OF_A_COMPARISON = ("steps in all", "memory of a step", "checkpoint", "time of a step", "training")
 
 
 @dataclass(frozen=True)
@@ -90,47 +90,6 @@ def epochs_within(minutes: float | None, epochs: int, epoch_seconds: float) -> i
     return min(epochs, math.ceil(60 * minutes / epoch_seconds))
 
 
-def step_size(batch_size: int, quick: float, few: int, seconds: float) -> int:
-    """Samples in the steps to be timed: the whole batch if there is time, else a power of two.
-
-    There has to be time for one timed step, since few large steps say more than many small ones.
-
-    Args:
-        batch_size: The whole batch.
-        quick: Seconds that a step of few samples took.
-        few: How many those were.
-        seconds: For all steps that are to be made.
-
-    Example:
-        >>> (
-        ...     step_size(256, 0.1, 8, 40.0),
-        ...     step_size(256, 4.0, 8, 40.0),
-        ...     step_size(256, 30.0, 8, 40.0),
-        ... )
-        (256, 32, 8)
-    """
-    affordable = seconds / (WARM_UP + 1) * few / max(quick, 1e-9)
-    if affordable >= batch_size:
-        return batch_size
-    return max(few, 1 << int(math.log2(max(1.0, affordable))))
-
-
-def on_a_line(small: tuple[int, int], large: tuple[int, int], whole: int) -> int:
-    """Memory that a step takes, from that of two smaller ones; never less than measured.
-
-    Args:
-        small: Samples and bytes of a small step.
-        large: Samples and bytes of a larger one.
-        whole: Samples of the step in question.
-
-    Example:
-        >>> on_a_line((8, 1000), (16, 1400), 256)
-        13400
-    """
-    growth = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
-    return round(max(small[1], large[1]) + growth * (whole - large[0]))
-
-
 def tensor_bytes(state: Any) -> int:
     """Bytes of all tensors in a state, however it is nested.
 
@@ -163,17 +122,15 @@ class Stopwatch(Progress):
 
     Args:
         config: The run's options.
-        steps: How many to make at most; an epoch's last is the last in any case.
+        timed: How many steps to time at most, after one that warms up.
         seconds: One timed step is enough if the next would end after so many.
     """
 
-    def __init__(self, config: TrainConfig, steps: int, seconds: float = math.inf) -> None:
+    def __init__(self, config: TrainConfig, timed: int, seconds: float = math.inf) -> None:
         super().__init__(replace(config, progress=False))
-        self.steps = steps
-        self.limit = seconds
+        self.timed, self.limit = timed, seconds
         self.times: list[float] = []
         self.facts: dict[str, Any] = {}  # about the model, once all steps are made
-        self.at_once = config.chunk or config.batch_size  # samples through the encoder at a time
         self.peak: int | None = None  # most bytes in use, above those before there was a model
 
     def __enter__(self) -> Stopwatch:
@@ -186,9 +143,8 @@ class Stopwatch(Progress):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
-        late = 2 * self.times[-1] - self.times[-2] - self.times[0] > self.limit
-        wanted = WARM_UP + 1 if late else self.steps
-        if len(self.times) > min(wanted, training.steps_per_epoch):
+        late = self.total + self.seconds[-1] > self.limit
+        if len(self.times) > min(2 if late else 1 + self.timed, training.steps_per_epoch):
             state = training.optimizer.state_dict()["state"]
             self.facts = {
                 "checkpoint": tensor_bytes([training.model.state_dict(), state]),
@@ -203,14 +159,14 @@ class Stopwatch(Progress):
 
     @property
     def total(self) -> float:
-        """Seconds of all steps, the first ones included."""
+        """Seconds of all steps, the first one included."""
         return self.times[-1] - self.times[0]
 
     @property
-    def seconds(self) -> tuple[float, ...]:
-        """Of each step; the first ones, which warm up, are left out if there are others."""
+    def seconds(self) -> list[float]:
+        """Of each step; the first one, which warms up, is left out if there are others."""
         took = [after - before for before, after in pairwise(self.times)]
-        return tuple(took[WARM_UP:] or took)
+        return took[1:] or took
 
 
 @torch.no_grad()
@@ -268,13 +224,13 @@ def time_steps(
     config: TrainConfig, data: Any, shape: Any, size: int, timed: int, seconds: float,
     before: int | None,
 ) -> Stopwatch:  # fmt: skip
-    """Make a few steps of ``size`` samples."""
-    chunk = config.chunk if config.chunk is None or config.chunk < config.batch_size else None
-    if chunk is not None and chunk >= size:
-        chunk = max(2, size // 2)  # in chunks all the same
+    """Make a few steps of ``size`` samples; of a run in chunks, at least two chunks."""
+    chunk = config.chunk
+    if chunk is not None:
+        chunk = None if chunk >= config.batch_size else min(chunk, max(2, size // 2))
     small = replace(_measuring(config), batch_size=size, chunk=chunk)
     run = Run.unwritten(Path(config.runs) / "dry-run", small, shape)
-    watch = Stopwatch(small, WARM_UP + timed, seconds)
+    watch = Stopwatch(small, timed, seconds)
     memory_in_use()
     with suppress(Enough):
         fit(Prepared(run, small, data, None), lambda *_: {}, watch)
@@ -309,6 +265,9 @@ def estimate(
 ) -> Estimate:
     """What a training run will take, from a few of its steps.
 
+    A few samples tell how many more can be waited for: the whole batch, if two steps of it fit into
+    the time. Else as many as do are timed, and time and memory are scaled.
+
     Args:
         config: The run's options.
         data: Its data; loaded by default.
@@ -327,24 +286,17 @@ def estimate(
     config = settled(fit_to(domain, data, config))
     shape = domain.shape(data, config)
     before = memory_in_use() if before is None else before
-
-    def timed_steps(size: int, timed: int, left: float) -> Stopwatch:
-        return time_steps(config, data, shape, size, timed, left, before)
-
-    whole, few = config.batch_size, min(FEW, config.batch_size)
-    quick = watch = timed_steps(few, 2, seconds / 4)
-    left = seconds - quick.total
-    size = step_size(whole, min(quick.seconds), few, left)
-    if size > few:
-        watch = timed_steps(size, TIMED, left)
-    elif few < whole:
-        quick = timed_steps(few // 2, 1, left)
-    memory, scale = watch.peak, whole / size
-    larger = scale > 1 and watch.at_once > quick.at_once
-    if larger and quick.peak is not None and memory is not None:
-        small, large = (quick.at_once, quick.peak), (watch.at_once, memory)
-        memory = on_a_line(small, large, min(whole, config.chunk or whole))
-    steps, step_seconds = domain.steps(data, config), median(watch.seconds) * scale
+    whole = config.batch_size
+    few = size = min(FEW, whole)
+    watch = time_steps(config, data, shape, few, 2, seconds / 4, before)
+    left = seconds - watch.total
+    affordable = affordable_samples(min(watch.seconds) / few, left)
+    if whole > few and affordable > few:
+        size = min(whole, affordable)
+        watch = time_steps(config, data, shape, size, TIMED, left, before)
+    scale, steps = whole / size, domain.steps(data, config)
+    step_seconds = median(watch.seconds) * scale
+    chunked = config.chunk is not None and config.chunk < whole  # as much memory as a chunk takes
     return Estimate(
         samples=domain.size(data),
         steps_per_epoch=steps,
@@ -353,40 +305,49 @@ def estimate(
         step_seconds=step_seconds,
         timed=len(watch.seconds),
         scale=scale,
-        memory=memory,
+        memory=watch.peak and round(watch.peak * (1 if chunked else scale)),
         **watch.facts,
     )
 
 
-def rows_of(found: Estimate, config: TrainConfig, unit: str) -> list[tuple[str, str]]:
+def affordable_samples(sample_seconds: float, seconds: float) -> int:
+    """Samples of a step that can be made twice: once to warm up, once to be timed.
+
+    Example:
+        >>> affordable_samples(0.5, 40.0)
+        40
+    """
+    return int(seconds / 2 / max(sample_seconds, 1e-12))
+
+
+def rows_of(found: Estimate, config: TrainConfig, unit: str) -> dict[str, str]:
     """An estimate as a table: what, and how much."""
     scaled = f" (scaled from {found.step_samples} {unit} a step)" if found.scale > 1 else ""
     epochs = f"{found.epochs} epochs"
     if config.max_minutes is not None and found.epochs < config.epochs:
         epochs += f", until {config.max_minutes:g} min are over"
-    return [
-        (unit, f"{found.samples:,}, {config.batch_size} a step"),
-        ("steps per epoch", f"{found.steps_per_epoch:,}"),
-        ("steps in all", f"{found.steps:,} ({epochs})"),
-        ("parameters", ", ".join(f"{name} {n:,}" for name, n in found.parameters.items() if n)),
-        ("memory of a step", amount(found.memory) + scaled),
-        ("checkpoint", amount(found.checkpoint)),
-        ("time of a step", duration(found.step_seconds) + scaled),
-        ("training", duration(found.seconds)),
-        ("disk", amount(found.disk)),
-    ]
+    return {
+        unit: f"{found.samples:,}, {config.batch_size} a step",
+        "steps per epoch": f"{found.steps_per_epoch:,}",
+        "steps in all": f"{found.steps:,} ({epochs})",
+        "parameters": ", ".join(f"{name} {n:,}" for name, n in found.parameters.items() if n),
+        "memory of a step": amount(found.memory) + scaled,
+        "checkpoint": amount(found.checkpoint),
+        "time of a step": duration(found.step_seconds) + scaled,
+        "training": duration(found.seconds),
+        "disk": amount(found.disk),
+    }
 
 
 def _notes(data_are_real: bool, config: TrainConfig, estimates: Sequence[Estimate]) -> list[str]:
     """What a reader of the table has to know."""
-    devices = sorted({one.device for one in estimates})
-    where = " and ".join(devices)
-    if devices == ["cpu"]:
+    where = " and ".join(sorted({one.device for one in estimates}))
+    if where == "cpu":
         where += f", {counted(config.threads or torch.get_num_threads(), 'thread')}"
-    timed = min(one.timed for one in estimates)
+    timed = counted(min(one.timed for one in estimates), "step")
     notes = [
-        f"Measured on {where}, one process: the median of {counted(timed, 'step')}. "
-        "Evaluation comes on top; nothing was written."
+        f"Measured on {where}, one process: the median of {timed}. Evaluation comes on top; "
+        "nothing was written."
     ]
     if not data_are_real:
         notes.append(
@@ -414,7 +375,7 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     found = estimate(config, data)
     about = domain.describe(config, domain.shape(data, config))
     tables.show(console, (), [f"{config.composed_name} on {data.name}, {about}"])
-    table = tables.to_rich((), rows_of(found, config, domain.unit), texts=2, box=None)
+    table = tables.to_rich((), list(rows_of(found, config, domain.unit).items()), texts=2, box=None)
     tables.show(console, [table], _notes(real, config, [found]))
     return found
 
@@ -432,16 +393,20 @@ def dry_comparison(
     """
     share = Local().share(plan.jobs, jobs)
     train = replace(plan.train, threads=share.threads)
-    data, real = load_or_imagine(find_domain(train.domain), train)
+    domain = find_domain(train.domain)
+    data, real = load_or_imagine(domain, train)
     before = memory_in_use()
     estimates: dict[str, Estimate] = {}
-    failed = []
+    lines, failed = [], []
     for recipe in plan.recipes:
         config, seconds = replace(train, recipe=recipe), SECONDS / len(plan.recipes)
         try:
-            estimates[recipe] = estimate(config, data, seconds=seconds, before=before)
+            one = estimates[recipe] = estimate(config, data, seconds=seconds, before=before)
         except ValueError as error:
             failed.append(f"{recipe} cannot be run: {error}")
+            continue
+        shown = rows_of(one, fit_to(domain, data, config), domain.unit)
+        lines.append([recipe, *(shown[name] for name in OF_A_COMPARISON)])
     if not estimates:
         raise ValueError("; ".join(failed))
     every = list(estimates.values())
@@ -452,22 +417,9 @@ def dry_comparison(
         f"In all {duration(seconds)} of training; {duration(seconds / share.jobs)} with "
         f"{share.jobs} at a time, if they do not hinder each other. Disk: {amount(disk)}."
     )
-    records = [
-        {
-            "recipe": recipe,
-            "parameters": f"{sum(one.parameters.values()) / 1e6:.1f} M",
-            "memory": amount(one.memory),
-            "checkpoint": amount(one.checkpoint),
-            "a step": duration(one.step_seconds),
-            **({} if plan.minutes is None else {"epochs": f"{one.epochs:,}"}),
-            "a run": duration(one.seconds),
-            "all seeds": duration(plan.seeds * one.seconds),
-        }
-        for recipe, one in estimates.items()
-    ]
     table = tables.to_rich(
-        list(records[0]), [list(record.values()) for record in records],
-        title=f"{len(plan.jobs)} runs on {data.name}", box=None, pad_edge=False, no_wrap=True,
+        ["recipe", *OF_A_COMPARISON], lines, title=f"{len(plan.jobs)} runs on {data.name}",
+        box=None, pad_edge=False, no_wrap=True,
     )  # fmt: skip
     notes = _notes(real, train, every)
     tables.show(console or Console(), [table], (summary, *notes, *failed))
