@@ -40,7 +40,7 @@ from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
 from unremix.experiments.compare import CompareConfig, FinishedComparison, compare
-from unremix.experiments.display import makespan
+from unremix.experiments.display import time_left
 from unremix.experiments.folder import Folder, path_for
 from unremix.experiments.plan import (
     Job,
@@ -347,24 +347,14 @@ def test_every_run_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Local().share(replace(plan, train=TINY).jobs, 2).gpus == ()  # on the CPU
 
 
-times = st.lists(st.integers(0, 9), max_size=6)
-
-
-@given(times, times, st.integers(1, 4))
-def test_makespan_equals_a_clock_that_ticks(
-    running: list[int], waiting: list[int], places: int
+@given(st.floats(0, 3), st.floats(0.1, 3), st.floats(0.1, 9), st.floats(0, 5))
+def test_the_time_left_at_a_constant_pace(
+    before: float, done: float, pace: float, rest: float
 ) -> None:
-    running = running[:places]
-    under_way, queue, clock = list(running), list(waiting), 0
-    while True:
-        under_way = [left for left in under_way if left > 0]
-        while queue and len(under_way) < places:
-            under_way += [left for left in [queue.pop(0)] if left > 0]
-        if not under_way and not queue:
-            break
-        clock += 1
-        under_way = [left - 1 for left in under_way]
-    assert makespan(running, waiting, places) == clock
+    now = before + done
+    left = time_left(done / pace, before, now, now + rest)
+    assert left == pytest.approx(rest / pace, abs=1e-6)
+    assert time_left(5.0, before, before, now) is None
 
 
 def test_the_options_fit_on_one_command_line() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -27,44 +25,23 @@ REFRESH = 1.0  # seconds between drawings of the live table
 Row = Mapping[str, float]
 
 
-def makespan(running: Sequence[float], waiting: Sequence[float], places: int) -> float:
-    """Seconds until all is done, if each run begins as soon as there is a place for it.
+def time_left(elapsed: float, before: float, now: float, total: float) -> float | None:
+    """Seconds until all is done, if it goes on as it went.
 
     Args:
-        running: Seconds that each run under way still needs.
-        waiting: Seconds that each other needs, in the order they begin.
-        places: Runs at a time.
-
-    Example:
-        >>> makespan([1.0, 5.0], [3.0, 2.0], places=2)
-        6.0
-    """
-    ends = list(running) + [0.0] * (places - len(running))
-    heapq.heapify(ends)
-    for seconds in waiting:
-        heapq.heapreplace(ends, ends[0] + seconds)
-    return max(ends)
-
-
-def whole_run(marks: Sequence[tuple[float, float]], before: float) -> float | None:
-    """Seconds that a whole run takes: what it took to start, and then so much a share.
-
-    Args:
-        marks: Seconds since the run began or went on, and the share of it that was done by then.
-        before: The share that was done when it began or went on.
+        elapsed: Seconds since the beginning.
+        before: Runs that were done then; a part of a run is a part of 1.
+        now: Runs that are done now.
+        total: Runs in all.
 
     Returns:
-        The seconds; None before there are two marks.
+        The seconds; None while nothing was done.
 
     Example:
-        >>> whole_run([(30.0, 0.1), (40.0, 0.2)], before=0.0)
-        120.0
+        >>> time_left(60.0, before=1.0, now=1.5, total=3.0)
+        180.0
     """
-    if len(marks) < 2:
-        return None
-    (first, early), (last, late) = marks[0], marks[-1]
-    pace = (last - first) / (late - early)
-    return max(0.0, first - pace * (early - before)) + pace
+    return elapsed * (total - now) / (now - before) if now > before else None
 
 
 def monitored(rows: Iterable[Row], measures: Iterable[str] = ()) -> list[str]:
@@ -94,8 +71,7 @@ class Display:
         self.console = console
         self.live: Live | None = None
         self.drawn = 0.0
-        self.seconds: dict[str, list[float]] = {}  # that whole runs took, by row
-        self.marks: dict[Job, list[tuple[float, float]]] = {}  # when which share was first seen
+        self.began, self.before = time.monotonic(), self._progress()[0]
 
     def events(self) -> Iterator[Event]:
         """Run what is left, show how it goes, and hand each event on."""
@@ -129,59 +105,37 @@ class Display:
         elif event.kind == "failed":
             lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
             self.say(f"{job}: failed ({why}); the end of {self.folder.log(job)}:{lines}")
-        elif event.kind == "ended":
-            if work.before < 1:
-                whole = work.elapsed / (1 - work.before)
-                self.seconds.setdefault(job.row, []).append(whole)
-            if self.live is None:
-                record = record_of(job, self.folder.find(job))
-                result = [
-                    f"{measure.label} {measure.shown(value)}"
-                    for measure in tables.measures_among([record])[:1]
-                    if (value := record.measure(measure.path)) is not None
-                ]
-                said = [f"{job}: done", *result, duration(work.elapsed), self._standing()]
-                self.say(" · ".join(said))
+        elif event.kind == "ended" and self.live is None:
+            record = record_of(job, self.folder.find(job))
+            result = [
+                f"{measure.label} {measure.shown(value)}"
+                for measure in tables.measures_among([record])[:1]
+                if (value := record.measure(measure.path)) is not None
+            ]
+            said = [f"{job}: done", *result, duration(work.elapsed), self._standing()]
+            self.say(" · ".join(said))
 
-    def _look(self) -> None:
-        """Note how far the runs have come, and when."""
-        for job, work in self.runner.working.items():
-            marks, share = self.marks.setdefault(job, []), self.folder.share_done(job)
-            if share > (marks[-1][1] if marks else work.before):
-                marks.append((work.elapsed, share))
-
-    def _left(self) -> dict[Job, float]:
-        """Seconds that each run still needs; empty while nothing is known."""
+    def _progress(self) -> tuple[float, int]:
+        """How many runs are over, with parts of those under way; and how many there are."""
         runner = self.runner
-        known = {row: list(seconds) for row, seconds in self.seconds.items()}
-        for job, work in runner.working.items():
-            if job.row not in self.seconds:
-                minutes = job.train.max_minutes
-                marks = self.marks.get(job, [])
-                whole = whole_run(marks, work.before) if minutes is None else 60 * minutes
-                known.setdefault(job.row, []).extend([] if whole is None else [whole])
-        means = {row: fmean(seconds) for row, seconds in known.items() if seconds}
-        if not means:
-            return {}
-        typical = fmean(means.values())
-        left = {
-            job: means.get(job.row, typical) * (1 - self.folder.share_done(job))
-            for job in runner.waiting
-        }
-        for job, work in runner.working.items():
-            whole = means.get(job.row, typical)
-            left[job] = max(0.0, whole * (1 - work.before) - work.elapsed)
-        return left
+        over = [job for job in runner.jobs if job in runner.done or job in runner.failures]
+        begun = [job for job in (*runner.waiting, *runner.working) if job not in over]
+        return len(over) + sum(self._share(job) for job in begun), len(over) + len(begun)
+
+    def _share(self, job: Job) -> float:
+        """The part of a run that is done: of its epochs, or of its time where that ends it."""
+        work, minutes = self.runner.working.get(job), job.train.max_minutes
+        done = self.folder.share_done(job)
+        return done if work is None or minutes is None else min(1.0, work.elapsed / (60 * minutes))
 
     def _standing(self) -> str:
-        runner, left = self.runner, self._left()
+        runner, (now, total) = self.runner, self._progress()
         said = [f"{len(runner.done)} of {len(runner.jobs)} runs done"]
         if runner.failures:
             said.append(f"{len(runner.failures)} failed")
+        left = time_left(time.monotonic() - self.began, self.before, now, total)
         if left:
-            running = [left[job] for job in runner.working]
-            waiting = [left[job] for job in runner.waiting]
-            said.append(f"about {roughly(makespan(running, waiting, runner.share.jobs))} left")
+            said.append(f"about {roughly(left)} left")
         return " · ".join(said)
 
     def _draw(self) -> None:
@@ -189,17 +143,16 @@ class Display:
         if time.monotonic() - self.drawn < REFRESH:
             return
         self.drawn = time.monotonic()
-        self._look()
         if self.live is None:
             return
-        runner, left = self.runner, self._left()
+        runner = self.runner
         metrics = {job: self.folder.rows(job) for job in runner.jobs}
         column = (monitored(row for rows in metrics.values() for row in rows) or ["knn"])[0]
         measure = Measure(column, label_of(column), percent=True, decimals=1)
         table = Table(caption=self._standing(), caption_justify="left")
         table.add_column("recipe")
         epochs = f"epoch of {max(job.train.epochs for job in runner.jobs)}"
-        for heading in ("done", "running", "failed", epochs, "loss", measure.heading, "left"):
+        for heading in ("done", "running", "failed", epochs, "loss", measure.heading):
             table.add_column(heading, justify="right")
         for row in dict.fromkeys(job.row for job in runner.jobs):
             own = [job for job in runner.jobs if job.row == row]
@@ -209,7 +162,6 @@ class Display:
             reached = (int(metrics[job][-1]["epoch"]) if metrics[job] else 0 for job in running)
             loss = latest([metrics[job] for job in own], "loss")
             value = latest([metrics[job] for job in own], column)
-            seconds = sum(left.get(job, 0.0) for job in own) if left else None
             table.add_row(
                 row,
                 f"{done} of {len(own)}",
@@ -218,6 +170,5 @@ class Display:
                 ", ".join(map(str, reached)),
                 "" if loss is None else f"{loss:.3f}",
                 "" if value is None else measure.number(value),
-                "" if done + failed == len(own) else duration(seconds),
             )
         self.live.update(table, refresh=True)
