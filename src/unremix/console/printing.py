@@ -7,7 +7,10 @@ import io
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Control characters, those that turn the direction of writing, and halves of characters.
 KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -38,6 +41,11 @@ def one_line(text: str) -> str:
         'a mistake in two lines'
     """
     return printable(" ".join(text.split()))
+
+
+def say(console: Console, message: str) -> None:
+    """Print a line that may hold names of files; it is not wrapped."""
+    console.print(printable(message), highlight=False, markup=False, soft_wrap=True)
 
 
 def complain(message: str, code: int) -> int:

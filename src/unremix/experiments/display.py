@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from unremix.console.printing import printable
+from unremix.console.printing import say
 from unremix.console.quantities import duration, roughly
 from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import tables
@@ -78,7 +78,7 @@ class Display:
         runner = self.runner
         live: AbstractContextManager[Any] = nullcontext()
         if runner.done:
-            self.say(f"{len(runner.done)} of {len(runner.jobs)} runs are done already")
+            say(self.console, f"{len(runner.done)} of {len(runner.jobs)} runs are done already")
         if runner.waiting and self.console.is_terminal and not self.console.quiet:
             live = self.live = Live(console=self.console, auto_refresh=False, transient=True)
         with live:
@@ -89,22 +89,24 @@ class Display:
                     self._tell(event)
                     yield event
 
-    def say(self, message: str) -> None:
-        """Print a line; on a terminal above the table."""
-        self.console.print(printable(message), highlight=False, markup=False, soft_wrap=True)
-
     def _tell(self, event: Event) -> None:
         """Say what has happened; the live table shows what goes well."""
         job, work, why = event.job, event.work, event.why
         if event.kind == "begun" and work.process is None:
-            self.say(f"{job}: still under way from an earlier start")
+            say(self.console, f"{job}: still under way from an earlier start")
         elif event.kind == "begun" and self.live is None:
-            self.say(f"{job}: " + (f"resumes at {work.before:.0%}" if work.before else "begins"))
+            say(
+                self.console,
+                f"{job}: " + (f"resumes at {work.before:.0%}" if work.before else "begins"),
+            )
         elif event.kind == "lost":
-            self.say(f"{job}: its worker was lost ({why}); it continues from its checkpoint")
+            say(
+                self.console,
+                f"{job}: its worker was lost ({why}); it continues from its checkpoint",
+            )
         elif event.kind == "failed":
             lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
-            self.say(f"{job}: failed ({why}); the end of {self.folder.log(job)}:{lines}")
+            say(self.console, f"{job}: failed ({why}); the end of {self.folder.log(job)}:{lines}")
         elif event.kind == "ended" and self.live is None:
             record = record_of(job, self.folder.find(job))
             result = [
@@ -113,7 +115,7 @@ class Display:
                 if (value := record.measure(measure.path)) is not None
             ]
             said = [f"{job}: done", *result, duration(work.elapsed), self._standing()]
-            self.say(" · ".join(said))
+            say(self.console, " · ".join(said))
 
     def _progress(self) -> tuple[float, int]:
         """How many runs are over, with parts of those under way; and how many there are."""

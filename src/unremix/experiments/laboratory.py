@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from unremix.console.printing import printable
+from unremix.console.printing import say
 from unremix.experiments.display import Display
 from unremix.experiments.executors import On, make_executor
 from unremix.experiments.folder import Folder
@@ -51,7 +51,7 @@ class Laboratory:
 
     def say(self, message: str) -> None:
         """Print a line."""
-        self.console.print(printable(message), highlight=False, markup=False, soft_wrap=True)
+        say(self.console, message)
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:

@@ -106,17 +106,6 @@ def _code_words(config: TrainConfig) -> list[str]:
     ]
 
 
-class StopRequests:
-    """Counts how often somebody asked to stop, instead of dying of it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, *_: object) -> None:
-        """Handle a signal."""
-        self.count += 1
-
-
 class LostError(Exception):
     """A worker was lost before it could say how its run ended; the message says why."""
 
@@ -376,17 +365,17 @@ class Runner:
         Raises:
             KeyboardInterrupt: If somebody asked to stop; no process of ours is left behind.
         """
-        requests = StopRequests()
-        with handling(requests):
+        requests: list[int] = []  # signals that ask to stop; they are counted, nobody dies of them
+        with handling(lambda number, _: requests.append(number)):
             try:
-                while (self.waiting or self.working) and not requests.count:
+                while (self.waiting or self.working) and not requests:
                     yield from self._collect()
                     yield from self._begin()
                     yield None
                     time.sleep(POLL)
             finally:
                 self._end(requests)
-        if requests.count:
+        if requests:
             raise KeyboardInterrupt
 
     def _begin(self) -> Iterator[Event]:
@@ -453,16 +442,16 @@ class Runner:
         self.waiting.insert(0, job)
         return Event("lost", job, work, why)
 
-    def _end(self, requests: StopRequests) -> None:
+    def _end(self, requests: list[int]) -> None:
         """End all processes that are still there; at once if asked a second time."""
         ours = [work for work in self.working.values() if work.process is not None]
-        asked = max(1, requests.count)
+        asked = max(1, len(requests))
         for number in (signal.SIGTERM, signal.SIGKILL):
             for work in ours:
                 if work.process is not None and not work.ended():
                     work.process.stop(number)
             deadline = time.monotonic() + GRACE
             while not all(work.ended() for work in ours):
-                if time.monotonic() > deadline or requests.count > asked:
+                if time.monotonic() > deadline or len(requests) > asked:
                     break
                 time.sleep(POLL)

@@ -382,67 +382,56 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
     notes: list[str] = []
     listed: set[str] = set()
     planned: set[str] = set()
-    shared: list[str] = []  # names all of whose runs are those of earlier ones
-    costs: dict[str, float | None] = {}
+    costs: dict[tuple[str, str, int], float | None] = {}
     total, unknown = 0.0, 0
     for setting in settings:
         experiment, laboratory = setting.experiment, setting.laboratory
         missing = {job for job in setting.to_do if not laboratory.folder.is_done(job)}
         before = len(lines)
-        if not experiment.rows:
-            notes.append(f"{experiment.name} needs no training.")
-        elif not setting.sources:
-            notes.append(_without_data(setting))
         for source in setting.sources:
-            rows, jobs = setting.rows_on(source), setting.jobs_on(source)
-            left = [job for job in jobs if job in missing and job.name not in planned]
-            jobs = [job for job in jobs if job.name not in listed or job in left]
+            every = setting.jobs_on(source)
+            left = [job for job in every if job in missing and job.name not in planned]
+            jobs = [job for job in every if job.name not in listed or job in left]
+            listed |= {job.name for job in jobs}
+            planned |= {job.name for job in left}
             again = len(laboratory.results.of(left))
             if again:
                 notes.append(
                     f"{experiment.name}, {source.title}: {counted(again, 'run')} again, for the "
                     "encoders, which are not there."
                 )
-            listed |= {job.name for job in jobs}
-            planned |= {job.name for job in left}
             if not jobs:
                 continue
-            epochs = jobs[0].train.epochs
-            key = f"{experiment.kind} {source.data} {epochs}"
+            key = (experiment.kind, source.data, jobs[0].train.epochs)
             if key not in costs:
-                reference = next((r for r in rows if r.name == experiment.reference), rows[0])
-                job = setting.job(reference, source, 0)
-                costs[key] = _cost(setting, source, jobs, job, notes)
-            one = costs[key]
-            total += (one or 0.0) * len(left)
-            unknown += len(left) if one is None else 0
-            counts = (len(rows), setting.seeds, epochs, len(jobs), len(left))
-            times = ["unknown"] * 2 if one is None else [duration(one), duration(one * len(left))]
+                costs[key] = _cost(setting, source, jobs, notes)
+            one, count = costs[key], len(left)
+            total, unknown = total + (one or 0.0) * count, unknown + (one is None) * count
+            counts = (len(setting.rows_on(source)), setting.seeds, key[-1], len(jobs), count)
+            times = ["unknown"] * 2 if one is None else [duration(one), duration(one * count)]
             lines.append([experiment.name, source.title, *map(str, counts), *times])
-        if setting.sources and len(lines) == before:
-            shared.append(experiment.name)
-    sums = [f"{duration(total)}, one run at a time"] if total or not unknown else []
-    sums += [f"{unknown} runs of unknown cost"] if unknown else []
-    if shared:
-        notes.append(f"No further runs for {', '.join(shared)}.")
-    if not lines:
-        tables.show(console, [], dict.fromkeys(notes))
-        return
+        if not experiment.rows:
+            notes.append(f"{experiment.name} needs no training.")
+        elif not setting.sources:
+            notes.append(_without_data(setting))
+        elif len(lines) == before:
+            notes.append(f"No further runs for {experiment.name}.")
+    if lines:
+        sums = [f"{duration(total)}, one run at a time"] if total or not unknown else []
+        sums += [f"{unknown} runs of unknown cost"] if unknown else []
+        notes.append(
+            f"In all {' and '.join(sums)}. The cost of a run is the mean CPU time of the finished "
+            "ones, wherever they ran. Before there are any, it is estimated from a few training "
+            "steps of the reference row on this machine, without start and evaluation, which "
+            "dominate short runs. Nothing was written."
+        )
     headings = ("name", "data", "rows", "seeds", "epochs", "runs", "to do", "a run", "all")
     title = "Runs; those that an earlier name has are counted there"
-    summary = (
-        f"In all {' and '.join(sums)}. The cost of a run is the mean CPU time of the finished "
-        "ones, wherever they ran. Before there are any, it is estimated from a few training steps "
-        "of the reference row on this machine, without start and evaluation, which dominate short "
-        "runs. Nothing was written."
-    )
     table = tables.to_rich(headings, lines, title=title, texts=2, box=None)
-    tables.show(console, [table], (*dict.fromkeys(notes), summary))
+    tables.show(console, [table] if lines else [], dict.fromkeys(notes))
 
 
-def _cost(
-    setting: Setting, source: Source, jobs: Sequence[Job], reference: Job, notes: list[str]
-) -> float | None:
+def _cost(setting: Setting, source: Source, jobs: Sequence[Job], notes: list[str]) -> float | None:
     """Seconds of a run; None if its data are not there and cannot be made up."""
     laboratory, name = setting.laboratory, f"{setting.experiment.name}, {source.title}"
     known = laboratory.results.cpu_seconds(jobs)
@@ -453,7 +442,9 @@ def _cost(
         notes += [] if why is None else [why]
         return fmean(known)
     try:
-        train = replace(reference.train, progress=False)
+        rows = setting.rows_on(source)
+        row = next((one for one in rows if one.name == setting.experiment.reference), rows[0])
+        train = replace(setting.job(row, source, 0).train, progress=False)
         seconds = estimate(train, seconds=STEPS_SECONDS).seconds
     except (FileNotFoundError, ValueError) as error:
         notes.append(why or f"{name}: {error}")
