@@ -331,87 +331,167 @@ def mine(
 
 
 def neighbors(
-    run: str,
+    source: str | None = None,
+    *,
     query: list[str],
     k: int = 10,
+    encoder: str | None = None,
     data: str | None = None,
     output: str | None = None,
     index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
+    domain: str | None = None,
     trust: bool = False,
 ) -> None:
     """Show what is most similar to a file, a text or a sample.
 
     Args:
-        run: The run's folder.
+        source: A run's folder, a file of embeddings, or data for --encoder.
         query: Picture files, sentences, a .txt file of sentences, or names of samples.
         k: Neighbors of each query.
+        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
         data: Where to look; by default the run's own data.
-        output: An .html page, by default neighbors.html in the run's folder; the table is written
-            beside it as .csv.
+        output: An .html page, by default neighbors.html in the run's folder or here; the table is
+            written beside it as .csv.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
+        domain: What kind of data it is, if neither the run nor the encoder's name says so.
         trust: Allow code that the run's folder names to run.
     """
     from unremix.console.progress import showing
-    from unremix.report.browse import RunData, write_neighbors
+    from unremix.report.browse import write_neighbors
+    from unremix.report.sources import open_source
 
     if k < 1:
         raise ValueError(f"expected k of at least 1, got {k}; ask for one neighbor or more")
+    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
     with showing("searching") as advance:
-        searched = RunData("neighbors", run, data, output, index=index, trust=trust)
-        written = write_neighbors(searched, query, k, advance)
+        written = write_neighbors(found, query, k, output, index, advance)
     _say(written)
 
 
 def duplicates(
-    run: str,
-    threshold: float = 0.98,
+    source: str | None = None,
+    threshold: float | None = None,
+    encoder: str | None = None,
     data: str | None = None,
     output: str | None = None,
     index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
+    domain: str | None = None,
     trust: bool = False,
 ) -> None:
-    """Find near-duplicates in a run's data.
+    """Find near-duplicates in the data of a run, or in any that are embedded.
 
     Args:
-        run: The run's folder.
-        threshold: The cosine from which two samples are near-duplicates.
+        source: A run's folder, a file of embeddings, or data for --encoder.
+        threshold: The cosine from which two samples are near-duplicates; by default one that
+            samples of these data hardly reach by chance.
+        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
         data: Where to look; by default the run's own data.
-        output: An .html page, by default duplicates.html in the run's folder; the table is written
-            beside it as .csv.
+        output: An .html page, by default duplicates.html in the run's folder or here; the table is
+            written beside it as .csv.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
+        domain: What kind of data it is, if neither the run nor the encoder's name says so.
         trust: Allow code that the run's folder names to run.
     """
     from unremix.console.progress import showing
-    from unremix.report.browse import RunData, write_duplicates
+    from unremix.report.browse import write_duplicates
+    from unremix.report.sources import open_source
 
+    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
     with showing("searching") as advance:
-        searched = RunData("duplicates", run, data, output, index=index, trust=trust)
-        written = write_duplicates(searched, threshold, advance)
+        written = write_duplicates(found, threshold, output, index, advance)
     _say(written)
 
 
 def cluster(
-    run: str,
+    source: str | None = None,
     clusters: int | None = None,
+    encoder: str | None = None,
     data: str | None = None,
     output: str | None = None,
     seed: int = 0,
+    domain: str | None = None,
     trust: bool = False,
 ) -> None:
-    """Sort a run's data into clusters.
+    """Sort the data of a run, or any that are embedded, into clusters.
 
     Args:
-        run: The run's folder.
+        source: A run's folder, a file of embeddings, or data for --encoder.
         clusters: How many; by default the square root of half the number of samples.
+        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
         data: What to sort; by default the run's own data.
-        output: An .html page, by default clusters.html in the run's folder; the table is written
-            beside it as .csv.
+        output: An .html page, by default clusters.html in the run's folder or here; the table is
+            written beside it as .csv.
         seed: Of the start.
+        domain: What kind of data it is, if neither the run nor the encoder's name says so.
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.report.browse import RunData, write_clusters
+    from unremix.report.browse import write_clusters
+    from unremix.report.sources import open_source
 
-    _say(write_clusters(RunData("clusters", run, data, output, trust=trust), clusters, seed))
+    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
+    _say(write_clusters(found, clusters, output, seed))
+
+
+def explore(
+    source: str | None = None,
+    encoder: str | None = None,
+    data: str | None = None,
+    output: str | None = None,
+    domain: str | None = None,
+    trust: bool = False,
+) -> None:
+    """Look at data without training: a page with map, search, duplicates, clusters, negatives.
+
+    Args:
+        source: Data for --encoder, a run's folder, or a file of embeddings.
+        encoder: A ready encoder: timm:NAME, file.py:callable, an exported file.
+        data: Data in place of the run's own; with a file of embeddings, the pictures it names.
+        output: An .html page, by default explore.html in the run's folder or here.
+        domain: What kind of data it is, if neither the run nor the encoder's name says so.
+        trust: Allow code that the run's folder names to run.
+    """
+    from unremix.report.explore import write_explore
+    from unremix.report.sources import open_source
+
+    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
+    page, says = write_explore(found, output)
+    for line in says:
+        say(line)
+    say(f"Wrote {page}")
+
+
+def classify(
+    source: str | None = None,
+    *,
+    labels: str,
+    encoder: str | None = None,
+    data: str | None = None,
+    output: str | None = None,
+    seed: int = 0,
+    domain: str | None = None,
+    trust: bool = False,
+) -> None:
+    """Train a classifier on few labels, say how good it is, and predict the rest.
+
+    Args:
+        source: A run's folder, a file of embeddings, or data for --encoder.
+        labels: A .csv file with a name and a label on each line, with or without a heading.
+        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
+        data: What to classify; by default the run's own data.
+        output: A .csv file, by default predictions.csv in the run's folder or here; a page is
+            written beside it as .html.
+        seed: Draws the folds.
+        domain: What kind of data it is, if neither the run nor the encoder's name says so.
+        trust: Allow code that the run's folder names to run.
+    """
+    from unremix.report.classify import write_classified
+    from unremix.report.sources import open_source
+
+    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
+    written = write_classified(found, labels, output, seed)[1]
+    for line in (*written.summary, *written.listed):
+        say(line)
+    say(f"Wrote {written.table}, and beside it {written.page.name}")
 
 
 def _say(written: Written) -> None:
@@ -614,6 +694,8 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "neighbors": neighbors,
     "duplicates": duplicates,
     "cluster": cluster,
+    "explore": explore,
+    "classify": classify,
     "recipes": recipes,
     "report": report,
     "study": study,

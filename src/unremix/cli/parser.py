@@ -17,8 +17,13 @@ CONFIG = "A YAML file of options, or the name of a setting that ships with the p
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
 # Arguments of commands as a person types them: --data *.jpg, -o page.html.
 SEVERAL = {("embed", "data"), ("neighbors", "query"), ("report", "runs")}
-OPTIONAL = {("recipes", "recipe"), ("embed", "run")}  # by position, or not at all
-NAMED = {("mine", "anchors"), ("mine", "positives"), ("neighbors", "query")}  # never by position
+ON_EMBEDDINGS = ("explore", "neighbors", "duplicates", "cluster", "classify")
+# By position, or not at all.
+OPTIONAL = {("recipes", "recipe"), ("embed", "run"), *((name, "source") for name in ON_EMBEDDINGS)}
+# Never by position.
+NAMED = {
+    ("mine", "anchors"), ("mine", "positives"), ("neighbors", "query"), ("classify", "labels"),
+}  # fmt: skip
 SHORT = {"output": "-o", "k": "-k"}
 WITH_CONFIG = ("train", "compare")
 CONFIG_SWITCHES = (*SWITCHES, "dry_run", "print_config")
@@ -257,7 +262,7 @@ def usage_of(name: str) -> str:
 
     Example:
         >>> usage_of("neighbors")
-        'unremix neighbors RUN --query QUERY ... [--OPTION VALUE ...]'
+        'unremix neighbors [SOURCE] --query QUERY ... [--OPTION VALUE ...]'
     """
     parameters = [] if name in WITH_CONFIG else _parameters(name).values()
     words = ["unremix", name]

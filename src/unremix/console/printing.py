@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins for some spreadsheet
 # Control characters, those that turn the direction of writing, and halves of characters.
 KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
@@ -72,6 +75,21 @@ def markdown_table(
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
     )
+
+
+def guarded(cell: object) -> object:
+    """A cell of a table that no spreadsheet runs as a formula: such a text begins with ``'``.
+
+    Example:
+        >>> guarded("=HYPERLINK(1)"), guarded("a.png"), guarded("-0.5"), guarded(-0.5)
+        ("'=HYPERLINK(1)", 'a.png', '-0.5', -0.5)
+    """
+    if not isinstance(cell, str) or not cell.startswith(FORMULAS):
+        return cell
+    with suppress(ValueError):
+        if math.isfinite(float(cell)):
+            return cell
+    return f"'{cell}"
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:

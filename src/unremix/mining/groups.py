@@ -13,7 +13,9 @@ from unremix.mining.index import Advance, Index
 
 NEIGHBORS = 20  # of each row that are looked at for duplicates
 AT_ONCE = 1024
-NEAR_DUPLICATE = 0.1  # of the usual distance to the nearest neighbor
+FITTED = (0.5, 0.8)  # quantiles of the distance to the nearest row, beyond those of duplicates
+BY_CHANCE = 0.5  # rows that may come so near without being duplicates
+NEARER = 0.5  # at most, of the usual distance
 SMALLEST_DISTANCE = 1e-6  # what rounding leaves between two copies
 FULL_KMEANS = 20_000  # rows; more are clustered in mini-batches
 
@@ -25,21 +27,24 @@ class Duplicates:
     Args:
         groups: The rows of each group, ascending; the largest group first.
         similarity: The cosine of each row and the row most similar to it, shape (n,).
+        threshold: The cosine from which two rows are near-duplicates.
     """
 
     groups: list[Integers]
     similarity: Floats
+    threshold: float
 
 
 def find_duplicates(
-    index: Index, units: Floats, threshold: float, advance: Advance | None = None
+    index: Index, units: Floats, threshold: float | None = None, advance: Advance | None = None
 ) -> Duplicates:
     """Rows that a chain of near-duplicates connects.
 
     Args:
         index: Of the rows.
         units: The rows, of length 1, shape (n, D).
-        threshold: The cosine from which two rows are near-duplicates.
+        threshold: The cosine from which two rows are near-duplicates; None for the one of
+            :func:`fitting_threshold`.
         advance: Called with the share of the search that is done.
 
     Example:
@@ -51,45 +56,66 @@ def find_duplicates(
     from scipy.sparse import coo_array  # type: ignore[import-untyped]
     from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
-    check_number("threshold", threshold, above=-1, most=1)
+    if threshold is not None:
+        check_number("threshold", threshold, above=-1, most=1)
     total = len(units)
     nearest = np.full(total, -np.inf, dtype=np.float32)
-    first, second = [], []
+    first, second, cosine = [], [], []
     for start in range(0, total, AT_ONCE):
         stop = min(start + AT_ONCE, total)
         found = index.search(units[start:stop], NEIGHBORS + 1)
         rows = np.arange(start, stop)[:, None]
         other = (found.rows >= 0) & (found.rows != rows)
         nearest[start:stop] = np.where(other, found.similarity, -np.inf).max(1)
-        close = other & (found.similarity >= threshold)
+        close = other if threshold is None else other & (found.similarity >= threshold)
         first.append(np.broadcast_to(rows, close.shape)[close])
         second.append(found.rows[close])
+        cosine.append(found.similarity[close])
         if advance is not None:
             advance(stop / total)
-    pairs = np.concatenate(first), np.concatenate(second)
+    threshold = fitting_threshold(nearest) if threshold is None else threshold
+    near = np.concatenate(cosine) >= threshold
+    pairs = np.concatenate(first)[near], np.concatenate(second)[near]
     links = coo_array((np.ones(len(pairs[0]), dtype=bool), pairs), shape=(total, total))
     _, component = connected_components(links, directed=False)
     order = np.argsort(component, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(component[order])) + 1)
     groups = [group for group in groups if len(group) > 1]
-    return Duplicates(sorted(groups, key=lambda group: (-len(group), group[0])), nearest)
+    groups.sort(key=lambda group: (-len(group), group[0]))
+    return Duplicates(groups, nearest, threshold)
 
 
-def fitting_threshold(similarity: Floats) -> float | None:
-    """A threshold that fits the encoder: a tenth of the usual distance to the nearest row.
+def fitting_threshold(similarity: Floats) -> float:
+    """A threshold that fits the data: the cosine that rows hardly reach unless they are duplicates.
+
+    The distance d = 1 - cos to the nearest of many rows is about Weibull distributed, P(d < x) =
+    1 - exp(-(x/s)^m). Scale s and shape m are fitted to its median and 80 % quantile, which
+    duplicates do not move until they are most of the rows. At the threshold, half a row is
+    expected by chance; it is at most half the usual distance, for data on a lattice.
 
     Args:
         similarity: The cosine of each row and the row most similar to it, shape (n,).
 
     Returns:
-        A cosine with two digits of its distance from 1; None if most rows have a copy.
+        A cosine with two digits of its distance from 1.
 
     Example:
-        >>> fitting_threshold(np.float32([0.9, 0.958, 0.97]))
-        0.9958
+        >>> rows = np.linspace(0.5, 0.7, 100, dtype=np.float32)
+        >>> fitting_threshold(rows), fitting_threshold(np.append(rows, [0.9, 0.9, 0.97, 0.97]))
+        (0.82, 0.83)
     """
-    distance = NEAR_DUPLICATE * (1 - float(np.median(similarity)))
-    return None if distance < SMALLEST_DISTANCE else round(1 - float(f"{distance:.2g}"), 7)
+    low, high = FITTED
+    distance = np.log(np.maximum(1 - np.asarray(similarity, np.float64), SMALLEST_DISTANCE))
+    median, far = np.quantile(distance, FITTED)
+
+    def weibull(share: float) -> float:  # the logarithm of the quantile, for s = m = 1
+        return math.log(-math.log1p(-share))
+
+    inverse_shape = (far - median) / (weibull(high) - weibull(low))
+    chance = min(low, BY_CHANCE / len(distance))
+    found = math.exp(median + inverse_shape * (weibull(chance) - weibull(low)))
+    found = max(SMALLEST_DISTANCE, min(found, NEARER * math.exp(median)))
+    return round(1 - float(f"{found:.2g}"), 7)
 
 
 @dataclass(frozen=True)

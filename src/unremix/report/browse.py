@@ -1,4 +1,4 @@
-"""Pages of a run's data: the neighbors of a query, near-duplicates, clusters.
+"""Pages of embedded data: the neighbors of a query, near-duplicates, clusters.
 
 Each writes a table that a spreadsheet opens, and a page in one file beside it.
 """
@@ -6,28 +6,25 @@ Each writes a table that a spreadsheet opens, and a page in one file beside it.
 from __future__ import annotations
 
 import base64
-import hashlib
-import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
+from unremix.console.printing import guarded
 from unremix.console.quantities import counted
-from unremix.files.atomic_files import refuse_link, write_arrays, write_text
-from unremix.files.locate import candidates
-from unremix.files.npz import read_arrays
+from unremix.console.suggestions import did_you_mean
+from unremix.files.atomic_files import write_text
 from unremix.mining.embeddings import Floats, Integers, unit_rows
 from unremix.mining.files import write_rows
 from unremix.mining.groups import find_clusters, find_duplicates, fitting_threshold
-from unremix.mining.index import Advance, Allowed, Index, Kind, make_index
+from unremix.mining.index import Advance, Allowed, Kind, make_index
 from unremix.report.pictures import make_atlas
 from unremix.report.rendering import render
-from unremix.training.checkpoints import check_embeddings
-from unremix.training.run import Run, reading
+from unremix.report.sources import Source
 
 TILE = 96  # pixels of the side of a picture on a page, at most
 SHOWN_GROUPS = 200
@@ -82,204 +79,148 @@ class Written:
     listed: list[str]  # the first results, a line each
 
 
-class RunData:
-    """The data of a run with their embeddings, and a page about them.
-
-    Embeddings are computed once and kept in the run's folder.
-
-    Args:
-        name: Of the page, without its ending.
-        run: The run's folder.
-        data: Other data than the run's own.
-        output: Where to write the page; by default into the run's folder.
-        index: How neighbors are searched.
-        trust: Whether code may run that the run's folder names.
+def page_path(source: Source, name: str, output: str | Path | None) -> Path:
+    """Where a page is written.
 
     Raises:
-        ValueError: If ``output`` is no page, or the embeddings that were kept are damaged.
+        ValueError: If ``output`` is no page.
     """
-
-    def __init__(
-        self,
-        name: str,
-        run: str | Path,
-        data: str | None = None,
-        output: str | None = None,
-        *,
-        index: Kind = "exact",
-        trust: bool = False,
-    ) -> None:
-        self.page = Path(run) / f"{name}.html" if output is None else Path(output)
-        if self.page.suffix != ".html":
-            raise ValueError(
-                f"expected a page that ends in .html, got {str(self.page)!r}; the table is written "
-                "beside it as .csv"
-            )
-        self.run = Run(run, trust=trust)
-        self.data = self.run.domain.load_for(self.run, data)
-        self.source = self.run.config.data if data is None else data
-        kept = self.run.path / "embeddings" / f"{self._digest()}.npz"
-        refuse_link(kept.parent)
-        if not kept.exists():
-            self._embed(kept)
-        self.labels: list[str] | None = None
-        with reading(kept, "remove it"):
-            arrays = read_arrays(kept)
-            self.units: Floats = unit_rows(arrays["embeddings"])
-            for array in ("names", "labels"):
-                if array in arrays and arrays[array].shape != (len(self.units),):
-                    raise ValueError(f"{array} of shape {arrays[array].shape}")
-            self.names: list[str] = arrays["names"].tolist()
-            if "labels" in arrays:
-                labels = arrays["labels"].tolist()
-                classes = arrays["classes"].tolist() if "classes" in arrays else None
-                self.labels = [str(one) if classes is None else classes[one] for one in labels]
-        self._kind = index
-
-    @property
-    def index(self) -> Index:
-        """Finds neighbors among the embeddings."""
-        return make_index(self.units, self._kind, self.run.path / "embeddings")
-
-    def _embed(self, kept: Path) -> None:
-        features = self.run.domain.features(self.run, self.data)
-        embeddings = check_embeddings(features.embeddings).numpy()
-        arrays = {"embeddings": embeddings, "names": np.array(features.names)}
-        if features.labels is not None:
-            arrays["labels"] = features.labels.numpy()
-        if features.classes is not None:
-            arrays["classes"] = np.array(list(features.classes))
-        write_arrays(kept, arrays)
-
-    def _digest(self) -> str:
-        """Of the encoder and of the data: of their files' names, sizes and times."""
-        size = self.run.domain.size(self.data)
-        digest = hashlib.sha256(repr((self.source, self.run.config.limit, size)).encode())
-        weights = (self.run.checkpoint, self.run.previous, self.run.path / "encoder.safetensors")
-        files = [path for path in weights if path.is_file()]  # one of them is enough
-        for where in candidates(self.source):
-            files += sorted(path for path in (where, *where.rglob("*")) if path.is_file())
-        for path in files:
-            stat = os.stat(path)
-            digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-        return digest.hexdigest()[:16]
-
-    def row_of(self, query: str) -> int:
-        """The row of a sample by its name, or by its path below the data's folder; -1 for none."""
-        names = self.run.domain.names_of(query, candidates(self.source))
-        return next((self._row_of[name] for name in names if name in self._row_of), -1)
-
-    @cached_property
-    def _row_of(self) -> dict[str, int]:
-        return {name: row for row, name in reversed(list(enumerate(self.names)))}
-
-    def items(
-        self,
-        rows: Sequence[int],
-        similarity: Callable[[int], float] | None = None,
-        shown: int | None = None,
-    ) -> list[Item]:
-        """What there is to say about some rows; the first ``shown`` have their images."""
-        pictured = rows[:shown]
-        images = self.run.domain.thumbnails(self.data, pictured) if pictured else {}
-        return [
-            Item(
-                self.names[row],
-                images.get(row),
-                None if self.labels is None else self.labels[row],
-                None if similarity is None else similarity(row),
-            )
-            for row in rows
-        ]
-
-    def groups(
-        self, what: str, members: Sequence[Integers], similarity: Floats, title: Titled
-    ) -> list[Group]:
-        """Numbered groups of rows, each titled by its rows."""
-        groups = []
-        for number, group in enumerate(members, start=1):
-            rows, shown = group.tolist(), SHOWN_MEMBERS if number <= SHOWN_GROUPS else 0
-            items = self.items(rows, lambda row: float(similarity[row]), shown)
-            heading = f"{what.capitalize()} {number}, {title(rows)}"
-            groups.append(Group(number, heading, items, shown))
-        return groups
-
-    def write(
-        self,
-        heading: str,
-        what: str,
-        summary: list[str],
-        groups: Sequence[Group],
-        lines: Callable[[Group], list[str]],
-    ) -> Written:
-        """Write the page and its table.
-
-        Args:
-            heading: Of the page.
-            what: What a group is called in the table.
-            summary: A sentence each.
-            groups: What was found.
-            lines: What a terminal shows of a group.
-        """
-        table = self.page.with_suffix(".csv")
-        rank = ["rank"] if what == "query" else []
-        columns = [what, *rank, "name", "label", "similarity"]
-        cells = (
-            (group.key, *([number] if rank else []), item.name, item.label or "", item.similarity)
-            for group in groups
-            for number, item in enumerate(group.items, 1)
+    path = source.folder / f"{name}.html" if output is None else Path(output)
+    if path.suffix != ".html":
+        raise ValueError(
+            f"expected a page that ends in .html, got {str(path)!r}; the table is written "
+            "beside it as .csv"
         )
-        write_rows(table, [dict(zip(columns, row, strict=True)) for row in cells], columns)
-        page = render(
-            "groups.html",
-            "groups",
-            heading=heading,
-            run=self.run,
-            summary=summary,
-            groups=groups[:SHOWN_GROUPS] if what != "query" else groups,
-            table=table.name,
+    return path
+
+
+def items_of(
+    source: Source,
+    rows: Sequence[int],
+    similarity: Callable[[int], float] | None = None,
+    shown: int | None = None,
+) -> list[Item]:
+    """What there is to say about some rows; the first ``shown`` have their images."""
+    images = source.thumbnails(rows[:shown])
+    return [
+        Item(
+            source.names[row],
+            images.get(row),
+            None if source.labels is None else source.labels[row],
+            None if similarity is None else similarity(row),
         )
-        write_text(self.page, page)
-        listed = [line for group in groups[:LISTED] for line in lines(group)]
-        if len(groups) > LISTED:
-            listed.append(f"The others are in {table.name}.")
-        return Written(self.page, table, summary, listed)
+        for row in rows
+    ]
+
+
+def _groups(
+    source: Source, what: str, members: Sequence[Integers], similarity: Floats, title: Titled
+) -> list[Group]:
+    """Numbered groups of rows, each titled by its rows."""
+    groups = []
+    for number, group in enumerate(members, start=1):
+        rows, shown = group.tolist(), SHOWN_MEMBERS if number <= SHOWN_GROUPS else 0
+        items = items_of(source, rows, lambda row: float(similarity[row]), shown)
+        groups.append(Group(number, f"{what.capitalize()} {number}, {title(rows)}", items, shown))
+    return groups
+
+
+def _write(
+    source: Source,
+    page: Path,
+    heading: str,
+    what: str,
+    summary: list[str],
+    groups: Sequence[Group],
+    lines: Callable[[Group], list[str]],
+) -> Written:
+    """Write a page and its table.
+
+    Args:
+        source: What it is about.
+        page: Where it is written.
+        heading: Of the page.
+        what: What a group is called in the table.
+        summary: A sentence each.
+        groups: What was found.
+        lines: What a terminal shows of a group.
+    """
+    table = page.with_suffix(".csv")
+    rank = ["rank"] if what == "query" else []
+    columns = [what, *rank, "name", "label", "similarity"]
+    cells = (
+        (group.key, *([number] if rank else []), item.name, item.label or "", item.similarity)
+        for group in groups
+        for number, item in enumerate(group.items, 1)
+    )
+    write_rows(
+        table, [dict(zip(columns, map(guarded, row), strict=True)) for row in cells], columns
+    )
+    write_groups(source, page, heading, summary, groups if rank else groups[:SHOWN_GROUPS])
+    listed = [line for group in groups[:LISTED] for line in lines(group)]
+    if len(groups) > LISTED:
+        listed.append(f"The others are in {table.name}.")
+    return Written(page, table, summary, listed)
+
+
+def write_groups(
+    source: Source, page: Path, heading: str, summary: list[str], groups: Sequence[Group]
+) -> None:
+    """Write a page of groups, one below the other; its table has the same name."""
+    text = render(
+        "groups.html",
+        "groups",
+        heading=heading,
+        source=source,
+        summary=summary,
+        groups=groups,
+        table=page.with_suffix(".csv").name,
+    )
+    write_text(page, text)
 
 
 def write_neighbors(
-    data: RunData, queries: Sequence[str], k: int, advance: Advance | None = None
+    source: Source,
+    queries: Sequence[str],
+    k: int,
+    output: str | None = None,
+    kind: Kind = "exact",
+    advance: Advance | None = None,
 ) -> Written:
     """Find what is most similar to each query.
 
     Args:
-        data: Where to look.
-        queries: Names of samples, or what the run embeds, such as files or texts.
+        source: Where to look.
+        queries: Names of items, or what the encoder embeds, such as files or texts.
         k: Neighbors of each.
+        output: The page.
+        kind: How neighbors are searched.
         advance: Receives the progress.
 
     Raises:
-        ValueError: If a query is neither in the data nor something that the run embeds.
+        ValueError: If a query is neither in the data nor something that the encoder embeds.
     """
-    titles, units, rows, shown = _read_queries(data, queries)
+    page = page_path(source, "neighbors", output)
+    titles, units, rows, shown = _read_queries(source, queries)
     own = np.flatnonzero(rows >= 0)
     order = own[np.argsort(rows[own], kind="stable")]
     allowed = Allowed(Allowed.everything(len(units)).highest, order, rows[order])
-    near = data.index.search(units, k, allowed, advance)
+    index = make_index(source.units, kind, source.kept)
+    near = index.search(units, k, allowed, advance)
     groups = []
     for title, query, found, similarity in zip(
         titles, shown, near.rows.tolist(), near.similarity.tolist(), strict=True
     ):
         values = {row: value for row, value in zip(found, similarity, strict=True) if row >= 0}
-        groups.append(
-            Group(title, title, data.items(list(values), values.__getitem__), query=query)
-        )
-    summary = [f"The {k} nearest of {len(data.names):,} {data.run.domain.unit} to each query."]
+        items = items_of(source, list(values), values.__getitem__)
+        groups.append(Group(title, title, items, query=query))
+    summary = [f"The {k} nearest of {len(source.names):,} {source.unit} to each query."]
 
     def lines(group: Group) -> list[str]:
         items = [f"  {item.similarity:.5f}  {_named(item)}" for item in group.items]
         return [f"{group.title}:", *items]
 
-    return data.write("Neighbors", "query", summary, groups, lines)
+    return _write(source, page, "Neighbors", "query", summary, groups, lines)
 
 
 def _named(item: Item) -> str:
@@ -287,93 +228,112 @@ def _named(item: Item) -> str:
 
 
 def _read_queries(
-    data: RunData, queries: Sequence[str]
+    source: Source, queries: Sequence[str]
 ) -> tuple[list[str], Floats, Integers, list[Item]]:
     """The title of each query, its embedding, its row in the data or -1, and how a page shows it.
 
     Raises:
-        ValueError: For a query that is neither in the data nor something that the run embeds.
+        ValueError: For a query that is neither in the data nor something that is embedded.
     """
-    domain, titles = data.run.domain, list[str]()
+    model, titles = source.model, list[str]()
     for query in queries:
-        if data.row_of(query) >= 0:
+        if source.row_of(query) >= 0:
             titles.append(query)
-        elif domain.ask is not None:
-            titles += filter(None, domain.ask(query))
+        elif model is not None and model.domain.ask is not None:
+            titles += filter(None, model.domain.ask(query))
         else:
-            raise ValueError(
-                f"expected the name of one of the {domain.unit} in the data, got {query!r}; the "
-                "table that 'unremix embed RUN -o table.csv' writes lists them"
+            hint = did_you_mean(query, source.names) or (
+                "; the table that 'unremix embed ... -o table.csv' writes lists them"
             )
-    rows = np.array([data.row_of(title) for title in titles], dtype=np.int64)
+            raise ValueError(
+                f"expected the name of one of the {source.unit} in the data, got {query!r}{hint}"
+            )
+    rows = np.array([source.row_of(title) for title in titles], dtype=np.int64)
     others = [title for title, row in zip(titles, rows, strict=True) if row < 0]
-    units = np.zeros((len(titles), data.units.shape[1]), dtype=np.float32)
-    units[rows >= 0] = data.units[rows[rows >= 0]]
+    units = np.zeros((len(titles), source.units.shape[1]), dtype=np.float32)
+    units[rows >= 0] = source.units[rows[rows >= 0]]
     images: dict[str, Tensor] = {}
     if others:
-        units[rows < 0] = unit_rows(data.run.embed(others).numpy())
-        images = dict(zip(others, domain.preview(data.run, others), strict=False))
+        assert model is not None
+        units[rows < 0] = unit_rows(model.embed(others).numpy())
+        images = dict(zip(others, model.domain.preview(model, others), strict=False))
     shown = [
-        data.items([int(row)])[0] if row >= 0 else Item(title, images.get(title))
+        items_of(source, [int(row)])[0] if row >= 0 else Item(title, images.get(title))
         for title, row in zip(titles, rows, strict=True)
     ]
     return titles, units, rows, shown
 
 
-def write_duplicates(data: RunData, threshold: float, advance: Advance | None = None) -> Written:
+def write_duplicates(
+    source: Source,
+    threshold: float | None = None,
+    output: str | None = None,
+    kind: Kind = "exact",
+    advance: Advance | None = None,
+) -> Written:
     """Find groups of near-duplicates.
 
     Args:
-        data: Where to look.
-        threshold: The cosine from which two samples are near-duplicates.
+        source: Where to look.
+        threshold: The cosine from which two items are near-duplicates; None for one that fits the
+            data.
+        output: The page.
+        kind: How neighbors are searched.
         advance: Receives the progress.
     """
-    result = find_duplicates(data.index, data.units, threshold, advance)
-    groups = data.groups(
-        "group", result.groups, result.similarity, lambda rows: f"{len(rows)} alike"
+    page = page_path(source, "duplicates", output)
+    index = make_index(source.units, kind, source.kept)
+    result = find_duplicates(index, source.units, threshold, advance)
+    groups = _groups(
+        source, "group", result.groups, result.similarity, lambda rows: f"{len(rows)} alike"
     )
-    inside = sum(map(len, result.groups))
+    inside, fitting = sum(map(len, result.groups)), fitting_threshold(result.similarity)
     median = float(np.median(result.similarity))
     summary = [
-        f"{counted(len(groups), 'group')} with {inside:,} of {len(data.names):,} "
-        f"{data.run.domain.unit}, from a cosine of {threshold:g}.",
-        f"The cosine to the nearest other one is {median:.3f} in the median: a threshold should be "
-        "well above it.",
+        f"{counted(len(groups), 'group')} with {inside:,} of {len(source.names):,} "
+        f"{source.unit}, from a cosine of {result.threshold:g}.",
+        f"The cosine to the nearest other one is {median:.3f} in the median. From "
+        f"{fitting:.7g} on, it is hardly reached by chance",
     ]
-    fitting = fitting_threshold(result.similarity)
-    if fitting is not None and (fitting > threshold or (not groups and fitting < threshold)):
-        summary[-1] += f" Try --threshold {fitting:.7g}."
+    if threshold is None:
+        summary[-1] += ": that is the threshold."
+    else:
+        near = int((result.similarity >= fitting).sum())
+        summary[-1] += f"; {near:,} {source.unit} reach it."
+        if fitting != threshold:
+            summary[-1] += f" Try --threshold {fitting:.7g}."
     if len(groups) > SHOWN_GROUPS:
         summary.append(f"The page shows the {SHOWN_GROUPS} largest; the table has all.")
 
     def lines(group: Group) -> list[str]:
         return [f"{group.title}: {', '.join(map(_named, group.items[:SHOWN_MEMBERS]))}"]
 
-    return data.write("Near-duplicates", "group", summary, groups, lines)
+    return _write(source, page, "Near-duplicates", "group", summary, groups, lines)
 
 
-def write_clusters(data: RunData, clusters: int | None, seed: int = 0) -> Written:
+def write_clusters(
+    source: Source, clusters: int | None, output: str | None = None, seed: int = 0
+) -> Written:
     """Sort the data into clusters.
 
     Args:
-        data: What to sort.
-        clusters: How many; None for the square root of half the number of samples.
+        source: What to sort.
+        clusters: How many; None for the square root of half the number of items.
+        output: The page.
         seed: Of the start.
     """
-    result = find_clusters(data.units, clusters, seed)
-    unit, labels = data.run.domain.unit, data.labels
+    page = page_path(source, "clusters", output)
+    result = find_clusters(source.units, clusters, seed)
+    unit, labels = source.unit, source.labels
 
     def title(rows: Sequence[int]) -> str:
-        said = f"{len(rows)} {unit}"
-        if labels is not None:
-            names, counts = np.unique([labels[row] for row in rows], return_counts=True)
-            top = np.argsort(-counts, kind="stable")[:3]
-            said += f": {', '.join(f'{names[i]} {counts[i] / len(rows):.0%}' for i in top)}"
-        return said
+        return f"{len(rows)} {unit}" + (
+            "" if labels is None else f": {most_frequent(labels, rows)}"
+        )
 
-    groups = data.groups("cluster", result.members, result.similarity, title)
+    groups = _groups(source, "cluster", result.members, result.similarity, title)
     summary = [
-        f"{len(data.names):,} {unit} in {counted(len(groups), 'cluster')} by k-means of their "
+        f"{len(source.names):,} {unit} in {counted(len(groups), 'cluster')} by k-means of their "
         "directions, the most central first."
     ]
     if labels is not None:
@@ -381,4 +341,11 @@ def write_clusters(data: RunData, clusters: int | None, seed: int = 0) -> Writte
 
         shared = normalized_mutual_info_score(labels, result.cluster)
         summary.append(f"Normalized mutual information with the labels: {shared:.3f}.")
-    return data.write("Clusters", "cluster", summary, groups, lambda group: [group.title])
+    return _write(source, page, "Clusters", "cluster", summary, groups, lambda group: [group.title])
+
+
+def most_frequent(labels: Sequence[str], rows: Sequence[int]) -> str:
+    """The three most frequent labels of some rows, with their shares."""
+    counts = Counter(labels[row] for row in rows).most_common()
+    top = sorted(counts, key=lambda one: (-one[1], one[0]))[:3]
+    return ", ".join(f"{name} {count / len(rows):.0%}" for name, count in top)

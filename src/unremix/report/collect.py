@@ -26,8 +26,8 @@ from unremix.losses import (
     UnReMixOptions,
     WeightingOptions,
 )
-from unremix.mining.groups import NEAR_DUPLICATE, find_clusters
-from unremix.report.pictures import Atlas, make_atlas
+from unremix.mining.groups import find_clusters, fitting_threshold
+from unremix.report.pictures import Atlas, make_atlas, shrunk
 from unremix.report.projection import project
 from unremix.report.storage import Stored
 from unremix.training.run import Run
@@ -91,9 +91,8 @@ def suspects(sample: Sample, neighbors: Tensor, cosines: Tensor, units: Tensor) 
         common = near @ near.T  # (A, A)
         mutual = (near[:, batch] > 0) & (near[:, batch].T > 0)
         reasons[mutual & (common >= SHARED * neighbors.shape[1])] = SAME_NEIGHBORS
-        usual = float((1 - cosines[:, 0]).median())
-        distance = 1 - units[batch] @ units[batch].T
-        reasons[distance <= NEAR_DUPLICATE * usual] = DUPLICATE
+        alike = fitting_threshold(cosines[:, 0].numpy())
+        reasons[units[batch] @ units[batch].T >= alike] = DUPLICATE
     return reasons
 
 
@@ -196,7 +195,7 @@ def _queries(sample: Sample) -> list[int]:
 
 def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
     """The most similar pairs, each once."""
-    usual = float((1 - cosines[:, 0]).median())
+    alike = fitting_threshold(cosines[:, 0].numpy())
     seen: set[tuple[int, int]] = set()
     pairs: list[dict[str, Any]] = []
     for item in cosines[:, 0].argsort(descending=True, stable=True).tolist():
@@ -205,8 +204,7 @@ def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
         if pair not in seen:
             seen.add(pair)
             cosine = float(cosines[item, 0])
-            duplicate = 1 - cosine <= NEAR_DUPLICATE * usual
-            pairs.append({"items": pair, "cosine": cosine, "duplicate": duplicate})
+            pairs.append({"items": pair, "cosine": cosine, "duplicate": cosine >= alike})
         if len(pairs) == PAIRS:
             break
     return pairs
@@ -232,11 +230,23 @@ def shown_as(sample: Sample) -> str:
 def collect(run: Run, data: Any) -> Stored:
     """What a page shows of a run; takes seconds for thousands of items."""
     sample, state = take_sample(run, data), run.facts()
+    stored = collect_sample(sample, run.domain.unit)
+    about = stored.about | {
+        "parameters": sum(parameter.numel() for parameter in run.encoder().parameters()),
+        "step": int(state["step"]),
+        "seconds": state.get("seconds"),
+        "trained": {name: state.get(name) for name in ("device", "date", "version")},
+        "data": data.name,
+    }
+    return Stored(about, stored.arrays)
+
+
+def collect_sample(sample: Sample, unit: str) -> Stored:
+    """What a page shows of some items, which are called ``unit`` in the plural."""
     if sample.labels is None or len(sample.labels.unique()) < 2:  # a single class shows nothing
         sample = replace(sample, labels=None, classes=None)
     units = normalize(torch.nan_to_num(sample.features.float()))[0]
-    count = len(units)
-    neighbors, cosines = nearest(units, max(0, min(NEIGHBORS, count - 1)))
+    neighbors, cosines = nearest(units, max(0, min(NEIGHBORS, len(units) - 1)))
     importance, how_weighted = scores_of(sample), weighting_of(sample.loss)
     positions, how = project(units.numpy())
     found, chance = found_own(sample, importance)
@@ -245,16 +255,11 @@ def collect(run: Run, data: Any) -> Stored:
         "positions": positions,
         "neighbors": neighbors.numpy().astype(np.uint32),
         "cosines": cosines.numpy(),
-        "batch": sample.batch.numpy().astype(np.uint32),
-        "scores": torch.stack(
-            [importance.scores[name].float() for name in PAPER_COMPONENTS]
-        ).numpy(),  # (3, A, A)
-        "negatives": importance.negatives.numpy(),
-        "suspects": suspects(sample, neighbors, cosines, units).numpy(),
+        **batch_arrays(sample, importance, suspects(sample, neighbors, cosines, units)),
     }
     about: dict[str, Any] = {
         "shown_as": shown_as(sample),
-        "unit": run.domain.unit,
+        "unit": unit,
         "names": [_cut(name) for name in sample.names],
         "labels": None if sample.labels is None else sample.labels.tolist(),
         "classes": None if sample.classes is None else [_cut(name) for name in sample.classes],
@@ -270,11 +275,6 @@ def collect(run: Run, data: Any) -> Stored:
         if neighbors.shape[1]
         else [],
         "node_types": [_cut(name) for name in sample.node_types],
-        "parameters": sum(parameter.numel() for parameter in run.encoder().parameters()),
-        "step": int(state["step"]),
-        "seconds": state.get("seconds"),
-        "trained": {name: state.get(name) for name in ("device", "date", "version")},
-        "data": data.name,
     }
     for name in ("finding", "total", "how_drawn", "about_batch", "read_as"):
         about[name] = getattr(sample, name)
@@ -298,6 +298,17 @@ def collect(run: Run, data: Any) -> Stored:
     if sample.table is not None:
         about["tables"] = {str(item): sample.table(item) for item in shown}
     return Stored(about, arrays)
+
+
+def batch_arrays(sample: Sample, importance: Importance, suspected: Tensor) -> dict[str, Any]:
+    """What the explorer shows of a batch: its items (A,), scores (3, A, A) and flags (A, A)."""
+    scores = [importance.scores[name].float() for name in PAPER_COMPONENTS]
+    return {
+        "batch": sample.batch.numpy().astype(np.uint32),
+        "scores": torch.stack(scores).numpy(),
+        "negatives": importance.negatives.numpy(),
+        "suspects": suspected.numpy(),
+    }
 
 
 def _cut(name: str) -> str:
@@ -337,7 +348,8 @@ def _add_pictures(
     assert sample.images is not None
     count = len(sample.names)
     few = count <= FEW_ITEMS
-    small = torch.cat([sample.images(part.tolist()) for part in torch.arange(count).split(1024)])
+    parts = torch.arange(count).split(256)
+    small = torch.cat([shrunk(sample.images(part.tolist()), LARGE_TILE) for part in parts])
     atlases: dict[str, Atlas] = {"items": make_atlas(small, LARGE_TILE if few else SMALL_TILE)}
     if small.shape[-1] > SMALL_TILE and not few:
         atlases["large"] = make_atlas(small[torch.tensor(shown)], LARGE_TILE)

@@ -110,12 +110,8 @@ def _probe_chart(card: Mapping[str, Any] | None) -> Chart:
 def page_data(stored: Stored) -> dict[str, Any]:
     """The data that a page's scripts read."""
     about, arrays = dict(stored.about), stored.arrays
-    scores = arrays["scores"]
     data = about | {
-        "batch": arrays["batch"].tolist(),
-        "scores": {name: numbers(scores[k], "f4") for k, name in enumerate(PAPER_COMPONENTS)},
-        "negatives": numbers(arrays["negatives"], "u1"),
-        "suspects": numbers(arrays["suspects"], "u1"),
+        **shown_batch(arrays),
         "positions": numbers(arrays["positions"], "f4"),
         "neighbors": numbers(arrays["neighbors"], "u4"),
         "cosines": numbers(arrays["cosines"], "f4"),
@@ -125,6 +121,17 @@ def page_data(stored: Stored) -> dict[str, Any]:
         for name, atlas in about.get("atlases", {}).items()
     }
     return data
+
+
+def shown_batch(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch of the negatives explorer; see :func:`unremix.report.collect.batch_arrays`."""
+    scores = arrays["scores"]
+    return {
+        "batch": arrays["batch"].tolist(),
+        "scores": {name: numbers(scores[k], "f4") for k, name in enumerate(PAPER_COMPONENTS)},
+        "negatives": numbers(arrays["negatives"], "u1"),
+        "suspects": numbers(arrays["suspects"], "u1"),
+    }
 
 
 def class_table(stored: Stored) -> dict[str, Any] | None:
@@ -226,6 +233,7 @@ def write_report(
             verdict=(card or {}).get("verdict", []),
             warnings=run.warnings,
             about=about,
+            exploring=False,
             missing=missing,
             data=shown,
             classes=classes,

@@ -24,6 +24,14 @@ class Atlas:
     columns: int  # tiles in a row
 
 
+def shrunk(images: Tensor, most: int) -> Tensor:
+    """Images, uint8 (n, C, S, S), with at most so many pixels per side."""
+    if images.shape[-1] <= most:
+        return images
+    scaled = F.interpolate(images.float(), (most, most), mode="bilinear", antialias=True)
+    return scaled.round().clamp(0, 255).byte()
+
+
 def make_atlas(images: Tensor, most: int) -> Atlas:
     """Put pictures side by side.
 
@@ -49,10 +57,7 @@ def make_atlas(images: Tensor, most: int) -> Atlas:
     tiles = torch.zeros(rows * columns, channels, tile, tile, dtype=torch.uint8)
     for start in range(0, count, 512):
         part = images[start : start + 512]
-        if tile != size:
-            scaled = F.interpolate(part.float(), (tile, tile), mode="bilinear", antialias=True)
-            part = scaled.round().clamp(0, 255).byte()
-        tiles[start : start + len(part)] = part
+        tiles[start : start + len(part)] = shrunk(part, tile)
     grid = tiles.view(rows, columns, channels, tile, tile).permute(2, 0, 3, 1, 4)
     canvas = grid.reshape(channels, rows * tile, columns * tile)
     array = canvas[0].numpy() if channels == 1 else canvas.permute(1, 2, 0).contiguous().numpy()

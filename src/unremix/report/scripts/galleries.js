@@ -3,7 +3,7 @@
 import { floats, make, wholes } from "./data.js";
 import { drawGraph } from "./items.js";
 
-function shownItem(items, item, note, marked = false) {
+export function shownItem(items, item, note, marked = false) {
   const { labels } = items.data;
   return make(
     "figure",

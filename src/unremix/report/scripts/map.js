@@ -27,20 +27,38 @@ export class EmbeddingMap {
     this.hovered = null;
     this.chosen = null;
     this.only = null;
+    this.by = data.labels ? "labels" : "clusters"; // what colors show
+    this.selected = new Set(); // where there are any, others are faded
+    this.lasso = null; // corners of what is drawn around items, in pixels of the canvas
+    this.drawing = false; // whether the pointer draws a lasso
+    this.hooks = {}; // of a page that selects: chosen(item) makes an element, drawn(items, more)
     this.addLegend();
     this.listen();
     this.paint();
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
+  get groups() {
+    return this.data[this.by];
+  }
+
+  // Colors show the classes (labels) or the clusters.
+  colorBy(what) {
+    this.by = what;
+    this.only = null;
+    this.addLegend();
+    this.paint();
+  }
+
   addLegend() {
-    const { classes, labels, clusters } = this.data;
+    const { classes } = this.data;
     const counts = new Map();
-    for (const group of labels ?? clusters) counts.set(group, (counts.get(group) ?? 0) + 1);
+    for (const group of this.groups) counts.set(group, (counts.get(group) ?? 0) + 1);
     const groups = [...counts.keys()].sort((a, b) => a - b);
     // Looks follow the order of the groups that occur.
     this.look = new Map(groups.map((group, number) => [group, number % LOOKS]));
     const place = this.root.querySelector("[data-part='legend']");
+    place.replaceChildren();
     for (const group of groups.slice(0, LEGEND)) {
       const number = this.look.get(group);
       const sign = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -50,7 +68,7 @@ export class EmbeddingMap {
       path.setAttribute("d", shapePath(shapeOf(number), 6, 6, 4));
       path.setAttribute("style", `fill: var(--class-${number % 7})`);
       sign.append(path);
-      const name = labels ? classTag(classes ? classes[group] : group) : `cluster ${group + 1}`;
+      const name = this.by === "labels" ? classTag(classes ? classes[group] : group) : `cluster ${group + 1}`;
       place.append(
         make(
           "button",
@@ -154,17 +172,49 @@ export class EmbeddingMap {
       this.ring(context, x, y, 8);
     }
     if (this.hovered !== null) this.ring(context, ...this.place(this.hovered), 7);
+    if (this.lasso) {
+      context.beginPath();
+      for (const [x, y] of this.lasso) context.lineTo(x, y);
+      context.closePath();
+      context.lineWidth = 2 * this.ratio;
+      context.strokeStyle = this.ink;
+      context.setLineDash([6 * this.ratio, 4 * this.ratio]);
+      context.stroke();
+      context.setLineDash([]);
+    }
+  }
+
+  // The items within the lasso: a line from a point crosses its edge an odd number of times.
+  within(corners) {
+    const found = [];
+    for (let item = 0; item < this.count; item++) {
+      const [x, y] = this.place(item);
+      let inside = false;
+      corners.forEach(([a, b], k) => {
+        const [c, d] = corners[(k + 1) % corners.length];
+        if (b > y !== d > y && x < a + ((y - b) / (d - b)) * (c - a)) inside = !inside;
+      });
+      if (inside) found.push(item);
+    }
+    return found;
+  }
+
+  // Fades all items but these; none fades nothing.
+  highlight(items) {
+    this.selected = items;
+    this.pixels = null;
+    this.draw();
   }
 
   // All points as pixels; a canvas operation for each of 10,000 would take ten times as long. They
   // are kept while only rings and lines over them change.
   points(width, height) {
-    const state = [width, height, this.zoom, ...this.offset, this.only].join(" ");
+    const state = [width, height, this.zoom, ...this.offset, this.only, this.by].join(" ");
     if (this.pixels && this.state === state) return this.pixels;
     this.state = state;
     this.pixels = new ImageData(width, height);
     const { data } = this.pixels;
-    const groups = this.data.labels ?? this.data.clusters;
+    const { groups, selected } = this;
     const { positions, ratio, zoom, half } = this;
     const margin = 14 * ratio; // as place() has it, without an array for each point
     const shiftX = width / 2 + this.offset[0] * ratio - half;
@@ -173,7 +223,7 @@ export class EmbeddingMap {
       const left = Math.round((margin + (width - 2 * margin) * positions[2 * item] - width / 2) * zoom + shiftX);
       const top = Math.round((margin + (height - 2 * margin) * positions[2 * item + 1] - height / 2) * zoom + shiftY);
       if (left < -2 * half || top < -2 * half || left > width || top > height) continue;
-      const faded = this.only !== null && groups[item] !== this.only;
+      const faded = (this.only !== null && groups[item] !== this.only) || (selected.size > 0 && !selected.has(item));
       const sprite = (faded ? this.faint : this.sprites)[this.look.get(groups[item])];
       for (let p = 0; p < sprite.length; p += 6) {
         const x = left + sprite[p];
@@ -232,7 +282,16 @@ export class EmbeddingMap {
   listen() {
     const { canvas } = this;
     let dragged = null;
+    const corner = (event) => {
+      const box = canvas.getBoundingClientRect();
+      return [(event.clientX - box.left) * this.ratio, (event.clientY - box.top) * this.ratio];
+    };
     canvas.addEventListener("pointermove", (event) => {
+      if (this.lasso) {
+        this.lasso.push(corner(event));
+        this.draw();
+        return;
+      }
       if (dragged) {
         const [dx, dy] = [event.clientX - dragged.x, event.clientY - dragged.y];
         dragged.moved ||= Math.hypot(dx, dy) > DRAG;
@@ -248,9 +307,21 @@ export class EmbeddingMap {
       this.draw();
     });
     canvas.addEventListener("pointerdown", (event) => {
+      if (this.drawing) {
+        this.lasso = [corner(event)];
+        canvas.setPointerCapture(event.pointerId);
+        return;
+      }
       dragged = { x: event.clientX, y: event.clientY, offset: this.offset, moved: false };
     });
-    const released = () => setTimeout(() => (dragged = null)); // after the click that follows
+    const released = (event) => {
+      setTimeout(() => (dragged = null)); // after the click that follows
+      if (!this.lasso) return;
+      const found = event.type === "pointerup" && this.lasso.length > 2 ? this.within(this.lasso) : null;
+      this.lasso = null;
+      this.draw();
+      if (found) this.hooks.drawn?.(found, event.shiftKey);
+    };
     window.addEventListener("pointerup", released);
     window.addEventListener("pointercancel", released);
     canvas.addEventListener("pointerleave", () => {
@@ -259,7 +330,7 @@ export class EmbeddingMap {
       this.draw();
     });
     canvas.addEventListener("click", (event) => {
-      if (dragged?.moved) return;
+      if (dragged?.moved || this.drawing) return;
       this.choose(this.at(event));
     });
     canvas.addEventListener(
@@ -281,6 +352,9 @@ export class EmbeddingMap {
       if (ways[event.key]) {
         event.preventDefault();
         this.choose(this.towards(ways[event.key]));
+      } else if (event.key === " " && this.hooks.toggled && this.chosen !== null) {
+        event.preventDefault();
+        this.hooks.toggled(this.chosen);
       } else if (event.key === "Escape") this.choose(null);
       else if (event.key === "+" || event.key === "=") this.zoomBy(1.4);
       else if (event.key === "-") this.zoomBy(1 / 1.4);
@@ -341,6 +415,7 @@ export class EmbeddingMap {
       label ? make("span", { class: "tag", dir: "auto" }, label) : null,
     ];
     if (withNeighbors && this.chosen === item) {
+      if (this.hooks.chosen) parts.push(this.hooks.chosen(item));
       parts.push(
         make("h4", {}, "Nearest neighbors, with cosines"),
         make(
@@ -350,7 +425,7 @@ export class EmbeddingMap {
             make(
               "li",
               { class: this.data.labels && this.data.labels[other] !== this.data.labels[item] ? "other-class" : null, title: this.items.describe(other) },
-              this.items.show(other),
+              make("button", { type: "button", class: "pick", "aria-label": `Go to ${this.items.describe(other)}`, onclick: () => this.choose(other) }, this.items.show(other)),
               make("small", {}, cosine.toFixed(3)),
             ),
           ),
