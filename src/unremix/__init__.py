@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unremix.losses import HCLLoss, InfoNCELoss, UnReMixLoss, importance
     from unremix.mining.mine import Mined, mine_hard_negatives
     from unremix.pipeline import evaluate, train
+    from unremix.report.classify import classify
     from unremix.signals.false_negatives import FalseNegatives
     from unremix.training.exported import load_exported
     from unremix.training.finding import encoder
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "UnReMixLoss",
     "audit",
+    "classify",
     "encoder",
     "evaluate",
     "importance",
@@ -51,6 +53,7 @@ _HOMES = {
     "ReadyEncoder": "unremix.training.ready:ReadyEncoder",
     "Run": "unremix.training.run:Run",
     "UnReMixLoss": "unremix.losses:UnReMixLoss",
+    "classify": "unremix.report.classify:classify",
     "encoder": "unremix.training.finding:encoder",
     "evaluate": "unremix.pipeline:evaluate",
     "importance": "unremix.losses:importance",

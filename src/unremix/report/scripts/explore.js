@@ -108,7 +108,7 @@ function histogram(nearest, threshold) {
   const bars = counts.map((count, k) => {
     const tall = count ? Math.max(2, (count / most) * (height - 34)) : 0;
     const [from, to] = [low + (k * span) / BINS, low + ((k + 1) * span) / BINS];
-    return makeSvg("rect", { class: from >= threshold ? "near" : "far", x: x(from), y: height - 20 - tall, width: Math.max(1, x(to) - x(from) - 1), height: tall });
+    return makeSvg("rect", { class: from >= threshold ? "alike" : "apart", x: x(from), y: height - 20 - tall, width: Math.max(1, x(to) - x(from) - 1), height: tall });
   });
   const label = (cosine, anchor) => {
     const text = makeSvg("text", { x: x(cosine), y: height - 4, "text-anchor": anchor });

@@ -1,0 +1,273 @@
+"""A classifier from few labels: predictions for all items, their accuracy, what to label next."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unremix.console.printing import guarded
+from unremix.console.quantities import counted
+from unremix.console.suggestions import did_you_mean
+from unremix.evaluation.classifier import SURE, Classified, classify_features
+from unremix.files.atomic_files import read_text
+from unremix.mining.embeddings import Integers
+from unremix.mining.files import write_rows
+from unremix.report.browse import (
+    LISTED,
+    SHOWN_GROUPS,
+    SHOWN_MEMBERS,
+    Group,
+    Item,
+    Written,
+    items_of,
+    write_groups,
+)
+from unremix.report.sources import Source, open_source
+
+NAMES = ("name", "names", "file", "filename", "path", "text", "item", "id")
+LABELS = ("label", "labels", "class", "class_name", "class_names", "target", "y")
+NEXT = 24  # items to label next that a page shows
+NAMED = 3  # wrong lines that an error names
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What :func:`classify` gives: a prediction for each of n items.
+
+    Args:
+        names: What each item is called.
+        classes: The names of the C classes, in order.
+        given: The number of each item's class where it was labeled, else -1, shape (n,).
+        found: Probabilities, and how good they are.
+    """
+
+    names: list[str]
+    classes: list[str]
+    given: Integers
+    found: Classified
+
+    @property
+    def predicted(self) -> list[str]:
+        """The likeliest class of each item."""
+        return [self.classes[one] for one in self.found.probabilities.argmax(1)]
+
+    @property
+    def label_next(self) -> list[int]:
+        """The unlabeled items, those first whose two likeliest classes are closest together."""
+        order = np.argsort(self.found.margin, kind="stable")
+        return order[self.given[order] < 0].tolist()  # type: ignore[no-any-return]
+
+    @property
+    def contradicted(self) -> list[int]:
+        """Labeled items to which a classifier that had not seen them gives another class surely."""
+        held_out, known = self.found.held_out, np.flatnonzero(self.given >= 0)
+        wrong = (held_out.argmax(1) != self.given[known]) & (held_out.max(1) >= SURE)
+        order = np.argsort(-held_out.max(1), kind="stable")
+        return known[order[wrong[order]]].tolist()  # type: ignore[no-any-return]
+
+    def summary(self) -> list[str]:
+        """How good the classifier is, a sentence each."""
+        found, labeled = self.found, int((self.given >= 0).sum())
+        outer, inner = found.folds
+        says = [
+            f"Trained on {counted(labeled, 'label')} of {len(self.classes)} classes: logistic "
+            f"regression with C = {found.strength:g}, chosen by cross-validation.",
+            f"Accuracy {found.accuracy} on labeled items that it had not seen, by {outer} folds; "
+            f"in each, {inner} other folds chose C. To guess the most frequent class is right in "
+            f"{100 * found.most_frequent:.1f} %.",
+        ]
+        if found.sure is not None:
+            says.append(
+                f"Where it gives a class {100 * SURE:.0f} % or more, it was right in {found.sure}, "
+                f"{found.sure.count} of these items."
+            )
+        if self.contradicted:
+            says.append(
+                f"{counted(len(self.contradicted), 'label')} of yours differ from what it surely "
+                "predicts: look whether they are wrong."
+            )
+        return says
+
+
+def classify(
+    labels: str | Path | Mapping[str, str],
+    source: str | None = None,
+    *,
+    encoder: str | None = None,
+    data: str | None = None,
+    output: str | Path | None = None,
+    seed: int = 0,
+    domain: str | None = None,
+    trust: bool = False,
+) -> Predictions:
+    """Train a classifier on few labels, measure it, and predict all items.
+
+    Args:
+        labels: A .csv or .tsv file with a name and a label on each line; or labels by name.
+        source: A run's folder, a file of embeddings, or data for ``encoder``.
+        encoder: A ready encoder by name, in place of a run.
+        data: What to classify; by default the run's own data.
+        output: A .csv file to write the predictions to; a page is written beside it.
+        seed: Draws the folds.
+        domain: What kind of data it is, if neither the run nor the encoder's name says so.
+        trust: Whether code may run that the run's folder names.
+
+    Raises:
+        FileNotFoundError: If a file is not there.
+        ValueError: For labels of items that do not exist or stand twice, of a single class, or of
+            fewer than three items of a class.
+
+    Example:
+        ``unremix.classify("labels.csv", "photos", encoder="timm:resnet18").predicted``
+    """
+    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
+    predictions = _predict(found, labels, seed)
+    if output is not None:
+        _write(found, predictions, Path(output))
+    return predictions
+
+
+def write_classified(
+    source: Source, labels: str | Path, output: str | None = None, seed: int = 0
+) -> tuple[Predictions, Written]:
+    """Predict all items of a source, and write the table and the page."""
+    path = source.folder / "predictions.csv" if output is None else Path(output)
+    if path.suffix != ".csv":
+        raise ValueError(f"expected an output that ends in .csv, got {str(path)!r}; change it")
+    predictions = _predict(source, labels, seed)
+    return predictions, _write(source, predictions, path)
+
+
+def _predict(source: Source, labels: str | Path | Mapping[str, str], seed: int) -> Predictions:
+    where = "the labels" if isinstance(labels, Mapping) else str(labels)
+    lines = labels.items() if isinstance(labels, Mapping) else _label_lines(Path(labels))
+    by_row = _rows_of(source, enumerate(lines, start=1), where)
+    classes = sorted(set(by_row.values()))
+    given = np.full(len(source.names), -1, dtype=np.int64)
+    for row, label in by_row.items():
+        given[row] = classes.index(label)
+    found = classify_features(
+        source.features.embeddings, torch.from_numpy(given), classes=classes, seed=seed
+    )
+    return Predictions(source.names, classes, given, found)
+
+
+def _label_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Name and label on each line of a file, without its heading; empty for an empty line."""
+    if not path.is_file():
+        raise FileNotFoundError(f"expected labels at {str(path)!r}, found no file")
+    text = read_text(path).removeprefix("\ufeff")
+    first = text.partition("\n")[0]
+    separator = next((one for one in ("\t", ",", ";") if one in first), ",")
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+    heading = [cell.strip().lower() for cell in rows[0]] if rows else []
+    columns = [next((n for n, c in enumerate(heading) if c in w), -1) for w in (NAMES, LABELS)]
+    has_heading = min(columns) >= 0
+    name, label = columns if has_heading else (0, 1)
+    for number, row in enumerate(rows, start=1):
+        if (number == 1 and has_heading) or not any(cell.strip() for cell in row):
+            yield "", ""
+        elif len(row) <= max(name, label):
+            raise ValueError(
+                f"expected a name and a label in line {number} of {path}, got {row}; separate them "
+                "by a comma or a tab"
+            )
+        else:
+            yield row[name].strip(), row[label].strip()
+
+
+def _rows_of(
+    source: Source, lines: Iterator[tuple[int, tuple[str, str]]], where: str
+) -> dict[int, str]:
+    """The label of each labeled row.
+
+    Raises:
+        ValueError: For names of no item, and for items that stand twice.
+    """
+    found: dict[int, str] = {}
+    first: dict[int, int] = {}
+    unknown, twice = [], []
+    for number, (name, label) in lines:
+        if not label:
+            continue
+        row = source.row_of(name)
+        if row < 0 and name.startswith("'"):  # as it is written for spreadsheets
+            row = source.row_of(name[1:])
+        if row < 0:
+            unknown.append((number, name))
+        elif row in found:
+            twice.append(f"{name!r} in lines {first[row]} and {number}")
+        else:
+            found[row], first[row] = str(label), number
+    if unknown:
+        number, name = unknown[0]
+        more = f" and {len(unknown) - 1:,} more" if unknown[1:] else ""
+        hint = did_you_mean(name, source.names) or f"; names are such as {source.names[0]!r}"
+        raise ValueError(
+            f"expected names of {source.unit} of {source.of} in {where}, got {name!r} in line "
+            f"{number}{more}, which names none{hint}; a heading is 'name,label'"
+        )
+    if twice:
+        more = f" and {len(twice) - NAMED} more" if twice[NAMED:] else ""
+        raise ValueError(
+            f"expected each item once in {where}, got {', '.join(twice[:NAMED])}{more}; leave one "
+            "of the lines out"
+        )
+    return found
+
+
+def _write(source: Source, predictions: Predictions, path: Path) -> Written:
+    """The table of predictions, and a page of them."""
+    found, classes, predicted = predictions.found, predictions.classes, predictions.predicted
+    rank = {row: n for n, row in enumerate(predictions.label_next, start=1)}
+    columns = ["name", "label", "predicted", "probability", "label_next"]
+    columns += [f"probability of {name}" for name in classes]
+    rows: list[dict[str, Any]] = []
+    for row, name in enumerate(predictions.names):
+        given, chances = int(predictions.given[row]), found.probabilities[row].tolist()
+        label = "" if given < 0 else classes[given]
+        cells = [name, label, predicted[row], max(chances), rank.get(row), *chances]
+        rows.append(dict(zip(columns, map(guarded, cells), strict=True)))
+    write_rows(path, rows, columns)
+    summary = predictions.summary()
+    write_groups(
+        source, path.with_suffix(".html"), "Predictions", summary, _groups(source, predictions)
+    )
+    following = predictions.label_next[:LISTED]
+    named = [f"  {max(found.probabilities[row]):.2f}  {source.names[row]}" for row in following]
+    listed = ["Least certain, to label next (with their probability):", *named] if named else []
+    return Written(path.with_suffix(".html"), path, summary, listed)
+
+
+def _groups(source: Source, predictions: Predictions) -> list[Group]:
+    """What to label next, labels to look at, and the surest items of each class."""
+    found, predicted = predictions.found, predictions.predicted
+    chance = found.probabilities.max(1)
+
+    def group(title: str, rows: list[int]) -> Group:
+        shown = rows[: NEXT if title.startswith("Label next") else SHOWN_MEMBERS]
+        items = [
+            Item(item.name, item.image, f"{predicted[row]} {chance[row]:.0%}")
+            for row, item in zip(shown, items_of(source, shown), strict=True)
+        ]
+        return Group(title, title, items)
+
+    groups = []
+    if predictions.label_next:
+        groups.append(group("Label next: the least certain", predictions.label_next))
+    if predictions.contradicted:
+        groups.append(group("Labels that differ from a sure prediction", predictions.contradicted))
+    order = np.argsort(-chance, kind="stable")
+    for number, name in enumerate(predictions.classes[:SHOWN_GROUPS]):
+        rows = order[found.probabilities[order].argmax(1) == number].tolist()
+        unlabeled = [row for row in rows if predictions.given[row] < 0]
+        title = f"{name}: {counted(len(rows), 'item')} predicted, {len(unlabeled):,} not labeled"
+        groups.append(group(title, unlabeled))
+    return groups
