@@ -7,7 +7,7 @@ import pytest
 
 from unremix.mining import groups as module
 from unremix.mining.embeddings import unit_rows
-from unremix.mining.groups import find_clusters, find_duplicates
+from unremix.mining.groups import find_clusters, find_duplicates, fitting_threshold
 from unremix.mining.index import ExactIndex
 
 
@@ -64,3 +64,29 @@ def test_a_cosine_above_one_is_refused() -> None:
     units = np.eye(3, dtype=np.float32)
     with pytest.raises(ValueError, match=r"threshold .* above -1, at most 1, got 1\.5"):
         find_duplicates(ExactIndex(units), units, 1.5)
+
+
+@pytest.mark.parametrize(("count", "classes"), [(60, 1), (60, 8), (400, 8), (2000, 20)])
+def test_the_threshold_of_the_data_finds_planted_pairs_and_no_others(
+    count: int, classes: int
+) -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        rows = rng.normal(size=(classes, 64))[rng.integers(classes, size=count)]
+        rows = rows + rng.normal(size=rows.shape)
+        alone = unit_rows(rows.astype(np.float32))
+        assert find_duplicates(ExactIndex(alone), alone).groups == []
+        first = rng.choice(count, max(3, count // 20), replace=False)
+        copies = rows[first] + 0.1 * rng.normal(size=(len(first), 64))
+        units = unit_rows(np.vstack([rows, copies]).astype(np.float32))
+        found = find_duplicates(ExactIndex(units), units)
+        assert sorted(map(tuple, found.groups)) == sorted(
+            (one, count + n) for n, one in enumerate(first.tolist())
+        )
+
+
+def test_thresholds_of_copies_and_of_a_lattice() -> None:
+    assert fitting_threshold(np.ones(9, np.float32)) == 1 - 1e-6  # most rows have a copy
+    assert fitting_threshold(np.zeros(9, np.float32)) == 0.5  # all equally far apart
+    units = np.eye(9, dtype=np.float32)
+    assert find_duplicates(ExactIndex(units), units).groups == []

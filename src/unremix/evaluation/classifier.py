@@ -132,10 +132,10 @@ def _check_classes(labels: Tensor, classes: Sequence[str] | None) -> None:
     """Refuse labels (m,) that no classifier can be fitted to and measured with."""
     sizes = labels.bincount().tolist()
     names = [str(number) for number in range(len(sizes))] if classes is None else classes
-    if len(sizes) < 2:
+    if sum(size > 0 for size in sizes) < 2:
         raise ValueError(
             f"expected labels of at least two classes, got {len(labels)} of "
-            f"{names[0] if sizes else 'none'}; label items of another class too"
+            f"{names[len(sizes) - 1] if sizes else 'none'}; label items of another class too"
         )
     few = [f"{names[c]} has {size}" for c, size in enumerate(sizes) if size < 3]
     if few:
