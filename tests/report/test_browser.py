@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import HOSTILE, digits, graphs, sentences, unlabeled, with_classes
+from small_runs import HOSTILE, digits, embedded, graphs, sentences, unlabeled, with_classes
 
 import unremix
+from unremix.cli import main
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.core.weights import Weighting, weigh
 from unremix.report import write_comparison, write_report
@@ -821,3 +822,127 @@ def test_odd_rows_are_weighted_as_in_the_library(browser: Any) -> None:
         np.testing.assert_allclose(
             values[negatives], weights[negatives], rtol=2e-3, atol=2e-3, err_msg=str(how)
         )
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages of embeddings that nobody trained: pictures with labels, hostile texts without."""
+    pages = {}
+    for kind, labeled in (("pictures", True), ("texts", False)):
+        folder = tmp_path_factory.mktemp(kind)
+        file = embedded(folder, 120 if labeled else 600, labeled=labeled, pictures=labeled)
+        words = ["--data", str(folder / "photos")] if labeled else []
+        assert main(["explore", file, *words]) == 0
+        pages[kind] = folder / "explore.html"
+    return pages
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", ["pictures", "texts"])
+def test_explored_data_are_for_everybody(
+    kind: str, scheme: str, explored: dict[str, Path], opened: Opened, axe: str
+) -> None:
+    page = opened(explored[kind], scheme=scheme)
+    page.evaluate("unremix.map.choose(4); unremix.selection.set([1, 2, 3])")
+    _picture(page, f"explore-{kind}-{scheme}")
+    assert_accessible(page, axe)
+    page = opened(explored[kind], width=400, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.evaluate("window.hacked") is None
+
+
+def test_items_are_selected_and_listed(explored: dict[str, Path], opened: Opened) -> None:
+    page = opened(explored["pictures"])
+    names = page.evaluate("unremix.map.data.names")
+    labels = np.array(page.evaluate("unremix.map.data.labels"))
+    chosen = "unremix.selection.sorted()"
+
+    def saved(button: str) -> str:
+        with page.expect_download() as download:
+            page.get_by_role("button", name=button).click()
+        return Path(download.value.path()).read_bytes().decode()
+
+    # A class, then another one beside it.
+    page.select_option("#set", "1")
+    page.locator("#select-set").click()
+    assert page.evaluate(chosen) == np.flatnonzero(labels == 1).tolist()
+    page.select_option("#set", "2")
+    page.locator("#add-set").click()
+    assert page.evaluate(chosen) == np.flatnonzero((labels == 1) | (labels == 2)).tolist()
+    assert saved("Save as text").splitlines() == [names[n] for n in page.evaluate(chosen)]
+    # A lasso around everything in the left half, by the pointer.
+    page.get_by_role("button", name="Draw a lasso").click()
+    canvas = page.locator("#map .surface canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    left, top = box["x"], box["y"]
+    corners = [(2, 2), (box["width"] / 2, 2), (box["width"] / 2, box["height"] - 2)]
+    page.mouse.move(left + corners[0][0], top + corners[0][1])
+    page.mouse.down()
+    for x, y in [*corners[1:], (2, box["height"] - 2)]:
+        page.mouse.move(left + x, top + y, steps=5)
+    page.mouse.up()
+    places = page.evaluate("unremix.map.data.names.map((_, item) => unremix.map.place(item)[0])")
+    inside = np.flatnonzero(np.array(places) < box["width"] / 2).tolist()
+    assert page.evaluate(chosen) == inside
+    assert page.evaluate("unremix.map.chosen") is None
+    assert f"{len(inside)} of 120 selected" in page.locator("#selection").inner_text()
+    # All but one of each pair, as they were planted; the threshold moves the groups.
+    page.get_by_role("button", name="all but one").click()
+    assert page.evaluate(chosen) == [40, 41, 42]
+    rows = list(csv.DictReader(io.StringIO(saved("Save as CSV"))))
+    assert [row["name"] for row in rows] == [names[n] for n in (40, 41, 42)]
+    assert all(row["cluster"].isdigit() for row in rows)
+    page.locator("#threshold").evaluate("one => { one.value = 1; }")
+    page.locator("#threshold").dispatch_event("input")
+    page.wait_for_function("document.querySelectorAll('#duplicate-rows section').length === 0")
+    page.get_by_role("button", name="As advised").click()
+    assert page.locator("#duplicate-rows section").count() == 3
+    # A cluster, what contradicts its neighbors, and the keyboard.
+    page.locator("#cluster-rows button").first.click()
+    cluster = page.evaluate("unremix.map.data.clusters")
+    assert page.evaluate(chosen) == [n for n, one in enumerate(cluster) if one == 0]
+    page.locator("#select-suspicious").click()
+    assert page.evaluate(chosen) == [50]
+    page.get_by_role("button", name="Draw a lasso").click()
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    assert page.evaluate(chosen) == sorted({50, page.evaluate("unremix.map.chosen")})
+    page.get_by_role("button", name="Clear").click()
+    assert page.evaluate(chosen) == []
+
+
+def test_items_are_found_and_batches_changed(explored: dict[str, Path], opened: Opened) -> None:
+    page = opened(explored["texts"])
+    page.locator("#find").fill("bold")
+    assert page.locator("#found button").count() == 1
+    page.keyboard.press("Enter")
+    item = page.evaluate("unremix.map.chosen")
+    assert page.evaluate("unremix.map.data.names")[item] == HOSTILE[2]
+    # Its nearest neighbor, and from there to the next.
+    page.locator("#map .near button").first.click()
+    assert page.evaluate("unremix.map.chosen") != item
+    page.locator("#find").fill("no such name at all")
+    assert page.locator("#found-count").inner_text() == "0 found"
+    page.locator("#find").fill("")
+    # Names that a spreadsheet would run, and line breaks, in the lists.
+    page.evaluate("unremix.selection.set([0, 1, 2, 3, 4, 5, 6, 7])")
+    rows = list(csv.DictReader(io.StringIO(page.evaluate("unremix.selection.csv()"))))
+    assert [row["name"] for row in rows] == [*HOSTILE[:6], *(f"'{one}" for one in HOSTILE[6:])]
+    assert len(page.evaluate("unremix.selection.text()").splitlines()) == 8
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main img, main script, main b:text('bold')").count() == 0
+    # Another batch has other anchors, ranked by its own scores.
+    first = page.evaluate("unremix.explorer.data.batch")
+    page.select_option("#batch", "1")
+    batch = page.evaluate("unremix.explorer.data.batch")
+    assert not set(first) & set(batch)
+    assert page.locator("#explorer .column").count() == 6
+    page.evaluate("unremix.explorer.picker.choose(3)")
+    rows_of_texts = np.load(explored["texts"].with_name("x.npz"))["embeddings"]
+    z = torch.from_numpy(rows_of_texts)[torch.tensor(batch)]
+    whole = unremix.importance(z, z, layout="one-way", mix=(1 / 3, 1 / 3, 1 / 3))
+    np.testing.assert_allclose(
+        shown_weights(page)["weight_unremix"], whole.weights[3][whole.negatives[3]], rtol=1e-3
+    )

@@ -10,42 +10,12 @@ import numpy as np
 import pytest
 import torch
 from pages import page_data
-from PIL import Image
-from small_runs import HOSTILE
+from small_runs import HOSTILE, embedded
 
 import unremix
 from unremix.cli import main
 from unremix.evaluation.knn import leave_one_out_knn
 from unremix.report.explore import BATCHES
-
-
-def embedded(folder: Path, count: int = 120, *, labeled: bool = True, pictures: bool = True) -> str:
-    """A file of embeddings: four classes, hostile names, three pairs, a wrong label."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(count) % 4
-    rows = rng.normal(size=(4, 32))[labels] + 0.7 * rng.normal(size=(count, 32))
-    for copy, original in ((40, 4), (41, 5), (42, 6)):
-        rows[copy] = rows[original] + 0.02 * rng.normal(size=32)
-        labels[copy] = labels[original]
-    labels[50] = (labels[50] + 1) % 4  # its neighbors know better
-    names = [f"{'wxyz'[labels[n]]}/{n:04}.png" for n in range(count)]
-    if pictures:
-        for n, name in enumerate(names):
-            path = folder / "photos" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            color = np.array(
-                [(220, 60, 60), (60, 160, 60), (60, 60, 220), (200, 180, 40)][labels[n]]
-            )
-            pixels = np.clip(color + rng.integers(-40, 40, (24, 24, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(path)
-    else:
-        names[: len(HOSTILE)] = HOSTILE
-    arrays = {"embeddings": rows.astype(np.float32), "names": np.array(names)}
-    if labeled:
-        classes = np.array([HOSTILE[1], "x", "y", "z"])
-        arrays |= {"labels": labels, "class_names": classes[labels]}
-    np.savez(folder / "x.npz", **arrays)
-    return str(folder / "x.npz")
 
 
 def explored(folder: Path, *words: str) -> tuple[str, dict[str, Any]]:

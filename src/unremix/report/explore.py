@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,8 +99,8 @@ def write_explore(source: Source, output: str | Path | None = None) -> tuple[Pat
     found = find_clusters(units.numpy(), min(MOST_CLUSTERS, usual_clusters(len(units))))
     names = [stored.about["classes"][label] for label in stored.about["labels"]] if labeled else []
     clusters = [
-        {"items": rows.tolist()[:CENTRAL], "holds": most_frequent(names, rows) if names else ""}
-        for rows in found.members
+        {"items": rows[:CENTRAL], "holds": most_frequent(names, rows) if names else ""}
+        for rows in map(np.ndarray.tolist, found.members)
     ]
     threshold = fitting_threshold(cosines[:, 0].numpy()) if cosines.numel() else 1.0
     suspicious = _suspicious(units, sample.labels) if labeled and sample.labels is not None else []

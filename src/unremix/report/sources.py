@@ -159,10 +159,14 @@ def open_source(
 
 def _of_model(model: Run | ReadyEncoder, place: str | None) -> Source:
     """The data that a run or an encoder embeds; the embeddings are kept."""
-    data = model.domain.load_for(model, place)
-    is_run = isinstance(model, Run)
+    read = model.domain.source
+    data = model.domain.load_for(model, place if place is None or read is None else read([place]))
     source = model.config.data if place is None else place
-    folder = model.path / "embeddings" if is_run else user_cache() / "embeddings"
+    if isinstance(model, Run):
+        folder, by, pages = model.path, f"{model.path.name}: {model.config.recipe}", model.path
+    else:
+        folder, by, pages = user_cache(), model.name, Path()
+    folder = folder / "embeddings"
 
     def embed() -> Features:
         kept = folder / f"{_digest(model, source, data)}.npz"
@@ -172,13 +176,12 @@ def _of_model(model: Run | ReadyEncoder, place: str | None) -> Source:
         with reading(kept, "remove it"):
             return _features(read_arrays(kept))
 
-    by = f"{model.path.name}: {model.config.recipe}" if is_run else model.name
     return Source(
         title=f"{by} on {source}",
         by=by,
         of=data.name,
         unit=model.domain.unit,
-        folder=model.path if is_run else Path(),
+        folder=pages,
         embed=embed,
         model=model,
         domain=model.domain,
