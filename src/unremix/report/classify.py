@@ -15,6 +15,7 @@ import torch
 from unremix.console.printing import guarded
 from unremix.console.quantities import counted
 from unremix.console.suggestions import did_you_mean
+from unremix.evaluation.accuracy import Accuracy
 from unremix.evaluation.classifier import SURE, Classified, classify_features
 from unremix.files.atomic_files import read_text
 from unremix.mining.embeddings import Integers
@@ -52,6 +53,11 @@ class Predictions:
     classes: list[str]
     given: Integers
     found: Classified
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """How often labeled items are predicted right by a classifier that has not seen them."""
+        return self.found.accuracy
 
     @property
     def predicted(self) -> list[str]:
