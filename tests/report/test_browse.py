@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import page_data
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from unremix import load
+from unremix import classify, load
+from unremix import encoder as encoder_of
 from unremix.cli import main
 from unremix.domains import DOMAINS
 
@@ -222,3 +224,64 @@ def test_a_run_without_checkpoints_is_browsed_as_with_them(
     before = sorted((copy / "embeddings").iterdir())
     assert main(["neighbors", str(copy), "--query", "red/3.png", "-k", "3"]) == 0
     assert sorted((copy / "embeddings").iterdir()) != before
+
+
+def test_a_run_is_explored(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explore", str(run)]) == 0
+    text = (run / "explore.html").read_text()
+    data = page_data(text)
+    assert data["about_batch"].endswith("the second views of all others are its negatives.")
+    assert len(data["batches"]) == 1
+    assert len(data["names"]) == 26
+    assert "<b>" not in text.replace("&lt;b&gt;", "")
+    shown = capsys.readouterr().out
+    assert "each of 26 images by its 2 nearest others" in shown
+    assert "4 images have a near-duplicate" in shown
+
+
+ENCODER = """
+import torch
+from torch import nn
+
+def mean_colors(pretrained=True):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(12, 12))
+    model.preprocessing = {"size": 16, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    return model
+"""
+
+
+def test_data_of_a_ready_encoder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command embeds them once, as the encoder itself does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    photos = load(run).config.data
+    (tmp_path / "net.py").write_text(ENCODER)
+    encoder = ["--encoder", f"{tmp_path / 'net.py'}:mean_colors"]
+    assert main(["duplicates", photos, *encoder]) == 0
+    groups: dict[str, set[str]] = {}
+    for row in rows_of(tmp_path / "duplicates.csv"):
+        groups.setdefault(row["group"], set()).add(row["name"])
+    copies = [{f"{color}/3.png", f"{color}/copy.png"} for color in ("blue", "red")]
+    assert sorted(groups.values(), key=min) == copies
+    (kept,) = (tmp_path / "cache" / "unremix" / "embeddings").iterdir()
+    with np.load(kept) as found:
+        paths = [str(Path(photos) / name) for name in found["names"]]
+        expected = encoder_of(encoder[1]).embed(paths)
+        np.testing.assert_allclose(found["embeddings"], expected, atol=1e-5)
+    outside = tmp_path / "outside.png"
+    Image.new("RGB", (20, 20), (190, 40, 40)).save(outside)
+    query = ["--query", str(outside), "-k", "2"]
+    assert main(["neighbors", "--data", photos, *encoder, *query]) == 0
+    assert {row["label"] for row in rows_of(tmp_path / "neighbors.csv")} == {"red"}
+    assert main(["cluster", photos, *encoder, "--clusters", "2"]) == 0
+    assert "mutual information with the labels: 1.000" in capsys.readouterr().out
+    assert main(["explore", photos, *encoder]) == 0
+    data = page_data((tmp_path / "explore.html").read_text())
+    assert (data["shown_as"], len(data["names"])) == ("thumbnail", 26)
+    labels = {f"{color}/{n}.png": color for color in ("red", "blue") for n in range(4)}
+    found_all = classify(labels, photos, encoder=encoder[1])
+    assert found_all.predicted == [name.partition("/")[0] for name in found_all.names]
+    assert list((tmp_path / "cache" / "unremix" / "embeddings").iterdir()) == [kept]

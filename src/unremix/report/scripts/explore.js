@@ -16,6 +16,16 @@ const BINS = 40;
 const at = (id) => document.getElementById(id);
 const counted = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
 
+// The items of each value, by value.
+function byValue(values) {
+  const members = new Map();
+  values.forEach((value, item) => {
+    if (!members.has(value)) members.set(value, []);
+    members.get(value).push(item);
+  });
+  return members;
+}
+
 // A group of items with a heading, and a button that selects all of them.
 function groupRow(items, heading, note, members, all, selection) {
   return make(
@@ -64,8 +74,7 @@ function setUpSets(data, selection) {
   const list = at("set");
   const group = (label, values, name) => {
     if (!values) return;
-    const members = new Map();
-    values.forEach((value, item) => members.set(value, [...(members.get(value) ?? []), item]));
+    const members = byValue(values);
     const options = [...members.keys()].sort((a, b) => a - b).map((value) => {
       sets.push(members.get(value));
       return make("option", { value: sets.length - 1 }, `${name(value)} (${members.get(value).length})`);
@@ -91,9 +100,7 @@ export function duplicateGroups(neighbors, cosines, count, threshold) {
     const [a, b] = [top(Math.floor(at / perItem)), top(neighbors[at])];
     root[Math.max(a, b)] = Math.min(a, b);
   }
-  const groups = new Map();
-  for (let item = 0; item < count; item++) groups.set(top(item), [...(groups.get(top(item)) ?? []), item]);
-  return [...groups.values()].filter((one) => one.length > 1).sort((a, b) => b.length - a.length || a[0] - b[0]);
+  return [...byValue(root.map((_, item) => top(item))).values()].filter((one) => one.length > 1).sort((a, b) => b.length - a.length || a[0] - b[0]);
 }
 
 // How similar each item is to its nearest one, and the threshold among these.
@@ -161,13 +168,12 @@ function setUpDuplicates(data, items, selection) {
 }
 
 function setUpClusters(data, items, selection) {
-  const sizes = new Map();
-  for (const cluster of data.clusters) sizes.set(cluster, (sizes.get(cluster) ?? 0) + 1);
-  const members = (cluster) => () => data.clusters.flatMap((one, item) => (one === cluster ? [item] : []));
+  const members = byValue(data.clusters);
   at("cluster-rows").replaceChildren(
-    ...data.groups.map(({ items: central, holds }, cluster) =>
-      groupRow(items, `Cluster ${cluster + 1}`, `${counted(sizes.get(cluster) ?? 0, "item")}${holds ? `: ${holds}` : ""}`, central, members(cluster), selection),
-    ),
+    ...data.groups.map(({ items: central, holds }, cluster) => {
+      const all = members.get(cluster) ?? [];
+      return groupRow(items, `Cluster ${cluster + 1}`, `${counted(all.length, "item")}${holds ? `: ${holds}` : ""}`, central, () => all, selection);
+    }),
   );
 }
 
