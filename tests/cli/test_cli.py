@@ -114,10 +114,8 @@ def test_unlabeled_pictures(
     assert "no labels" in (run.path / "report.html").read_text()
     show_results(run.evaluation, "")
     shown = capsys.readouterr().out
-    assert re.search(
-        r"^  spread \d\.\d\d \(good near 1; near 0 all embeddings are the", shown, re.M
-    )
-    assert re.search(r"^  effective rank \d+\.\d\d \(dimensions in use; good is", shown, re.M)
+    assert re.search(r"^  spread \d\.\d\d \(near 0 all embeddings are the same", shown, re.M)
+    assert re.search(r"^  effective rank \d+\.\d\d \(dimensions in use; near 1 is", shown, re.M)
     assert not re.search(r"[a-z]_[a-z]", shown)
 
 

@@ -51,30 +51,34 @@ class Health:
     effective_negatives: float | None = None
 
 
-# The name of each measure, and which values are good.
+# The name of each measure, and what it tells: whether embeddings are spoilt, not how good they are.
 MEANINGS = {
-    "spread": ("spread", "good near 1; near 0 all embeddings are the same"),
-    "effective_rank": ("effective rank", "dimensions in use; good is well above 2"),
-    "alignment": ("alignment", "how far two views of a sample are apart; good near 0, bad near 2"),
-    "uniformity": ("uniformity", "how evenly samples are spread; good towards -4, bad near 0"),
-    "effective_negatives": ("effective negatives", "that an anchor learns from; good is above 3"),
-}
+    "spread": ("spread", "near 0 all embeddings are the same, near 1 they spread evenly"),
+    "effective_rank": (
+        "effective rank", "dimensions in use; near 1 is a collapse, more is not better by itself"
+    ),
+    "alignment": ("alignment", "how far two views of a sample are apart, at most 2 if unrelated"),
+    "uniformity": ("uniformity", "from -4 for evenly spread samples to 0 for all in one place"),
+    "effective_negatives": (
+        "effective negatives", "that an anchor learns from; below 3 single samples decide"
+    ),
+}  # fmt: skip
 
 
 def health_in_words(figures: Mapping[str, float]) -> list[str]:
-    """What was measured without labels, a line each with what is good.
+    """What was measured without labels, a line each with what it means.
 
     Args:
         figures: By the names of :class:`Health`.
 
     Example:
         >>> health_in_words({"spread": 0.27})
-        ['spread 0.27 (good near 1; near 0 all embeddings are the same)']
+        ['spread 0.27 (near 0 all embeddings are the same, near 1 they spread evenly)']
     """
     lines = []
     for name, value in figures.items():
-        title, good = MEANINGS[name]
-        lines.append(f"{title} {value:.2f} ({good})")
+        title, meaning = MEANINGS[name]
+        lines.append(f"{title} {value:.2f} ({meaning})")
     return lines
 
 

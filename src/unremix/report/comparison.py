@@ -286,12 +286,16 @@ def _curves(groups: Sequence[Group]) -> list[Chart]:
 
 CURVES = {
     "knn": ("kNN accuracy, %", True, "Good: higher."),
-    "loss": ("Loss", False, "Good: it falls. Compare shapes, not heights: losses differ."),
-    "effective_rank": ("Effective rank", False, "Dimensions that are used. Good: not a few."),
+    "loss": ("Loss", False, "Compare shapes, not heights: losses differ."),
+    "effective_rank": (
+        "Effective rank",
+        False,
+        "Dimensions in use. Near 1 is a collapse; more is not better by itself.",
+    ),
     "effective_negatives": (
         "Effective negatives",
         False,
-        "How many share the weight. Good: more than a few.",
+        "How many share the weight. Below 3, single samples decide.",
     ),
 }
 

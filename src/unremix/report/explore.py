@@ -103,7 +103,7 @@ def write_explore(source: Source, output: str | Path | None = None) -> tuple[Pat
         for rows in map(np.ndarray.tolist, found.members)
     ]
     threshold = fitting_threshold(cosines[:, 0].numpy()) if cosines.numel() else 1.0
-    suspicious = _suspicious(units, sample.labels) if labeled and sample.labels is not None else []
+    suspicious, doubted = _suspicious(units, sample.labels if labeled else None)
     whole = {n: name for n, name in enumerate(sample.names) if name != stored.about["names"][n]}
     stored.about["clusters"] = found.cluster.tolist()
     data = page_data(stored) | {
@@ -113,7 +113,7 @@ def write_explore(source: Source, output: str | Path | None = None) -> tuple[Pat
         "suspicious": suspicious,
         "whole": whole,
     }
-    says = _says(source, sample, units, cosines, threshold, len(suspicious), labeled)
+    says = _says(source, sample, units, cosines, threshold, doubted, labeled)
     page = render(
         "explore.html",
         "explore",
@@ -149,11 +149,16 @@ def _further(
     return made
 
 
-def _suspicious(units: Tensor, labels: Tensor) -> list[dict[str, Any]]:
+def _suspicious(units: Tensor, labels: Tensor | None) -> tuple[list[dict[str, Any]], int]:
     """Items (n, F) with labels (n,) that most of the vote of their neighbors contradicts.
 
     The vote is that of 20 neighbors, of fewer where there are few items.
+
+    Returns:
+        Those that the page shows, the most doubtful first, and how many there are.
     """
+    if labels is None:
+        return [], 0
     used, numbers = labels.unique(return_inverse=True)
     k = max(5, min(MOST_VOTING, len(labels) // 7))
     shares = knn_predict(units, numbers, k=k, temperature=0.1)
@@ -161,10 +166,11 @@ def _suspicious(units: Tensor, labels: Tensor) -> list[dict[str, Any]]:
     own = shares.gather(1, numbers[:, None])[:, 0]
     doubted = ((share >= CERTAIN) & (own <= DOUBTED) & (taken != numbers)).nonzero()[:, 0]
     order = doubted[(own - share)[doubted].argsort(stable=True)][:MOST_SUSPICIOUS]
-    return [
+    shown = [
         {"item": item, "taken": int(used[taken[item]]), "share": float(share[item])}
         for item in order.tolist()
     ]
+    return shown, len(doubted)
 
 
 def _says(
@@ -198,10 +204,10 @@ def _says(
         "another, which is hardly reached by chance here."
     )
     if suspicious:
-        more = " or more" * (suspicious == MOST_SUSPICIOUS)
+        shown = f"; the {MOST_SUSPICIOUS} most doubtful are shown" * (suspicious > MOST_SUSPICIOUS)
         says.append(
-            f"{counted(suspicious, 'label')}{more} contradict{'s' * (suspicious == 1)} the "
-            "neighbors: look whether they are wrong."
+            f"{counted(suspicious, 'label')} contradict{'s' * (suspicious == 1)} the neighbors: "
+            f"look whether they are wrong{shown}."
         )
     return says
 

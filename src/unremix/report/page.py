@@ -69,27 +69,27 @@ def training_charts(rows: Sequence[Row], card: Mapping[str, Any] | None) -> dict
         return Chart(title, [line], good=good, from_zero=from_zero)
 
     charts = {
-        "loss": one("loss", "Loss", "Good: it falls, then levels off."),
+        "loss": one("loss", "Loss", "It should fall, then level off."),
         "knn": _measure_chart(rows, card),
         "mix": Chart(
-            "Mix λ", mix, good="Good: it settles. A share near 0 means that score is not used.",
+            "Mix λ", mix, good="A share near 0 means that score is not used.",
             from_zero=True,
         ),
         "rank": one(
-            "effective_rank", "Effective rank", "Dimensions in use. Good: well above 2; it may "
-            "fall while classes form.", from_zero=True,
+            "effective_rank", "Effective rank", "Dimensions in use. Near 1 is a collapse; more "
+            "is not better by itself: it may fall while classes form.", from_zero=True,
         ),
         "spread": one(
-            "spread", "Spread", "Good: near 1. Near 0 all embeddings are the same.", from_zero=True
+            "spread", "Spread", "Near 0 all embeddings are the same.", from_zero=True
         ),
         "geometry": Chart(
             "Alignment and uniformity",
             [Line(name, _points(rows, name)) for name in ("alignment", "uniformity")],
-            good="Good: both low. Views of one item agree, and different items lie apart.",
+            good="Low alignment: views of one item agree. Low uniformity: items lie apart.",
         ),
         "negatives": one(
-            "effective_negatives", "Effective negatives", "Good: a large share of the batch. Below "
-            "3, single samples decide.", from_zero=True,
+            "effective_negatives", "Effective negatives", "Below 3, single samples decide.",
+            from_zero=True,
         ),
         "probe": _probe_chart(card),
     }  # fmt: skip
