@@ -26,7 +26,8 @@ from unremix.files.fingerprint import fingerprint
 from unremix.files.remote import file_system, is_url, persist, read_place, write_place
 from unremix.mining.embeddings import PLAN
 from unremix.training.checkpoints import digest_of
-from unremix.training.embedding import arrays_of, parquet_table, source_of
+from unremix.training.embedding import arrays_of, parquet_table
+from unremix.training.ready import source_of
 from unremix.training.run import Layer, Run
 
 ROWS = 1024  # of a part
@@ -150,7 +151,7 @@ def embed_on_ray(
             f"expected {' or '.join(one.unit for one in DOMAINS.values() if one.cut)} to embed on "
             f"Ray, got {run.domain.unit}; leave out --on ray"
         )
-    cut = run.domain.cut(run, source_of(run, data), rows)
+    cut = run.domain.cut(run, source_of(run.domain, data), rows)
     tasks = list(enumerate(cut.pieces))
     made_of = [digest_of(run.trained.state_dict()), layer, str(normalize), str(rows)]
     plan = {"parts": len(tasks), "made_of": fingerprint(chain(made_of, cut.identity))}

@@ -14,7 +14,7 @@ from unremix.domains.base import Features
 from unremix.files.atomic_files import write_arrays, write_whole
 from unremix.training.checkpoints import check_embeddings
 from unremix.training.finding import opened
-from unremix.training.ready import ReadyEncoder
+from unremix.training.ready import source_of
 from unremix.training.run import Layer, Run
 
 
@@ -61,7 +61,7 @@ def embed_to_file(
             "expected --data and no --layer head with --encoder, which has neither data nor a "
             "projection head; name the data"
         )
-    loaded = run.domain.load_for(run, source_of(run, data))
+    loaded = run.domain.load_for(run, source_of(run.domain, data))
     arrays = arrays_of(run.domain.features(run, loaded), normalize=normalize)
     writers[path.suffix](path, arrays)
     count, width = arrays["embeddings"].shape
@@ -87,24 +87,6 @@ def _texts(names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.str_]]:
     r"""Names that every reader takes, shape (n,): what is no UTF-8 in them becomes ``\udcff``."""
     texts = [name.encode("utf-8", "backslashreplace").decode() for name in names]
     return np.array(texts, dtype=np.str_)
-
-
-def source_of(run: Run | ReadyEncoder, data: str | Sequence[str] | None) -> Any:
-    """What the domain loads: its own data, one path, or several if it can read such.
-
-    Raises:
-        ValueError: For several paths of a kind of data that has one.
-    """
-    if data is None:
-        return None
-    paths = [data] if isinstance(data, str) else list(data)
-    if run.domain.source is not None:
-        return run.domain.source(paths)
-    if len(paths) > 1:
-        raise ValueError(
-            f"expected one path for {run.domain.unit}, got {len(paths)}; put them into one file"
-        )
-    return paths[0]
 
 
 def _write_csv(path: Path, arrays: dict[str, Any]) -> None:

@@ -14,11 +14,7 @@ from unremix.domains import find_domain
 from unremix.domains.options import TrainConfig, make_config
 from unremix.files.bounds import shorten
 from unremix.training.building import embeds_in, outlined, refuse_other
-from unremix.training.checkpoints import (
-    DamagedError,
-    check_finite,
-    read_safetensors,
-)
+from unremix.training.checkpoints import DamagedError, check_finite, read_safetensors
 from unremix.training.export import from_texts
 from unremix.training.ready import ReadyEncoder
 
@@ -48,7 +44,10 @@ def load_exported(path: str | Path) -> ReadyEncoder:
     if not path.exists():
         raise FileNotFoundError(f"expected an exported encoder at {str(path)!r}, found no file")
     try:
-        return (_from_onnx if path.suffix == ".onnx" else _from_safetensors)(path)
+        read = _from_onnx if path.suffix == ".onnx" else _from_safetensors
+        config, shape, network, facts = read(path)
+        made = f"exported by {facts['made_by']}"
+        return ReadyEncoder(str(path), config, shape, network.eval(), made, facts)
     except Exception as error:  # its facts and its weights may be anything
         if isinstance(error, ImportError | OSError) or str(error).startswith("expected "):
             raise
@@ -67,7 +66,7 @@ def _facts(path: Path, texts: dict[str, str] | None) -> dict[str, Any]:
     return from_texts(texts)
 
 
-def _from_onnx(path: Path) -> ReadyEncoder:
+def _from_onnx(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str, Any]]:
     with needed_for("an .onnx file"):
         import onnxruntime
     try:
@@ -83,11 +82,10 @@ def _from_onnx(path: Path) -> ReadyEncoder:
         return torch.from_numpy(features)
 
     network, shape = domain.exports.opaque(forward, facts, path)
-    config = make_config({"domain": domain.name})
-    return _ready(path, config, shape, network.eval(), facts)
+    return make_config({"domain": domain.name}), shape, network, facts
 
 
-def _from_safetensors(path: Path) -> ReadyEncoder:
+def _from_safetensors(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str, Any]]:
     try:
         weights, texts = read_safetensors(path)
     except DamagedError as error:
@@ -106,14 +104,7 @@ def _from_safetensors(path: Path) -> ReadyEncoder:
     )
     encoder = _filled(lambda: domain.build(config, shape)[0], weights, path)
     embeds_in(facts.get("precision", "32-true"), encoder)
-    return _ready(path, config, shape, encoder, facts)
-
-
-def _ready(
-    path: Path, config: TrainConfig, shape: Any, network: nn.Module, facts: dict[str, Any]
-) -> ReadyEncoder:
-    description = f"exported by {facts['made_by']}"
-    return ReadyEncoder(str(path), config, shape, network, description, facts)
+    return config, shape, encoder, facts
 
 
 def _filled(make: Callable[[], nn.Module], weights: dict[str, Tensor], path: Path) -> nn.Module:
@@ -128,4 +119,4 @@ def _filled(make: Callable[[], nn.Module], weights: dict[str, Tensor], path: Pat
     with torch.random.fork_rng(devices=[]):
         encoder = make().to(dtype)
     encoder.load_state_dict(weights)
-    return encoder.eval()
+    return encoder

@@ -67,7 +67,9 @@ def ready_encoder(config: TrainConfig, *, trust: bool = False) -> ReadyEncoder:
         )
     path = Path(name)
     if path.is_dir():
-        return _of_run(Run(path, trust=trust))
+        run = Run(path, trust=trust)
+        description = run.domain.describe(run.config, run.shape)
+        return ReadyEncoder(str(path), run.config, run.shape, run.encoder(), description)
     if path.suffix in (".onnx", ".safetensors") and ":" not in name:
         return load_exported(path)
     domain = find_domain(config.domain)
@@ -88,11 +90,6 @@ def ready_encoder(config: TrainConfig, *, trust: bool = False) -> ReadyEncoder:
     given = read_weights(str(found.weights)) if isinstance(found.weights, Path) else found.weights
     load_matching(network, dict(given), f"--encoder {name}", whole=True)
     return ReadyEncoder(name, found.config, found.shape, network.eval(), found.description)
-
-
-def _of_run(run: Run) -> ReadyEncoder:
-    description = run.domain.describe(run.config, run.shape)
-    return ReadyEncoder(str(run.path), run.config, run.shape, run.encoder(), description)
 
 
 def opened(

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.domains import Domain
+from unremix.domains import find_domain
+from unremix.domains.options import TrainConfig
 from unremix.files.bounds import shorten
 from unremix.frameworks.base import Framework
 from unremix.training.checkpoints import read_checkpoint, read_safetensors
+from unremix.training.ready import ReadyEncoder
 
 SHOWN = 4  # names listed in a message
 PREFIXES = ("module.", "model.", "encoder.", "backbone.")
@@ -144,19 +146,33 @@ def load_matching(
     return said
 
 
-def initialize(model: Framework, source: str, domain: Domain, shape: Any) -> str:
-    """Set the encoder's weights to those of a source; says what was loaded."""
-    if domain.download is not None and source.partition(":")[0] in domain.prefixes:
-        given = dict(domain.download(source, shape))
+def initialize(
+    model: Framework, config: TrainConfig, shape: Any, ready: ReadyEncoder | None = None
+) -> str:
+    """Set the encoder's weights to those that the options name, if they name any.
+
+    Args:
+        model: With random weights.
+        config: The options.
+        shape: What the data decided about the model.
+        ready: The encoder that ``--encoder`` named.
+
+    Returns:
+        What was loaded and what was not; empty for a ready encoder, which is loaded whole.
+    """
+    domain, said = find_domain(config.domain), ""
+    source = domain.starts_from(config)
+    if ready is not None:
+        model.encoder.load_state_dict(ready.network.state_dict())
+    elif source is None:
+        return said
     else:
-        given = read_weights(source)
-    said = load_matching(model.encoder, given, f"--init {source}")
-    copy_to_follower(model)
-    return said
-
-
-def copy_to_follower(model: Framework) -> None:
-    """MoCo's key encoder begins as a copy."""
+        if domain.download is not None and source.partition(":")[0] in domain.prefixes:
+            given = dict(domain.download(source, shape))
+        else:
+            given = read_weights(source)
+        said = load_matching(model.encoder, given, f"--init {source}")
     follower = getattr(model, "key_encoder", None)
-    if isinstance(follower, nn.Module):
+    if isinstance(follower, nn.Module):  # MoCo's begins as a copy
         follower.load_state_dict(model.encoder.state_dict())
+    return said

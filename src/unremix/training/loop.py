@@ -45,7 +45,6 @@ from unremix.frameworks.randomness import scramble
 from unremix.losses import TwoViewLoss
 from unremix.training.building import build_model, precision_of
 from unremix.training.export import export_facts, write_weights
-from unremix.training.initialization import copy_to_follower, initialize
 from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer, temperature_at
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.progress import Progress
@@ -102,13 +101,6 @@ class Training:
         self.model.reserve(self.domain.size(self.data))
         if state:
             self.run.restore(self.model, state)
-        elif prepared.start is not None:
-            self.model.encoder.load_state_dict(prepared.start.network.state_dict())
-            copy_to_follower(self.model)
-        elif (source := self.domain.starts_from(self.config)) is not None:
-            said = initialize(self.model, source, self.domain, self.run.shape)
-            if fabric.is_global_zero:
-                progress.say(said)
 
     @property
     def epoch(self) -> int:

@@ -88,12 +88,8 @@ def make_optimizer(
     ``mix`` are the loss's own parameters, which the model contains.
     """
     own = {id(parameter) for parameter in mix}
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [p for p in model.parameters() if id(p) not in own and p.requires_grad],
-            "weight_decay": weight_decay,
-        }
-    ]
+    learned = [p for p in model.parameters() if id(p) not in own and p.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": learned, "weight_decay": weight_decay}]
     if mix:
         groups.append({"params": mix, "weight_decay": 0.0})
     # Fused, one sweep over all parameters in place of a dozen; on a GPU it is torch's default.

@@ -27,7 +27,7 @@ from unremix.files.atomic_files import refuse_link, sweep, try_lock
 from unremix.frameworks.base import Framework, auto_batch
 from unremix.training.building import build_model, outline_model, refuse_other, settled
 from unremix.training.finding import ready_encoder
-from unremix.training.initialization import find_weights
+from unremix.training.initialization import find_weights, initialize
 from unremix.training.ready import ReadyEncoder
 from unremix.training.record import differences, make_record
 from unremix.training.run import Run
@@ -297,7 +297,7 @@ class Prepared:
     state: dict[str, Any] | None  # the checkpoint to continue from, if any
     record: dict[str, Any] = field(default_factory=dict)  # what the bits depend on besides options
     model: Framework | None = None  # the model, not trained yet; None to have it built
-    start: ReadyEncoder | None = None  # what it starts from, unless that is random or --init
+    said: str = ""  # about the weights that it starts from
     made: bool = False  # whether the run's folder was made for it
     begun: bool = False  # whether a step has been made
     unlock: Callable[[], object] = lambda: None  # lets other processes write the run's folder
@@ -375,6 +375,8 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
         refuse_other(outline, state["model"], str(run.checkpoint))
     # Build now, so that bad options fail before the folder exists. One process gathers nothing.
     model = build_model(config, shape, gather=True, outline=outline)
+    untrained = deepcopy(model.encoder).eval()
+    said = "" if state is not None else initialize(model, config, shape, start)
     if run is None:
         config = fit_to(domain, data, config)
         if config.threads is None:
@@ -397,7 +399,6 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
             raise
     else:
         run = Run.unwritten(Path(config.runs) if run is None else run.path, config, shape)
-    if first:
-        run.untrained = deepcopy(model.encoder).eval()
+    run.untrained = untrained
     config = replace(run.config, progress=config.progress)
-    return Prepared(run, config, data, state, record, model, start, made)
+    return Prepared(run, config, data, state, record, model, said, made)

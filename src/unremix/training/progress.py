@@ -137,6 +137,8 @@ class Progress:
         parts = [f"{training.domain.size(data):,} {self.unit}"]
         parts += [f"{len(classes)} classes"] if classes else []
         parts += [f"{len(test):,} more to test on"] if test is not None else ["no test split"]
+        if training.prepared.said:
+            self.say(training.prepared.said)
         self.say(f"{config.composed_name} on {data.name}: {', '.join(parts)}")
         parameters = list(model.encoder.parameters())
         count = sum(parameter.numel() for parameter in parameters)

@@ -94,6 +94,22 @@ class ReadyEncoder:
             data: A path, a URL or the name of embedded data; several paths where the kind of data
                 takes them.
         """
-        paths = [data] if isinstance(data, str) else list(data)
-        source = paths[0] if self.domain.source is None else self.domain.source(paths)
-        return self.domain.features(self, self.domain.load_for(self, source))
+        return self.domain.features(self, self.domain.load_for(self, source_of(self.domain, data)))
+
+
+def source_of(domain: Domain, data: str | Sequence[str] | None) -> Any:
+    """What the domain loads: a run's own data (None), one path, or several if it can read such.
+
+    Raises:
+        ValueError: For several paths of a kind of data that has one.
+    """
+    if data is None:
+        return None
+    paths = [data] if isinstance(data, str) else list(data)
+    if domain.source is not None:
+        return domain.source(paths)
+    if len(paths) > 1:
+        raise ValueError(
+            f"expected one path for {domain.unit}, got {len(paths)}; put them into one file"
+        )
+    return paths[0]
