@@ -31,6 +31,7 @@ from unremix.core.gather import (
     gather_rows,
     gather_views,
     is_distributed,
+    mean_gradient,
     withdraw,
 )
 from unremix.core.last_layer import LayerInputs, Watched, watch
@@ -455,7 +456,8 @@ class TwoViewLoss(FindsFalseNegatives):
         with full_precision(z0.device):
             if z0.dim() == 2 and z0.shape[0] == 1 and extra is None and not self.gathers:
                 check_two_views("z", z0, z1)
-                return self._no_negatives(z0, z1, temperature)
+                self._warn_of_one_pair()
+                return self.nothing(z0, z1, temperature=temperature)
             if extra is not None and self.layout == "symmetric":
                 raise ValueError(
                     "expected no extra negatives with layout='symmetric', got some; use "
@@ -465,10 +467,11 @@ class TwoViewLoss(FindsFalseNegatives):
             joint = self._joint_batch(first)
             options = self._options(positives_in_denominator and labels is not None)
             compared = arrange(first, second, self.layout, joint)
-            loss = self._contrast(compared, extra, temperature, options)
+            learned = self.learned(temperature)
+            loss = self._contrast(compared, extra, learned, options)
             if self.layout == "symmetric":
                 back = arrange(second, first, self.layout, joint)
-                loss = (loss + self._contrast(back, None, temperature, options)) / 2
+                loss = (loss + self._contrast(back, None, learned, options)) / 2
             return self._finite(loss, **_by_name(first, second))
 
     def aimed(
@@ -497,7 +500,7 @@ class TwoViewLoss(FindsFalseNegatives):
             first, second = self._prepare_together(z0, z1, h0, h1, ids)
             options = self._options(positives_in_denominator=True)
             compared = arrange(first, second, self.layout, self._joint_batch(first), (keys, shares))
-            loss = self._contrast(compared, extra, options=options)
+            loss = self._contrast(compared, extra, self.learned(), options)
             return self._finite(loss, **_by_name(first, second))
 
     def against(
@@ -534,19 +537,12 @@ class TwoViewLoss(FindsFalseNegatives):
             The loss, as :meth:`forward`.
         """
         with full_precision(anchors.embeddings.device):
-            joint, everyone = self._joint_batch(anchors), None
-            anchors, candidates = self._labeled(anchors, candidates, labels)
-            shared = candidates is anchors
-            anchors = self.describe_views(self._ready(anchors))
-            candidates = anchors if shared else self.describe_views(self._ready(candidates))
-            if joint is not None and not shared and self.weighting.needs_gradients:
-                known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
-                everyone = gather_views(known, joint)
-            compared = ContrastInput(anchors, candidates, pairs, joint=joint, everyone=everyone)
+            compared = self.compare(anchors, candidates, pairs, labels)
+            anchors, candidates = compared.anchors, compared.candidates
             if positives_in_denominator is None:
                 positives_in_denominator = anchors.labels is not None
             options = self._options(positives_in_denominator, logits, objective)
-            loss = self._contrast(compared, extra, temperature, options)
+            loss = self._contrast(compared, extra, self.learned(temperature), options)
             if checks_on(self.options.check, loss):
                 # A NaN in an unused candidate reaches only the gradient.
                 check_finite(
@@ -558,6 +554,24 @@ class TwoViewLoss(FindsFalseNegatives):
                     extra_inputs=None if extra is None else extra.inputs,
                 )
             return self._finite(loss)
+
+    def compare(
+        self,
+        anchors: Views,
+        candidates: Views,
+        pairs: Pairs,
+        labels: Tensor | tuple[Tensor, Tensor] | None = None,
+    ) -> ContrastInput:
+        """What :meth:`against` compares: its arguments in working precision, of all processes."""
+        joint, everyone = self._joint_batch(anchors), None
+        anchors, candidates = self._labeled(anchors, candidates, labels)
+        shared = candidates is anchors
+        anchors = self.describe_views(self._ready(anchors))
+        candidates = anchors if shared else self.describe_views(self._ready(candidates))
+        if joint is not None and not shared and self.weighting.needs_gradients:
+            known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
+            everyone = gather_views(known, joint)
+        return ContrastInput(anchors, candidates, pairs, joint=joint, everyone=everyone)
 
     def remember(self, ids: Tensor, *features: Tensor) -> None:
         """See :meth:`FindsFalseNegatives.remember`; with ``gather``, of all processes' batches."""
@@ -614,8 +628,29 @@ class TwoViewLoss(FindsFalseNegatives):
         assert self.last_layer is not None
         return self.last_layer.find(z0, z1, check=checks_on(self.options.check, z0))
 
-    def _no_negatives(self, z0: Tensor, z1: Tensor, temperature: Tensor | float | None) -> Tensor:
-        """A loss of 0 that is connected to everything, with a warning once."""
+    def learned(
+        self, temperature: Tensor | float | None = None
+    ) -> tuple[Tensor | None, Tensor | float]:
+        """λ and τ of a call. With several processes, their gradient is the mean over all.
+
+        So what every process holds stays equal everywhere, with or without
+        DistributedDataParallel. Every call exchanges once, whatever it computes.
+        """
+        mix = self.lambdas()
+        temperature = self.current_temperature() if temperature is None else temperature
+        if not is_distributed():
+            return mix, temperature
+        shared = mean_gradient(temperature) if isinstance(temperature, Tensor) else temperature
+        return None if mix is None else mean_gradient(mix), shared
+
+    def nothing(self, *embeddings: Tensor, temperature: Tensor | float | None = None) -> Tensor:
+        """A loss of 0 for a batch without pairs, connected to everything that others learn."""
+        given = [at_least_float32(each) for each in embeddings]
+        everything = [*given, *self.parameters(), *self.learned(temperature)]
+        sums = [each.sum() for each in everything if isinstance(each, Tensor)]
+        return torch.stack(sums).sum().abs() * 0.0
+
+    def _warn_of_one_pair(self) -> None:
         if not self._warned and not torch.compiler.is_compiling():
             self._warned = True
             warnings.warn(
@@ -623,10 +658,6 @@ class TwoViewLoss(FindsFalseNegatives):
                 "the last, incomplete one",
                 stacklevel=4,
             )
-        everything = [at_least_float32(z0), at_least_float32(z1), *self.parameters()]
-        if isinstance(temperature, Tensor):
-            everything.append(temperature)
-        return torch.stack([each.sum() for each in everything]).sum().abs() * 0.0
 
     def _options(
         self,
@@ -659,18 +690,14 @@ class TwoViewLoss(FindsFalseNegatives):
         self,
         compared: ContrastInput,
         extra: ExtraNegatives | None,
-        temperature: Tensor | float | None = None,
-        options: Options | None = None,
+        learned: tuple[Tensor | None, Tensor | float],
+        options: Options,
     ) -> Tensor:
         compared = self._limited(with_labels(compared), update=self.training)
         if extra is not None:
             compared = replace(compared, extra=self._ready(extra))
-        return contrast(
-            compared,
-            self.options if options is None else options,
-            temperature=self.current_temperature() if temperature is None else temperature,
-            mix=self.lambdas(),
-        )
+        mix, temperature = learned
+        return contrast(compared, options, temperature=temperature, mix=mix)
 
     def _examine(self, compared: ContrastInput) -> Importance:
         compared = self._limited(with_labels(compared), update=False)

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.xdist_group("gather")
 SIZES = {2: [(2, 2), (3, 2), (1, 2)], 3: [(3, 3, 3), (4, 1, 2)]}
 SHAPES = [(), (3,), (2, 3)]
 LAYOUTS = ["both", "one-way"]
+ALL_LAYOUTS = [*LAYOUTS, "symmetric"]
 BY_HAND = [(name, layout, "by hand") for name in LOSSES for layout in LAYOUTS]
 # DistributedDataParallel around the model, or around a module that holds the model and the loss.
 WRAPPED = [
@@ -88,6 +89,10 @@ def make_loss(
     for parameter in loss_fn.parameters():  # unequal shares, so that each matters
         parameter.data += torch.tensor([0.3, -0.2, 0.1])
     return loss_fn
+
+
+def learning_loss(layout: str) -> TwoViewLoss:
+    return UnReMixLoss(layout=layout, learnable_temperature=True).double()
 
 
 def inputs(model: Encoder, loss_fn: TwoViewLoss, x0: Tensor, x1: Tensor) -> tuple[Tensor, ...]:
@@ -182,6 +187,14 @@ def used_twice(sizes: Sizes) -> Outcome:
     return mean(loss), accumulated(model, loss_fn)
 
 
+def apart(layout: str, sizes: Sizes) -> dict[str, Tensor]:
+    """Gradients of the loss's own parameters where every process has negatives of its own."""
+    model = Encoder()
+    loss_fn = learning_loss(layout)
+    loss_fn(*model(torch.cat(own_batch(sizes))).chunk(2)).backward()
+    return accumulated(nn.Identity(), loss_fn)
+
+
 def rows_and_gradients(sizes: Sizes, shape: tuple[int, ...]) -> Report:
     rank = dist.get_rank()
     generator = torch.Generator().manual_seed(rank)
@@ -210,6 +223,7 @@ def averaged_by_hand(world: int) -> Report:
         found |= {("rows", sizes, shape): rows_and_gradients(sizes, shape) for shape in SHAPES}
         found["used twice", sizes] = used_twice(sizes)
         found |= {("labels", layout, sizes): labeled(layout, sizes) for layout in LAYOUTS}
+        found |= {("apart", layout, sizes): apart(layout, sizes) for layout in ALL_LAYOUTS}
     found["group"] = _cpu_group() is dist.group.WORLD
     with pytest.MonkeyPatch.context() as patch:  # sizes are known: nothing is exchanged
         patch.setattr(gather, "_exchange", None)
@@ -357,6 +371,26 @@ def test_labels_of_all_processes(by_hand: list[Report], layout: str) -> None:
             assert_equal(
                 report["labels", layout, sizes], (loss.detach(), accumulated(model, loss_fn))
             )
+
+
+@pytest.mark.filterwarnings("ignore:a batch of one pair")
+@pytest.mark.parametrize("layout", ALL_LAYOUTS)
+def test_what_is_learned_stays_equal_without_gathering(by_hand: list[Report], layout: str) -> None:
+    """Also beside a process with one pair, which has no negatives and no gradient."""
+    largest = 0.0
+    for sizes in SIZES[len(by_hand)]:
+        x0, x1 = joint_batch(sum(sizes))
+        parts = []
+        for own0, own1 in zip(x0.split(sizes), x1.split(sizes), strict=True):
+            model, loss_fn = Encoder(), learning_loss(layout)
+            loss_fn(model(own0), model(own1)).backward()
+            parts.append(accumulated(nn.Identity(), loss_fn))
+        expected = {name: torch.stack([each[name] for each in parts]).mean(0) for name in parts[0]}
+        largest = max(largest, float(expected["mix_parameters"].abs().max()))
+        assert set(expected) == {"mix_parameters", "logit_scale"}
+        for report in by_hand:
+            torch.testing.assert_close(report["apart", layout, sizes], expected)
+    assert largest > 1e-6
 
 
 def test_the_mix_has_a_gradient_to_compare() -> None:

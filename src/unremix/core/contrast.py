@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from unremix.core.checks import check_number, check_temperature, checks_on, to_device_of
 from unremix.core.engines import BlockEngine, eager, find_engine
 from unremix.core.engines.eager import rows_loss
-from unremix.core.gather import mean_count, mean_gradient
+from unremix.core.gather import mean_count
 from unremix.core.pairs import EVERYTHING, ContrastInput
 from unremix.core.precision import full_precision, normalize
 from unremix.core.problem import Options, Problem, check_pairs, check_shapes, with_output_gradients
@@ -81,10 +81,6 @@ def contrast(
         check_pairs(comparison)
     with full_precision(like.device):
         lambdas = mix_or_equal(mix, options.weighting, like)
-        if joint is not None:
-            lambdas = mean_gradient(lambdas)
-            if isinstance(temperature, Tensor):
-                temperature = mean_gradient(temperature)
         engine = find_engine(options, like, comparison.extra is not None, temperature)
         problem, vectors = make_problem(comparison, options, temperature, engine)
         if torch.compiler.is_compiling():

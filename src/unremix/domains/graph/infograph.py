@@ -137,7 +137,7 @@ class InfoGraph(Framework):
         if isinstance(self.loss, HCLLoss) and self.objective == "jsd":
             with full_precision(anchors.device):
                 logits = at_least_float32(anchors) @ at_least_float32(known.embeddings).T
-                logits = logits / self.loss.current_temperature()
+                logits = logits / self.loss.learned()[1]
             return hard_jsd(
                 logits,
                 groups,
