@@ -257,9 +257,9 @@ FOLDERS = {
     "text with links in a ring": Attack(link_text_in_a_ring, read_text, "", None),
     "folders 1500 deep": Attack(nest_deeply, read_images, "", None),
     "pipes for pictures": Attack(pipe("a.png", "b.png"), read_images, "", "not a file"),
-    "a pipe for a zip": Attack(pipe("a.zip"), read_images, "a.zip", "neither"),
-    "a pipe for graphs": Attack(pipe("a.jsonl"), read_graphs, "a.jsonl", "neither"),
-    "a pipe for text": Attack(pipe("a.txt"), read_text, "a.txt", "a text file"),
+    "a pipe for a zip": Attack(pipe("a.zip"), read_images, "a.zip", "got a pipe"),
+    "a pipe for graphs": Attack(pipe("a.jsonl"), read_graphs, "a.jsonl", "got a pipe"),
+    "a pipe for text": Attack(pipe("a.txt"), read_text, "a.txt", "got a pipe"),
     "a pipe for idx": Attack(
         pipe("train-images-idx3-ubyte"), read_images, "", "at least one usable"
     ),

@@ -23,6 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
+from unremix.files.atomic_files import checked, open_file
 from unremix.files.bounds import allowance, shorten
 from unremix.files.remote import RemoteFile, fetch, kept, read_range
 
@@ -69,7 +70,7 @@ class Span(NamedTuple):
         """
         _check_size(self.size, most)
         wanted = min(self.size, limit)
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             file.seek(self.offset)
             return _whole(file.read(wanted), wanted)
 
@@ -209,7 +210,7 @@ def zip_members(path: Path) -> list[tuple[str, ZipSpan]]:
     """
     _opened.cache_clear()  # the file may have been replaced
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(checked(path)) as archive:
             _check_overlaps(archive)
             members = [member for member in archive.infolist() if not member.is_dir()]
     except Exception as error:  # a broken directory raises almost anything
@@ -310,7 +311,7 @@ class BoundedTar:
 
 def open_maybe_packed(path: Path, packed: bool) -> IO[bytes]:
     """Open a file, unpacking it if it is packed by gzip."""
-    return cast(IO[bytes], gzip.open(path)) if packed else path.open("rb")
+    return cast(IO[bytes], gzip.open(checked(path))) if packed else open_file(path)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import secrets
@@ -10,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 try:
     import fcntl
@@ -18,6 +19,9 @@ except ImportError:  # a system without flock: nothing is locked there
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = re.compile(r"\.unremix-(\d+)-[0-9a-f]+\.tmp")  # with the number of its process
+LARGEST = 2**28  # bytes of a file that is read whole
+# Opening waits for nobody, and no terminal takes over.
+READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK = (*FULL, errno.EIO, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -161,21 +165,71 @@ def write_arrays(path: Path, arrays: Mapping[str, Any], *, compressed: bool = Fa
     write_whole(path, write)
 
 
-def read_text(path: Path, most: int | None = None) -> str:
-    r"""Read a text as UTF-8; invalid bytes become ``\xff``.
+class NotAFileError(OSError, ValueError):
+    """What is to be read is a pipe, a device or a folder, or a link leads to it."""
+
+
+def open_file(path: str | Path, *, inside: Path | None = None, most: int | None = None) -> BinaryIO:
+    """Open a file to read; everything that is read back is opened here.
+
+    Pipes and devices, which may never end, are refused without waiting for them.
 
     Args:
         path: The file.
+        inside: The folder that it was found in, which it must not leave by a link: whoever sends a
+            folder chooses its links. By default you named the file yourself.
         most: Bytes that it may have; any number by default.
 
     Raises:
-        ValueError: If it has more.
+        OSError: If it cannot be opened.
+        NotAFileError: If it is no regular file, or lies outside the folder.
+        ValueError: If it is larger.
     """
-    with path.open("rb") as file:
-        data = file.read() if most is None else file.read(most + 1)
-    if most is not None and len(data) > most:
-        raise ValueError(f"expected at most {most} bytes in {path}, got more")
-    return data.decode("utf-8", "backslashreplace")
+    if inside is not None and not Path(path).resolve().is_relative_to(_reach(inside)):
+        raise NotAFileError(
+            f"expected {path} to lie in its folder, got a link to {Path(path).resolve()}; put a "
+            "copy in its place"
+        )
+    descriptor = os.open(path, READ)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+        raise NotAFileError(f"expected a file at {path}, got {kind}; put a file in its place")
+    if most is not None and status.st_size > most:
+        os.close(descriptor)
+        raise ValueError(f"expected at most {most:,} bytes in {path}, got {status.st_size:,}")
+    return open(descriptor, "rb")
+
+
+def _reach(folder: Path) -> Path:
+    """Where links of a folder may lead: into it, or, as on the Hub, to the files it shares."""
+    root = folder.resolve()
+    shared = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
+    return root.parents[1] if shared else root
+
+
+def checked(path: Path, *, inside: Path | None = None) -> Path:
+    """The path of a file that a library opens itself, if :func:`open_file` can open it."""
+    open_file(path, inside=inside).close()
+    return path
+
+
+def read_bytes(path: Path, most: int = LARGEST, *, inside: Path | None = None) -> bytes:
+    """The contents of a file; see :func:`open_file`."""
+    with open_file(path, inside=inside, most=most) as file:
+        return file.read(most)
+
+
+def read_text(path: Path, most: int = LARGEST, *, inside: Path | None = None) -> str:
+    r"""A text in UTF-8; invalid bytes become ``\xff``. See :func:`open_file`."""
+    return read_bytes(path, most, inside=inside).decode("utf-8", "backslashreplace")
+
+
+def open_text(path: Path, encoding: str = "utf-8") -> TextIO:
+    r"""Open a text to read line by line, with its own line breaks; see :func:`read_text`."""
+    return io.TextIOWrapper(open_file(path), encoding, "backslashreplace", newline="")
 
 
 def try_lock(path: Path) -> int | None:
@@ -218,7 +272,7 @@ def hold(path: Path) -> int | None:
         The descriptor that holds it, until it is closed; None if there is no such file.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, READ)
     except FileNotFoundError:
         return None
     if fcntl is not None:
@@ -232,7 +286,7 @@ def hold(path: Path) -> int | None:
 def remove_unheld(path: Path) -> bool:
     """Remove a file unless a process holds it; whether it is gone."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, READ)
     except FileNotFoundError:
         return True
     try:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from unremix.files.atomic_files import checked
 from unremix.files.remote import fetch_or_refuse, is_url, remote_file
 
 
@@ -39,6 +40,7 @@ def locate(
 
     Raises:
         FileNotFoundError: If there is nothing.
+        NotAFileError: If it is a pipe or a device.
         OSError: If a URL cannot be read, or there is no room to keep the file.
     """
     if is_url(data):
@@ -46,7 +48,7 @@ def locate(
     places = candidates(data, folders=folders, suffixes=suffixes)
     for place in places:
         if place.exists():
-            return place
+            return place if place.is_dir() else checked(place)
     looked = " or ".join(repr(str(place)) for place in places)
     unset = not os.environ.get("UNREMIX_DATA")
     where = f" in {Path.cwd()} (UNREMIX_DATA is not set)" if unset else ""

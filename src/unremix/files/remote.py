@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from unremix.files.atomic_files import (
     disk_error,
     hold,
+    read_bytes,
     remove_unheld,
     replacing,
     sweep,
@@ -343,7 +344,7 @@ def read_place(place: str) -> bytes | None:
     if is_url(place):
         files, path = file_system(place)
         return persist(place, read)
-    return Path(place).read_bytes() if Path(place).exists() else None
+    return read_bytes(Path(place)) if Path(place).exists() else None
 
 
 def write_place(place: str, data: bytes) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from unremix.console.suggestions import needed_for
 from unremix.core.precision import SMALLEST_NORM
-from unremix.files.atomic_files import read_text, write_whole
+from unremix.files.atomic_files import checked, open_text, read_text, write_whole
 from unremix.files.bounds import allowance, shorten
 from unremix.files.npz import read_arrays, read_header
 from unremix.files.remote import fetch_or_refuse, is_url, list_files, remote_file
@@ -203,7 +203,7 @@ def _parquet_columns(
     with needed_for("a .parquet file", "use another kind of file"):
         import pyarrow.parquet
     for path in paths:
-        _check_expansion(path, pyarrow.parquet.read_metadata(path))
+        _check_expansion(checked(path), pyarrow.parquet.read_metadata(path))
     table = pyarrow.concat_tables(
         [pyarrow.parquet.read_table(path, page_checksum_verification=True) for path in paths]
     )
@@ -242,7 +242,7 @@ def _check_expansion(path: Path, metadata: Any) -> None:
 
 def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
     """The columns of a table; those of the embedding's dimensions become one array."""
-    with path.open(newline="", encoding="utf-8", errors="backslashreplace") as stream:
+    with open_text(path) as stream:
         reader = csv.reader(stream)
         headings = next(reader, [])
         places = [n for n, heading in enumerate(headings) if heading.startswith(NUMBERED)]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from unremix.console.suggestions import needed_for
 from unremix.core.scores import PAPER_COMPONENTS
-from unremix.files.atomic_files import write_text, write_whole
+from unremix.files.atomic_files import open_text, write_text, write_whole
 from unremix.mining.audit import NegativesAudit
 from unremix.mining.embeddings import KEY, Integers, open_embeddings, read_columns, unit_rows
 from unremix.mining.mine import Mined
@@ -127,7 +127,7 @@ def read_pairs(path: str | Path, anchors: Collection, corpus: Collection) -> lis
 
 
 def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
-    with path.open(encoding="utf-8", errors="backslashreplace", newline="") as lines:
+    with open_text(path) as lines:
         text = lines.readline()
         lines.seek(0)
         separator = "," if path.suffix == ".csv" else "\t" if "\t" in text else " "

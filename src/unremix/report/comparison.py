@@ -388,7 +388,7 @@ def comparison_page(runs: Sequence[str | Path]) -> Path:
     """
     _check_runs(runs)
     page = Path("comparison.html")
-    if page.exists() and _mark(runs) not in page.read_text(encoding="utf-8", errors="replace"):
+    if page.exists() and _mark(runs) not in read_text(page):
         raise FileExistsError(
             f"expected no page of other runs at {page}, got one; name another with -o, or remove it"
         )

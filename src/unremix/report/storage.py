@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unremix.files.atomic_files import write_arrays
+from unremix.files.atomic_files import checked, write_arrays
 from unremix.files.npz import read_arrays
 
 NAME = "report.npz"
@@ -36,7 +36,7 @@ class Stored:
     def read(cls, folder: Path) -> Stored | None:
         """What a run folder holds; None if this version can read nothing there."""
         try:
-            arrays = read_arrays(folder / NAME)
+            arrays = read_arrays(checked(folder / NAME, inside=folder))
             about = json.loads(arrays.pop("about").tobytes())
         except (OSError, KeyError, ValueError, RecursionError):
             return None

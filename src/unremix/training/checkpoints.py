@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
+from unremix.files.atomic_files import checked
 from unremix.files.fingerprint import fingerprint
 
 MARK = b"sha256:"
@@ -134,14 +135,20 @@ def digest_of(weights: Mapping[str, Tensor]) -> str:
     return fingerprint(part for name in sorted(weights) for part in (name, weights[name]))
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_safetensors(
+    path: Path, inside: Path | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a .safetensors file, whose checksum is verified if it has one.
+
+    Args:
+        path: The file.
+        inside: The run's folder, if it lies in one.
 
     Raises:
         DamagedError: If it is not what was written.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(checked(path, inside=inside), framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             texts: dict[str, str] = file.metadata() or {}
     except FileNotFoundError:

@@ -106,10 +106,10 @@ class Run:
                 f"expected a run folder with config.yaml, got {str(self.path)!r}; "
                 "give the folder that 'unremix train' named at its end"
             )
-        text = read_text(file, LARGEST_CONFIG)
+        text = read_text(file, LARGEST_CONFIG, inside=self.path)
         try:
             config = config_from_yaml(text, trust=trust, where=str(self.path))
-            shape = json.loads(read_text(self.path / "shape.json"))
+            shape = json.loads(read_text(self.path / "shape.json", inside=self.path))
             self.shape: Any = find_domain(config.domain).shape_from(shape)
         except UntrustedError:
             raise
@@ -324,7 +324,7 @@ class Run:
         """The model with the weights of the checkpoint, or of encoder.safetensors alone."""
         file, saved = self.path / "encoder.safetensors", None
         try:
-            saved = read_safetensors(file)[0] if file.exists() else None
+            saved = read_safetensors(file, self.path)[0] if file.exists() else None
         except DamagedError as error:
             warnings.warn(f"{error}; the checkpoint is used", stacklevel=3)
         try:
@@ -355,7 +355,7 @@ class Run:
         if not file.exists():
             return []
         with reading(file, "'unremix train --resume' writes it again"):
-            rows = csv.DictReader(io.StringIO(read_text(file), newline=""))
+            rows = csv.DictReader(io.StringIO(read_text(file, inside=self.path), newline=""))
             numbers = [
                 {name: float(value) for name, value in row.items() if value not in ("", None)}
                 for row in rows
@@ -373,7 +373,7 @@ class Run:
         if not file.exists():
             return None
         with reading(file, "'unremix evaluate' writes it again"):
-            card: dict[str, Any] = json.loads(read_text(file))
+            card: dict[str, Any] = json.loads(read_text(file, inside=self.path))
             results = card.get("results")
             if not all(isinstance(one, dict) for one in (results or {}).values()):
                 raise TypeError("results that are not measures")
@@ -383,7 +383,7 @@ class Run:
     def warnings(self) -> list[str]:
         """What looked wrong: files that were left out, and warnings during training."""
         file = self.path / "warnings.txt"
-        return read_text(file).splitlines() if file.exists() else []
+        return read_text(file, inside=self.path).splitlines() if file.exists() else []
 
     def warn(self, message: str) -> None:
         """Keep a warning, once."""

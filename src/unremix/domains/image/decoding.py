@@ -21,6 +21,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from unremix.files.archives import RemoteSpan, Span, Unusable, ZipSpan
+from unremix.files.atomic_files import read_bytes
 
 # Only formats that Pillow decodes itself: for others, such as EPS, it would start a program.
 FORMATS = frozenset(
@@ -305,7 +306,7 @@ def decode_image(item: str | Path | Image.Image, *, channels: int, size: int) ->
         ValueError: If it is no usable image.
     """
     try:
-        opened = item if isinstance(item, Image.Image) else _open_image(Path(item).read_bytes())
+        opened = item if isinstance(item, Image.Image) else _open_image(read_bytes(Path(item)))
         pixels = np.array(_unify(_draft(opened, size), Shape(channels, size)))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"expected a picture at {str(item)!r}, found no file") from error

@@ -24,6 +24,7 @@ from unremix.domains.image.views import SETTINGS, Augmentation, augment, plain, 
 from unremix.domains.options import TrainConfig, make_head
 from unremix.domains.remembered import recall, remember
 from unremix.domains.sampling import permuted, spread, streamed
+from unremix.files.atomic_files import read_bytes
 from unremix.files.fingerprint import fingerprint
 from unremix.frameworks.base import Framework
 from unremix.frameworks.randomness import CROPS, VIEWS, keys
@@ -188,7 +189,7 @@ def _listed(file: Path) -> list[str]:
     """The paths in a text file; relative ones are looked up here, then beside the file."""
     if not file.is_file():
         raise FileNotFoundError(f"expected a text file of paths at {str(file)!r}, found no file")
-    names = file.read_bytes().decode("utf-8", "surrogateescape")  # any name that a file can have
+    names = read_bytes(file).decode("utf-8", "surrogateescape")  # any name that a file can have
     lines = [line.strip() for line in names.splitlines()]
     beside = [(line, file.parent / line) for line in lines if line]
     return [

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from unremix.console.suggestions import did_you_mean
+from unremix.files.atomic_files import read_bytes
 from unremix.files.locate import candidates
 
 BLANK = "."  # what SentEval's own examples hand to an encoder in place of an empty line
@@ -155,7 +156,7 @@ def _lines(path: Path) -> list[str]:
             f"expected at most {LARGEST_FILE:,} bytes in {path}, got {path.stat().st_size:,}; "
             "SentEval's own files are far smaller: fetch it again"
         )
-    data = path.read_bytes()
+    data = read_bytes(path, LARGEST_FILE)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unremix.files.atomic_files import checked, open_text
 from unremix.files.bounds import shorten
 from unremix.mining.embeddings import NUMBERED, read_columns
 
@@ -88,12 +89,12 @@ def _one_table(arrays: dict[str, NDArray[Any]]) -> Columns:
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     from safetensors.torch import load_file
 
-    found = load_file(path).items()
+    found = load_file(checked(path)).items()
     return {name: (one.float() if one.is_floating_point() else one).numpy() for name, one in found}
 
 
 def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
-    with path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as stream:
+    with open_text(path, "utf-8-sig") as stream:
         first = stream.readline()
         stream.seek(0)
         reader = csv.reader(stream, delimiter=max(",;\t", key=first.count))
