@@ -95,7 +95,10 @@ def test_the_usage_line_is_what_the_parser_takes(command: str) -> None:
         ("train --epohcs 3", "got --epohcs 3; did you mean 'epochs'"),
         ("export run --format jpg", "to be safetensors, torchvision or onnx, got 'jpg'; "),
         ("embed", "expected a run's folder or --encoder NAME, got neither; give one of them"),
-        ("neighbors", "expected --query and RUN, .*; usage: unremix neighbors RUN --query QUERY"),
+        (
+            "neighbors",
+            r"expected --query, got nothing; usage: unremix neighbors \[SOURCE\] --query",
+        ),
         ("export", "expected RUN, got nothing; usage: unremix export RUN "),
         (
             "train --trust=false",

@@ -440,7 +440,7 @@ def explore(
     domain: str | None = None,
     trust: bool = False,
 ) -> None:
-    """Look at data without training: a page with map, search, duplicates, clusters, negatives.
+    """Look at data without training: a map, search, duplicates, negatives.
 
     Args:
         source: Data for --encoder, a run's folder, or a file of embeddings.

@@ -17,7 +17,8 @@ from unremix.domains.options import TrainConfig
 from unremix.domains.vectors.dataset import load_vectors
 from unremix.domains.vectors.model import MLP, columns_of
 from unremix.domains.vectors.options import VectorOptions
-from unremix.report.browse import RunData, write_neighbors
+from unremix.report.browse import write_neighbors
+from unremix.report.sources import open_source
 from unremix.report.storage import Stored
 from unremix.training.checkpoints import read_safetensors
 from unremix.training.embedding import embed_to_file
@@ -193,7 +194,7 @@ def test_a_page_shows_the_images_or_texts_of_a_column(tmp_path: Path) -> None:
 
 
 def test_neighbors_are_found_by_name(run: Run) -> None:
-    data = RunData("neighbors", run.path)
+    data = open_source(str(run.path))
     written = write_neighbors(data, ["the text of row 7"], 3)
     assert len(written.listed) >= 3
     with pytest.raises(
