@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shlex
 import textwrap
 from pathlib import Path
@@ -139,10 +140,11 @@ def test_every_preset_option_is_in_the_fidelity_table() -> None:
         assert rows[field.name] == values
 
 
-# The page on results, and what `unremix reproduce` wrote
+# The pages on results, and what `unremix reproduce` wrote
 
 REPRODUCED = ROOT / "reproductions" / "cpu"
-RESULTS = (ROOT / "docs" / "results.md").read_text()
+TABLES = (ROOT / "docs" / "results-paper.md").read_text()
+GRAPHS = (ROOT / "docs" / "results-graphs.md").read_text()
 
 
 def lines_of(text: str) -> list[list[str]]:
@@ -155,7 +157,7 @@ def lines_of(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), re.findall(r"^### .*?\(`(\w+)`\)\n(.*?)(?=^##)", RESULTS, re.S | re.M)
+    ("name", "shown"), re.findall(r"^## .*?\(`(\w+)`\)\n(.*?)(?=^## |\Z)", TABLES, re.S | re.M)
 )
 def test_shown_tables_are_those_of_the_runs(name: str, shown: str) -> None:
     """The columns of a data set are its figures as written, its differences, and the paper's."""
@@ -179,16 +181,23 @@ def test_shown_tables_are_those_of_the_runs(name: str, shown: str) -> None:
     assert command in text
 
 
+def test_the_cost_of_a_wrong_temperature_is_the_study_s() -> None:
+    script = runpy.run_path(str(ROOT / "studies" / "temperature.py"))
+    lines = script["table"](script["accuracies"]())
+    assert len(lines) == 4
+    assert set(lines) <= set((ROOT / "docs" / "results.md").read_text().splitlines())
+
+
 def test_tables_of_graphs_are_those_of_the_runs() -> None:
     text = (REPRODUCED / "graphs" / "table.md").read_text()
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) > 8
-    assert set(lines) <= set(RESULTS.splitlines())
+    assert set(lines) <= set(GRAPHS.splitlines())
 
 
 def test_shown_figures_are_those_of_the_runs() -> None:
     shown = sorted((ROOT / "docs" / "results" / "paper").glob("*.svg"))
-    pages = RESULTS + (ROOT / "docs" / "paper.md").read_text()
+    pages = TABLES + GRAPHS + (ROOT / "docs" / "paper.md").read_text()
     for path in shown:
         (written,) = REPRODUCED.glob(f"*/{path.name}")
         assert same_figures(path, written)
