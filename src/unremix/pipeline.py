@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from unremix.domains.options import TrainConfig
-from unremix.evaluation.verdict import verdict
+from unremix.evaluation.verdict import best_encoder, verdict
 from unremix.files.archives import name_some
 from unremix.files.atomic_files import write_text
 from unremix.hub import SharedRun
 from unremix.report import write_report
+from unremix.training.drift import WithoutLabels
 from unremix.training.preparation import locked, prepare
 from unremix.training.progress import Progress
 from unremix.training.run import Run
@@ -56,7 +57,9 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
 
     try:
         with handling(stop), limited_threads(config.threads):
-            first = fit(prepared, run.domain.observe(data, run.shape, config, say), progress, stop)
+            observe = run.domain.observe(data, run.shape, config, say)
+            watch = None if run.started() is None else WithoutLabels(run, data)
+            first = fit(prepared, watch.observing(observe) if watch else observe, progress, stop)
             stop.at_once = True
             if stop.asked:
                 raise KeyboardInterrupt
@@ -67,6 +70,8 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
                 progress.say("measuring the encoder, trained and untrained")
                 with progress:
                     card = run.domain.evaluate(run, data, progress=progress.measured)
+                    if watch is not None:
+                        _choose(run, card, watch)
                 card["verdict"] = verdict(card)
                 run.card = card
                 progress.say("writing the report")
@@ -83,6 +88,17 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         prepared.unlock()
     run.forget_files()
     return SharedRun.of(run)
+
+
+def _choose(run: Run, card: dict[str, Any], watch: WithoutLabels) -> None:
+    """Decide which encoder a run keeps that started from one, and add to the card what it is."""
+    from unremix.training.loop import keep
+
+    encoders, asked = run.encoders(), run.config.keep
+    card["unlabeled"] = {kind: watch.measure(one) for kind, one in encoders.items()}
+    usual = "trained" if asked == "last" else "blend"
+    card["kept"] = best_encoder(card["results"]) if asked == "best" else usual
+    keep(run, encoders[card["kept"]], card["kept"])
 
 
 def _try_report(run: Run, card: dict[str, Any], data: Any, say: Callable[[str], None]) -> None:
@@ -118,6 +134,12 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
         found = run.domain.load_for(run, data)
         with Progress(run.config) as progress:
             card = run.domain.evaluate(run, found, own=data is None, progress=progress.measured)
+            if run.started() is not None:
+                watch = WithoutLabels(run, found)
+                card["unlabeled"] = {
+                    kind: watch.measure(one) for kind, one in run.encoders().items()
+                }
+                card["kept"] = run.kept
         name = "evaluation.json" if data is None else f"evaluation-{found.name}.json"
         card["verdict"] = verdict(card)
         if data is None:

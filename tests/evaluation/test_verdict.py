@@ -13,7 +13,7 @@ from scipy.stats import ttest_rel
 
 from unremix.evaluation.accuracy import Accuracy
 from unremix.evaluation.card import card_table, shown, spread_of
-from unremix.evaluation.verdict import difference, verdict
+from unremix.evaluation.verdict import best_encoder, difference, verdict
 from unremix.frameworks.base import auto_batch
 
 
@@ -69,10 +69,37 @@ def test_measures_that_disagree() -> None:
     assert "linear probe 50.0 % against 70.0 %" in worse
 
 
-def test_raw_pixels_have_a_sentence_of_their_own() -> None:
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"pixels": 950}, "Training did not help enough: worse than raw pixels (kNN 90.0 % agai"),
+        ({"pixels": 500, "start": 950}, "Training did harm: worse than the encoder as it came"),
+        ({"pixels": 500, "start": 895}, "Training did not measurably help: no clear difference f"),
+        ({"pixels": 500, "start": 600}, "Training helped: better than the encoder as it came (kN"),
+    ],
+)
+def test_the_verdict_is_about_the_best_of_the_others(others: dict[str, int], said: str) -> None:
     shared = card({"knn": accuracy(900, 1000)}, {"knn": accuracy(700, 1000)})
-    shared["results"]["pixels"] = {"knn": accuracy(950, 1000)}
-    assert "raw pixels (kNN 90.0 % against 95.0 %)" in verdict(shared)[1]
+    shared["results"] |= {kind: {"knn": accuracy(right, 1000)} for kind, right in others.items()}
+    told, *further = verdict(shared)
+    assert told.startswith(said)
+    # The start comes first, and then what is better than it.
+    second = "Training helped: better than the untrained encoder (kNN 90.0 % against 70.0 %)."
+    assert (second in further) == (others.get("start") == 600)
+
+
+def test_an_encoder_is_kept_unless_another_is_better() -> None:
+    results = {
+        kind: {"knn": accuracy(right, 1000)}
+        for kind, right in {"trained": 800, "blend": 950, "start": 900, "untrained": 100}.items()
+    }
+    assert best_encoder(results) == "blend"
+    assert verdict({"results": results, "kept": "blend"})[0].startswith("Training helped: better")
+    results["blend"] = {"knn": accuracy(905, 1000)}  # within the error
+    assert best_encoder(results) == "start"
+    told, kept = verdict({"results": results, "kept": "start"})[:2]
+    assert told.startswith("Training did not measurably help")
+    assert "the encoder as it came; --keep last" in kept
 
 
 def test_a_smaller_squared_error_is_better() -> None:
@@ -150,3 +177,15 @@ def test_the_table_fits_80_columns() -> None:
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     assert sum(widths) + 3 * len(widths) + 1 <= 80
     assert "95 % interval (Wilson)" in spread_of(found)
+
+
+def test_without_labels_measures_say_what_they_cannot_tell() -> None:
+    start = {"neighbors_kept": 1.0, "views_found": 0.43, "effective_rank": 110.1}
+    ours = {"neighbors_kept": 0.78, "views_found": 0.48, "effective_rank": 97.0}
+    unlabeled = {"trained": start, "blend": ours, "start": start}
+    assert best_encoder(None) == "blend"
+    told, kept = verdict({"results": None, "unlabeled": unlabeled, "kept": "blend"})
+    assert told.startswith("Without labels nothing tells which encoder is better")
+    for words in ("78 % are", "48 % of samples", "97 dimensions"):
+        assert words.replace(" %", "%") in told
+    assert "average" in kept

@@ -54,7 +54,11 @@ class Trained(Protocol):
     shape: Any
 
     def encoder(self, *, trained: bool = True) -> nn.Module:
-        """The run's encoder, in eval mode, trained or as it was before."""
+        """The run's encoder, in eval mode, trained or with random weights."""
+        ...
+
+    def encoders(self) -> dict[str, nn.Module]:
+        """Those to compare: ``trained``, perhaps ``blend`` and ``start``, and ``untrained``."""
         ...
 
     def metrics(self) -> list[dict[str, float]]:
@@ -253,6 +257,11 @@ class Domain:
     """Images of such items, if they are shown as images."""
     names_of: Callable[[str, Sequence[Path]], list[str]] = lambda query, _: [query]
     """The names that a query may have among those of data at some places."""
+
+    @property
+    def has_views(self) -> bool:
+        """Whether single samples can be augmented."""
+        return self.view is not _nothing
 
 
 DOMAINS: dict[str, Domain] = {}

@@ -205,7 +205,7 @@ def evaluate_labeled(
     own: bool,
     progress: Measuring | None,
 ) -> dict[str, Any]:
-    """Measure a run's encoder, the same encoder untrained, and the raw input; labels are needed.
+    """Measure a run's encoder, trained and before, and the raw input; labels are needed.
 
     Args:
         run: The run.
@@ -249,10 +249,7 @@ def evaluate_labeled(
         + (held_out if split else "a random fifth held out"),
         "standard_error": f"over the {unit} measured; one training run",
     }
-    encoders: dict[str, nn.Module | None] = {
-        "trained": run.encoder(),
-        "untrained": run.encoder(trained=False),
-    }
+    encoders: dict[str, nn.Module | None] = {**run.encoders()}
     name, why_not = raw
     if why_not is None:
         encoders[name] = None

@@ -34,6 +34,7 @@ from unremix.frameworks.recipe import RECIPES, Composition, compose, find_recipe
 
 Logger = Literal["tensorboard", "wandb"]
 OptimizerName = Literal["adam", "adamw", "sgd", "lars"]
+Keep = Literal["best", "blend", "last"]
 ScheduleName = Literal["constant", "cosine"]
 
 # Of a call, not of the run: no file holds them.
@@ -44,6 +45,12 @@ SELECTIVE = (
     "audit_every", "probe_epochs",
 )  # fmt: skip
 """Options that not every kind of data has a use for; its ``uses`` lists those that it has."""
+
+ADAPTING: Mapping[str, Any] = {
+    "epochs": 5, "lr": 1e-3, "encoder_rate": 0.1, "layer_decay": 0.1, "warmup_epochs": 1,
+    "schedule": "cosine", "freeze_statistics": True, "keep": "best", "least_kept": 0.5,
+}  # fmt: skip
+"""Defaults of a run that does not start from random weights, chosen by studies/adapting.py."""
 
 
 def option(default: Any = None, **bounds: Any) -> Any:
@@ -82,6 +89,17 @@ class TrainConfig:
             that gives at least 4 steps an epoch, never below 16.
         optimizer: adam, adamw, sgd or lars.
         lr: Learning rate.
+        encoder_rate: Share of the learning rate that the encoder's last layer gets.
+        layer_decay: The share of that that its first layer gets; it rises by equal factors.
+        freeze: Share of the encoder's layers, from the first, that are not trained.
+        freeze_statistics: Whether the encoder's BatchNorm layers normalize by the statistics that
+            they came with, not by those of a batch.
+        keep: What becomes encoder.safetensors of a run that does not start from random weights:
+            the last weights; the blend of the last and the first; or the best, which are the first
+            if no measure shows that another is better.
+        blend: Share of the last weights in a blend.
+        least_kept: End training when less than this share of the samples' nearest neighbors are
+            those that the encoder found as it came; None by default.
         weight_decay: Weight decay.
         warmup_epochs: Epochs of linear warm-up.
         schedule: Learning rate after the warm-up: constant or cosine.
@@ -158,6 +176,13 @@ class TrainConfig:
     batch_size: int = option("auto", least=2)
     optimizer: OptimizerName = option("adam")
     lr: float = option(1e-3, above=0)
+    encoder_rate: float = option(1.0, above=0, rare=True)
+    layer_decay: float = option(1.0, above=0, most=1, rare=True)
+    freeze: float = option(0.0, least=0, below=1, rare=True)
+    freeze_statistics: bool = option(False, rare=True)
+    keep: Keep = option("last")
+    blend: float = option(0.5, least=0, most=1, rare=True)
+    least_kept: float | None = option(least=0, most=1, rare=True)
     weight_decay: float = option(1e-6)
     warmup_epochs: int = option(0, least=0)
     schedule: ScheduleName = option("constant")
@@ -215,6 +240,10 @@ class TrainConfig:
         self._set("from_file", from_file)
         self._settle()
         self._take(further)
+        if not from_file and options.get("own") is None and self.starts:  # own: a copy is made
+            for name, value in ADAPTING.items():
+                if options.get(name) is None:
+                    self._set(name, value)
         check_bounds(self)
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
             raise ValueError(
@@ -333,6 +362,11 @@ class TrainConfig:
         if self.from_file and self.code and not trust:
             raise untrusted(self.code, where)
         return replace(self, from_file=False) if self.from_file else self
+
+    @property
+    def starts(self) -> bool:
+        """Whether the encoder starts from weights that are not random."""
+        return self.encoder is not None or find_domain(self.domain).starts_from(self) is not None
 
     def composition(self) -> Composition:
         """What the recipe and the changes to it come to.

@@ -6,7 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
+FEATURES = {
+    "trained": "trained encoder",
+    "blend": "average with the start",
+    "start": "as it came",
+    "untrained": "untrained encoder",
+    "pixels": "raw pixels",
+}
 LABELS = {
     "knn": "kNN",
     "neighbors.top5": "kNN, top 5",
@@ -47,6 +53,29 @@ def measures_of(result: Mapping[str, Any], prefix: str = "") -> dict[str, dict[s
         else:
             found |= measures_of(item, f"{prefix}{name}.")
     return found
+
+
+def subject_of(results: Mapping[str, Any]) -> str:
+    """Whose results a run is judged by: the average's, if there is one, or the trained encoder's.
+
+    Example:
+        >>> subject_of({"trained": {}, "blend": {}, "start": {}})
+        'blend'
+    """
+    return "blend" if "blend" in results else "trained"
+
+
+def judged(results: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Results of a run for a comparison: the one it is judged by as ``trained``, and the others.
+
+    Example:
+        >>> judged({"trained": {"knn": 1}, "blend": {"knn": 2}, "start": {"knn": 3}})
+        {'trained': {'knn': 2}, 'start': {'knn': 3}}
+    """
+    if not results:
+        return {}
+    others = {kind: one for kind, one in results.items() if kind not in ("trained", "blend")}
+    return {"trained": results[subject_of(results)], **others}
 
 
 def in_percent(measure: Mapping[str, Any]) -> bool:

@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unremix.evaluation.card import FEATURES, in_percent, label_of, measures_of, scale_of
+from unremix.evaluation.card import (
+    FEATURES,
+    in_percent,
+    label_of,
+    measures_of,
+    scale_of,
+    subject_of,
+)
 from unremix.frameworks.base import auto_batch
 
 CONFIDENCE = 0.95
@@ -15,6 +22,14 @@ FEW_SAMPLES = 1000  # below, an encoder learns little from scratch
 FEW_MEASURED = 200  # below, only large differences can be seen
 STEPS_PER_EPOCH, SMALLEST_BATCH = 4, 16
 SMALLER_IS_BETTER = ("mse",)
+ENCODERS = ("start", "untrained")  # those that training began with
+KEPT = {
+    "trained": "encoder.safetensors is the trained encoder.",
+    "blend": "encoder.safetensors is the average of the trained encoder and the one it started "
+    "from.",
+    "start": "encoder.safetensors is the encoder as it came; --keep last keeps the trained one, "
+    "--keep blend the average of both.",
+}
 
 
 def difference(
@@ -70,6 +85,9 @@ def _over_folds(measure: Mapping[str, Any], others: Sequence[float]) -> float:
 def verdict(card: Mapping[str, Any]) -> list[str]:
     """What an evaluation card says, in sentences: results first, then what to do next.
 
+    The encoder is compared with the one that it started from, if that had been trained, and with
+    the best of all others: that one, random weights, raw input.
+
     Args:
         card: The card. Advice needs its ``batch_size``, ``epoch``, ``step`` and number of training
             samples, and is left out where ``own_data`` is false. With fewer epochs than ``epochs``,
@@ -82,22 +100,99 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
         ['Training helped: better than the untrained encoder (kNN 90.0 % against 70.0 %).']
     """
     results = card.get("results") or {}
-    sentences: list[str] = []
-    helped = None
-    for kind in results:
-        if kind != "trained":
-            outcome, sentence = _against(kind, results["trained"], results[kind])
-            sentences += [sentence] if sentence else []
-            helped = outcome if kind == "untrained" else helped
-    counts = [m["count"] for m in measures_of(results.get("trained", {})).values() if "count" in m]
+    found = outcomes(results)
+    helped, sentences = (found[0][0] if found else None), [said for _, said in found]
+    measured = measures_of(results.get(subject_of(results), {}))
+    counts = [measure["count"] for measure in measured.values() if "count" in measure]
     if helped == "unclear" and counts and max(counts) < FEW_MEASURED:
         sentences.append(
             f"Only {max(counts)} samples were measured, so small differences cannot be seen. Label "
             "more samples."
         )
+    if not results and "unlabeled" in card:
+        sentences.append(_without_labels(card["unlabeled"]))
+    if "kept" in card:
+        sentences.append(KEPT[card["kept"]])
     if card.get("own_data", True):
         sentences += _advice(card, helped)
     return sentences
+
+
+def _without_labels(measured: Mapping[str, Mapping[str, float]]) -> str:
+    """What measures without labels say of an encoder and of the one that it started from."""
+    ours, start = measured[subject_of(measured)], measured["start"]
+    said = (
+        "Without labels nothing tells which encoder is better. Of the nearest neighbors, "
+        f"{ours['neighbors_kept']:.0%} are those of the encoder as it came, which tells how far "
+        "it has moved, not where to"
+    )
+    if "views_found" in ours:
+        said += (
+            f"; {ours['views_found']:.0%} of samples find their second view "
+            f"({start['views_found']:.0%} as it came), which is what training asks for, not classes"
+        )
+    return said + (
+        f"; {ours['effective_rank']:.0f} dimensions are in use ({start['effective_rank']:.0f} as "
+        "it came), of which more is not better."
+    )
+
+
+def outcomes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Whether an encoder is better, worse or neither (unclear), each with a sentence.
+
+    Args:
+        results: Of a card, by kind of features.
+
+    Returns:
+        Against the encoder as it came, if there is such, and against the best of the others.
+    """
+    kinds = ["start"] if "start" in results else []
+    best = best_reference(results)
+    kinds += [] if best is None or best in kinds else [best]
+    subject = results.get(subject_of(results), {})
+    found = (against(kind, subject, results[kind]) for kind in kinds)
+    return [one for one in found if one is not None]
+
+
+def best_reference(results: Mapping[str, Any]) -> str | None:
+    """The best of what a trained encoder is compared with, by kNN or else by the first measure.
+
+    Example:
+        >>> knn = {"low": 0.1, "high": 0.9}
+        >>> best_reference(
+        ...     {
+        ...         "trained": {"knn": knn | {"value": 0.8}},
+        ...         "start": {"knn": knn | {"value": 0.7}},
+        ...         "untrained": {"knn": knn | {"value": 0.2}},
+        ...     }
+        ... )
+        'start'
+    """
+    subject = subject_of(results)
+    found: dict[str, float] = {}
+    for kind in results:
+        if kind not in ("trained", subject):
+            gaps = dict(comparable(results[subject], results[kind]))
+            path = "knn" if "knn" in gaps else next(iter(gaps), None)
+            if path is not None:
+                found[kind] = gaps[path][0]
+    return min(found, key=lambda kind: found[kind]) if found else None
+
+
+def best_encoder(results: Mapping[str, Any] | None) -> str:
+    """Which encoder to keep of a run that started from one: that one, unless another is better.
+
+    Args:
+        results: Of a card; None without labels, where nothing shows which is better.
+
+    Returns:
+        ``blend`` or ``start``.
+    """
+    if not results:
+        return "blend"  # between what is known to be sound and what was asked for
+    subject = subject_of(results)
+    found = against("start", results[subject], results["start"])
+    return subject if found is not None and found[0] == "better" else "start"
 
 
 def comparable(
@@ -119,14 +214,22 @@ def comparable(
 
 def with_article(kind: str) -> str:
     """What to call features in a sentence: the untrained encoder, raw pixels."""
+    if kind == "start":
+        return "the encoder as it came"
     name = FEATURES.get(kind, kind)
     return f"the {name}" if name.endswith("encoder") else name
 
 
-def _against(
+def against(
     kind: str, trained: Mapping[str, Any], baseline: Mapping[str, Any]
-) -> tuple[str | None, str | None]:
-    """Whether the trained encoder is better, worse or neither, and a sentence about it."""
+) -> tuple[str, str] | None:
+    """Whether an encoder is better, worse or neither, and a sentence; None without an error.
+
+    Args:
+        kind: What it is compared with.
+        trained: Its measures.
+        baseline: Those of what it is compared with.
+    """
     ours, theirs = measures_of(trained), measures_of(baseline)
     sides: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
     for path, (_, low, high) in comparable(trained, baseline):
@@ -138,15 +241,14 @@ def _against(
         return "unclear", f"Mixed: better than {name} by {better}; worse by {worse}."
     if sides["better"]:
         rest = f"; no clear difference by {unclear}" if sides["unclear"] else ""
-        start = "Training helped: better" if kind == "untrained" else "Better"
-        return "better", f"{start} than {name} ({better}{rest})."
+        return "better", f"Training helped: better than {name} ({better}{rest})."
     if sides["worse"]:
-        start = "Training did harm: worse" if kind == "untrained" else "Worse"
-        return "worse", f"{start} than {name} ({worse})."
+        start = "Training did harm" if kind in ENCODERS else "Training did not help enough"
+        return "worse", f"{start}: worse than {name} ({worse})."
     if not sides["unclear"]:
-        return None, None
-    start = "Training did not measurably help: no" if kind == "untrained" else "No"
-    return "unclear", f"{start} clear difference from {name} ({unclear})."
+        return None
+    said = f"no clear difference from {name} ({unclear})."
+    return "unclear", f"Training did not measurably help: {said}"
 
 
 def _some(parts: Sequence[str], most: int = 3) -> str:
@@ -167,6 +269,13 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
         return []
     unit, count, per_epoch = counted.removeprefix("train_"), card[counted], steps / epochs
     sentences = []
+    if "kept" in card:
+        if helped == "better":
+            return []
+        return [
+            f"To try next: more unlabeled {unit}, other recipes with 'unremix compare', or, with a "
+            "few labels, 'unremix classify' on the encoder as it came."
+        ]
     if per_epoch < STEPS_PER_EPOCH and batch > SMALLEST_BATCH:
         fitting = auto_batch(count)
         sentences.append(

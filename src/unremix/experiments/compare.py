@@ -71,7 +71,7 @@ CAUTION = (
 
 def _verdict(plan: Plan, rows: Sequence[TableRow], measures: Sequence[Measure]) -> list[str]:
     """Which recipes differ from the reference beyond the error, for each measure of the table."""
-    rivals = [row for row in rows if not row.baseline and row.name != plan.reference]
+    rivals = [row for row in rows if row.baseline or row.name != plan.reference]
     if not measures or not rivals:
         return []
     if plan.seeds < FEWEST_SEEDS:

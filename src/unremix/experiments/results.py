@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from unremix.evaluation.card import measures_of
+from unremix.evaluation.card import judged, measures_of
 from unremix.experiments.plan import Job, train_command
 from unremix.files.atomic_files import appending, read_text
 from unremix.training.record import versions
@@ -58,7 +58,7 @@ def record_of(job: Job, run: Run | None, failure: str | None = None) -> Record:
     """What a run has come to, by its folder."""
     metrics = [] if run is None else run.metrics()
     card = (None if run is None or failure is not None else run.evaluation) or {}
-    results = card.get("results") or {}
+    results = judged(card.get("results"))
     return Record(
         job.name,
         job.row,

@@ -19,7 +19,7 @@ from unremix.console.printing import rows_to_csv
 from unremix.console.quantities import counted, duration
 from unremix.domains import DOMAINS
 from unremix.domains.options import flat_options
-from unremix.evaluation.card import in_percent, label_of, measures_of, scale_of
+from unremix.evaluation.card import FEATURES, in_percent, judged, label_of, measures_of, scale_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
 from unremix.files.atomic_files import read_text, write_text
@@ -50,6 +50,7 @@ class Group:
 
     name: str
     runs: dict[int, Run]  # by seed
+    features: str = "trained"  # of the results of the runs
 
     @property
     def data(self) -> set[tuple[Any, ...]]:
@@ -59,11 +60,11 @@ class Group:
         return {(card.get("data"), *(card.get(f"test_{kind}") for kind in units)) for card in cards}
 
     def values(self, path: str) -> dict[int, dict[str, Any]]:
-        """A measure of the trained encoder, by seed."""
+        """A measure of the encoder, by seed."""
         measures = {}
         for seed, run in self.runs.items():
-            results = (run.evaluation or {}).get("results") or {}
-            measure = measures_of(results.get("trained", {})).get(path)
+            results = judged((run.evaluation or {}).get("results"))
+            measure = measures_of(results.get(self.features, {})).get(path)
             if measure is not None:
                 measures[seed] = measure
         return measures
@@ -116,6 +117,27 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     if any(len({run.config.seed for run in same}) < len(same) for same in by_name.values()):
         return [Group(run.path.name, {run.config.seed: run}) for run in runs]
     return [Group(name, {run.config.seed: run for run in same}) for name, same in by_name.items()]
+
+
+def baselines(groups: Sequence[Group]) -> list[Group]:
+    """What there is without training, by kind; of runs with the same seed, the first one's."""
+    found: dict[str, dict[int, Run]] = {}
+    for group in groups:
+        for seed, run in group.runs.items():
+            for kind in judged((run.evaluation or {}).get("results")):
+                found.setdefault(kind, {}).setdefault(seed, run)
+    found.pop("trained", None)
+    return [Group(FEATURES.get(kind, kind), runs, kind) for kind, runs in found.items()]
+
+
+def best_baseline(groups: Sequence[Group], path: str) -> Group | None:
+    """The best of what there is without training, by a measure."""
+    sign = -1 if path.rpartition(".")[2] in SMALLER_IS_BETTER else 1
+
+    def level(group: Group) -> float:
+        return sign * fmean(measure["value"] for measure in group.values(path).values())
+
+    return max((one for one in baselines(groups) if one.values(path)), key=level, default=None)
 
 
 def gap(group: Group, other: Group, path: str) -> Gap | None:
@@ -428,7 +450,9 @@ def write_comparison(
     if len(pairs) > MOST_PAIRS:
         pairs = [(group, groups[0]) for group in groups[1:]]
     plots = [plot for path in paths[:PLOTTED] if (plot := _interval_plot(groups, path)) is not None]
-    gaps = [(a, b, between) for a, b in pairs if paths and (between := gap(a, b, paths[0]))]
+    without = best_baseline(groups, paths[0]) if paths else None
+    compared = pairs + ([] if without is None else [(group, without) for group in groups])
+    gaps = [(a, b, between) for a, b in compared if paths and (between := gap(a, b, paths[0]))]
     example = _example(groups, paths[0]) if paths else {}
     says = [sentence(a, b, between, example, paths[0]) for a, b, between in gaps]
     different = [f"{a.name} and {b.name}" for a, b in pairs if a.data != b.data]
@@ -437,7 +461,7 @@ def write_comparison(
     data = {name for group in groups for name, *_ in group.data}
     on = f" on {data.pop()}" if len(data) == 1 and None not in data else ""
     negatives, why = _negatives(groups)
-    table, table_csv = _tables(groups, paths)
+    table, table_csv = _tables([*groups, *baselines(groups)], paths)
     page = render(
         "comparison.html",
         "comparison",
@@ -463,8 +487,8 @@ def write_comparison(
 
 
 def _paths(run: Run) -> list[str]:
-    results = (run.evaluation or {}).get("results") or {}
-    return [p for p in measures_of(results.get("trained", {})) if p.rpartition(".")[2] != "top5"]
+    results = judged((run.evaluation or {}).get("results")).get("trained", {})
+    return [p for p in measures_of(results) if p.rpartition(".")[2] != "top5"]
 
 
 def _tables(

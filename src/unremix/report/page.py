@@ -230,7 +230,7 @@ def write_report(
             headline=said,
             tone=tone,
             facts=_facts(run, card, about),
-            verdict=(card or {}).get("verdict", []),
+            verdict=[one for one in (card or {}).get("verdict", []) if one != said],
             warnings=run.warnings,
             about=about,
             exploring=False,

@@ -160,6 +160,15 @@ def read_safetensors(
     return weights, texts
 
 
+def read_metadata(path: Path, inside: Path | None = None) -> dict[str, str]:
+    """Metadata of a .safetensors file, none of a damaged one."""
+    try:
+        with safe_open(checked(path, inside=inside), framework="pt") as file:
+            return file.metadata() or {}
+    except Exception:  # of any kind: whoever reads the weights says so
+        return {}
+
+
 def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
     """Refuse weights that are not finite.
 

@@ -43,6 +43,7 @@ from unremix.files.atomic_files import refuse_link, write_text
 from unremix.frameworks.base import Framework, Projecting
 from unremix.frameworks.randomness import scramble
 from unremix.losses import TwoViewLoss
+from unremix.training.adapting import batch_norms, freeze, held_layers, rates_of
 from unremix.training.building import build_model, precision_of
 from unremix.training.export import export_facts, write_weights
 from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer, temperature_at
@@ -85,13 +86,15 @@ class Training:
         if self.config.sync_batchnorm and fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(fabric.device).train()
+        freeze(self.model.encoder, self.config.freeze)
+        self.held = held_layers(self.model, statistics=self.config.freeze_statistics)
         self.model.read_labels(getattr(getattr(self.data, "train", None), "labels", None))
         state = prepared.state or {}
         self.step = int(state.get("step", 0))
         self.losses: list[float] = list(state.get("losses", ()))
         self.rows = [dict(row) for row in state.get("rows", ())]
         self.seconds = float(state.get("seconds", 0.0))
-        self.stopped = False  # by max_minutes
+        self.stopped = False  # by max_minutes or least_kept
         self.asked = False  # to stop, in any of the processes
         self.since = time.perf_counter()
         self.steps_per_epoch = self.domain.steps(self.data, self.config)
@@ -122,6 +125,7 @@ class Training:
             name=config.optimizer,
             lr=config.lr,
             weight_decay=config.weight_decay,
+            shares=rates_of(self.model.encoder, config.encoder_rate, config.layer_decay),
         )
         if "optimizer" in state:
             with reading(self.run.checkpoint, "restore a copy, or train a new run"):
@@ -129,6 +133,8 @@ class Training:
                 self.fabric.strategy.precision.load_state_dict(state.get("precision", {}))
             divide(self.optimizer)
         self.prepared.state = None  # frees its memory
+        if self.run.start is not None and not self.step:
+            self.progress.epoch_ended(self, self._add_row(0))
         self.since = time.perf_counter()
         while self.step < self.total and not self.stopped:
             for indices, fetched in self._batches():
@@ -199,7 +205,9 @@ class Training:
             schedule=config.schedule,
         )
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("share", 1.0)
+        for layer in self.held:
+            layer.eval()
         if config.highest_temperature is not None:
             assert isinstance(self.model.loss, TwoViewLoss)  # a composition without is refused
             self.model.loss.temperature = temperature_at(
@@ -254,8 +262,10 @@ class Training:
         raise KeyboardInterrupt(str(self.run.path))
 
     def _add_row(self, epoch: float) -> dict[str, float]:
-        """Add a row to the metrics; its loss is the mean over the steps since the row before."""
-        row = {"epoch": epoch, "step": self.step, "loss": sum(self.losses) / len(self.losses)}
+        """Add a row to the metrics; its loss, if any, is the mean since the row before."""
+        row = {"epoch": epoch, "step": self.step}
+        if self.losses:
+            row["loss"] = sum(self.losses) / len(self.losses)
         self.losses = []
         model = self.whole()
         if self.fabric.is_global_zero:
@@ -328,12 +338,13 @@ class Training:
         return loss
 
     def _end_epoch(self) -> None:
-        """Observe, write a row of metrics, save; stop if the time is up."""
+        """Observe, write a row of metrics, save; stop if the time is up, or at too many changes."""
         self._count_time()
-        limit = self.config.max_minutes
+        limit, least = self.config.max_minutes, self.config.least_kept
         over = limit is not None and self.seconds >= 60 * limit
-        self.stopped = bool(self.fabric.broadcast(over))
         row = self._add_row(self.epoch)
+        over = over or (least is not None and row.get("neighbors_kept", 1.0) < least)
+        self.stopped = bool(self.fabric.broadcast(over))
         self.since = time.perf_counter()  # measuring does not count
         self.save()
         self.progress.epoch_ended(self, row)
@@ -374,8 +385,7 @@ class Training:
 @contextmanager
 def _running_statistics_held(model: nn.Module) -> Iterator[None]:
     """BatchNorm layers do not move their running statistics."""
-    kind = nn.modules.batchnorm._BatchNorm
-    layers = [m for m in model.modules() if isinstance(m, kind) and m.track_running_stats]
+    layers = batch_norms(model)
     for layer in layers:
         layer.track_running_stats = False
     try:
@@ -518,6 +528,13 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+def keep(run: Run, encoder: nn.Module, kind: str) -> None:
+    """Write an encoder as that of a run: as ``trained``, or which other one it is."""
+    facts = export_facts(run, encoder) | ({} if kind == "trained" else {"kept": kind})
+    write_weights(facts, encoder, run.path / "encoder.safetensors")
+    run.trained = encoder
+
+
 def fit(
     prepared: Prepared, observe: Observer, progress: Progress, stop: StopRequest | None = None
 ) -> bool:
@@ -557,7 +574,6 @@ def fit(
     if fabric.is_global_zero:
         run.model = model.cpu().eval()
         run.trained = run.model.encoder
-        facts = export_facts(run, run.trained)
-        write_weights(facts, run.trained, run.path / "encoder.safetensors")
+        keep(run, run.model.encoder, "trained")
         run.rows = [dict(row) for row in training.rows]
     return fabric.is_global_zero

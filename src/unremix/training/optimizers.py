@@ -82,14 +82,25 @@ def make_optimizer(
     name: OptimizerName,
     lr: float,
     weight_decay: float,
+    shares: Iterable[tuple[nn.Module, float]] = (),
 ) -> Optimizer:
     """An optimizer of a model's parameters; the mix, if learned, is not decayed.
 
-    ``mix`` are the loss's own parameters, which the model contains.
+    ``mix`` are the loss's own parameters, which the model contains. ``shares`` are layers that get
+    a share of the learning rate, which their groups keep as ``share``.
     """
-    own = {id(parameter) for parameter in mix}
-    learned = [p for p in model.parameters() if id(p) not in own and p.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": learned, "weight_decay": weight_decay}]
+    groups: list[dict[str, Any]] = []
+    seen = {id(parameter) for parameter in mix}
+
+    def add(parameters: Iterable[nn.Parameter], **options: float) -> None:
+        learned = [p for p in parameters if id(p) not in seen and p.requires_grad]
+        seen.update(map(id, learned))
+        if learned:
+            groups.append({"params": learned, "weight_decay": weight_decay, **options})
+
+    for layer, share in shares:
+        add(layer.parameters(recurse=False), share=share)
+    add(model.parameters())
     if mix:
         groups.append({"params": mix, "weight_decay": 0.0})
     # Fused, one sweep over all parameters in place of a dozen; on a GPU it is torch's default.

@@ -26,14 +26,16 @@ from unremix.domains.options import OF_A_CALL, TrainConfig
 from unremix.files.atomic_files import refuse_link, sweep, try_lock
 from unremix.frameworks.base import Framework, auto_batch
 from unremix.training.building import build_model, outline_model, refuse_other, settled
+from unremix.training.export import export_facts, write_weights
 from unremix.training.finding import ready_encoder
 from unremix.training.initialization import find_weights, initialize
 from unremix.training.ready import ReadyEncoder
 from unremix.training.record import differences, make_record
-from unremix.training.run import Run
+from unremix.training.run import STARTED, Run
 from unremix.training.threads import choose_threads
 
 FEW_PROCESSES = 8  # that any machine can run
+OF_A_START = ("freeze", "freeze_statistics", "keep", "least_kept")
 EXTENDED = ("epochs", "max_minutes", "threads")  # what may change when a run is resumed
 
 
@@ -166,6 +168,14 @@ def check(config: TrainConfig) -> None:
             "expected --strategy fsdp without --chunk and --audit_every, which need whole "
             "gradients, got one of them; leave it out, or use ddp"
         )
+    if not config.starts:
+        usual = TrainConfig(domain=config.domain)
+        useless = [name for name in OF_A_START if getattr(config, name) != getattr(usual, name)]
+        if useless:
+            raise ValueError(
+                f"expected --encoder or --init with --{useless[0]}, got random weights to start "
+                "from; name an encoder, or leave it out"
+            )
     composition = config.composition()
     if config.strategy == "fsdp" and not getattr(composition.framework, "is_divisible", True):
         raise ValueError(
@@ -377,6 +387,7 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
     model = build_model(config, shape, gather=True, outline=outline)
     untrained = deepcopy(model.encoder).eval()
     said = "" if state is not None else initialize(model, config, shape, start)
+    begun = None if state is not None or not config.starts else deepcopy(model.encoder).eval()
     if run is None:
         config = fit_to(domain, data, config)
         if config.threads is None:
@@ -393,12 +404,14 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
             path, made = _claim(config, data.name, locks)
         try:
             run = Run.create(path, replace(config, name=path.name), shape)
+            if begun is not None:
+                write_weights(export_facts(run, begun), begun, path / STARTED)
         except OSError:
             if made:
                 rmtree(path, ignore_errors=True)
             raise
     else:
         run = Run.unwritten(Path(config.runs) if run is None else run.path, config, shape)
-    run.untrained = untrained
+    run.untrained, run.start = untrained, begun
     config = replace(run.config, progress=config.progress)
     return Prepared(run, config, data, state, record, model, said, made)

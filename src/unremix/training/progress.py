@@ -41,6 +41,29 @@ def faster_options(config: TrainConfig, shape: Any) -> str:
     return " ".join(find_domain(config.domain).faster(config, shape)) or "fewer --epochs"
 
 
+def start_in_words(config: TrainConfig) -> str:
+    """How a run that starts from an encoder adapts it.
+
+    Example:
+        >>> start_in_words(TrainConfig(encoder="timm:resnet18", lr=0.01))
+        "starts from timm:resnet18 and adapts it: lr 0.01, of which the encoder's last layer ..."
+    """
+    source = config.encoder or find_domain(config.domain).starts_from(config)
+    parts = [
+        f"lr {config.lr:g}, of which the encoder's last layer gets {config.encoder_rate:g} and its "
+        f"first {config.encoder_rate * config.layer_decay:g}",
+        f"{counted(config.warmup_epochs, 'epoch')} of warm-up" if config.warmup_epochs else "",
+        f"then a {config.schedule} schedule" if config.schedule != "constant" else "",
+        "BatchNorm keeps its statistics" if config.freeze_statistics else "",
+        f"the first {config.freeze:.0%} of layers are frozen" if config.freeze else "",
+        f"ends when less than {config.least_kept:.0%} of neighbors are kept"
+        if config.least_kept
+        else "",
+        f"keeps the {config.keep}",
+    ]
+    return f"starts from {source} and adapts it: {'; '.join(filter(None, parts))}"
+
+
 class Progress:
     """A line per epoch, and a bar on a terminal or a line every 30 seconds elsewhere."""
 
@@ -150,6 +173,8 @@ class Progress:
             where.append(f"{find_engine(loss.options, parameters[0]).name} engine")
         encoder = training.domain.describe(config, run.shape)
         self.say(f"{encoder}, {count:,} parameters; {', '.join(where)}")
+        if config.starts:
+            self.say(start_in_words(config))
         if training.step:
             self.say(f"{run.path} resumes at step {training.step} of {training.total}")
 
@@ -178,8 +203,12 @@ class Progress:
         self.last = time.perf_counter()
         if not training.fabric.is_global_zero:
             return
-        parts = [f"epoch {int(row['epoch'])}/{self.epochs}", f"loss {row['loss']:.3f}"]
+        begun = "loss" not in row
+        parts = ["as it came" if begun else f"epoch {int(row['epoch'])}/{self.epochs}"]
+        parts += [] if begun else [f"loss {row['loss']:.3f}"]
         parts += [f"kNN {row['knn']:.1%}"] if "knn" in row else []
+        if "neighbors_kept" in row and not begun:
+            parts.append(f"{row['neighbors_kept']:.0%} of neighbors kept")
         parts += [f"{self.speed:,.0f} {self.unit}/s"] if self.speed is not None else []
         mix = ", ".join(
             f"{name.removeprefix('mix_')} {share:.2f}"

@@ -67,6 +67,10 @@ class ReadyEncoder:
         """The network, as a run gives its own."""
         return self.network
 
+    def encoders(self) -> dict[str, nn.Module]:
+        """The network alone."""
+        return {"trained": self.network}
+
     def metrics(self) -> list[dict[str, float]]:
         """Nothing, since it was not trained here."""
         return []

@@ -15,6 +15,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -32,6 +33,7 @@ from unremix.domains.options import (
 )
 from unremix.files.atomic_files import read_text, replacing, write_text
 from unremix.frameworks.base import Framework, Projecting
+from unremix.training.adapting import blend
 from unremix.training.building import build_model, embeds_in, outline_model, refuse_other
 from unremix.training.checkpoints import (
     DamagedError,
@@ -39,11 +41,13 @@ from unremix.training.checkpoints import (
     check_finite,
     digest_of,
     read_checkpoint,
+    read_metadata,
     read_safetensors,
     write_checkpoint,
 )
 
 LARGEST_CONFIG = 1 << 20  # bytes; one has some thousand
+STARTED = "start.safetensors"  # the encoder as it came, if it did not start from random weights
 FACTS = ("step", "seconds", "device", "date", "version")  # of a checkpoint, besides tensors
 WRITER = "# unremix "  # and the version, in the first line of config.yaml
 
@@ -89,7 +93,8 @@ class Run:
 
     layer: Layer = "backbone"
     trained: nn.Module | None = None  # the encoder, if it is in memory
-    untrained: nn.Module | None = None  # the encoder as it was initialized, if it is in memory
+    untrained: nn.Module | None = None  # the encoder with random weights, if it is in memory
+    start: nn.Module | None = None  # the encoder as it came, if that is in memory
     model: Framework | None = None  # the whole model, if it is in memory
     rows: list[dict[str, float]] | None = None  # of metrics.csv, if it was just written
     card: dict[str, Any] | None = None  # evaluation.json, if it was just written
@@ -236,7 +241,8 @@ class Run:
             state = self.load_checkpoint()
             self._keep_facts(state)
             self.model = self.restored(state)
-            self.trained = self.trained or self.model.encoder.eval()
+            if self.trained is None and self.kept == "trained":
+                self.trained = self.model.encoder.eval()
         return self.model.eval()
 
     def facts(self) -> dict[str, Any]:
@@ -270,11 +276,12 @@ class Run:
     def encoder(self, *, trained: bool = True) -> nn.Module:
         """The encoder in eval mode, with its head if that is the run's layer.
 
-        The weights are those of ``encoder.safetensors`` and of the checkpoint, which must agree.
-        One of the two is enough, for instance if the checkpoints were not copied.
+        The weights are those of ``encoder.safetensors`` and of the checkpoint, which must agree,
+        unless the first is :attr:`kept` in place of the last weights. One of the two is enough, for
+        instance if the checkpoints were not copied.
 
         Args:
-            trained: False gives it as it was initialized.
+            trained: False gives it with random weights.
 
         Raises:
             ValueError: If the model has no head to use, the weights are damaged or not finite, or
@@ -294,6 +301,36 @@ class Run:
             )
         whole = nn.Sequential(model.encoder, model.head).eval()
         return embeds_in(self.config.precision, whole, self.config.accelerator)
+
+    @property
+    def kept(self) -> str:
+        """What ``encoder.safetensors`` holds: the encoder as trained, its blend, or the start."""
+        file = self.path / "encoder.safetensors"
+        texts = read_metadata(file, self.path) if file.exists() else {}
+        return json.loads(texts.get("kept", '"trained"'))  # type: ignore[no-any-return]
+
+    def started(self) -> nn.Module | None:
+        """The encoder as it came, in eval mode; None if it started from random weights."""
+        file = self.path / STARTED
+        if self.start is None and file.exists():
+            saved = read_safetensors(file, self.path)[0]
+            self.refuse_larger(saved, file)
+            encoder = build_model(self.config, self.shape).encoder
+            with reading(file, "restore a copy, or train a new run"):
+                encoder.load_state_dict(saved)
+            self.start = encoder.eval()
+        return self.start
+
+    def encoders(self) -> dict[str, nn.Module]:
+        """What an evaluation compares: the encoder as trained, as it came, with random weights."""
+        start, untrained = self.started(), self.encoder(trained=False)
+        if start is None or self.layer == "head":
+            return {"trained": self.encoder(), "untrained": untrained}
+        trained = self.framework().encoder
+        found = {"trained": trained}
+        if self.config.keep != "last":
+            found["blend"] = blend(deepcopy(start), trained, self.config.blend)
+        return found | {"start": start, "untrained": untrained}
 
     def restored(self, state: dict[str, Any]) -> Framework:
         """The model with the weights of a checkpoint.
@@ -322,7 +359,7 @@ class Run:
 
     def _filled(self) -> Framework:
         """The model with the weights of the checkpoint, or of encoder.safetensors alone."""
-        file, saved = self.path / "encoder.safetensors", None
+        file, saved, kept = self.path / "encoder.safetensors", None, self.kept
         try:
             saved = read_safetensors(file, self.path)[0] if file.exists() else None
         except DamagedError as error:
@@ -339,7 +376,10 @@ class Run:
             with reading(file, "use the version that wrote it, or train a new run"):
                 model.encoder.load_state_dict(saved)
         else:
-            if saved is not None and digest_of(saved) != digest_of(model.encoder.state_dict()):
+            if saved is not None and kept != "trained":
+                if self.layer == "backbone":
+                    model.encoder.load_state_dict(saved)
+            elif saved is not None and digest_of(saved) != digest_of(model.encoder.state_dict()):
                 raise ValueError(
                     f"expected {file} to hold the weights of {self.checkpoint}, got others; remove "
                     "the one of the two that you do not want"
@@ -360,7 +400,10 @@ class Run:
                 {name: float(value) for name, value in row.items() if value not in ("", None)}
                 for row in rows
             ]
-            if not all(name in row for row in numbers for name in ("epoch", "step", "loss")):
+            wanted = ("epoch", "step")  # before the first step there is no loss
+            if not all(
+                {*wanted, *["loss"] * (row.get("step") != 0)} <= row.keys() for row in numbers
+            ):
                 raise KeyError("a row without epoch, step or loss")
             return numbers
 

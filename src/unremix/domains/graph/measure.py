@@ -123,7 +123,7 @@ def _measure(
 def evaluate(
     run: Trained, data: GraphData, *, own: bool = True, progress: Measuring | None = None
 ) -> dict[str, Any]:
-    """Measure a run's encoder, the same encoder untrained, and the summed node features.
+    """Measure a run's encoder, trained and before, and the summed node features.
 
     Labels are needed. What is left out of the run's own graphs is kept with its warnings. Arguments
     and result are those of ``evaluate`` in :class:`unremix.domains.base.Domain`.
@@ -157,8 +157,7 @@ def evaluate(
         return card
     store = data.train.store
     found = {
-        "trained": graph_features(run.encoder(), store),
-        "untrained": graph_features(run.encoder(trained=False), store),
+        **{kind: graph_features(one, store) for kind, one in run.encoders().items()},
         "summed node features": summed_features(store),
     }
     # What the curve of the epochs is compared with; the classifiers below are the measurement.

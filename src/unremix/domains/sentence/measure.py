@@ -107,7 +107,7 @@ def _measure(
 def evaluate(
     run: Trained, data: EncodedCorpus, *, own: bool = True, progress: Measuring | None = None
 ) -> dict[str, Any]:
-    """Measure a run's encoders, and the same untrained, on topics where the text has any.
+    """Measure a run's encoders, trained and before, on topics where the text has any.
 
     With another text than the run's own, SentEval's tasks, which do not look at it, are left out.
     Arguments and result are those of ``evaluate`` in :class:`unremix.domains.base.Domain`.
@@ -141,8 +141,8 @@ def evaluate(
         return card
     results, monitored = {}, {}
     protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}
-    for kind in ("trained", "untrained"):
-        encoder, vocabulary = reader(run, trained=kind == "trained")
+    for kind, network in run.encoders().items():
+        encoder, vocabulary = reader(run, network)
         measure = partial(_measure, encoder, data, vocabulary, config, folder, progress)
         if kind == "trained":
             results[kind], tasks = measure()

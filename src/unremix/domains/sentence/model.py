@@ -73,9 +73,9 @@ def encode_texts(
     return torch.cat(parts)[order.argsort()]
 
 
-def reader(run: Trained, *, trained: bool = True) -> tuple[nn.Module, Vocabulary]:
+def reader(run: Trained, encoder: nn.Module | None = None) -> tuple[nn.Module, Vocabulary]:
     """A run's encoder and the words it knows, further ones included where they were asked for."""
-    encoder, vocabulary = run.encoder(trained=trained), run.shape.vocabulary
+    encoder, vocabulary = encoder or run.encoder(), run.shape.vocabulary
     expand = run.config.own.expand
     return (encoder, vocabulary) if expand is None else expand_encoder(encoder, vocabulary, expand)
 

@@ -1,0 +1,188 @@
+"""Starting from an encoder that sees already: what of it is trained, and which encoder is kept."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import unremix
+from unremix.domains.options import ADAPTING, TrainConfig, config_from_yaml, config_to_yaml
+from unremix.training.adapting import (
+    blend,
+    freeze,
+    held_layers,
+    layers_of,
+    neighbors_kept,
+    rates_of,
+    views_found,
+)
+from unremix.training.optimizers import make_optimizer
+from unremix.training.run import Run
+
+
+def encoder() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2)
+    )
+
+
+def test_the_rate_of_a_layer_falls_by_equal_factors_to_the_first() -> None:
+    made = encoder()
+    shares = [share for _, share in rates_of(made, 0.1, 0.001)]
+    assert shares == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+    optimizer = make_optimizer(
+        made, [], name="adam", lr=1.0, weight_decay=0.0, shares=rates_of(made, 0.1, 0.001)
+    )
+    assert [group["share"] for group in optimizer.param_groups] == pytest.approx(shares)
+    every = [id(one) for group in optimizer.param_groups for one in group["params"]]
+    assert sorted(every) == sorted(id(one) for one in made.parameters())
+
+
+def test_frozen_layers_have_no_gradient_and_their_batch_norm_keeps_its_statistics() -> None:
+    made = encoder()
+    freeze(made, 0.5)
+    learned = [layer for layer in layers_of(made) if layer.weight.requires_grad]
+    assert learned == [made[3], made[4]]
+    model: Any = nn.Module()
+    model.encoder = made
+    assert held_layers(model, statistics=False) == [made[1]]
+    freeze(made, 0.0)
+    assert held_layers(nn.ModuleDict({"encoder": encoder()}), statistics=False) == []  # type: ignore[arg-type]
+
+
+def test_a_blend_is_the_average_of_weights() -> None:
+    first, last = encoder(), encoder()
+    before, after = deepcopy(first.state_dict()), last.state_dict()
+    mixed = blend(first, last, 0.3).state_dict()
+    for name in before:
+        if before[name].is_floating_point():
+            torch.testing.assert_close(mixed[name], 0.7 * before[name] + 0.3 * after[name])
+
+
+def test_neighbors_kept_counts_common_neighbors() -> None:
+    random = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 30, 8, generator=random)
+    counted = []
+    for row in range(30):
+        common: list[set[int]] = []
+        for features in (first, second):
+            cosines = [
+                float(torch.cosine_similarity(features[row], features[other], dim=0))
+                for other in range(30)
+            ]
+            order = sorted(range(30), key=lambda other: -cosines[other])
+            common.append(
+                {other for other in order if other != row}.intersection(
+                    [other for other in order if other != row][:5]
+                )
+            )
+        counted.append(len(common[0] & common[1]) / 5)
+    assert neighbors_kept(first, second, k=5) == pytest.approx(sum(counted) / 30)
+    assert neighbors_kept(first, -2 * first @ torch.eye(8) * -1, k=5) == 1.0
+    assert views_found(first, first) == 1.0
+
+
+def test_a_start_has_defaults_of_its_own_that_options_override() -> None:
+    adapted = TrainConfig(encoder="timm:resnet18", lr=0.5)
+    assert adapted.lr == 0.5
+    for name in ADAPTING.keys() - {"lr"}:
+        assert getattr(adapted, name) == ADAPTING[name]
+    usual = TrainConfig()
+    assert usual.keep == "last"
+    assert usual.layer_decay == 1.0
+    # What an earlier version wrote says nothing of them, and is trained as it was.
+    text = config_to_yaml(TrainConfig(init="runs/x", lr=1e-3))
+    earlier = "".join(
+        line
+        for line in text.splitlines(keepends=True)
+        if line.partition(":")[0] not in ADAPTING.keys() - {"lr"}
+    )
+    assert config_from_yaml(earlier).layer_decay == 1.0
+    assert config_from_yaml(text) == TrainConfig(init="runs/x", lr=1e-3)
+
+
+def small(folder: Path, **options: Any) -> TrainConfig:
+    usual: dict[str, Any] = {"data": "digits", "limit": 200, "backbone": "small", "width": 8}
+    usual |= {"batch_size": 32, "probe_epochs": 1, "progress": False, "threads": 1}
+    return TrainConfig(runs=str(folder), **(usual | options))
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    return unremix.train(small(folder, epochs=3, name="start")).path
+
+
+def test_a_start_that_training_does_not_better_is_kept(start: Path, tmp_path: Path) -> None:
+    run = unremix.train(small(tmp_path, init=str(start), epochs=1, lr=1e-5))
+    card = run.evaluation
+    assert card is not None
+    assert list(card["results"])[:4] == ["trained", "blend", "start", "untrained"]
+    assert card["kept"] == "start"
+    assert card["verdict"][0].startswith("Training did not measurably help")
+    assert run.metrics()[0]["step"] == 0
+    assert run.metrics()[0]["knn"] == pytest.approx(card["results"]["start"]["knn"]["value"])
+    came, kept = (load_file(path / "encoder.safetensors") for path in (start, run.path))
+    assert all(torch.equal(came[name], kept[name]) for name in came)
+    # So does the run, read again, and its evaluation; the head is that of the training.
+    again = Run(run.path)
+    assert all(torch.equal(came[n], t) for n, t in again.encoder().state_dict().items())
+    last = again.framework().encoder
+    assert not all(torch.equal(came[n], t) for n, t in last.state_dict().items())
+    repeated = unremix.pipeline.evaluate(run.path)
+    assert repeated["kept"] == "start"
+    assert json.loads(json.dumps(repeated["results"])) == json.loads(json.dumps(card["results"]))
+    Run(run.path, layer="head").encoder()
+
+
+def test_the_last_weights_are_kept_if_asked(start: Path, tmp_path: Path) -> None:
+    run = unremix.train(small(tmp_path, init=str(start), epochs=1, keep="last"))
+    assert run.evaluation is not None
+    assert run.evaluation["kept"] == "trained"
+    assert "blend" not in run.evaluation["results"]
+    framework = run.framework().encoder.state_dict()
+    assert all(torch.equal(framework[n], t) for n, t in run.encoder().state_dict().items())
+
+
+def test_a_blend_is_kept_if_asked(start: Path, tmp_path: Path) -> None:
+    run = unremix.train(
+        small(tmp_path, init=str(start), epochs=1, lr=0.1, keep="blend", blend=0.25)
+    )
+    assert run.evaluation is not None
+    assert run.evaluation["kept"] == "blend"
+    last = Run(run.path).framework().encoder
+    came = Run(start).encoder()
+    for name, tensor in Run(run.path).encoder().named_parameters():
+        wanted = 0.75 * came.get_parameter(name) + 0.25 * last.get_parameter(name)
+        torch.testing.assert_close(tensor, wanted)
+
+
+def test_a_run_ends_when_it_has_forgotten_its_neighbors(start: Path, tmp_path: Path) -> None:
+    run = unremix.train(small(tmp_path, init=str(start), epochs=5, lr=0.1, least_kept=1.0))
+    assert [row["epoch"] for row in run.metrics()] == [0, 1]
+    assert run.metrics()[-1]["neighbors_kept"] < 1.0
+
+
+def test_a_resumed_run_equals_one_that_was_not_stopped(start: Path, tmp_path: Path) -> None:
+    whole = unremix.train(small(tmp_path / "a", init=str(start), epochs=2, freeze=0.3))
+    part = unremix.train(
+        small(tmp_path / "b", init=str(start), epochs=2, freeze=0.3, max_minutes=1e-9)
+    )
+    assert part.metrics()[-1]["epoch"] == 1
+    again = unremix.train(resume=str(part.path), max_minutes=60, progress=False)
+    assert again.metrics() == whole.metrics()
+    first, second = (one.framework().state_dict() for one in (whole, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_options_of_a_start_are_refused_without_one(tmp_path: Path) -> None:
+    for option in ({"keep": "best"}, {"freeze": 0.5}, {"least_kept": 0.5}):
+        with pytest.raises(ValueError, match=f"--{next(iter(option))}"):
+            unremix.train(small(tmp_path, **option))
