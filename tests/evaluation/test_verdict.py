@@ -120,7 +120,7 @@ def test_small_data_get_a_smaller_batch_and_a_start() -> None:
     assert "--batch_size to 16" in batch
     assert "only 10 steps" in epochs
     assert "--epochs to 200" in epochs
-    assert "--init" in start
+    assert "--encoder" in start
 
 
 def test_few_steps_get_more_epochs() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
 import unremix
+from unremix.cli.entry import main
 from unremix.domains.options import ADAPTING, TrainConfig, config_from_yaml, config_to_yaml
+from unremix.report.words import next_commands
 from unremix.training.adapting import (
     blend,
     freeze,
@@ -186,3 +190,77 @@ def test_options_of_a_start_are_refused_without_one(tmp_path: Path) -> None:
     for option in ({"keep": "best"}, {"freeze": 0.5}, {"least_kept": 0.5}):
         with pytest.raises(ValueError, match=f"--{next(iter(option))}"):
             unremix.train(small(tmp_path, **option))
+
+
+ENCODER = """
+import torch
+from torch import nn
+
+
+def tiny(channels=3, pretrained=False):
+    torch.manual_seed(int(pretrained))
+    layers = [nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    network = nn.Sequential(*layers)
+    network.preprocessing = {"size": 16}
+    return network
+"""
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A few images without labels, and a file with a ready encoder beside them."""
+    (tmp_path / "mine.py").write_text(ENCODER)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    pixels = torch.randint(0, 256, (40, 16, 16, 3), generator=torch.Generator().manual_seed(0))
+    for number, one in enumerate(pixels.byte().numpy()):
+        Image.fromarray(one).save(folder / f"{number}.png")
+    return folder
+
+
+def test_the_printed_commands_run_as_printed(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those of a run that names code; without labels, what cannot be told is said."""
+    monkeypatch.chdir(photos.parent)
+    words = ["train", "--encoder", "mine.py:tiny", "--data", "photos", "--epochs", "1"]
+    assert main([*words, "--name", "run", "--threads", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "starts from" in shown
+    assert "as it came" in shown
+    assert "Without labels nothing tells which encoder is better" in " ".join(shown.split())
+    printed = [line.strip() for line in shown.partition("Next:")[2].splitlines() if line.strip()]
+    assert len(printed) == 3
+    for line in printed:
+        program, *typed = shlex.split(line)
+        assert program == "unremix"
+        assert main(typed) == 0, capsys.readouterr().err
+    assert Run("runs/run", trust=True).kept == "blend"
+
+
+def test_the_next_commands_do_not_contradict_the_verdict(start: Path, tmp_path: Path) -> None:
+    run = unremix.train(small(tmp_path, init=str(start), epochs=1, lr=1e-5))
+    assert run.evaluation is not None
+    assert run.evaluation["kept"] == "start"
+    assert "Train further" not in next_commands(run, run.evaluation)
+    assert "Embed data" in next_commands(run, run.evaluation)
+
+
+def test_recipes_are_not_compared_on_images_without_labels(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    words = ["compare", "--data", "photos", "--recipes", "simclr,hcl", "--output", "out"]
+    assert main(words) == 1
+    assert "expected images with labels" in capsys.readouterr().err
+    assert not list(Path("out").rglob("evaluation.json"))
+    assert not list(Path("out").rglob("*.ckpt"))
+
+
+def test_a_module_that_imports_names_makes_a_backbone(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    (photos.parent / "own_networks.py").write_text(ENCODER)
+    words = ["train", "--imports", "own_networks.py", "--backbone", "own_networks:tiny"]
+    assert main([*words, "--data", "photos", "--epochs", "1", "--threads", "1"]) == 0

@@ -14,7 +14,13 @@ from PIL import Image
 import unremix
 from unremix.cli import main
 from unremix.domains.image import decoding
-from unremix.domains.options import TrainConfig, config_from_yaml, config_to_yaml, make_config
+from unremix.domains.options import (
+    TrainConfig,
+    config_from_yaml,
+    config_in_words,
+    config_to_yaml,
+    make_config,
+)
 from unremix.frameworks.base import auto_batch
 from unremix.training import preparation
 from unremix.training.preparation import prepare
@@ -289,3 +295,18 @@ def _no_shape() -> Any:
     from unremix.domains.graph.model import GraphShape
 
     return GraphShape(NodeEncoding("degree", max_degree=3))
+
+
+@pytest.mark.parametrize("recipe", ["simclr", "unremix-moco", "infograph", "quickthought-unremix"])
+def test_the_file_of_a_run_shows_its_own_options_and_what_they_come_to(recipe: str) -> None:
+    config = TrainConfig(recipe=recipe, epochs=3)
+    text = config_in_words(config)
+    assert config_from_yaml(text) == config
+    found = config.composition()
+    assert f"temperature: null  # {found.temperature}" in text
+    shown = {line.partition(":")[0] for line in text.splitlines() if line.endswith(":")}
+    foreign = {"moco", "swav", "infograph", "quickthought", "mochi", "patch", "mixture"}
+    assert not {name for name in foreign if name not in recipe} & shown
+    if recipe == "unremix-moco":
+        made = vars(found.make_options("framework"))
+        assert f"  queue: null  # {made['queue']}" in text

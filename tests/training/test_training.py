@@ -18,10 +18,15 @@ from crashing import crash_at
 from small_runs import small
 
 import unremix
-from unremix.domains.options import OptimizerName, TrainConfig
+from unremix.domains.options import (
+    OptimizerName,
+    TrainConfig,
+    config_from_yaml,
+    config_to_yaml,
+)
 from unremix.domains.sampling import permuted
 from unremix.training.optimizers import make_optimizer
-from unremix.training.run import Run, config_from_yaml, config_to_yaml
+from unremix.training.run import Run
 
 TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.xdist_group("training")  # one worker makes the shared run

@@ -81,9 +81,11 @@ def _answer(typed: list[str]) -> int:
             1,
         )
     except KeyboardInterrupt as stopped:
+        from unremix.training.run import names_code
         from unremix.training.stopping import resume_command
 
-        again = f"; resume with: {resume_command(str(stopped))}" if str(stopped) else ""
+        run = str(stopped)
+        again = f"; resume with: {resume_command(run, trust=names_code(run))}" if run else ""
         print(f"unremix: stopped{one_line(again)}", file=sys.stderr)
         return 130
 

@@ -9,6 +9,7 @@ of each that its recipe needs.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -30,7 +31,15 @@ from unremix.console.values import (
 from unremix.domains.base import DOMAINS, Domain, default_domain, find_domain
 from unremix.domains.extensions import load_extensions
 from unremix.frameworks.heads import projection_head
-from unremix.frameworks.recipe import RECIPES, Composition, compose, find_recipe, sections
+from unremix.frameworks.parts import section_of
+from unremix.frameworks.recipe import (
+    PARTS,
+    RECIPES,
+    Composition,
+    compose,
+    find_recipe,
+    sections,
+)
 
 Logger = Literal["tensorboard", "wandb"]
 OptimizerName = Literal["adam", "adamw", "sgd", "lars"]
@@ -574,6 +583,38 @@ def config_to_yaml(config: TrainConfig) -> str:
     """A configuration as YAML."""
     values = {name: value for name, value in config.options().items() if name not in OF_A_CALL}
     return write_yaml(_plain(values))
+
+
+def config_in_words(config: TrainConfig) -> str:
+    """A configuration as YAML for people: its own sections, and what open options come to.
+
+    It is read as that of :func:`config_to_yaml`, since comments say what options come to.
+
+    Example:
+        >>> "temperature: null  # 0.5" in config_in_words(TrainConfig(recipe="hcl"))
+        True
+    """
+    composition = config.composition()
+    known: dict[str, Any] = {"temperature": composition.temperature}
+    for kind, name in composition.parts.items():
+        part = PARTS[kind].get(name)
+        made = None if part is None else composition.make_options(kind)
+        if is_dataclass(made):
+            section = section_of(part)
+            known |= {f"{section}.{field}": value for field, value in vars(made).items()}
+    given = {name for name, values in composition.options.items() if values}
+    used = {name.partition(".")[0] for name in known} | given
+    lines, section = [], ""
+    for line in config_to_yaml(config).splitlines():
+        name, _, value = line.partition(":")
+        if not line.startswith((" ", "-")):
+            section = name if not value.strip() else ""
+        if section in sections() and section not in used:
+            continue
+        resolved = known.get(f"{section}.{name.strip()}" if line.startswith(" ") else name)
+        told = value.strip() == "null" and resolved is not None
+        lines.append(f"{line}  # {json.dumps(_plain(resolved), default=str)}" if told else line)
+    return "\n".join(lines) + "\n"
 
 
 def config_from_yaml(text: str, *, trust: bool = False, where: str = "the file") -> TrainConfig:

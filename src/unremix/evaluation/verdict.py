@@ -138,7 +138,7 @@ def _without_labels(measured: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def outcomes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Whether an encoder is better, worse or neither (unclear), each with a sentence.
+    """Whether an encoder is better, worse, behind raw input or neither (unclear), in a sentence.
 
     Args:
         results: Of a card, by kind of features.
@@ -223,7 +223,7 @@ def with_article(kind: str) -> str:
 def against(
     kind: str, trained: Mapping[str, Any], baseline: Mapping[str, Any]
 ) -> tuple[str, str] | None:
-    """Whether an encoder is better, worse or neither, and a sentence; None without an error.
+    """Whether an encoder is better, worse, behind or unclear, in a sentence; None without an error.
 
     Args:
         kind: What it is compared with.
@@ -243,8 +243,9 @@ def against(
         rest = f"; no clear difference by {unclear}" if sides["unclear"] else ""
         return "better", f"Training helped: better than {name} ({better}{rest})."
     if sides["worse"]:
-        start = "Training did harm" if kind in ENCODERS else "Training did not help enough"
-        return "worse", f"{start}: worse than {name} ({worse})."
+        if kind in ENCODERS:
+            return "worse", f"Training did harm: worse than {name} ({worse})."
+        return "behind", f"Training did not help enough: worse than {name} ({worse})."
     if not sides["unclear"]:
         return None
     said = f"no clear difference from {name} ({unclear})."
@@ -261,14 +262,65 @@ def _shown(measure: Mapping[str, Any]) -> str:
     return f"{factor * measure['value']:.{digits}f}{' %' * in_percent(measure)}"
 
 
+def more_epochs(card: Mapping[str, Any]) -> int | None:
+    """How many epochs are advised; None if there were enough, or if more is not what helps.
+
+    Args:
+        card: A card with ``epoch``, ``step``, ``batch_size`` and the number of training samples.
+    """
+    counted, steps, per_epoch = _counted(card), int(card.get("step") or 0), _steps_per_epoch(card)
+    found = outcomes(card.get("results") or {})
+    if counted is None or not steps or "kept" in card or (found and found[0][0] == "worse"):
+        return None
+    if steps >= FEW_STEPS:
+        return None
+    wanted = math.ceil(FEW_STEPS / per_epoch)
+    magnitude: int = 10 ** max(0, len(str(wanted)) - 2)
+    return math.ceil(wanted / magnitude) * magnitude
+
+
+def is_worth_more(card: Mapping[str, Any] | None) -> bool:
+    """Whether a run may be continued as it is: the verdict advises nothing else.
+
+    Example:
+        >>> is_worth_more(None), is_worth_more({"kept": "start"})
+        (True, False)
+    """
+    if card is None or card.get("kept") == "start":
+        return card is None
+    found = outcomes(card.get("results") or {})
+    return not found or found[0][0] == "better" or more_epochs(card) is not None
+
+
+def _counted(card: Mapping[str, Any]) -> str | None:
+    """The field that counts the samples of training."""
+    return next((name for name in card if name.startswith("train_")), None)
+
+
+def _has_large_batches(card: Mapping[str, Any]) -> bool:
+    """Whether an epoch has so few steps that smaller batches are advised."""
+    epochs, steps, batch = (card.get(name) for name in ("epoch", "step", "batch_size"))
+    if _counted(card) is None or not epochs or not steps or not batch:
+        return False
+    return bool(steps / epochs < STEPS_PER_EPOCH and batch > SMALLEST_BATCH)
+
+
+def _steps_per_epoch(card: Mapping[str, Any]) -> float:
+    """Steps of an epoch, with smaller batches where these are advised."""
+    counted, epochs, steps = _counted(card), card.get("epoch"), card.get("step")
+    per_epoch = steps / epochs if steps and epochs else 1.0
+    if counted is not None and _has_large_batches(card):
+        return float(max(per_epoch, card[counted] // auto_batch(card[counted])))
+    return float(per_epoch)
+
+
 def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
     """What to change: batch size, epochs, where to start from."""
-    counted = next((name for name in card if name.startswith("train_")), None)
+    counted = _counted(card)
     epochs, steps, batch = (card.get(name) for name in ("epoch", "step", "batch_size"))
     if counted is None or not epochs or not steps or not batch:
         return []
-    unit, count, per_epoch = counted.removeprefix("train_"), card[counted], steps / epochs
-    sentences = []
+    unit, count = counted.removeprefix("train_"), card[counted]
     if "kept" in card:
         if helped == "better":
             return []
@@ -276,17 +328,15 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
             f"To try next: more unlabeled {unit}, other recipes with 'unremix compare', or, with a "
             "few labels, 'unremix classify' on the encoder as it came."
         ]
-    if per_epoch < STEPS_PER_EPOCH and batch > SMALLEST_BATCH:
-        fitting = auto_batch(count)
+    sentences = []
+    if _has_large_batches(card):
+        per_epoch = steps / epochs
         sentences.append(
             f"{count} {unit} are few for batches of {batch}: an epoch has {per_epoch:.3g} "
-            f"step{'s' * (per_epoch != 1)}. Lower --batch_size to {fitting}."
+            f"step{'s' * (per_epoch != 1)}. Lower --batch_size to {auto_batch(count)}."
         )
-        per_epoch = max(per_epoch, count // fitting)
-    if steps < FEW_STEPS and helped != "worse":
-        wanted = math.ceil(FEW_STEPS / per_epoch)
-        magnitude = 10 ** max(0, len(str(wanted)) - 2)
-        wanted = math.ceil(wanted / magnitude) * magnitude
+    wanted = more_epochs(card)
+    if wanted is not None:
         remedy = (
             f"--epochs to {wanted}" if epochs >= card.get("epochs", epochs) else "--max_minutes"
         )
@@ -296,9 +346,9 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
     if "backbone" in card and count < FEW_SAMPLES and helped != "better":
         sentences.append(
             f"{count} {unit} are few to learn from. Add unlabeled {unit}, or start from a "
-            "pretrained encoder with --init."
+            "pretrained encoder with --encoder."
         )
-    if not sentences and helped in ("unclear", "worse"):
+    if not sentences and helped not in (None, "better"):
         sentences.append(
             "There were enough data and steps. Compare other recipes with 'unremix compare', or "
             "try another --lr."

@@ -275,13 +275,14 @@ def compare(
             "threads": share.threads,
             "train": shared_options(plan.train),
         }
-        write_text(path / "comparison.yaml", yaml.safe_dump(options, sort_keys=False))
         domain = find_domain(plan.train.domain)
         if domain.classes(plan.train) == 0:
-            laboratory.say(
-                f"The {domain.unit} have no labels, so the table will have no accuracies. "
-                f"{domain.to_label} to compare them."
+            raise ValueError(
+                f"expected {domain.unit} with labels to compare recipes by, got none in "
+                f"{plan.train.data!r}. {domain.to_label} to compare them, or train one recipe with "
+                "'unremix train'"
             )
+        write_text(path / "comparison.yaml", yaml.safe_dump(options, sort_keys=False))
         try:
             laboratory.run(plan.jobs, again=command)
         except KeyboardInterrupt:

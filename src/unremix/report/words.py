@@ -8,10 +8,10 @@ from typing import Any
 
 from unremix.evaluation.card import in_percent, label_of
 from unremix.evaluation.health import COLLAPSED_SPREAD
-from unremix.evaluation.verdict import outcomes
+from unremix.evaluation.verdict import is_worth_more, more_epochs, outcomes
 from unremix.training.run import Run
 
-TONES = {"better": "good", "worse": "bad", "unclear": "open"}
+TONES = {"better": "good", "worse": "bad", "behind": "bad", "unclear": "open"}
 NO_ACCURACIES = ("f1", "pearson", "spearman")
 FEW_DIMENSIONS = 2.0  # in use: below, the embeddings lie on a line
 LOW_RANK = 4.0  # dimensions in use: below, a collapse is near
@@ -81,20 +81,24 @@ def difference_named(path: str, measure: Mapping[str, Any]) -> str:
 def next_commands(run: Run, card: Mapping[str, Any] | None) -> dict[str, str]:
     """What to do with a run next, and the command for it; the card says how far it came."""
     path, config = quote(str(run.path)), run.config
-    longer = f"--epochs {2 * config.epochs or 100}"
-    if card is not None and card["epoch"] < config.epochs and config.max_minutes is not None:
-        longer = f"--max_minutes {2 * config.max_minutes:g}"
+    trust = " --trust" if config.code else ""
     exports = run.domain.exports
     onnx = " --format onnx" * (exports is not None and "onnx" in exports.formats)
-    return {
-        "Embed data": f"unremix embed {path} --data {quote(config.data)} -o features.npz",
-        "Export the encoder": f"unremix export {path}{onnx}",
-        "Train further": f"unremix train --resume {path} {longer}",
+    commands = {
+        "Embed data": f"unremix embed {path} --data {quote(config.data)} -o features.npz{trust}",
+        "Export the encoder": f"unremix export {path}{onnx}{trust}",
     }
+    if is_worth_more(card):
+        epochs = (None if card is None else more_epochs(card)) or 2 * config.epochs or 100
+        longer = f"--epochs {epochs}"
+        if card is not None and card["epoch"] < config.epochs and config.max_minutes is not None:
+            longer = f"--max_minutes {2 * config.max_minutes:g}"
+        commands["Train further"] = f"unremix train --resume {path} {longer}{trust}"
+    return commands
 
 
 def in_python(run: Run) -> str:
     """How a program embeds items with a run."""
     items = run.domain.items
-    load = f"unremix.load({str(run.path)!r})"
+    load = f"unremix.load({str(run.path)!r}{', trust=True' if run.config.code else ''})"
     return f"import unremix\n{items.before}embeddings = {load}.embed({items.example})"

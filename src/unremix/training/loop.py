@@ -189,7 +189,8 @@ class Training:
                 raise
             if self.fabric.world_size == 1:
                 self.save()
-            remedy = f"resume with: {resume_command(str(self.run.path))}"
+            again = resume_command(str(self.run.path), trust=bool(self.config.code))
+            remedy = f"resume with: {again}"
             raise type(error)(f"{error}; {remedy}") from error
 
     def training_step(self, indices: Tensor, fetched: Any) -> None:

@@ -29,7 +29,7 @@ from unremix.domains.options import (
     TrainConfig,
     UntrustedError,
     config_from_yaml,
-    config_to_yaml,
+    config_in_words,
 )
 from unremix.files.atomic_files import read_text, replacing, write_text
 from unremix.frameworks.base import Framework, Projecting
@@ -71,6 +71,16 @@ def reading(file: Path, remedy: str) -> Iterator[None]:
     except Exception as error:
         why = one_line(f"{type(error).__name__}: {error}")[:300]
         raise ValueError(f"expected {file} as unremix wrote it, got {why}; {remedy}") from error
+
+
+def names_code(folder: str | Path) -> bool:
+    """Whether a run's folder names code, which runs only if it is trusted."""
+    try:
+        return bool(Run(folder).config.code)
+    except UntrustedError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 class Run:
@@ -157,7 +167,9 @@ class Run:
 
     def write_config(self) -> None:
         """Write config.yaml."""
-        text = f"{WRITER}{unremix.__version__}\n{config_to_yaml(replace(self.config, resume=None))}"
+        text = (
+            f"{WRITER}{unremix.__version__}\n{config_in_words(replace(self.config, resume=None))}"
+        )
         write_text(self.path / "config.yaml", text)
 
     def extend(self, config: TrainConfig, *, write: bool) -> None:

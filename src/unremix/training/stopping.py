@@ -58,14 +58,14 @@ class StopRequest:
             self.requeue = number == getattr(signal, "SIGUSR1", None)
 
 
-def resume_command(run: str) -> str:
-    """What resumes a run.
+def resume_command(run: str, *, trust: bool = False) -> str:
+    """What resumes a run; ``trust`` allows the code that its folder names.
 
     Example:
-        >>> resume_command("runs/my cats")
-        "unremix train --resume 'runs/my cats'"
+        >>> resume_command("runs/my cats"), resume_command("runs/x", trust=True)
+        ("unremix train --resume 'runs/my cats'", 'unremix train --resume runs/x --trust')
     """
-    return f"unremix train --resume {quote(run)}"
+    return f"unremix train --resume {quote(run)}{' --trust' * trust}"
 
 
 def requeue() -> None:
