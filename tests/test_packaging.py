@@ -184,5 +184,9 @@ def test_links_for_pypi(
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     found = runpy.run_path(str(ROOT / "hatch_build.py"))
-    readme = "see [the page](docs/page.md), [arXiv](https://arxiv.org) and [below](#part)"
+    readme = (
+        '<picture>\n<img src="docs/a.png">\n</picture>\n\n*What it\nshows.*\n\n'
+        "![a plot](docs/b.svg)\n\n"
+        "see [the page](docs/page.md), [arXiv](https://arxiv.org) and [below](#part)"
+    )
     assert found["for_pypi"](readme, repository) == expected

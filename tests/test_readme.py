@@ -16,8 +16,20 @@ from unremix.cli import main
 
 ROOT = Path(__file__).parent.parent
 PICTURES = 70
+READY = "tiny_nets.py:net"  # in place of the README's ready encoder, whose weights are not here
+NET = """
+import torch
+
+
+def net(channels, image_size):
+    torch.manual_seed(0)
+    convolution = torch.nn.Conv2d(channels, 8, 7, 7)
+    return torch.nn.Sequential(convolution, torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+"""
 # What a command of the README leaves to its defaults and would take too long here.
 BRIEF = {
+    "explore": [],
+    "reproduce": [],
     "train": ["--epochs", "1", "--accelerator", "cpu"],
     "compare": ["--epochs", "1", "--seeds", "1", "--jobs", "1", "--accelerator", "cpu"],
 }
@@ -80,12 +92,40 @@ def write_table(file: Path) -> None:
 
 
 def test_the_readme_has_commands() -> None:
-    assert {line.split()[1] for line in commands()} >= {"train", "compare"}
+    assert {line.split()[1] for line in commands()} >= {"train", "compare", "explore", "reproduce"}
+    assert all(line.split()[1] in BRIEF for line in commands())
+    # A scale that takes hours is not run here; tests/experiments reads its options.
+    assert [line for line in commands() if line not in RUN] == [
+        f"unremix reproduce {name}" for name in ("table1", "sentences", "graphs")
+    ]
+
+
+def test_the_readme_s_numbers_are_those_of_the_results() -> None:
+    """The rows of "Does it help?", and what a wrong temperature costs."""
+    readme = (ROOT / "README.md").read_text().partition("## Does it help?")[2]
+    study = (ROOT / "docs" / "results-study.md").read_text().partition("## The confirmation")[2]
+    rows = re.findall(r"^\| ((?:SimCLR|HCL|UnReMix)[^|]*) \|([^\n]*)\|$", readme, re.M)
+    assert len(rows) == 4
+    for name, cells in rows:
+        found = [line.split("|") for line in study.splitlines() if line.startswith(f"| {name} |")]
+        tables = [[cell.strip() for cell in line] for line in found[:2]]
+        shown = [cell.strip() for cell in cells.split("|")]
+        assert shown == [part for line in tables for part in (line[2].split(" ±")[0], line[3])]
+    results = (ROOT / "docs" / "results.md").read_text()
+    lost = dict(
+        re.findall(r"^\| (SimCLR|HCL|UnReMix, as printed) \|.* ([\d.]+) \|$", results, re.M)
+    )
+    text = " ".join(readme.split())
+    assert f"SimCLR loses {lost['SimCLR']} points" in text
+    assert f"UnReMix as printed {lost['UnReMix, as printed']}, HCL {lost['HCL']}." in text
+
+
+RUN = [line for line in commands() if "reproduce" not in line or "--scale" in line]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_runs")
-@pytest.mark.parametrize("command", [line for line in commands() if line.split()[1] in BRIEF])
+@pytest.mark.parametrize("command", RUN)
 def test_a_command_of_the_readme_works(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -95,16 +135,20 @@ def test_a_command_of_the_readme_works(
     write_graphs(tmp_path / "MUTAG.zip")
     write_books(tmp_path / "books")
     write_table(tmp_path / "table.csv")
-    words = shlex.split(command)[1:]
+    (tmp_path / "tiny_nets.py").write_text(NET)
+    words = [READY if word.startswith("timm:") else word for word in shlex.split(command)[1:]]
     words += BRIEF[words[0]]
-    if "photos" in words:
+    if "photos" in words and words[0] != "explore":
         words += BRIEF_IMAGES
     if "books" in words:
         words += BRIEF_TEXT
     assert main(words) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
+    if words[0] == "explore":
+        assert (tmp_path / "explore.html").exists()
+        return
     if "--dry_run" in words:
-        assert "Measured on cpu" in printed
+        assert "Measured on cpu" in printed or "core" in printed
         return
     assert "Everything is in" in printed
     if words[0] == "train":
