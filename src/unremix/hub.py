@@ -177,6 +177,7 @@ def model_card(run: Run, name: str = NAME) -> str:
         name=name,
         items=run.domain.items,
         config=config,
+        labels_used=config.composition().labels,
         options=markdown_table(["option", "value"], known),
         card=card,
         verdict=[verdict] if isinstance(verdict, str) else verdict,

@@ -203,7 +203,7 @@ def test_contradicting_parts_are_refused() -> None:
 IMAGE_RECIPES = [
     "simclr", "debiased", "hcl", "moco", "mochi", "swav", "imix", "patch", "unmix", "unremix",
     "unremix-simclr", "unremix-moco", "unremix-u", "unremix-s", "unremix-r", "unremix-fixed",
-    "unremix-nt-xent",
+    "unremix-nt-xent", "supcon", "supcon-hcl", "supcon-unremix",
 ]  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
     "loss": {

@@ -541,6 +541,7 @@ def recipes(recipe: str | None = None) -> None:
             "domain": chosen.domain,
             "in the paper": chosen.paper or "no row of its own",
             "--temperature": f"{chosen.temperature:g}",
+            "--labels": "use" if chosen.labels else "ignore",
         }
         for kind, name in chosen.parts.items():
             summary = NOTHING if name == NOTHING else f"{name} ({summary_of(PARTS[kind][name])})"

@@ -95,8 +95,10 @@ def contrast(
         if pairs.labels is not None:
             able = torch.cat([(pairs[which].shares > 0).any(1) for which in problem.blocks()])
         total = total / mean_count(able.sum(dtype=total.dtype), joint)
-    if check and pairs.labels is not None and not bool(able.all()):
+    alone = 0
+    if check and pairs.labels is not None:
         alone = int(((pairs.shares > 0).any(1) & ~able).sum())
+    if alone:
         warnings.warn(
             f"{alone} of {pairs.num_anchors} anchors have no negatives, since all candidates have "
             "their label: they contribute nothing; use batches of several classes",

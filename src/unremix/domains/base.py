@@ -202,6 +202,8 @@ class Domain:
     shape_from: Callable[[dict[str, Any]], Any]  # the same from plain values
     fingerprint: Callable[[Any], str]  # identifies the training data, whatever they are called
     size: Callable[[Any], int] = lambda data: len(data.train)  # samples to train on
+    labels: Callable[[Any], Tensor | None] = lambda data: data.train.labels
+    """The class of every sample to train on, -1 where it has none, shape (n,); None if unknown."""
     classes: Callable[[TrainConfig], int | None] = lambda _: None
     """How many classes the labels of a run's data have, 0 without labels; None if unknown."""
     lacking: str = "labels"  # what data lack that cannot be measured

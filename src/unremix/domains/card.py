@@ -29,6 +29,7 @@ def begin_card(
         **facts,
         "layer": layer,
         "recipe": run.config.composed_name,
+        "labels_used": run.config.composition().labels,
         "seed": run.config.seed,
         "batch_size": run.config.batch_size,
         "epoch": int(last.get("epoch", 0)),

@@ -84,6 +84,9 @@ class TrainConfig:
         weighting: Another weighting of the negatives: uniform, hcl or unremix.
         mixing: Another mixing of the views: imix, unmix or none.
         negatives: Other further negatives: mochi, patch or none.
+        labels: What labels of the training samples are used for. use: samples of one class are
+            positives of each other, not negatives, and unlabeled ones are used as ever; ignore:
+            only to measure. The recipe's choice by default, most often ignore.
         head_hidden: Sizes of the projection head's hidden layers.
         head_output: Size of the embeddings the loss sees.
         head_batch_norm: Whether the head normalizes its hidden layers.
@@ -175,6 +178,7 @@ class TrainConfig:
     weighting: str | None = option()
     mixing: str | None = option()
     negatives: str | None = option()
+    labels: Literal["ignore", "use"] | None = option()
     head_hidden: tuple[int, ...] = option((512,), most=1000)
     head_output: int = option(128, least=1)
     head_batch_norm: bool = option(True, rare=True)
@@ -408,6 +412,7 @@ class TrainConfig:
             options=self.part_options,
             epochs=self.epochs,
             temperature=self.temperature,
+            labels=None if self.labels is None else self.labels == "use",
         )
         high, low = self.highest_temperature, composition.temperature
         learned = composition.options.get("loss", {}).get("learnable_temperature")
@@ -427,7 +432,8 @@ class TrainConfig:
     @property
     def composed_name(self) -> str:
         """The recipe's name and the parts that differ from it."""
-        changes = (self.framework, self.weighting, self.mixing, self.negatives)
+        changes = [self.framework, self.weighting, self.mixing, self.negatives]
+        changes.append({None: None, "use": "labels", "ignore": "no-labels"}[self.labels])
         return "+".join([self.recipe, *(change for change in changes if change is not None)])
 
 

@@ -122,6 +122,11 @@ def two_view_sample(
     else:
         anchors, candidates = both(items[batch])
 
+    pairs, others = Pairs.one_way(len(batch)), "all others"
+    if train.labels is not None and run.config.composition().labels:
+        classes = train.labels[items[batch]]
+        pairs, others = pairs.labeled(classes, classes), "samples of other classes"
+
     def images(numbers: Sequence[int]) -> Tensor:
         assert draw is not None
         return draw(domain.fetch(data, items[torch.as_tensor(numbers, dtype=torch.long)]))
@@ -136,10 +141,10 @@ def two_view_sample(
         batch=batch,
         anchors=anchors,
         candidates=candidates,
-        pairs=Pairs.one_way(len(batch)),
+        pairs=pairs,
         about_batch=(
             f"One batch of {len(batch)} {domain.unit}: the first view of each is an anchor, the "
-            "second views of all others are its negatives."
+            f"second views of {others} are its negatives."
         ),
         finding=f"{domain.unit} find their own second view",
         loss=loss,

@@ -113,7 +113,16 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
         sentences.append(_without_labels(card["unlabeled"]))
     if "kept" in card:
         sentences.append(KEPT[card["kept"]])
-    if card.get("own_data", True):
+    own = card.get("own_data", True)
+    if card.get("labels_used"):
+        sentences.append("Training used labels: samples of one class were positives of each other.")
+        held_out = any(card[name] for name in card if name.startswith("test_"))
+        if own and results and not held_out:
+            sentences.append(
+                "Training samples are measured here, so these measures are too high: measure on "
+                "samples that were held out, or on other data."
+            )
+    if own:
         sentences += _advice(card, helped)
     return sentences
 

@@ -118,7 +118,7 @@ class Plan:
 
 
 def chosen_recipes(names: str, domain: str) -> tuple[str, ...]:
-    """The recipes of a list with commas; ``all`` are those of the domain.
+    """The recipes of a list with commas; ``all`` are those of the domain that use no labels.
 
     Raises:
         ValueError: For an unknown recipe, or an empty list.
@@ -129,7 +129,9 @@ def chosen_recipes(names: str, domain: str) -> tuple[str, ...]:
     """
     if names.strip() == "all":
         return tuple(
-            name for name, recipe in RECIPES.items() if getattr(recipe, "domain", domain) == domain
+            name
+            for name, recipe in RECIPES.items()
+            if getattr(recipe, "domain", domain) == domain and not recipe.labels
         )
     listed = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not listed:

@@ -59,8 +59,9 @@ class Framework(nn.Module):
     """What training asks of a model: the loss of a batch, and what follows a step.
 
     A framework receives what its constructor names: ``encoder`` and, where it asks for them,
-    ``head``, ``loss``, ``temperature``, ``mixing``, ``negatives`` and its own ``options``. One
-    without ``loss`` has no weighting; one without ``mixing`` has no mixed views.
+    ``head``, ``loss``, ``temperature``, ``mixing``, ``negatives``, ``labels`` and its own
+    ``options``. One without ``loss`` has no weighting; one without ``mixing`` has no mixed views;
+    one without ``labels`` cannot use those of the samples.
     """
 
     summary: ClassVar[str] = ""
@@ -111,7 +112,8 @@ class Framework(nn.Module):
         """Take the labels of the data before the first step; most frameworks ignore them.
 
         Args:
-            labels: The class of every training sample, shape (n,), where known.
+            labels: The class of every training sample, -1 where it has none, shape (n,), where
+                known. Those of test samples are never among them.
         """
 
     def after_step(self) -> None:

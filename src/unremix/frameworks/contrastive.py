@@ -84,6 +84,7 @@ class Contrastive(Projecting):
         loss: Weights the negatives.
         mixing: Mixes the images of the anchors.
         negatives: Makes further negatives.
+        labels: Whether samples of one class are positives of each other.
 
     Raises:
         ValueError: For parts that do not go together.
@@ -91,6 +92,9 @@ class Contrastive(Projecting):
 
     memory: Queue | None
     """The queue of old keys, where the framework has one."""
+
+    labels: Tensor | None
+    """The class of every training sample, where classes are used."""
 
     def __init__(
         self,
@@ -100,9 +104,17 @@ class Contrastive(Projecting):
         *,
         mixing: Mixing | None = None,
         negatives: Negatives | None = None,
+        labels: bool = False,
     ) -> None:
         super().__init__(encoder, head)
         self.memory = None
+        self.register_buffer("labels", None, persistent=False)
+        self.labels_are_positives = labels
+        if labels and mixing is not None:
+            raise ValueError(
+                "expected labels without mixing, whose views show two classes, got both; leave "
+                "one of them out"
+            )
         self.loss = loss
         self.mixing = mixing
         self.negatives = negatives
@@ -130,6 +142,36 @@ class Contrastive(Projecting):
             views = torch.cat(features).split(len(batch.samples))  # MoCo embeds a view in parts
             self.loss.remember(batch.samples, *views)
         return self.objective(embedded, batch)
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the loss depends on the classes of the samples."""
+        return self.labels_are_positives
+
+    def read_labels(self, labels: Tensor | None) -> None:
+        """See :meth:`Framework.read_labels`.
+
+        Raises:
+            ValueError: If they are needed and there are none.
+        """
+        if not self.needs_labels:
+            return
+        if labels is None:
+            raise ValueError(
+                "expected data with labels, which these options need, got data without; leave the "
+                "options out (--labels, --loss.negative_classes, --loss.same_class), or add labels"
+            )
+        self.labels = labels.to(next(self.parameters()).device)
+
+    def classes_of(self, samples: Tensor) -> Tensor | None:
+        """The classes that decide who is a positive, shape (N,); None where none do.
+
+        Raises:
+            ValueError: If they are needed and not known.
+        """
+        if self.needs_labels and self.labels is None:
+            raise ValueError("expected labels of the samples, got none; call read_labels() first")
+        return None if self.labels is None else self.labels[samples]
 
     @property
     def remembers_features(self) -> bool:
@@ -195,6 +237,10 @@ class Contrastive(Projecting):
         return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
-        """See :meth:`Projecting.importance`; of negatives within the batch."""
-        ids = self.known_ids(samples)
-        return self.loss.importance(first[0], second[0], first[1], second[1], ids=ids)
+        """See :meth:`Projecting.importance`; of negatives within the batch.
+
+        A model that was not given the labels, such as one that is read back, shows all of them.
+        """
+        labels = None if self.labels is None else self.labels[samples]
+        known = {"ids": self.known_ids(samples), "labels": labels}
+        return self.loss.importance(first[0], second[0], first[1], second[1], **known)

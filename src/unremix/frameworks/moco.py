@@ -66,6 +66,7 @@ class MoCo(Contrastive):
         encoder: As :class:`Contrastive`, and so ``head``, ``loss`` and ``negatives``.
         mixing: Mixes the images of the queries; i-Mix takes the other keys of the batch as
             negatives too.
+        labels: Whether old keys of the query's class are positives of it.
         options: The queue, the momentum and the groups.
 
     Raises:
@@ -90,9 +91,10 @@ class MoCo(Contrastive):
         *,
         mixing: Mixing | None = None,
         negatives: Negatives | None = None,
+        labels: bool = False,
         options: MoCoOptions | None = None,
     ) -> None:
-        super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
+        super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives, labels=labels)
         self.options = options = options or MoCoOptions()
         loss.check_evidence("a queue of keys", ids=True)
         needs_inputs = loss.weighting.needs_gradients
@@ -196,9 +198,14 @@ class MoCo(Contrastive):
         z, h = keys.embeddings.to(dtype), keys.inputs
         candidates = stack(Views(z, None if h is None else h.to(dtype), keys.ids), old)
         anchors = Views(query[0], None if h is None else query[1], batch.samples)
+        labels = None
+        if self.labels is not None:
+            assert candidates.ids is not None
+            labels = self.labels[batch.samples], self.labels[candidates.ids]
         return self.loss.against(
-            anchors, candidates, pairs, extra=extra, positives_in_denominator=target is not None
-        )
+            anchors, candidates, pairs, labels=labels, extra=extra,
+            positives_in_denominator=target is not None or labels is not None,
+        )  # fmt: skip
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -81,6 +81,7 @@ class Recipe:
         negatives: Name of what makes further negatives, or none.
         temperature: τ, unless given.
         preset: Options it sets, by section, unless given.
+        labels: Whether samples of one class are positives of each other, unless given.
         domain: What kind of data it is for; set when that is registered, else the default one.
         paper: Where the paper has it; empty where it does not.
     """
@@ -93,6 +94,7 @@ class Recipe:
     negatives: str = NOTHING
     temperature: float = 0.5
     preset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    labels: bool = False
     domain: str = ""
     paper: str = ""
 
@@ -182,6 +184,7 @@ class Composition:
     options: dict[str, dict[str, Any]]  # options of each section, those of the recipe included
     temperature: float  # τ
     epochs: int = 200  # of the whole training
+    labels: bool = False  # whether samples of one class are positives of each other
 
     @property
     def framework(self) -> Callable[..., Any]:
@@ -230,6 +233,7 @@ class Composition:
             "head": head,
             "loss": self.make_loss(gather=gather),
             "temperature": self.temperature,
+            "labels": self.labels,
             "options": self.make_options("framework"),
         }
         kinds: tuple[Kind, ...] = ("mixing", "negatives")
@@ -249,6 +253,7 @@ def compose(
     options: Mapping[str, Any] | None = None,
     temperature: float | None = None,
     epochs: int = 200,
+    labels: bool | None = None,
 ) -> Composition:
     """What a recipe and changes to it come to.
 
@@ -258,6 +263,7 @@ def compose(
         options: Options by section, as dictionaries or dataclasses; None leaves the recipe's value.
         temperature: τ; None leaves the recipe's.
         epochs: Of the whole training, on which some defaults depend.
+        labels: Whether samples of one class are positives of each other; None leaves the recipe's.
 
     Raises:
         ValueError: For parts that do not go together, and for options that would do nothing.
@@ -296,7 +302,14 @@ def compose(
                 )
             chosen[section][name] = value
     temperature = recipe.temperature if temperature is None else temperature
-    return Composition(parts, chosen, temperature, epochs)
+    labels = recipe.labels if labels is None else labels
+    if labels and not takes(parts["framework"], "labels"):
+        able = [name for name in frameworks_for(recipe.domain) if takes(name, "labels")]
+        raise ValueError(
+            f"expected a framework that takes labels, got {parts['framework']!r}; use "
+            f"--framework {' or '.join(able)}, or leave --labels out"
+        )
+    return Composition(parts, chosen, temperature, epochs, labels)
 
 
 def _check_parts(parts: dict[Kind, str], given: Mapping[Kind, str], domain: str) -> None:

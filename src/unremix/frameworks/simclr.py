@@ -55,9 +55,6 @@ class SimCLR(Contrastive):
     Options = SimCLROptions
     loss_options = ("layout",)
 
-    labels: Tensor | None
-    """The class of every training sample, where negatives are chosen by class."""
-
     def __init__(
         self,
         encoder: nn.Module,
@@ -66,35 +63,26 @@ class SimCLR(Contrastive):
         *,
         mixing: Mixing | None = None,
         negatives: Negatives | None = None,
+        labels: bool = False,
         options: SimCLROptions | None = None,
     ) -> None:
-        super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives)
+        super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives, labels=labels)
         self.options = options or SimCLROptions()
-        self.register_buffer("labels", None, persistent=False)
         few = self.options.negative_classes
         if few is not None and few < 1:
             raise ValueError(
                 f"expected negative_classes of at least 1, got {few}; leave it out for all"
             )
-        if self.options.needs_labels and (mixing is not None or negatives is not None):
+        if self.options.needs_labels and (labels or mixing is not None or negatives is not None):
             raise ValueError(
-                "expected negatives chosen by class without mixing or further negatives, got both; "
-                "leave one of them out"
+                "expected negatives chosen by class without mixing, further negatives or labels as "
+                "positives, got both; leave one of them out"
             )
 
-    def read_labels(self, labels: Tensor | None) -> None:
-        """Take the labels, where negatives are chosen by class.
-
-        Raises:
-            ValueError: If they are needed and there are none.
-        """
-        if not self.options.needs_labels:
-            return
-        if labels is None:
-            raise ValueError(
-                "expected labels for negative_classes or same_class, got data without; leave it out"
-            )
-        self.labels = labels.to(next(self.parameters()).device)
+    @property
+    def needs_labels(self) -> bool:
+        """Whether classes decide which samples are positives, or which are negatives."""
+        return self.labels_are_positives or self.options.needs_labels
 
     def pairs(self, samples: Tensor) -> Pairs:
         """Both views of a batch of samples (N,), with negatives of the chosen classes only.
@@ -102,11 +90,8 @@ class SimCLR(Contrastive):
         Raises:
             ValueError: If the labels are not known.
         """
-        if self.labels is None:
-            raise ValueError(
-                "expected labels for negatives by class, got none; call read_labels() first"
-            )
-        classes, few = self.labels[samples], self.options.negative_classes
+        classes, few = self.classes_of(samples), self.options.negative_classes
+        assert classes is not None
         ids = classes if self.options.same_class == "excluded" else None
         pairs = Pairs.both_views(samples.shape[0], ids=ids, device=samples.device)
         if few is None:
@@ -116,7 +101,7 @@ class SimCLR(Contrastive):
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
         """See :meth:`Projecting.importance`; without negatives of excluded classes."""
-        if self.labels is None:
+        if self.labels is None or not self.options.needs_labels:
             return super().importance(first, second, samples)
         pairs = self.pairs(samples)
         if not pairs.has_negatives():
@@ -139,9 +124,12 @@ class SimCLR(Contrastive):
                 further = self.further((z1, h1), batch, view=1)
                 assert further is not None
                 extra = stack(extra, further)
-            ids = self.known_ids(batch.samples)
             if not self.options.needs_labels:
-                total = total + self.loss(z0, z1, h0, h1, ids=ids, extra=extra)
+                known = {
+                    "ids": self.known_ids(batch.samples),
+                    "labels": self.classes_of(batch.samples),
+                }
+                total = total + self.loss(z0, z1, h0, h1, extra=extra, **known)
             else:
                 if self.loss.gathers:
                     raise ValueError(

@@ -88,7 +88,7 @@ class Training:
         self.model = model.to(fabric.device).train()
         freeze(self.model.encoder, self.config.freeze)
         self.held = held_layers(self.model, statistics=self.config.freeze_statistics)
-        self.model.read_labels(getattr(getattr(self.data, "train", None), "labels", None))
+        self.model.read_labels(self.domain.labels(self.data))
         state = prepared.state or {}
         self.step = int(state.get("step", 0))
         self.losses: list[float] = list(state.get("losses", ()))

@@ -79,6 +79,11 @@ RECIPES = (
            preset=_only("representativeness"), paper="Table 2"),
     Recipe("unremix-fixed", "equal mix", "simclr", "unremix", preset={"loss": {"mix": "fixed"}},
            paper="Table 3"),
+    Recipe("supcon", "SupCon: labels say who is a positive", temperature=0.1, labels=True),
+    Recipe("supcon-hcl", "SupCon with HCL's weights", "simclr", "hcl", temperature=0.1, labels=True,
+           preset={"loss": {"class_prior": 0.0}}),
+    Recipe("supcon-unremix", "UnReMix on SupCon", "simclr", "unremix", temperature=0.1,
+           labels=True),
     Recipe("unremix-nt-xent", "gradient of NT-Xent", "simclr", "unremix",
            preset={"loss": {"gradient": "nt-xent"}}, paper="Table 5"),
 )  # fmt: skip

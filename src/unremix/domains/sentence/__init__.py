@@ -41,6 +41,7 @@ DOMAIN = Domain(
     shape_from=model.shape_from,
     fingerprint=model.fingerprint_of,
     size=len,
+    labels=lambda data: data.labels,
     lacking="topics and no SentEval tasks",
     build=model.build,
     fill=model.fill,

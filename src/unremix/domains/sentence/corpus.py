@@ -126,6 +126,13 @@ class EncodedCorpus:
         """Share of unknown words among the tokens kept."""
         return self.unknown / self.tokens
 
+    @property
+    def labels(self) -> Tensor | None:
+        """The topic of each sentence, shape (n,); None where the documents have no names."""
+        if self.topics is None:
+            return None
+        return torch.from_numpy(self._read("documents", np.int64, 0, len(self)))
+
     def names(self) -> list[str]:
         """The text of each sentence, long ones cut; read from disk each time.
 

@@ -91,6 +91,7 @@ class QuickThought(Framework):
     Args:
         encoder: f and g.
         loss: Weights the negatives.
+        labels: Whether sentences of one topic are positives of each other, beside neighbors.
         options: What counts as a positive.
 
     Raises:
@@ -112,9 +113,11 @@ class QuickThought(Framework):
         encoder: TwinEncoder,
         loss: TwoViewLoss,
         *,
+        labels: bool = False,
         options: QuickThoughtOptions | None = None,
     ) -> None:
         super().__init__()
+        self.labels_are_positives = labels
         self.options = options or QuickThoughtOptions()
         if loss.class_prior:
             raise ValueError(
@@ -128,6 +131,13 @@ class QuickThought(Framework):
         self.gather, loss.gather = loss.gather, False  # done here, for sentences and not views
         if encoder.maps is not None:
             loss.options = replace(loss.options, bias=encoder.maps[0].bias is not None)
+
+    def read_labels(self, labels: Tensor | None) -> None:
+        """Refuse a text without topics, where they are asked for; batches have the documents."""
+        if self.labels_are_positives and labels is None:
+            raise ValueError(
+                "expected a text with topics for --labels use, got one without; leave it out"
+            )
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of consecutive sentences; 0 where none has a neighbor."""
@@ -150,6 +160,7 @@ class QuickThought(Framework):
             anchors,
             candidates,
             pairs,
+            labels=documents if self.labels_are_positives else None,
             extra=self._kept_self(anchors) if options.fidelity == "code" else None,
             logits="dot",
             positives_in_denominator=True,
