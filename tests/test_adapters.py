@@ -12,8 +12,7 @@ import pytest
 
 import unremix
 from unremix.adapters import PACKAGES
-from unremix.adapters.weighted import weighted_loss
-from unremix.losses import WeightingOptions
+from unremix.adapters.weighted import AdapterOptions, weighted_loss
 
 LIBRARIES = {
     "lightly": "lightly",
@@ -59,10 +58,10 @@ def test_adapters_pass_their_options_on() -> None:
     chosen: dict[str, Any] = {
         "components": ("similarity", "uncertainty"), "mix": (0.25, 0.75), "scaling": "zscore-exp",
         "mass": "none", "hardness": 2.0, "posterior_temperature": 0.5, "similarity_gradient": True,
-        "fidelity": "code",
+        "fidelity": "code", "class_prior": 0.05, "decoupled": True, "false_negatives": "ring",
     }  # fmt: skip
-    assert chosen.keys() == {its.name for its in fields(WeightingOptions)}
-    loss = weighted_loss(WeightingOptions(**chosen), layout="one-way", temperature=0.2)
-    expected = unremix.UnReMixLoss(**chosen, layout="one-way", temperature=0.2, class_prior=0.0)
+    assert chosen.keys() == {its.name for its in fields(AdapterOptions)}
+    loss = weighted_loss(AdapterOptions(**chosen), layout="one-way", temperature=0.2)
+    expected = unremix.UnReMixLoss(**chosen, layout="one-way", temperature=0.2)
     assert (loss.options, loss.mix) == (expected.options, expected.mix)
     assert (loss.layout, loss.temperature) == ("one-way", 0.2)

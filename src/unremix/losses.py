@@ -43,7 +43,9 @@ from unremix.core.problem import Computation, Logits, Options
 from unremix.core.scores import PAPER_COMPONENTS, Component, Gradient, Score
 from unremix.core.views import ExtraNegatives, Views
 from unremix.core.weights import Mass, Weighting, hard_negatives, name_of
-from unremix.signals.false_negatives import FalseNegatives, FindsFalseNegatives, Rule
+from unremix.signals.false_negatives import FalseNegatives as FalseNegatives  # for adapters
+from unremix.signals.false_negatives import FindsFalseNegatives
+from unremix.signals.false_negatives import Rule as Rule
 
 Fidelity = Literal["sound", "paper", "code"]
 MixName = Literal["learned", "free", "fixed", "adversarial"]
@@ -279,7 +281,7 @@ class UnReMixOptions(Computation, WeightingOptions, LossOptions):
         sketch: Dimensions that the last layer's input h is projected to.
     """
 
-    last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None
+    last_layer: nn.Module | tuple[nn.Module | Tensor, nn.Module | Tensor] | None = None
     projection: Tensor | tuple[Tensor, Tensor] | None = None
     gradient: Gradient = "pseudo-label"
     layout: Layout | None = None
@@ -563,8 +565,8 @@ class TwoViewLoss(FindsFalseNegatives):
         labels: Tensor | tuple[Tensor, Tensor] | None = None,
     ) -> ContrastInput:
         """What :meth:`against` compares: its arguments in working precision, of all processes."""
-        joint, everyone = self._joint_batch(anchors), None
         anchors, candidates = self._labeled(anchors, candidates, labels)
+        joint, everyone = self._joint_batch(anchors), None
         shared = candidates is anchors
         anchors = self.describe_views(self._ready(anchors))
         candidates = anchors if shared else self.describe_views(self._ready(candidates))
@@ -572,6 +574,23 @@ class TwoViewLoss(FindsFalseNegatives):
             known = Views(anchors.embeddings.detach(), outputs=anchors.outputs)
             everyone = gather_views(known, joint)
         return ContrastInput(anchors, candidates, pairs, joint=joint, everyone=everyone)
+
+    def settle(self, compared: ContrastInput, *, update: bool) -> ContrastInput:
+        """The same with pairs that follow the labels, and thresholds where a rule asks for them.
+
+        Args:
+            compared: What is compared.
+            update: Whether the rule learns from it.
+        """
+        compared = with_labels(compared)
+        if self.thresholds is None:
+            return compared
+        limits = self.find_thresholds(compared, tile=self.options.tile, update=update)
+        limited = replace(compared.anchors, thresholds=limits)
+        shared = compared.candidates is compared.anchors
+        return replace(
+            compared, anchors=limited, candidates=limited if shared else compared.candidates
+        )
 
     def remember(self, ids: Tensor, *features: Tensor) -> None:
         """See :meth:`FindsFalseNegatives.remember`; with ``gather``, of all processes' batches."""
@@ -693,14 +712,14 @@ class TwoViewLoss(FindsFalseNegatives):
         learned: tuple[Tensor | None, Tensor | float],
         options: Options,
     ) -> Tensor:
-        compared = self._limited(with_labels(compared), update=self.training)
+        compared = self.settle(compared, update=self.training)
         if extra is not None:
             compared = replace(compared, extra=self._ready(extra))
         mix, temperature = learned
         return contrast(compared, options, temperature=temperature, mix=mix)
 
     def _examine(self, compared: ContrastInput) -> Importance:
-        compared = self._limited(with_labels(compared), update=False)
+        compared = self.settle(compared, update=False)
         return importance_of(compared, self.options, self.current_temperature(), self.lambdas())
 
     def _labeled(
@@ -717,17 +736,6 @@ class TwoViewLoss(FindsFalseNegatives):
         of_anchors, of_candidates = (each.to(anchors.embeddings.device) for each in both)
         anchors = replace(anchors, labels=of_anchors)
         return anchors, anchors if shared else replace(candidates, labels=of_candidates)
-
-    def _limited(self, compared: ContrastInput, *, update: bool) -> ContrastInput:
-        """The same with a threshold of each anchor, where the rule asks for one."""
-        if self.thresholds is None:
-            return compared
-        limits = self.find_thresholds(compared, tile=self.options.tile, update=update)
-        limited = replace(compared.anchors, thresholds=limits)
-        shared = compared.candidates is compared.anchors
-        return replace(
-            compared, anchors=limited, candidates=limited if shared else compared.candidates
-        )
 
     def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
         """The loss; if it, or its gradient at the mix, overflows, an error that says why."""
@@ -924,7 +932,7 @@ class UnReMixLoss(TwoViewLoss):
         self.mix_kind = mix if isinstance(mix, str) else "given"
         if not isinstance(mix, str):
             start = torch.tensor([float(each) for each in mix])
-        if self.mix_kind in ("given", "fixed"):
+        if self.mix_kind in ("given", "fixed") or count == 0:
             self.register_buffer("given_lambdas", start, persistent=False)
         elif self.mix_kind == "free":
             if self.weighting.mass == "none":
@@ -937,6 +945,11 @@ class UnReMixLoss(TwoViewLoss):
             self.mix_parameters = nn.Parameter(start.expm1().log())
         else:
             self.mix_parameters = nn.Parameter(torch.zeros(count))
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        if not self.component_names:  # kept by earlier versions, without any number in it
+            state.pop(f"{prefix}mix_parameters", None)
+        super()._load_from_state_dict(state, prefix, *others)
 
     def lambdas(self) -> Tensor:
         """λ, one number per component, shape (K,), with gradient where it is learned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from batches import leaf, with_gradients
-from pytorch_metric_learning import losses, miners, reducers, regularizers, testers, trainers
+from pytorch_metric_learning import (
+    distances,
+    losses,
+    miners,
+    reducers,
+    regularizers,
+    testers,
+    trainers,
+)
 from pytorch_metric_learning.utils import distributed
 from torch import Tensor, nn
 
@@ -123,6 +132,58 @@ def test_cross_batch_memory(miner: Any) -> None:
             with_gradients(ours, embeddings), with_gradients(theirs, embeddings)
         )
         assert weighted.isfinite()
+
+
+DISTANCES = {
+    "dot": distances.DotProductSimilarity(normalize_embeddings=False),
+    "euclidean": distances.LpDistance(),
+    "cosine": distances.CosineSimilarity(),
+}
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_distances(distance: str) -> None:
+    embeddings, measure = embedded(), DISTANCES[distance]
+    ours = UnReMixLoss(0.5, components=(), distance=measure)(embeddings, LABELS)
+    theirs = losses.NTXentLoss(0.5, distance=measure)(embeddings, LABELS)
+    torch.testing.assert_close(with_gradients(ours, embeddings), with_gradients(theirs, embeddings))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    """More precise than the library's, which computes in the precision of the embeddings."""
+    embeddings = embedded().to(dtype)
+    for components in ((), ("uncertainty", "similarity", "representativeness")):
+        loss_fn = UnReMixLoss(0.5, components=components)
+        loss = loss_fn(embeddings, LABELS)
+        torch.testing.assert_close(loss, loss_fn(embeddings.float(), LABELS))
+        loss.backward() if embeddings.requires_grad else None
+    theirs = losses.NTXentLoss(0.5)(embeddings, LABELS)
+    ours = UnReMixLoss(0.5, components=())(embeddings, LABELS)
+    torch.testing.assert_close(ours, theirs.float(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("options", [{"decoupled": True}, {"class_prior": 0.1}])
+def test_options_of_the_objective(options: dict[str, Any]) -> None:
+    """Of two views, those of the plain loss."""
+    first, second = embedded(), embedded()
+    wrapped = losses.SelfSupervisedLoss(UnReMixLoss(0.5, **options))(first, second)
+    plain = unremix.UnReMixLoss(temperature=0.5, **options)
+    torch.testing.assert_close(wrapped, plain(first, second))
+    with pytest.raises(ValueError, match="class_prior=0 with a distance"):
+        UnReMixLoss(class_prior=0.1, distance=distances.LpDistance())
+
+
+def test_the_library_is_left_as_it_is() -> None:
+    for wrapper in (losses.CrossBatchMemory, losses.SelfSupervisedLoss):
+        assert "UnReMixLoss" not in wrapper.supported_losses()
+    assert repr(UnReMixLoss()).startswith("UnReMixLoss(")
+    loss_fn = pickle.loads(pickle.dumps(UnReMixLoss(0.3)))
+    assert type(loss_fn) is UnReMixLoss
+
+
+def test_a_state_of_the_library_s_loss_is_loaded() -> None:
+    UnReMixLoss(components=()).load_state_dict(losses.NTXentLoss().state_dict())
 
 
 def test_the_last_layer_is_found() -> None:

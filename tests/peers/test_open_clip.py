@@ -106,6 +106,63 @@ def test_open_clip_s_model() -> None:
     assert (loss - without).abs() > 1e-6
 
 
+def test_open_clip_s_resnet() -> None:
+    """Its image tower ends in a linear layer that attention multiplies with by itself."""
+    model = open_clip.CLIP(
+        embed_dim=8,
+        vision_cfg={"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 16},
+        text_cfg={"context_length": 6, "vocab_size": 20, "width": 16, "heads": 2, "layers": 1},
+    )
+    layer = model.visual.attnpool.c_proj
+    loss_fn = UnReMixClipLoss(last_layer=(layer, model.text_projection))
+    images, texts = torch.randn(4, 3, 32, 32), torch.randint(1, 20, (4, 6))
+    image_features, text_features, scale = model(images, texts)
+    known, _ = loss_fn.weighted.find_inputs(image_features, text_features)
+    made = model.visual(images)  # before normalization, as W h + b
+    torch.testing.assert_close(known.outputs, made, atol=1e-4, rtol=1e-4)
+    loss_fn(image_features, text_features, scale).backward()
+    assert loss_fn.weighted.mix_parameters.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
+def test_features_from_distributed_data_parallel(options: dict[str, bool], tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = small_clip()
+        loss_fn = UnReMixClipLoss(projection=(model.visual.proj, model.text_projection))
+        given = torch.randn(4, 3, 16, 16), torch.randint(1, 20, (4, 6))
+        expected = loss_fn(*model(*given))
+        wrapped = nn.parallel.DistributedDataParallel(model, **options)
+        loss = loss_fn(*wrapped(*given))
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_classes_make_images_and_texts_positives() -> None:
+    images, texts = features()
+    labels = torch.tensor([0, 1, 0, -1, -1, 1])
+    loss = UnReMixClipLoss(components=())(images, texts, 10.0, labels=labels)
+    same = torch.eye(6).bool() | ((labels[:, None] == labels) & (labels >= 0))
+    logits = 10 * images @ texts.T
+    sides = [(each.logsumexp(1)[:, None] - each)[same] for each in (logits, logits.T)]
+    shares = same / same.sum(1, keepdim=True) / 6
+    expected = sum((side * shares[same]).sum() for side in sides) / 2
+    torch.testing.assert_close(loss, expected)
+
+
+def test_arguments_are_those_of_clip_s_loss() -> None:
+    import inspect
+
+    ours = [name for name, its in inspect.signature(UnReMixClipLoss).parameters.items()
+            if its.kind is its.POSITIONAL_OR_KEYWORD]  # fmt: skip
+    assert ours == list(inspect.signature(ClipLoss).parameters)
+    UnReMixClipLoss(cache_labels=True, use_horovod=False)  # as create_loss passes them
+    with pytest.raises(ValueError, match="use_horovod=False"):
+        UnReMixClipLoss(use_horovod=True)
+
+
 def test_half_precision() -> None:
     views = [each.detach() for each in features()]
     half = UnReMixClipLoss()(*(each.bfloat16() for each in views), 10.0)
@@ -151,8 +208,9 @@ def run(rank: int, folder: str) -> None:
             "theirs": ClipLoss(**several),
             "weighted": UnReMixClipLoss(projection=tuple(weights), **several),
         }.items():
+            own = list(loss_fn.parameters())
             loss = loss_fn(*made, 10.0)
-            found = torch.autograd.grad(loss, weights, retain_graph=True)
+            found = torch.autograd.grad(loss, [*weights, *own], retain_graph=True)
             report[name] = [loss.detach(), *found]
     torch.save(reports, Path(folder) / f"{rank}.pt")
     dist.barrier()
@@ -174,11 +232,20 @@ def test_two_processes(
     for report in reports:
         found = report[combination]
         torch.testing.assert_close(found["ours"], found["theirs"])
-    if combination[0]:
-        return
-    weights = layers()  # each process computes the loss of the joint batch
+    weights = layers()
     inputs = [torch.cat(both) for both in zip(*(batch(rank)[0] for rank in range(2)), strict=True)]
     joint = unremix.UnReMixLoss(projection=tuple(weights), layout="symmetric")
-    expected = joint(*projections(inputs, weights), temperature=0.1)
-    for report in reports:
-        torch.testing.assert_close(report[combination]["weighted"][0], expected.detach())
+    loss = joint(*projections(inputs, weights), temperature=0.1)
+    *expected, of_mix = [
+        loss.detach(), *torch.autograd.grad(loss, [*weights, *joint.parameters()])
+    ]  # fmt: skip
+    local_loss, gather_with_grad = combination
+    found = [report[combination]["weighted"] for report in reports]
+    means = [torch.stack(both).mean(0) for both in zip(*found, strict=True)]
+    torch.testing.assert_close(means[0], expected[0])
+    for one in found:
+        torch.testing.assert_close(one[3], of_mix)  # the same mix in both processes
+        if not local_loss:  # each process computes the loss of the joint batch
+            torch.testing.assert_close(one[0], expected[0])
+    if local_loss and gather_with_grad:  # what DistributedDataParallel averages
+        torch.testing.assert_close(means[1:3], expected[1:3])

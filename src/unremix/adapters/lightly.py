@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unremix.adapters import missing
-from unremix.adapters.weighted import Weighted, weighted_loss
+from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
-from unremix.losses import WeightingOptions, accepts
+from unremix.losses import accepts
 
 try:
     from lightly.models.modules.memory_bank import MemoryBankModule
@@ -22,8 +22,8 @@ except ImportError as error:
 
 
 @dataclass(frozen=True)
-class Options(WeightingOptions):
-    """The options of :class:`UnReMixLoss`, with those of :class:`unremix.losses.WeightingOptions`.
+class Options(AdapterOptions):
+    """The options of :class:`UnReMixLoss`, with those of :class:`AdapterOptions`.
 
     Args:
         temperature: τ.
@@ -77,19 +77,26 @@ class UnReMixLoss(Weighted, nn.Module):
             last_layer=options.last_layer,
         )
 
-    def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
+    def forward(self, out0: Tensor, out1: Tensor, *, labels: Tensor | None = None) -> Tensor:
         """The loss of a batch.
 
         Args:
             out0: Projections of the first views, shape (N, D).
             out1: Projections of the second views, shape (N, D).
+            labels: The class of each pair, -1 where it has none, shape (N,): pairs of one class are
+                positives of each other. Not with a memory bank, which keeps no classes.
 
         Returns:
             A scalar.
         """
+        if labels is not None and self.memory_bank.size[0] > 0:
+            raise ValueError(
+                "expected labels=None with a memory bank, which keeps no classes, got labels; "
+                "leave them or the bank out"
+            )
         keys, bank = self.memory_bank(normalize(out1, dim=1), update=out0.requires_grad)
         if bank is None:
-            loss: Tensor = self.weighted(out0, out1)
+            loss: Tensor = self.weighted(out0, out1, labels=labels)
             return loss
         count, size = out0.shape[0], bank.shape[1]
         pairs = Pairs.queue(

@@ -10,22 +10,18 @@ from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
-from unremix.adapters.dense import weighted_negatives, weights_of
-from unremix.adapters.weighted import Weighted, weighted_loss
+from unremix.adapters.dense import weights_of
+from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
 from unremix.core.checks import check_number
-from unremix.core.objectives import softplus
-from unremix.core.pairs import Pairs
-from unremix.core.precision import at_least_float32
+from unremix.core.gather import is_distributed
+from unremix.core.pairs import ContrastInput, Pairs
+from unremix.core.precision import at_least_float32, full_precision
 from unremix.core.views import Views
 from unremix.losses import WeightingOptions, accepts
 
 try:
-    from pytorch_metric_learning.distances import CosineSimilarity
-    from pytorch_metric_learning.losses import (
-        BaseMetricLossFunction,
-        CrossBatchMemory,
-        SelfSupervisedLoss,
-    )
+    from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+    from pytorch_metric_learning.losses import BaseMetricLossFunction, NTXentLoss
     from pytorch_metric_learning.miners import BaseMiner
     from pytorch_metric_learning.reducers import BaseReducer
     from pytorch_metric_learning.regularizers import BaseRegularizer
@@ -35,14 +31,16 @@ except ImportError as error:
 
 
 @dataclass(frozen=True)
-class Options(WeightingOptions):
-    """The options of :class:`UnReMixLoss`, with those of :class:`unremix.losses.WeightingOptions`.
+class Options(AdapterOptions):
+    """The options of :class:`UnReMixLoss`, with those of :class:`AdapterOptions`.
 
     Args:
         temperature: τ.
         last_layer: The linear layer that makes the embeddings; it is watched for its input, which
             is used where the embeddings are compared with each other. Without it, and with
             ``ref_emb``, the uncertainty ignores the layer's input.
+        distance: The library's distance or similarity, of which the logits are made; the cosine by
+            default. The weights always use the cosine.
         reducer: The library's reducer of the losses of positive pairs; their mean by default.
         embedding_regularizer: The library's regularizer of the embeddings.
         embedding_reg_weight: Its weight.
@@ -50,9 +48,19 @@ class Options(WeightingOptions):
 
     temperature: float = 0.07
     last_layer: nn.Module | None = field(default=None, kw_only=True)
+    distance: BaseDistance | None = field(default=None, kw_only=True)
     reducer: BaseReducer | None = field(default=None, kw_only=True)
     embedding_regularizer: BaseRegularizer | None = field(default=None, kw_only=True)
     embedding_reg_weight: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_prior and not isinstance(self.distance, CosineSimilarity | None):
+            raise ValueError(
+                "expected class_prior=0 with a distance other than CosineSimilarity, got "
+                f"{self.class_prior}; leave it out: the debiased sum is bounded below only for "
+                "cosines"
+            )
 
 
 class UnReMixLoss(Weighted, BaseMetricLossFunction):
@@ -77,6 +85,7 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
     @accepts(Options)
     def __init__(self, options: Options) -> None:
         super().__init__(
+            distance=options.distance,
             reducer=options.reducer,
             embedding_regularizer=options.embedding_regularizer,
             embedding_reg_weight=options.embedding_reg_weight,
@@ -89,6 +98,9 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
         )
         self.temperature = self.weighted.temperature
         self.add_to_recordable_attributes(list_of_names=["temperature"], is_stat=False)
+
+    def _get_name(self) -> str:
+        return "UnReMixLoss"
 
     def compute_loss(
         self,
@@ -110,23 +122,44 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
         common_functions.labels_or_indices_tuple_required(labels, indices_tuple)
         indices = loss_and_miner_utils.convert_to_pairs(indices_tuple, labels, ref_labels)
         anchor, positive, other_anchor, negative = indices
-        if len(anchor) == 0 or len(other_anchor) == 0:
+        # The library takes one pair of either kind for none.
+        if len(anchor) == 0 or len(other_anchor) == 0 or all(len(each) <= 1 for each in indices):
             zero: dict[str, Any] = self.zero_losses()
             return zero
         among_themselves = ref_emb is embeddings
         embeddings, ref_emb = at_least_float32(embeddings), at_least_float32(ref_emb)
-        anchors = self._views(embeddings) if among_themselves else Views(embeddings)
-        candidates = anchors if among_themselves else Views(ref_emb.to(embeddings))
-        # A miner may name a pair more than once: it counts as often.
-        counts = embeddings.new_zeros(len(embeddings), len(ref_emb))
-        counts = counts.index_put((other_anchor, negative), counts.new_ones(()), accumulate=True)
-        positives = torch.zeros_like(counts, dtype=torch.bool)
-        positives[anchor, positive] = True
-        pairs = Pairs.from_masks(positives & (counts == 0), counts > 0)
-        sums, logits = weighted_negatives(self.weighted, anchors, candidates, pairs, counts)
+        with full_precision(embeddings.device):
+            # A miner may name a pair more than once: it counts as often.
+            counts = embeddings.new_zeros(len(embeddings), len(ref_emb))
+            once = counts.new_ones(())
+            counts = counts.index_put((other_anchor, negative), once, accumulate=True)
+            positives = torch.zeros_like(counts, dtype=torch.bool)
+            positives[anchor, positive] = True
+            pairs = Pairs.from_masks(positives & (counts == 0), counts > 0)
+            if among_themselves:
+                anchors = self._views(embeddings)
+                compared = ContrastInput(anchors, anchors, pairs)
+            elif ref_labels is not None and _is_joint(embeddings, ref_emb):
+                everyone = Views(ref_emb)
+                compared = ContrastInput(everyone, everyone, _by_class(ref_labels))
+            else:
+                compared = ContrastInput(Views(embeddings), Views(ref_emb.to(embeddings)), pairs)
+            weights, _ = weights_of(self.weighted, compared, of=pairs)
+            sign = 1 if self.distance.is_inverted else -1
+            logits = sign * self.distance(embeddings, ref_emb) / self.temperature
+            objective = self.weighted.options.objective
+            sums = objective.sum_negatives(logits, weights * counts, pairs.negatives())
+            of_pairs = logits[anchor, positive][:, None]
+            losses_of_pairs = objective.against_positives(
+                sums[anchor],
+                of_pairs,
+                torch.ones_like(of_pairs),
+                counts.sum(1)[anchor],
+                -1 / self.temperature,
+            )
         return {
             "loss": {
-                "losses": softplus(sums[anchor] - logits[anchor, positive]),
+                "losses": losses_of_pairs,
                 "indices": (anchor, positive),
                 "reduction_type": "pos_pair",
             }
@@ -142,6 +175,29 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
     def get_default_distance(self) -> CosineSimilarity:
         """The library's name of what is compared."""
         return CosineSimilarity()
+
+
+# CrossBatchMemory and SelfSupervisedLoss know by the names of their classes which losses they can
+# call: this one takes every call that NTXentLoss takes.
+UnReMixLoss.__name__ = NTXentLoss.__name__
+
+
+def _is_joint(embeddings: Tensor, ref_emb: Tensor) -> bool:
+    """Whether these are the embeddings of all processes, with those of this one first.
+
+    So ``DistributedLossWrapper(efficient=True)`` compares: all of them are anchors somewhere. The
+    keys of a memory have no gradient.
+    """
+    if not is_distributed() or ref_emb.requires_grad != embeddings.requires_grad:
+        return False
+    count, processes = len(embeddings), torch.distributed.get_world_size()
+    return len(ref_emb) == count * processes and torch.equal(ref_emb[:count], embeddings)
+
+
+def _by_class(labels: Tensor) -> Pairs:
+    """All against all: embeddings of other classes are negatives."""
+    itself = torch.arange(len(labels), device=labels.device)[:, None]
+    return Pairs(itself, torch.ones(itself.shape, device=labels.device), labels[:, None], labels)
 
 
 @dataclass(frozen=True)
@@ -200,7 +256,7 @@ class UnReMixMiner(BaseMiner):
         views = Views(at_least_float32(embeddings))
         candidates = views if ref_emb is embeddings else Views(at_least_float32(ref_emb))
         pairs = Pairs.from_masks(torch.zeros_like(negatives), negatives)
-        weights, _ = weights_of(self.weighted, views, candidates, pairs)
+        weights, _ = weights_of(self.weighted, ContrastInput(views, candidates, pairs))
         weights = torch.where(negatives, weights, -1.0)
         count = min(self.negatives_per_anchor, weights.shape[1])
         heaviest, where = weights.topk(count, dim=1)
@@ -210,14 +266,3 @@ class UnReMixMiner(BaseMiner):
     def get_default_distance(self) -> CosineSimilarity:
         """The library's name of what is compared."""
         return CosineSimilarity()
-
-
-def _accept(wrapper: type[Any]) -> None:
-    """Add the loss to those that a wrapper of the library accepts, which it knows by name."""
-    known = wrapper.supported_losses()
-    if UnReMixLoss.__name__ not in known:
-        wrapper.supported_losses = staticmethod(lambda: [*known, UnReMixLoss.__name__])
-
-
-for _wrapper in (CrossBatchMemory, SelfSupervisedLoss):
-    _accept(_wrapper)

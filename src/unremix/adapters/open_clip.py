@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from unremix.adapters import missing
-from unremix.adapters.weighted import Weighted, weighted_loss, with_inputs
+from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss, with_inputs
 from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32
 from unremix.core.views import Views
-from unremix.losses import WeightingOptions, accepts
+from unremix.losses import accepts
 
 try:
     from open_clip.loss import gather_features
@@ -21,26 +22,41 @@ except ImportError as error:
 
 
 @dataclass(frozen=True)
-class Options(WeightingOptions):
-    """The options of :class:`UnReMixClipLoss`, with :class:`unremix.losses.WeightingOptions`.
+class Options(AdapterOptions):
+    """The options of :class:`UnReMixClipLoss`, with :class:`AdapterOptions`.
 
     Args:
-        local_loss: With several processes: whether each computes the loss of its own rows alone.
+        local_loss: With several processes: whether each computes the loss of its own rows alone;
+            their mean is the loss of the joint batch.
         gather_with_grad: With several processes: whether gradient flows through the exchange.
+        cache_labels: As in ``ClipLoss``; the loss does not depend on it.
         rank: The number of this process.
         world_size: The number of processes.
-        last_layer: The linear layers that make the image and the text features, a pair.
-        projection: In their place, the parameters that do, a pair: for open_clip's ViT,
-            ``(model.visual.proj, model.text_projection)``. Without either, the uncertainty ignores
-            the layers' inputs.
+        use_horovod: Always False: processes are those of ``torch.distributed``.
+        last_layer: What makes the image and the text features, a pair: linear layers, or parameters
+            P of features h P. For open_clip's ViT, ``(model.visual.proj, model.text_projection)``;
+            for its ResNets, ``(model.visual.attnpool.c_proj, model.text_projection)``. Without it,
+            the uncertainty ignores the layers' inputs.
+        projection: Another name of it, for a pair of parameters.
     """
 
     local_loss: bool = False
     gather_with_grad: bool = False
+    cache_labels: bool = False
     rank: int = 0
     world_size: int = 1
-    last_layer: tuple[nn.Module, nn.Module] | None = field(default=None, kw_only=True)
+    use_horovod: bool = False
+    last_layer: tuple[nn.Module | Tensor, nn.Module | Tensor] | None = field(
+        default=None, kw_only=True
+    )
     projection: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.use_horovod:
+            raise ValueError(
+                "expected use_horovod=False, got True; start the processes with torchrun"
+            )
 
 
 class UnReMixClipLoss(Weighted, nn.Module):
@@ -63,6 +79,7 @@ class UnReMixClipLoss(Weighted, nn.Module):
         self.weighted = weighted_loss(
             options,
             layout="symmetric",
+            gather="equal" if self.local_loss and self.world_size > 1 else False,
             last_layer=options.last_layer,
             projection=options.projection,
         )
@@ -74,6 +91,8 @@ class UnReMixClipLoss(Weighted, nn.Module):
         logit_scale: Tensor | float,
         logit_bias: Tensor | float | None = None,
         output_dict: bool = False,
+        *,
+        labels: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
         """The loss of a batch.
 
@@ -83,6 +102,8 @@ class UnReMixClipLoss(Weighted, nn.Module):
             logit_scale: 1/τ; gradient flows to a tensor.
             logit_bias: Added to all logits, where the model has one; it cancels.
             output_dict: Whether to return ``{"contrastive_loss": loss}``.
+            labels: The class of each pair, -1 where it has none, shape (N,): images and texts of
+                one class are positives of each other.
 
         Returns:
             A scalar, or a dictionary with it.
@@ -90,15 +111,24 @@ class UnReMixClipLoss(Weighted, nn.Module):
         if isinstance(logit_scale, Tensor):  # before the division, which would round
             logit_scale = at_least_float32(logit_scale)
         loss = self._loss(
-            at_least_float32(image_features), at_least_float32(text_features), 1 / logit_scale
+            at_least_float32(image_features),
+            at_least_float32(text_features),
+            1 / logit_scale,
+            labels,
         )
         if isinstance(logit_bias, Tensor):  # connected, so that its gradient is 0 and not missing
             loss = loss + 0 * logit_bias.sum()
         return {"contrastive_loss": loss} if output_dict else loss
 
-    def _loss(self, images: Tensor, texts: Tensor, temperature: Tensor | float) -> Tensor:
+    def _loss(
+        self,
+        images: Tensor,
+        texts: Tensor,
+        temperature: Tensor | float,
+        labels: Tensor | None,
+    ) -> Tensor:
         if self.world_size == 1:
-            loss: Tensor = self.weighted(images, texts, temperature=temperature)
+            loss: Tensor = self.weighted(images, texts, labels=labels, temperature=temperature)
             return loss
         own = [Views(images), Views(texts)]
         if self.weighted.last_layer is not None and self.weighted.weighting.needs_gradients:
@@ -128,10 +158,11 @@ class UnReMixClipLoss(Weighted, nn.Module):
             pairs = Pairs.one_way(count, offset=offset, total=total, device=images.device)
         else:
             own = everything
-        return (
-            self.weighted.against(own[0], everything[1], pairs, temperature=temperature)
-            + self.weighted.against(own[1], everything[0], pairs, temperature=temperature)
-        ) / 2
+        known, all_labels = None, self._gather(labels)
+        if labels is not None and all_labels is not None:
+            known = (labels if self.local_loss else all_labels, all_labels)
+        against = partial(self.weighted.against, pairs=pairs, labels=known, temperature=temperature)
+        return (against(own[0], everything[1]) + against(own[1], everything[0])) / 2
 
     def _gather(self, values: Tensor | None) -> Tensor | None:
         """Constants of all processes."""

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
-from unremix.adapters.weighted import Weighted, weighted_loss
+from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
 from unremix.core.checks import check_choice, check_number
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
-from unremix.losses import WeightingOptions, accepts
+from unremix.losses import accepts
 
 try:
     from torch_geometric.data import Data  # type: ignore[import-untyped]
@@ -26,8 +26,8 @@ Level = Literal["node", "graph"]
 
 
 @dataclass(frozen=True)
-class Options(WeightingOptions):
-    """The options of :class:`UnReMixLoss`, with those of :class:`unremix.losses.WeightingOptions`.
+class Options(AdapterOptions):
+    """The options of :class:`UnReMixLoss`, with those of :class:`AdapterOptions`.
 
     Args:
         tau: τ.

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from unremix.adapters import missing
 from unremix.adapters.dense import weighted_negatives
-from unremix.adapters.weighted import Weighted, weighted_loss, with_inputs
+from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss, with_inputs
 from unremix.core.checks import check_choice, check_number
+from unremix.core.gather import (
+    JointBatch,
+    find_joint_batch,
+    gather_rows,
+    gather_views,
+    mean_count,
+)
 from unremix.core.last_layer import LastLayer
 from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32
+from unremix.core.problem import Logits
 from unremix.core.views import Views
-from unremix.losses import WeightingOptions, accepts
+from unremix.losses import accepts
 
 try:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.losses.gradcache import CachedLossMixin
     from sentence_transformers.base.losses.merged_forward import embed_columns
     from sentence_transformers.sentence_transformer.modules import Dense
-    from sentence_transformers.util import all_gather, all_gather_with_grad
+    from sentence_transformers.util import cos_sim, dot_score, similarity_fct_name
     from transformers import TrainerCallback
     from transformers.trainer import TRAINER_STATE_NAME
 except ImportError as error:
@@ -43,41 +52,60 @@ PartitionMode = Literal["joint", "per_direction"]
 LOSS_FILE = "unremix_loss.pt"  # in a checkpoint's folder
 
 
+class Side(NamedTuple):
+    """Anchors of this process against candidates of all."""
+
+    anchors: Views
+    candidates: Views
+    pairs: Pairs
+    labels: tuple[Tensor, Tensor] | None
+
+
 @dataclass(frozen=True)
-class Options(WeightingOptions):
-    """The options of :class:`UnReMixLoss`, with those of :class:`unremix.losses.WeightingOptions`.
+class Options(AdapterOptions):
+    """The options of :class:`UnReMixLoss`, with those of :class:`AdapterOptions`.
 
     Args:
         model: The model to train.
         scale: 1/τ.
-        gather_across_devices: Whether the negatives come from all processes.
+        similarity_fct: What the logits are: the library's ``cos_sim`` or ``dot_score``. The weights
+            always use the cosine.
+        gather_across_devices: Whether the negatives come from all processes. Each computes the loss
+            of its own anchors; their mean is the loss of the joint batch.
         directions: ``query_to_doc``, and further similarities whose negatives count: of queries to
             other queries, of documents to queries, of documents to other documents.
         partition_mode: ``joint``: one sum over all directions; ``per_direction``: the mean of the
             losses of ``query_to_doc`` and ``doc_to_query``.
         mini_batch_size: Embed the batch in parts of so many rows, twice (GradCache): memory for a
             part, gradients of the whole. None: all at once.
+        duplicates: What a text is that is the same as the anchor's positive, or that belongs to the
+            same query: a negative (``keep``), as in the library, or none (``exclude``).
+        use_labels: Whether a column of labels says which pairs are of one class, -1 for none: their
+            documents are positives of each other. Hard negatives have no class.
         last_layer: The ``Dense`` module that makes the embeddings, such as ``model[2]``, or its
             linear layer; without it the uncertainty ignores the layer's input.
     """
 
     model: SentenceTransformer
     scale: float = 20.0
+    similarity_fct: Callable[[Tensor, Tensor], Tensor] = cos_sim
     gather_across_devices: bool = False
     directions: Sequence[Direction] = ("query_to_doc",)
     partition_mode: PartitionMode = "joint"
     mini_batch_size: int | None = None
+    duplicates: Literal["keep", "exclude"] = field(default="keep", kw_only=True)
+    use_labels: bool = field(default=False, kw_only=True)
     last_layer: nn.Module | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("scale", self.scale, above=0)
-        if not isinstance(self.gather_across_devices, bool):
-            raise TypeError(
-                "expected gather_across_devices to be True or False, got "
-                f"{self.gather_across_devices!r}; similarity is the cosine: leave similarity_fct "
-                "out"
+        if self.similarity_fct not in (cos_sim, dot_score):
+            raise ValueError(
+                "expected similarity_fct to be cos_sim or dot_score of sentence_transformers.util, "
+                f"got {self.similarity_fct!r}; use one of them"
             )
+        check_choice("duplicates", self.duplicates, ("keep", "exclude"))
         check_choice("partition_mode", self.partition_mode, get_args(PartitionMode))
         for each in self.directions:
             check_choice("each of directions", each, get_args(Direction))
@@ -92,6 +120,14 @@ class Options(WeightingOptions):
                 "expected partition_mode='joint' with query_to_query or doc_to_doc, which hold no "
                 "positive, got 'per_direction'; leave them out, or use 'joint'"
             )
+        several = self.partition_mode == "joint" and len(self.directions) > 1
+        for name in ("class_prior", "decoupled", "use_labels"):
+            if several and getattr(self, name):
+                raise ValueError(
+                    f"expected {name} to be left out with several directions in one sum, got "
+                    f"{getattr(self, name)!r}; use directions=('query_to_doc',), or "
+                    "partition_mode='per_direction'"
+                )
         if self.mini_batch_size is not None and self.mini_batch_size < 1:
             raise ValueError(
                 f"expected mini_batch_size of at least 1, got {self.mini_batch_size}; "
@@ -119,6 +155,9 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         super().__init__()
         self.model = options.model
         self.scale = float(options.scale)
+        self.similarity_fct = options.similarity_fct
+        self.logits: Logits = "dot" if options.similarity_fct is dot_score else "cosine"
+        self.duplicates, self.use_labels = options.duplicates, options.use_labels
         self.gather_across_devices = options.gather_across_devices
         self.directions = tuple(options.directions)
         self.partition_mode = options.partition_mode
@@ -128,15 +167,17 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             options,
             temperature=1 / self.scale,
             layout="one-way",
+            gather=options.gather_across_devices,
             last_layer=_linear_part(options.last_layer),
         )
         # Those that were changed, for the model card; the mix is shown as it is learned.
         self.weighting_options = {
             its.name: getattr(options, its.name)
-            for its in fields(WeightingOptions)
+            for its in fields(AdapterOptions)
             if its.name != "mix" and getattr(options, its.name) != its.default
         }
         self._own_gradients: list[tuple[Tensor, Tensor]] = []
+        self._texts: list[Tensor] | None = None  # a number of each text, by column
 
     @property
     def temperature(self) -> float:
@@ -152,15 +193,21 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
 
         Args:
             sentence_features: The tokens of each column: anchors, positives, hard negatives.
-            labels: Unused; the trainer passes them.
+            labels: With ``use_labels`` the class of each pair, shape (N,); else unused.
         """
+        sentence_features = list(sentence_features)
+        if self.duplicates == "exclude":
+            self._texts = [_numbered(each) for each in sentence_features]
         layer = self.weighted.last_layer
-        with layer.keeping_all_calls() if isinstance(layer, LastLayer) else nullcontext():
-            if self.mini_batch_size is None:
-                return self.compute_loss_from_embeddings(
-                    embed_columns(self.model, sentence_features), labels
-                )
-            loss: Tensor = CachedLossMixin.forward_cached(self, sentence_features, labels)
+        try:
+            with layer.keeping_all_calls() if isinstance(layer, LastLayer) else nullcontext():
+                if self.mini_batch_size is None:
+                    return self.compute_loss_from_embeddings(
+                        embed_columns(self.model, sentence_features), labels
+                    )
+                loss: Tensor = CachedLossMixin.forward_cached(self, sentence_features, labels)
+        finally:
+            self._texts = None
         for parameter, gradient in self._own_gradients:  # 0, with their gradient
             own = (parameter * gradient).sum()
             loss = loss + (own - own.detach()).to(loss)
@@ -174,7 +221,7 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
 
         Args:
             reps: For each column, its parts, each (mini-batch, D).
-            labels: Unused.
+            labels: As in :meth:`forward`.
             with_backward: Whether to make the gradients, and return the value alone.
         """
         loss = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
@@ -200,7 +247,7 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
 
         Args:
             embeddings: Of each column, (N, D): anchors, positives, and hard negatives if there are.
-            labels: Unused.
+            labels: As in :meth:`forward`.
 
         Returns:
             A scalar.
@@ -213,65 +260,108 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
                 f"expected at least 2 columns, anchors and positives, got {len(embeddings)}; "
                 "add a column to the data set"
             )
-        queries, *documents = self._columns(embeddings)
-        count, device = queries.embeddings.shape[0], queries.embeddings.device
-        if count == 1 and len(documents) == 1:
-            loss: Tensor = self.weighted(queries.embeddings, documents[0].embeddings)
+        own, everything, joint = self._columns(embeddings)
+        total, count = (each[0].embeddings.shape[0] for each in (everything, own))
+        if total == 1 and len(embeddings) == 2:
+            loss: Tensor = self.weighted(everything[0].embeddings, everything[1].embeddings)
             return loss + math.log(self._holding)
-        sample = torch.arange(count, device=device)
-        others = torch.arange(count, count * len(documents), device=device)
-        # An id equal to the anchor's marks what is not its negative.
-        ids = [sample, others]
-        candidates = [*documents]
-        if "query_to_query" in self.directions:
-            ids, candidates = [*ids, sample], [*candidates, queries]
-        forth = (queries, _join(candidates), _pairs(sample, torch.cat(ids)))
-        if not {"doc_to_query", "doc_to_doc"} & set(self.directions):
-            return self.weighted.against(*forth)
-        ids, candidates = [], []
-        if "doc_to_query" in self.directions:
-            ids, candidates = [sample], [queries]
-        if "doc_to_doc" in self.directions:
-            ids, candidates = [*ids, sample.repeat(len(documents))], [*candidates, *documents]
-        back = (documents[0], _join(candidates), _pairs(sample, torch.cat(ids)))
-        if self.partition_mode == "per_direction":
-            there = self.weighted.against(*forth)
-            # A single sample has negatives of its own at most, and none on the way back.
-            return (there if count == 1 else there + self.weighted.against(*back)) / 2
-        return self._joint_loss(forth, back)
+        ids = torch.arange(total, device=everything[0].embeddings.device)
+        here = slice(0, total) if joint is None else joint.here
+        texts, classes = self._known(labels, joint)
 
-    def _columns(self, embeddings: Sequence[Tensor]) -> list[Views]:
-        """The columns with what is known of the last layer, of all processes where asked."""
+        def side(anchors: int, columns: list[int], step: int) -> Side:
+            """A column's rows of this process against whole columns.
+
+            Documents of column 1 + k are numbered from k times ``step`` on; a candidate with the
+            number of an anchor's sample is not its negative.
+            """
+            known = None
+            if classes is not None:  # hard negatives have none
+                of = [classes if c < 2 else torch.full_like(classes, -1) for c in columns]
+                known = classes[here], torch.cat(of)
+            excluded = None
+            if texts is not None:  # a text equal to the positive, or of an equal query
+                keys = [
+                    torch.stack([texts[0] if c < 2 else -1 - ids, texts[max(c, 1)]])
+                    for c in columns
+                ]
+                same = torch.stack(texts[:2])[:, here, None] == torch.cat(keys, dim=1)[:, None]
+                excluded = same.any(0)
+            pairs = Pairs(
+                positives=ids[here, None],  # in the first of the columns
+                shares=torch.ones(count, 1, device=ids.device),
+                anchor_ids=ids[here, None],
+                candidate_ids=torch.cat([ids + max(c - 1, 0) * step for c in columns]),
+                excluded=excluded,
+            )
+            return Side(own[anchors], _join([everything[c] for c in columns]), pairs, known)
+
+        documents, given = list(range(1, len(embeddings))), self.directions
+        back = [0] * ("doc_to_query" in given) + documents * ("doc_to_doc" in given)
+        forth = side(0, documents + [0] * ("query_to_query" in given), total)
+        if not back:
+            return self._against(forth)
+        if self.partition_mode == "per_direction":
+            there = self._against(forth)
+            # A single sample has negatives of its own at most, and none on the way back.
+            return (there if total == 1 else there + self._against(side(1, back, 0))) / 2
+        return self._joint_loss(joint, forth, side(1, back, 0))
+
+    def _columns(
+        self, embeddings: Sequence[Tensor]
+    ) -> tuple[list[Views], list[Views], JointBatch | None]:
+        """The columns with what is known of the last layer: of this process, and of all."""
         layer, weighting = self.weighted.last_layer, self.weighted.weighting
         embeddings = [at_least_float32(each) for each in embeddings]
         views = [Views(each) for each in embeddings]
         if layer is not None and weighting.needs_gradients:
             inputs = [layer.find(each)[0] for each in embeddings]
             views = [with_inputs(z, each) for z, each in zip(embeddings, inputs, strict=True)]
-        if not self.gather_across_devices:
-            return views
-        # Every process computes the loss of the joint batch: the mix stays the same in all.
-        return [
-            Views(
-                all_gather_with_grad(each.embeddings),
-                None if each.inputs is None else all_gather(each.inputs),
-                outputs=None if each.outputs is None else all_gather(each.outputs),
+        if not self.weighted.gathers:
+            return views, views, None
+        joint = find_joint_batch(embeddings[0])
+        return views, [gather_views(each, joint) for each in views], joint
+
+    def _known(
+        self, labels: Tensor | None, joint: JointBatch | None
+    ) -> tuple[list[Tensor] | None, Tensor | None]:
+        """A number of each text, (T,) for each column, and the classes (T,), where asked for."""
+        texts, classes = self._texts, labels if self.use_labels else None
+        if self.duplicates == "exclude" and texts is None:
+            raise ValueError(
+                "expected texts for duplicates='exclude', got embeddings alone; call the loss with "
+                "the tokens of each column"
             )
-            for each in views
-        ]
+        if self.use_labels and (classes is None or classes.dim() != 1):
+            raise ValueError(
+                "expected a class of each pair for use_labels, got none; add a column 'label' of "
+                "integers to the data set"
+            )
+        if joint is not None:
+            texts = None if texts is None else [gather_rows(each, joint) for each in texts]
+            classes = None if classes is None else gather_rows(classes, joint)
+        return texts, classes
+
+    def _against(self, side: Side) -> Tensor:
+        return self.weighted.against(
+            side.anchors, side.candidates, side.pairs, labels=side.labels, logits=self.logits
+        )
 
     @property
     def _holding(self) -> int:
         """How many sides of one sum hold the positive."""
         return 2 if self.partition_mode == "joint" and "doc_to_query" in self.directions else 1
 
-    def _joint_loss(self, *sides: tuple[Views, Views, Pairs]) -> Tensor:
-        """-log( e^{l_p} / (k e^{l_p} + Σ over all sides) ); k sides hold the positive."""
-        sums_and_logits = [weighted_negatives(self.weighted, *side) for side in sides]
-        positive = sums_and_logits[0][1].diagonal()
-        among = positive + math.log(self._holding)
-        total = torch.stack([among, *(sums for sums, _ in sums_and_logits)]).logsumexp(0)
-        loss: Tensor = (total - positive).mean()
+    def _joint_loss(self, joint: JointBatch | None, forth: Side, back: Side) -> Tensor:
+        """-log( e^{l_p} / (k e^{l_p} + Σ over both sides) ); k sides hold the positive."""
+        (sums, logits), (others, _) = (
+            weighted_negatives(self.weighted, *side[:3], logits=self.logits)
+            for side in (forth, back)
+        )
+        positive = logits.gather(1, forth.pairs.positives)[:, 0]
+        total = torch.stack([positive + math.log(self._holding), sums, others]).logsumexp(0)
+        count = mean_count(positive.new_tensor(len(positive)), joint)
+        loss: Tensor = (total - positive).sum() / count
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -281,6 +371,9 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             given["components"] = list(self.mix)
         return {
             "scale": self.scale,
+            "similarity_fct": similarity_fct_name(self.similarity_fct),
+            "duplicates": self.duplicates,
+            "use_labels": self.use_labels,
             "gather_across_devices": self.gather_across_devices,
             "directions": list(self.directions),
             "partition_mode": self.partition_mode,
@@ -409,14 +502,18 @@ def _linear_part(layer: nn.Module | None) -> nn.Module | None:
     return layer
 
 
-def _pairs(sample: Tensor, candidate_ids: Tensor) -> Pairs:
-    """Anchor i against all candidates with an id other than i; its positive is candidate i."""
-    return Pairs(
-        positives=sample[:, None],
-        shares=torch.ones(len(sample), 1, device=sample.device),
-        anchor_ids=sample[:, None],
-        candidate_ids=candidate_ids,
-    )
+def _numbered(features: dict[str, Tensor]) -> Tensor:
+    """A number of each text, the same for the same tokens in every process, shape (N,), int64."""
+    tokens, mask = features.get("input_ids"), features.get("attention_mask")
+    if tokens is None or mask is None or tokens.dim() != 2:
+        raise ValueError(
+            "expected padded tokens for duplicates='exclude', got a model with other inputs; use "
+            "duplicates='keep' and a batch sampler without duplicates"
+        )
+    rows = zip(tokens.cpu().numpy(), mask.cpu().numpy() > 0, strict=True)
+    digests = [hashlib.blake2b(row[kept].tobytes(), digest_size=7).digest() for row, kept in rows]
+    numbers = [int.from_bytes(digest, "little") for digest in digests]
+    return torch.tensor(numbers, device=tokens.device)
 
 
 def _join(columns: Sequence[Views]) -> Views:

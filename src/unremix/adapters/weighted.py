@@ -1,16 +1,44 @@
-"""What the losses of all adapters share: the options of the weights, and the mix."""
+"""What the losses of all adapters share: the options of the loss, and the mix."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from unremix import losses
 from unremix.core.last_layer import LayerInputs
 from unremix.core.pairs import Layout
 from unremix.core.views import Views
+from unremix.losses import FalseNegatives, Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions(losses.WeightingOptions):
+    """The options that the losses of all adapters share, with :class:`WeightingOptions`.
+
+    Args:
+        class_prior: τ⁺ of the debiasing: the share of negatives that are truly positives.
+        decoupled: Whether the positive is left out of the denominator.
+        false_negatives: What is done about negatives that are probably false: a rule (``ring``,
+            ``rank``, ``mixture``) or :class:`unremix.FalseNegatives` on evidence that needs no ids.
+    """
+
+    class_prior: float = 0.0
+    decoupled: bool = False
+    false_negatives: FalseNegatives | Rule | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = self.false_negatives
+        rule = FalseNegatives(rule) if isinstance(rule, str) else rule
+        if rule is not None and (rule.needs_ids or rule.needs_two_views):
+            raise ValueError(
+                "expected false_negatives that need the embeddings alone, as adapters have no ids, "
+                f"got rule {rule.rule!r} on {rule.evidence!r}; use 'ring', 'rank' or 'mixture' on "
+                "'similarity', or unremix.UnReMixLoss"
+            )
 
 
 def weighted_loss(
@@ -18,27 +46,24 @@ def weighted_loss(
     *,
     layout: Layout,
     temperature: float = 0.5,
-    gather: bool = False,
-    last_layer: nn.Module | tuple[nn.Module, nn.Module] | None = None,
-    projection: tuple[Tensor, Tensor] | None = None,
+    gather: losses.Gather = False,
+    last_layer: Any = None,
+    projection: Any = None,
 ) -> losses.UnReMixLoss:
     """The loss that an adapter calls: :class:`unremix.UnReMixLoss` with options of its user.
 
     Example:
-        >>> options = losses.WeightingOptions(components=["similarity"])
-        >>> weighted_loss(options, layout="both").mix
+        >>> weighted_loss(AdapterOptions(components=["similarity"]), layout="both").mix
         {'similarity': 1.0}
     """
-    chosen: dict[str, Any] = {
-        its.name: getattr(options, its.name) for its in fields(losses.WeightingOptions)
-    }
+    names = [its.name for its in fields(AdapterOptions)]
+    chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
     return losses.UnReMixLoss(
         layout=layout,
         temperature=temperature,
         gather=gather,
         last_layer=last_layer,
         projection=projection,
-        class_prior=0.0,
         **chosen,
     )
 

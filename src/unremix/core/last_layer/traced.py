@@ -52,6 +52,8 @@ def traced(
     """
     top: Any = given.grad_fn  # its saved values are attributes that types do not know
     start, step, size = 0, 1, given.shape[0]
+    if top is not None and top.name() == "_DDPSinkBackward":  # a copy of each output of a model
+        top = top.next_functions[given.output_nr][0]
     part = top is not None and top.name() in ("SplitBackward0", "SliceBackward0")
     if part:  # z is some rows of what was made in one call
         if top._saved_dim not in (0, 2**64 - given.dim()):
@@ -65,12 +67,16 @@ def traced(
     products = _products(top, leaf)
     if len(products) != 1:  # none, or a mixture of several calls
         return None
-    (node,) = products
+    ((node, chosen),) = products
     try:
         h = getattr(node, MULTIPLICATIONS[node.name()][0])
     except RuntimeError:  # freed by a backward pass
         return None
-    if h is None or h.dim() != 2 or not (part or h.shape[0] == size):
+    if h is None or h.dim() != 2:
+        return None
+    if chosen is not None:
+        h = h[chosen * size : (chosen + 1) * size]
+    if not (part or h.shape[0] == size):
         return None
     if start >= 2**63:  # counted from the end
         start += h.shape[0] - 2**64
@@ -81,11 +87,16 @@ def traced(
     return LayerInputs(h.to(given.dtype), made)
 
 
-def _products(top: Any, leaf: Tensor) -> list[Any]:
-    """The nodes that multiply by a leaf, from which operations row by row lead to a node."""
-    products: list[Any] = []
+def _products(top: Any, leaf: Tensor) -> list[tuple[Any, int | None]]:
+    """The nodes that multiply by a leaf, from which operations row by row lead to a node.
+
+    With each, which of the tokens is chosen where rows are tokens, as in attention that pools: the
+    rows of the first token of all samples come first. None where rows are samples.
+    """
+    products: list[tuple[Any, int | None]] = []
     waiting: list[Any] = [top]
     seen: set[Any] = set()
+    chosen = None
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
@@ -94,7 +105,12 @@ def _products(top: Any, leaf: Tensor) -> list[Any]:
         if node.name() in MULTIPLICATIONS:
             weight = node.next_functions[MULTIPLICATIONS[node.name()][1]][0]
             if _leads_to(weight, leaf):
-                products.append(node)
+                products.append((node, chosen))
+        elif node.name() == "SelectBackward0" and node._saved_dim == 0:
+            view = node.next_functions[0][0]
+            if view is not None and view.name() == "ViewBackward0":
+                chosen = node._saved_index
+                waiting.append(view.next_functions[0][0])
         elif node.name().rstrip("0123456789").removesuffix("Backward") in ROW_BY_ROW:
             waiting += [parent for parent, _ in node.next_functions]
     return products

@@ -201,7 +201,7 @@ Watched = LastLayer | Projection | TwoLayers
 
 
 def watch(
-    last_layer: nn.Module | tuple[nn.Module, nn.Module] | None,
+    last_layer: nn.Module | tuple[nn.Module | Tensor, nn.Module | Tensor] | None,
     projection: Tensor | tuple[Tensor, Tensor] | None,
 ) -> Watched | None:
     """Where h comes from, if it is known; the arguments are those of the losses."""
@@ -209,8 +209,12 @@ def watch(
         raise ValueError(
             "expected last_layer or projection, got both; pass the one that makes the embeddings"
         )
-    kind: Any = LastLayer if projection is None else Projection
     given: Any = last_layer if projection is None else projection
+
+    def kind(each: Any) -> LastLayer | Projection:
+        is_parameter = projection is not None or isinstance(each, Tensor)
+        return Projection(each) if is_parameter else LastLayer(each)
+
     if not isinstance(given, tuple):
         return None if given is None else kind(given)
     if len(given) != 2:
