@@ -393,6 +393,37 @@ def test_one_pair_gives_a_loss_of_zero_and_one_warning(make: Any) -> None:
     assert loss_fn(z0, z1) == 0  # no further warning: warnings are errors here
 
 
+@pytest.mark.filterwarnings("ignore:a batch of one pair")
+@pytest.mark.parametrize("make", LOSSES)
+def test_one_pair_is_checked_as_any_other_batch(make: Any) -> None:
+    z, wide = torch.randn(1, 4), torch.randn(2, 4)
+    h = torch.randn(1, 3)
+    for value in (torch.nan, torch.inf):
+        broken = z.clone()
+        broken[0, 1] = value
+        with pytest.raises(ValueError, match="finite z1, got NaN or infinity in 1 of 1"):
+            make()(z, broken)
+        with pytest.raises(ValueError, match="finite h0, got NaN or infinity in 1 of 1"):
+            make()(z, z, h * value, h)
+    for temperature in (0.0, -1.0, torch.tensor(0.0), torch.tensor(torch.nan)):
+        with pytest.raises(ValueError, match="temperature to be a number above 0"):
+            make()(z, z, temperature=temperature)
+    for arguments in ({"h0": h}, {"ids": torch.zeros(2)}, {"labels": torch.tensor([-2])}):
+        with pytest.raises(ValueError, match="expected"):
+            make()(z, z, **arguments)
+    with pytest.raises(ValueError, match="one shape"):
+        make()(z, wide)
+
+
+@pytest.mark.parametrize("make", LOSSES)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.complex64])
+def test_ids_are_whole_numbers(make: Any, batch: Batch, kind: torch.dtype) -> None:
+    """Cut to whole numbers, .1, .2 and .3 would be one sample, which has no negatives."""
+    ids = (torch.arange(len(batch.z0)) / 10).to(kind)
+    with pytest.raises(ValueError, match="expected ids to be integers, got"):
+        make().double()(batch.z0, batch.z1, ids=ids)
+
+
 def test_ids_keep_one_sample_from_being_its_own_negative(batch: Batch) -> None:
     twice = [torch.cat([view, view[:1]]) for view in batch.views]
     ids = torch.tensor([5, 1, 2, 3, 5])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from unremix.console.printing import markdown_table
 from unremix.console.suggestions import needed_for
 from unremix.console.templates import fill
 from unremix.evaluation.card import card_table, spread_of
-from unremix.files.atomic_files import write_text
+from unremix.files.atomic_files import copy_file, write_text
 from unremix.training.checkpoints import read_safetensors
 from unremix.training.run import Layer, Run
 
@@ -148,14 +147,15 @@ def _on_the_hub(run: SharedRun, name: str = NAME) -> ModelHubMixin:
             "finish its training first"
         )
 
-    read_safetensors(run.path / "encoder.safetensors")  # nothing else is published under its name
+    # Nothing else is published under its name.
+    read_safetensors(run.path / "encoder.safetensors", run.path)
 
     class Model(hub.ModelHubMixin):  # type: ignore[misc, name-defined, unused-ignore]
         def _save_pretrained(self, save_directory: Path) -> None:
             in_place = run.path.resolve() == save_directory.resolve()
             for file in FILES:
                 if (run.path / file).is_file() and not in_place:
-                    shutil.copyfile(run.path / file, save_directory / file)
+                    copy_file(run.path / file, save_directory / file, inside=run.path)
             write_text(save_directory / "README.md", model_card(run, name))
 
     made: ModelHubMixin = Model()

@@ -20,6 +20,7 @@ from unremix.core.checks import (
     check_finite,
     check_labels,
     check_number,
+    check_temperature,
     check_tensors,
     check_two_views,
     checks_on,
@@ -456,16 +457,14 @@ class TwoViewLoss(FindsFalseNegatives):
         """
         check_tensors(z0=z0, z1=z1, h0=h0, h1=h1, ids=ids, labels=labels)
         with full_precision(z0.device):
-            if z0.dim() == 2 and z0.shape[0] == 1 and extra is None and not self.gathers:
-                check_two_views("z", z0, z1)
-                self._warn_of_one_pair()
-                return self.nothing(z0, z1, temperature=temperature)
             if extra is not None and self.layout == "symmetric":
                 raise ValueError(
                     "expected no extra negatives with layout='symmetric', got some; use "
                     "layout='one-way'"
                 )
             first, second = self._prepare_together(z0, z1, h0, h1, ids, labels)
+            if z0.shape[0] == 1 and extra is None and not self.gathers:
+                return self._loss_of_one_pair(first, second, temperature)
             joint = self._joint_batch(first)
             options = self._options(positives_in_denominator and labels is not None)
             compared = arrange(first, second, self.layout, joint)
@@ -669,14 +668,22 @@ class TwoViewLoss(FindsFalseNegatives):
         sums = [each.sum() for each in everything if isinstance(each, Tensor)]
         return torch.stack(sums).sum().abs() * 0.0
 
-    def _warn_of_one_pair(self) -> None:
+    def _loss_of_one_pair(
+        self, first: Views, second: Views, temperature: Tensor | float | None
+    ) -> Tensor:
+        """The loss of a batch without negatives, which is checked as any other."""
+        if temperature is not None:
+            check_temperature(temperature, self.options.check)
+        if checks_on(self.options.check, first.embeddings):
+            check_finite(**_by_name(first, second))
         if not self._warned and not torch.compiler.is_compiling():
             self._warned = True
             warnings.warn(
                 "a batch of one pair has no negatives: its loss is 0; use larger batches, or drop "
                 "the last, incomplete one",
-                stacklevel=4,
+                stacklevel=5,
             )
+        return self.nothing(first.embeddings, second.embeddings, temperature=temperature)
 
     def _options(
         self,
@@ -799,7 +806,9 @@ class TwoViewLoss(FindsFalseNegatives):
         ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
         needs = self.weighting.needs_gradients if needs_inputs is None else needs_inputs
         outputs: tuple[Tensor | None, Tensor | None] = (None, None)
-        if h0 is None and self.last_layer is not None and needs:
+        if self.last_layer is not None and not (h0 is None and needs):
+            self.last_layer.release()
+        elif self.last_layer is not None:
             first, second = self.find_inputs(z0, z1)
             h0, h1 = first.inputs, second.inputs
             check_two_views("h", h0, h1, rows=z0.shape[0])

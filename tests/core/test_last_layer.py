@@ -692,6 +692,19 @@ def test_recordings_are_dropped_once_used(model: Encoder, loss_fn: UnReMixLoss) 
         assert [len(kept) for kept in recordings(model.head)] == [count]
 
 
+@pytest.mark.parametrize("unused", ["h is passed", "no uncertainty"])
+def test_recordings_that_no_loss_reads_are_dropped(model: Encoder, unused: str) -> None:
+    """Up to 1 GiB of them would be kept."""
+    components = ("similarity",) if unused == "no uncertainty" else ("uncertainty", "similarity")
+    loss_fn = UnReMixLoss(last_layer=model.head, components=components)
+    h = torch.randn(5, 8)
+    for _ in range(4):
+        z0, z1 = (model(x) for x in draw())
+        inputs = () if unused == "no uncertainty" else (h, h)
+        loss_fn(z0, z1, *inputs)
+        assert len(recordings(model.head)[0]) <= 3
+
+
 def test_two_recordings_in_evaluation(model: Encoder, loss_fn: UnReMixLoss) -> None:
     model.eval()
     for count in (1, 2, 2, 2):

@@ -831,6 +831,6 @@ def test_a_folder_cannot_ask_for_a_billion_runs(
              '{"name": [1], "epochs": 1, "loss": 1, "results": {}}'],
 )  # fmt: skip
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "results.jsonl").write_text(line)
+    (tmp_path / "results.jsonl").write_text(f"{line}\n")
     with pytest.raises(ValueError, match=r"in line 1 of .*results\.jsonl, got "):
         Results(tmp_path / "results.jsonl")

@@ -104,7 +104,7 @@ def test_the_estimate_is_what_a_run_leaves(recipe: str, tmp_path: Path) -> None:
     assert sum(found.parameters.values()) == total
     assert found.parameters == count_parameters(model)
     # A file has names and a header for each tensor, besides its bytes.
-    state = torch.load(run.checkpoint, weights_only=True)
+    state = run.load_checkpoint()
     assert tensor_bytes([state["model"], state["optimizer"]]) == found.checkpoint
     assert 0 < run.checkpoint.stat().st_size - found.checkpoint < 150_000
     saved = (run.path / "encoder.safetensors").stat().st_size

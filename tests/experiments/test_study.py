@@ -500,7 +500,7 @@ def test_a_study_that_cannot_be_is_refused(
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / RESULTS
     record = {"name": "a", "epochs": 1, "loss": 0.5, "results": {}}
-    file.write_text(json.dumps(record) + '\n{"na')
+    file.write_text(json.dumps(record) + '\n{"na\n')
     with pytest.raises(ValueError, match="line 2 of"):
         Results(file)
 
@@ -575,8 +575,12 @@ def test_a_file_that_is_no_study(tmp_path: Path, text: str) -> None:
 def test_names_of_a_study_are_neither_markup_nor_orders_to_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stages = {"[red]a\x1b[2J": {"arms": [{"recipe": "simclr"}], "seeds": 1}}
-    assert main(["study", str(write(tmp_path, stages=stages, title="[b]t")), "--dry_run"]) == 0
+    stages = {"[red]a": {"arms": [{"recipe": "simclr"}], "seeds": 1}}
+    file = write(tmp_path, stages=stages, title="[b]t\x1b[2J")
+    assert main(["study", str(file), "--dry_run"]) == 0
     said = capsys.readouterr().out
-    assert "[b]t" in said
-    assert "[red]a\\x1b[2J" in said
+    assert "[b]t\\x1b[2J" in said
+    assert "[red]a" in said
+    file = write(tmp_path, stages={"a\x1b[2J": stages["[red]a"]})
+    assert main(["study", str(file), "--dry_run"]) == 1
+    assert "the name of a stage" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from unremix.domains.graph.dataset import _download
 from unremix.domains.image.dataset import ImageData, load_images
 from unremix.files import remote
 from unremix.files.remote import cache_folder, fetch, is_url, persist, read_range, remote_file
-from unremix.files.seals import seal
+from unremix.files.seals import write_sealed
 
 pytestmark = pytest.mark.xdist_group("remote")
 SHARDS, SAMPLES = 3, 7
@@ -368,8 +368,7 @@ def test_all_that_is_kept_is_below_one_folder(
     load_images(f"{memory}/shards")  # under the usual one first: nothing remembers it
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     load_images(f"{memory}/shards")
-    (tmp_path / "index").write_bytes(b"index")
-    seal(tmp_path / "index")
+    write_sealed(tmp_path / "index", lambda path: path.write_bytes(b"index"))
     assert library.cache_folder() == cache / "unremix" / "native"
     assert {path.name for path in (cache / "unremix").iterdir()} == {"data", "seal.key"}
     assert list((cache / "unremix" / "data").rglob("*.tar"))

@@ -10,7 +10,7 @@ import pytest
 from building import draw_rows
 from numpy.typing import NDArray
 
-from unremix.files.seals import is_sealed, seal
+from unremix.files.seals import is_sealed, read_sealed, write_sealed
 from unremix.mining import index as module
 from unremix.mining.embeddings import open_embeddings, read_columns, unit_rows
 from unremix.mining.index import Allowed, Best, ExactIndex, Kind, make_index
@@ -200,7 +200,7 @@ def test_an_index_that_this_user_did_not_write_is_never_read(
     else:
         (tmp_path / "cache" / "unremix" / "seal.key").unlink()
     with monkeypatch.context() as patched:
-        patched.setattr(faiss, "read_index", None)
+        patched.setattr(faiss, "deserialize_index", None)
         again = make_index(corpus, "hnsw", tmp_path / "kept").search(queries, 3)
     assert (again.rows == found.rows).all()
     assert file.read_bytes()[:-32] == content[:-32]  # it was built and written again
@@ -214,9 +214,13 @@ def test_a_key_that_others_can_read_seals_nothing(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "file"
-    file.write_bytes(b"content")
-    seal(file)
+    write_sealed(file, lambda path: path.write_bytes(b"content"))
     assert is_sealed(file)
+    assert read_sealed(file) == b"content"
+    file.replace(tmp_path / "other")  # a sound file in the place of another
+    assert not is_sealed(tmp_path / "other")
+    assert read_sealed(tmp_path / "other") is None
+    (tmp_path / "other").replace(file)
     key = tmp_path / "unremix" / "seal.key"
     assert key.stat().st_mode & 0o777 == 0o600
     key.chmod(0o644)

@@ -13,6 +13,7 @@ import pytest
 import small_runs
 import torch
 import yaml
+from archives import write_archive
 from fuzzing import hold, in_child
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -22,7 +23,7 @@ import unremix.report
 import unremix.training.export
 import unremix.training.loop
 from unremix.cli import main
-from unremix.training.checkpoints import read_checkpoint, write_checkpoint
+from unremix.training.checkpoints import read_checkpoint
 from unremix.training.export import export_encoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("giants"), pytest.mark.timeout(600)]
@@ -139,7 +140,7 @@ def test_a_checkpoint_that_shows_one_number_as_many(runs: dict[str, Path], tmp_p
     for name in ("head.3.weight", "head.3.bias"):
         shape = (10**8, *state["model"][name].shape[1:])
         state["model"][name] = torch.zeros(1).expand(shape)
-    write_checkpoint(state, run / "checkpoints" / "last.ckpt")
+    write_archive(state, run / "checkpoints" / "last.ckpt")
     assert (run / "checkpoints" / "last.ckpt").stat().st_size < 10**6
     code, said = in_child(lambda: main(["embed", str(run)]), file_bytes=0, seconds=120)
     assert code == 0, said

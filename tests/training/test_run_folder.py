@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from archives import write_archive
 from crashing import crash_at
 from pictures import save
 from small_runs import digits, small
 from test_training import assert_same_run
+from torch.torch_version import TorchVersion
 
 import unremix
 from unremix.cli import main
@@ -25,6 +28,7 @@ from unremix.files.fingerprint import fingerprint
 from unremix.training import preparation
 from unremix.training.building import build_model
 from unremix.training.checkpoints import read_checkpoint, write_checkpoint
+from unremix.training.initialization import read_weights
 from unremix.training.preparation import locked, prepare
 from unremix.training.run import Run
 
@@ -140,8 +144,8 @@ def test_another_machine_is_a_warning(
 ) -> None:
     run = copy_of(whole, tmp_path)
     monkeypatch.setenv("UNREMIX_ENGINE", "eager")
-    monkeypatch.setattr(torch, "__version__", "1.0")
-    with pytest.warns(UserWarning, match=r"threads 2 .* 1, engine eager.*torch 1\.0 inst"):
+    monkeypatch.setattr(torch, "__version__", "2.12.0")
+    with pytest.warns(UserWarning, match=r"threads 2 .* 1, engine eager.*torch 2\.12\.0 inst"):
         prepare(TrainConfig(resume=str(run.path), threads=2))
 
 
@@ -154,7 +158,7 @@ def test_the_previous_checkpoint_serves_where_the_last_is_damaged(
     assert run.load_checkpoint()["step"] == 6
     assert read_checkpoint(run.previous)["step"] == 4
     run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:-1000])
-    with pytest.warns(UserWarning, match="checksum is missing.*of step 4"):
+    with pytest.warns(UserWarning, match="cannot be read.*of step 4"):
         resumed = unremix.train(resume=str(run.path), progress=False)
     assert_same_run(resumed, whole)
     assert read_checkpoint(run.previous)["step"] == 8
@@ -185,8 +189,87 @@ def test_checkpoints_of_early_versions_are_read(tmp_path: Path) -> None:
         assert read_checkpoint(path)["step"] == 1
     write_checkpoint(state, path)
     assert torch.equal(read_checkpoint(path)["model"]["weight"], torch.ones(2))
-    loaded = torch.load(path, weights_only=True)  # it is still a file of torch's
-    assert loaded["step"] == 1
+    write_archive(state, path)
+    assert torch.equal(read_checkpoint(path)["model"]["weight"], torch.ones(2))
+    content = bytearray(path.read_bytes())
+    content[150] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="checksum does not match"):
+        read_checkpoint(path)
+
+
+def test_archives_are_read_by_a_safe_torch_or_with_trust(
+    tmp_path: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copy_of(whole, tmp_path)
+    images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    expected, state = run.embed(images), run.load_checkpoint()
+    for path in (run.checkpoint, run.previous):
+        write_archive(state, path)
+    assert Run(run.path).load_checkpoint()["step"] == state["step"]
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
+    with pytest.raises(ValueError, match=r"below 2\.10 .*this is 2\.9\.1.*--trust"):
+        Run(run.path).load_checkpoint()
+    with pytest.warns(UserWarning, match=r"encoder\.safetensors is used"):
+        assert torch.equal(Run(run.path).embed(images), expected)
+    assert Run(run.path, trust=True).load_checkpoint()["step"] == state["step"]
+    torch.save(state["model"], tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"below 2\.10"):
+        read_weights(str(tmp_path / "weights.pt"))
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    whole = torch.arange(12.0)
+    model = {
+        "a": whole[:6], "b": whole[6:], "tied": whole, "again": whole, "empty": torch.empty(0, 3),
+        "turned": whole.reshape(3, 4).T, "half": whole.bfloat16(), "flags": whole > 3,
+        "one": torch.tensor(7), "wide": torch.zeros(1).expand(3, 2),
+    }  # fmt: skip
+    groups = [{"betas": (0.9, 0.999), "lr": 1e-3, "fused": None, "params": [0, 1]}]
+    optimizer = {"state": {0: {"step": torch.tensor(2.0)}, 1: {}}, "param_groups": groups}
+    state = {
+        "step": 3,
+        "rows": [{"epoch": 1, "loss": float("nan")}],
+        "record": {"data": 'é\n"x'},
+        "model": model,
+        "optimizer": optimizer,
+    }
+    write_checkpoint(state, tmp_path / "x.ckpt")
+    assert (tmp_path / "x.ckpt").read_bytes()[8:9] == b"{"  # a file of safetensors
+    found = read_checkpoint(tmp_path / "x.ckpt")
+    assert found["model"]["tied"] is found["model"]["again"]
+    for name, tensor in model.items():
+        assert tensor.dtype == found["model"][name].dtype
+        assert torch.equal(tensor, found["model"][name])
+    assert torch.equal(found["optimizer"]["state"][0]["step"], torch.tensor(2.0))
+    assert found["optimizer"]["state"][1] == {}
+    assert found["optimizer"]["param_groups"] == groups
+    assert math.isnan(found["rows"][0]["loss"])
+    assert found["record"] == state["record"]
+
+
+def test_one_bit_costs_no_finished_run(tmp_path: Path, whole: Run) -> None:
+    run = copy_of(whole, tmp_path)
+    images = torch.rand(2, 1, 8, 8)
+    expected = run.embed(images)
+    before, after = (
+        run.restored(read_checkpoint(path)).encoder.eval()(images)
+        for path in (run.previous, run.checkpoint)
+    )
+    assert not torch.equal(before, after)
+    content = bytearray(run.checkpoint.read_bytes())
+    content[len(content) // 2] ^= 1
+    run.checkpoint.write_bytes(content)
+    with pytest.warns(UserWarning, match="is used") as said:
+        assert torch.equal(Run(run.path).embed(images), expected)
+    texts = [str(one.message) for one in said]
+    assert any("the previous one is used" in text for text in texts)
+    assert any("encoder.safetensors is used" in text for text in texts)
+    with (
+        pytest.warns(UserWarning, match="the previous one is used"),
+        pytest.raises(ValueError, match="got others"),
+    ):
+        Run(run.path, layer="head").embed(images)
 
 
 def test_a_moved_run_is_at_home_where_it_is(tmp_path: Path, whole: Run) -> None:

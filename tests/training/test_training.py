@@ -10,12 +10,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 import torch
 from crashing import crash_at
 from small_runs import small
+from torch import Tensor
 
 import unremix
 from unremix.domains.options import (
@@ -25,6 +26,7 @@ from unremix.domains.options import (
     config_to_yaml,
 )
 from unremix.domains.sampling import permuted
+from unremix.training import checkpoints
 from unremix.training.optimizers import make_optimizer
 from unremix.training.run import Run
 
@@ -89,18 +91,18 @@ def test_a_crash_at_any_step_changes_nothing(tmp_path: Path, whole: Run, at: int
 def test_a_full_disk_keeps_the_earlier_checkpoint(
     tmp_path: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = torch.save
+    save = checkpoints.save_file
 
-    def full(state: dict[str, Any], file: BinaryIO) -> None:
-        if state["step"] > 4:
-            file.write(b"some of it")
+    def full(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
+        if json.loads(metadata["state"])["dict"][2] > ["step", 4]:
+            file.write_bytes(b"some of it")
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(state, file)
+        save(tensors, file, metadata)
 
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(checkpoints, "save_file", full)
     with pytest.raises(OSError, match=r"room on the disk .*intact"):
         unremix.train(small(tmp_path / "full"))
-    monkeypatch.setattr(torch, "save", save)
+    monkeypatch.setattr(checkpoints, "save_file", save)
     folder = tmp_path / "full" / "run"
     assert state_of(Run(folder))["step"] == 4
     assert not list(folder.rglob("*.tmp"))

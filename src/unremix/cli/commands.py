@@ -581,7 +581,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
             comparison.html here, unless that compares other runs.
         trust: Allow code that a run's folder names to run.
     """
-    from unremix.files.atomic_files import read_bytes, write_bytes
+    from unremix.files.atomic_files import copy_file
     from unremix.report import (
         comparison_page,
         write_comparison,
@@ -604,7 +604,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
     else:
         page = write_report(Run(folders[0], trust=trust))
     if output is not None and len(folders) == 1:  # the folder keeps its own
-        write_bytes(Path(output), read_bytes(page))
+        copy_file(page, Path(output))
         page = Path(output)
     say(f"Wrote {page}")
 

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from unremix.cli.commands import COMMANDS, SWITCHES
 from unremix.console.suggestions import Mistyped, did_you_mean
-from unremix.console.values import adapted, fits, mismatch, read_yaml, typed
+from unremix.console.values import LARGEST_YAML, adapted, fits, mismatch, read_yaml, typed
 from unremix.files.atomic_files import read_text
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
@@ -184,12 +184,11 @@ def _value(name: str, text: Any, hint: Any) -> Any:
 
 def _read_file(name: str) -> dict[str, Any]:
     """The options in a file, or in text that is YAML itself; those not given are left out."""
-    from unremix.training.run import LARGEST_CONFIG
     from unremix.training.settings import find_config
 
     found = find_config(name)
-    text = read_text(Path(found), LARGEST_CONFIG) if Path(found).is_file() else found
-    options = read_yaml(text) or {}
+    text = read_text(Path(found), LARGEST_YAML) if Path(found).is_file() else found
+    options = read_yaml(text, where="" if text is found else found) or {}
     if not isinstance(options, dict):
         raise Mistyped(f"expected a file of options for --config, got {name!r}; name a YAML file")
     return {str(key): value for key, value in options.items() if value is not None}

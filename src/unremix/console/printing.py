@@ -80,16 +80,28 @@ def markdown_table(
 def guarded(cell: object) -> object:
     """A cell of a table that no spreadsheet runs as a formula: such a text begins with ``'``.
 
+    :func:`unguarded` gives the text back.
+
     Example:
         >>> guarded("=HYPERLINK(1)"), guarded("a.png"), guarded("-0.5"), guarded(-0.5)
         ("'=HYPERLINK(1)", 'a.png', '-0.5', -0.5)
     """
-    if not isinstance(cell, str) or not cell.startswith(FORMULAS):
+    if not isinstance(cell, str) or not cell.lstrip("'").startswith(FORMULAS):
         return cell
     with suppress(ValueError):
         if math.isfinite(float(cell)):
             return cell
     return f"'{cell}"
+
+
+def unguarded(cell: str) -> str:
+    """The text that a cell of a table stands for.
+
+    Example:
+        >>> unguarded("'=HYPERLINK(1)"), unguarded("'tis"), unguarded("-0.5")
+        ('=HYPERLINK(1)', "'tis", '-0.5')
+    """
+    return cell[1:] if cell[:1] == "'" and cell.lstrip("'").startswith(FORMULAS) else cell
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
@@ -106,7 +118,7 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def rows_to_csv(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV; None is an empty cell."""
+    """Rows as CSV; None is an empty cell, and no cell is a formula."""
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
+    csv.writer(stream, lineterminator="\n").writerows(map(guarded, row) for row in rows)
     return stream.getvalue()

@@ -11,21 +11,46 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, field, fields
 from numbers import Integral, Real
+from os import PathLike
 from reprlib import Repr
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
 from unremix.console.suggestions import did_you_mean
 
 LARGEST = 2**63 - 1  # of a whole number, as torch counts
+LARGEST_YAML = 2**20  # characters; a file of options has some thousand
+MOST_VALUES = 100_000  # of a YAML text, those that its aliases repeat counted each time
+LONGEST_NUMBER = 400  # characters
+
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 SHORT = Repr()  # a file may hold values of any size
 SHORT.maxstring = SHORT.maxother = 200
 
 
-class _Loader(yaml.SafeLoader):
+class _Bounded(yaml.SafeLoader):
+    """YAML of a bounded number of values: a few lines of aliases can stand for any number."""
+
+    values = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+        before, repeats = self.values, self.check_event(yaml.AliasEvent)
+        node: Any = super().compose_node(parent, index)
+        if repeats and not hasattr(node, "values"):
+            raise yaml.YAMLError("a value that contains itself")
+        self.values += node.values if repeats else 1
+        node.values = self.values - before
+        if self.values > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values")
+        if node.tag in NUMBERS and len(node.value) > LONGEST_NUMBER:
+            raise yaml.YAMLError(f"a number of {len(node.value):,} characters")
+        return cast(yaml.Node, node)
+
+
+class _Loader(_Bounded):
     """YAML in which 1e-3 is a number, as people type it, and not a text."""
 
 
@@ -41,24 +66,30 @@ for _either in (_Loader, _Dumper):
     )
 
 
-def read_yaml(text: str, *, as_written: bool = False) -> Any:
+def read_yaml(text: str, *, as_written: bool = False, where: str | PathLike[str] = "") -> Any:
     """YAML as plain values.
 
     Args:
         text: The YAML.
         as_written: Whether a program wrote it, to which 1e-3 without quotes is a text.
+        where: The file, for messages.
 
     Raises:
-        ValueError: For text that is not YAML.
+        ValueError: For text that is not YAML, or is too large.
 
     Example:
         >>> read_yaml("{lr: 1e-3, components: [similarity]}")
         {'lr': 0.001, 'components': ['similarity']}
     """
+    what = f"YAML in {where}" if where else "YAML"
+    if len(text) > LARGEST_YAML:
+        raise ValueError(
+            f"expected {what} of at most {LARGEST_YAML:,} characters, got {len(text):,}; shorten it"
+        )
     try:
-        return yaml.load(text, yaml.SafeLoader if as_written else _Loader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"expected YAML, got {' '.join(str(error).split())}") from error
+        return yaml.load(text, _Bounded if as_written else _Loader)
+    except (yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:
+        raise ValueError(f"expected {what}, got {' '.join(str(error).split())}") from error
 
 
 def write_yaml(values: Any) -> str:

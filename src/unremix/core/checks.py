@@ -82,14 +82,16 @@ def to_device_of(like: Tensor, value: Tensor, name: str) -> Tensor:
     return value.to(like.device)
 
 
-def check_temperature(temperature: Tensor, check: bool | None) -> None:
+def check_temperature(temperature: Tensor | float, check: bool | None) -> None:
     """Refuse a temperature that is not one number and, where checks are made, not above 0."""
-    if temperature.numel() != 1:
+    if not isinstance(temperature, Tensor):
+        check_number("temperature", temperature, above=0)
+    elif temperature.numel() != 1:
         raise ValueError(
             f"expected temperature to be one number, got a tensor of shape "
             f"{tuple(temperature.shape)}; pass one for all anchors"
         )
-    if checks_on(check, temperature):
+    elif checks_on(check, temperature):
         check_number("temperature", float(temperature.detach()), above=0)
 
 
@@ -99,8 +101,7 @@ def check_indices(name: str, indices: Tensor, count: int) -> None:
         raise ValueError(
             f"expected {name} of shape (N,), got {tuple(indices.shape)}; use .flatten()"
         )
-    if indices.is_floating_point() or indices.is_complex():
-        raise ValueError(f"expected {name} to be integers, got {indices.dtype}; use .long()")
+    _check_whole(name, indices)
     if not checks_on(None, indices) or indices.numel() == 0:
         return
     least, largest = (int(each) for each in torch.aminmax(indices))
@@ -109,6 +110,12 @@ def check_indices(name: str, indices: Tensor, count: int) -> None:
             f"expected {name} among 0 … {count - 1}, got {least} to {largest}; "
             "number them from 0, and pass how many there are"
         )
+
+
+def _check_whole(name: str, numbers: Tensor) -> None:
+    """Refuse a tensor of other numbers than integers, which would be cut to integers."""
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise ValueError(f"expected {name} to be integers, got {numbers.dtype}; use .long()")
 
 
 def check_two_views(letter: str, first: Tensor, second: Tensor, rows: int | None = None) -> None:
@@ -165,8 +172,7 @@ def check_labels(labels: Tensor, rows: int, check: bool | None) -> None:
             f"expected labels of shape ({rows},), one per pair, got {tuple(labels.shape)}; "
             "pass the class of each sample once, -1 where it is unlabeled"
         )
-    if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(f"expected labels to be integers, got {labels.dtype}; use .long()")
+    _check_whole("labels", labels)
     if checks_on(check, labels) and bool((labels < -1).any()):
         raise ValueError(
             f"expected labels of at least 0, or -1 for unlabeled, got {int(labels.min())}; "
@@ -189,6 +195,8 @@ def check_call(
             f"expected ids of shape ({z0.shape[0]},), one per pair, got {tuple(ids.shape)}; "
             "pass the numbers of the samples"
         )
+    if ids is not None:
+        _check_whole("ids", ids)
     if h0 is not None and h1 is not None:
         check_two_views("h", h0, h1, rows=z0.shape[0])
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unremix.core.checks import check_number, check_temperature, checks_on, to_device_of
+from unremix.core.checks import check_temperature, checks_on, to_device_of
 from unremix.core.engines import BlockEngine, eager, find_engine
 from unremix.core.engines.eager import rows_loss
 from unremix.core.gather import mean_count
@@ -71,11 +71,9 @@ def contrast(
     """
     check_shapes(comparison, options)
     like, pairs, joint = comparison.anchors.embeddings, comparison.pairs, comparison.joint
+    check_temperature(temperature, options.check)
     if isinstance(temperature, Tensor):
-        check_temperature(temperature, options.check)
         temperature = to_device_of(like, temperature, "temperature")
-    else:
-        temperature = check_number("temperature", temperature, above=0)
     check = checks_on(options.check, like)
     if check:
         check_pairs(comparison)

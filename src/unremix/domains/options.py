@@ -30,6 +30,7 @@ from unremix.console.values import (
 )
 from unremix.domains.base import DOMAINS, Domain, default_domain, find_domain
 from unremix.domains.extensions import load_extensions
+from unremix.files.atomic_files import PATH_NAME
 from unremix.frameworks.heads import projection_head
 from unremix.frameworks.parts import section_of
 from unremix.frameworks.recipe import (
@@ -205,7 +206,7 @@ class TrainConfig:
     chunk: int | None = option(least=1, rare=True)
     precision: Literal["auto", "32-true", "64-true", "bf16-mixed", "16-mixed"] = option("auto")
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto")
-    devices: int | Literal["auto"] = option("auto", most=1024, rare=True)
+    devices: int | Literal["auto"] = option("auto", least=1, most=1024, rare=True)
     num_nodes: int = option(1, least=1, most=65_536, rare=True)
     strategy: Literal["ddp", "fsdp"] = option("ddp", rare=True)
     timeout_minutes: float = option(30.0, above=0, most=525_600, rare=True)  # a year
@@ -258,7 +259,7 @@ class TrainConfig:
                 if options.get(name) is None:
                     self._set(name, value)
         check_bounds(self)
-        if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
+        if self.name is not None and PATH_NAME.fullmatch(self.name) is None:
             raise ValueError(
                 f"expected name to be that of a folder inside {self.runs!r}, got {self.name!r}; "
                 "use --runs for the folder around it"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 import unremix
-from unremix.files.atomic_files import read_text, write_text
 from unremix.files.fingerprint import fingerprint
+from unremix.files.seals import read_sealed, write_sealed
 
 
 def cached(
@@ -24,8 +23,8 @@ def cached(
     """
     digest = fingerprint([json.dumps([unremix.__version__, *options]), *tensors])
     path = runs / ".cache" / f"untrained-{digest[:16]}.json"
-    with suppress(OSError, ValueError):  # none yet, or a damaged one
-        return json.loads(read_text(path))
-    found = json.dumps(measure())
-    write_text(path, found)
-    return json.loads(found)
+    kept = read_sealed(path)
+    if kept is None:  # none yet, or not as it was written
+        kept = json.dumps(measure()).encode()
+        write_sealed(path, lambda file: file.write_bytes(kept))
+    return json.loads(kept)

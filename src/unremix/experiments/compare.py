@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from unremix.console.printing import to_csv
+from unremix.console.values import write_yaml
 from unremix.domains import find_domain
 from unremix.domains.options import TrainConfig
 from unremix.evaluation.card import label_of
@@ -282,7 +282,7 @@ def compare(
                 f"{plan.train.data!r}. {domain.to_label} to compare them, or train one recipe with "
                 "'unremix train'"
             )
-        write_text(path / "comparison.yaml", yaml.safe_dump(options, sort_keys=False))
+        write_text(path / "comparison.yaml", write_yaml(options))
         try:
             laboratory.run(plan.jobs, again=command)
         except KeyboardInterrupt:

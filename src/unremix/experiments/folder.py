@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unremix.experiments.plan import Job
-from unremix.files.atomic_files import read_text
+from unremix.files.atomic_files import check_name, read_text, refuse_link
 from unremix.files.bounds import shorten
 from unremix.report.comparison import read_comparison
 from unremix.training.run import Run
@@ -39,15 +39,22 @@ class Folder:
 
     def run(self, job: Job) -> Path:
         """The run's folder."""
-        return self.path / "runs" / job.name
+        return self._place("runs", job)
 
     def log(self, job: Job) -> Path:
         """What the run printed."""
-        return self.path / "logs" / f"{job.name}.txt"
+        return self._place("logs", job, ".txt")
 
     def lock(self, job: Job) -> Path:
         """What the run's process holds."""
-        return self.path / ".locks" / job.name
+        return self._place(".locks", job)
+
+    def _place(self, kind: str, job: Job, ending: str = "") -> Path:
+        """A file or folder of a run, which lies here: files decide neither names nor links."""
+        place = self.path / kind / f"{check_name(job.name, 'the name of a run')}{ending}"
+        refuse_link(place.parent)
+        refuse_link(place)
+        return place
 
     def find(self, job: Job) -> Run | None:
         """The run, once it has begun."""
@@ -88,7 +95,7 @@ class Folder:
         """The last lines that the run printed since it was last begun."""
         if not self.log(job).exists():
             return []
-        text = read_text(self.log(job))
+        text = read_text(self.log(job), inside=self.path)
         _, _, printed = text[text.rfind(BEGUN) :].partition("\n")
         return [line.rstrip() for line in printed.splitlines() if line.strip()][-TAIL:]
 

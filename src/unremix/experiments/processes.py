@@ -25,7 +25,7 @@ import unremix
 from unremix.domains.options import TrainConfig, config_to_yaml, flat_options
 from unremix.experiments.folder import BEGUN, Folder
 from unremix.experiments.plan import Job
-from unremix.files.atomic_files import appending, refuse_link, try_lock, write_text
+from unremix.files.atomic_files import appending, try_lock, write_text
 from unremix.training.stopping import handling
 
 # What Python is called with: a file, since -m would look in the current folder first.
@@ -225,7 +225,6 @@ def start_process(
         bound: Whether it ends when this process does, where the system can.
     """
     run, log = folder.run(job), folder.log(job)
-    refuse_link(log.parent)
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, *command.program]
     if folder.has_checkpoint(job):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from unremix.evaluation.card import judged, measures_of
 from unremix.experiments.plan import Job, train_command
-from unremix.files.atomic_files import appending, read_text
+from unremix.files.atomic_files import append_json, read_text
 from unremix.training.record import versions
 from unremix.training.run import Run
 
@@ -115,12 +114,16 @@ class Results:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
-        lines = read_text(path).splitlines() if path.exists() else []
+        text = read_text(path, inside=path.parent) if path.exists() else ""
+        lines = text.splitlines()
+        torn = len(lines) if lines and not text.endswith("\n") else None
         for number, line in enumerate(lines, start=1):
             try:
                 record = _read(line)
                 self.records[record.name] = record
             except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+                if number == torn and isinstance(error, json.JSONDecodeError):
+                    break  # a full disk, or a kill, cut it off
                 raise ValueError(
                     f"expected a JSON record of a run in line {number} of {path}, got "
                     f"{line[:60]!r}; remove the line, and the run is made again"
@@ -136,13 +139,10 @@ class Results:
             record: What came out of it.
             about: What else the line says.
         """
-        self.records[record.name] = record
         line = {**asdict(record), "versions": versions(), **(about or {})}
         del line["failure"]  # of a run that is done
-        with appending(self.path) as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_json(self.path, line)
+        self.records[record.name] = record
 
     def of(self, jobs: Iterable[Job]) -> list[Record]:
         """The records of those jobs that are done, each under the name that its row has here."""

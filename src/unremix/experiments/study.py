@@ -20,16 +20,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from unremix.console.printing import one_line
-from unremix.console.values import bounded, make_options
+from unremix.console.values import LARGEST_YAML, bounded, make_options, read_yaml
 from unremix.domains.options import code_of, untrusted
 from unremix.experiments import plan
 from unremix.experiments.plan import Job, check_seeds, train_config
 from unremix.experiments.results import Record, Results
-from unremix.files.atomic_files import read_text
-from unremix.training.run import LARGEST_CONFIG
+from unremix.files.atomic_files import check_name, read_text
 
 MOST_RUNS = 10_000  # of a study
 
@@ -135,9 +132,11 @@ def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
 
 
 def _read(path: str | Path, *, trust: bool) -> Study:
-    options = yaml.safe_load(read_text(Path(path), LARGEST_CONFIG))
+    options = read_yaml(read_text(Path(path), LARGEST_YAML), where=path)
     if not isinstance(options, dict) or not isinstance(options.get("stages"), dict):
         raise ValueError(f"expected stages by name in {path}, got none; see docs/study.md")
+    for name in options["stages"]:
+        check_name(str(name), f"the name of a stage in {path}")
     stages = {name: _read_stage(name, stage or {}) for name, stage in options["stages"].items()}
     study: Study = make_options(Study, {**options, "stages": stages})
     runs = 0
@@ -187,7 +186,7 @@ def read_study(path: str | Path, *, trust: bool = False) -> Study:
         )
     try:
         return _read(path, trust=trust)
-    except (yaml.YAMLError, RecursionError, AttributeError, KeyError, TypeError) as error:
+    except (RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"expected a study in {path}, got something else ({one_line(str(error))[:300]}); "
             "see docs/study.md"

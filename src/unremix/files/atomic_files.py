@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -137,6 +139,77 @@ def appending(path: Path) -> TextIO:
     )  # fmt: skip
 
 
+def append_json(path: Path, record: Any) -> None:
+    """Add a line to a file of JSON lines, whole or not at all; it is on the disk on return.
+
+    What a full disk or a killed process left of a line is removed first. A link that waits there
+    is not followed.
+
+    Raises:
+        OSError: If it cannot be written; the earlier lines are intact.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(record).encode() + b"\n"
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(path, flags, 0o666), "rb+", buffering=0) as file:
+        whole = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        left = b"" if whole == 0 else file.read(whole).rpartition(b"\n")[2]
+        if left and _is_json(left):
+            line = b"\n" + line  # only its line break is missing
+        else:
+            whole -= len(left)
+        try:
+            file.truncate(whole)
+            while line:
+                line = line[file.write(line) :]
+            os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                file.truncate(whole)
+            raise _in_words(error, path, kept=True) from error
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def copy_file(source: Path, target: Path, *, inside: Path | None = None) -> None:
+    """Copy a file, whole; no link is written through, and ``inside`` is as for `open_file`."""
+    with open_file(source, inside=inside) as file:
+        write_whole(target, lambda temporary: _fill(temporary, file))
+
+
+def _fill(path: Path, source: BinaryIO) -> None:
+    with path.open("wb") as target:
+        shutil.copyfileobj(source, target)
+
+
+PATH_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]{1,200}")
+
+
+def check_name(name: str, what: str) -> str:
+    """A name that becomes that of a file or folder, if it cannot lead elsewhere.
+
+    Example:
+        >>> check_name("hcl-0", "the name of a run")
+        'hcl-0'
+
+    Raises:
+        ValueError: If it can.
+    """
+    if PATH_NAME.fullmatch(name) is None:
+        raise ValueError(
+            f"expected {what} to be a name of 1 to 200 characters without slashes, got "
+            f"{name[:200]!r}; choose another"
+        )
+    return name
+
+
 def refuse_link(folder: Path) -> None:
     """Refuse to write to a folder of a run that lies elsewhere.
 
@@ -152,17 +225,30 @@ def refuse_link(folder: Path) -> None:
         )
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Any], *, compressed: bool = False) -> None:
-    """Write arrays as ``.npz``, whole, and nothing that a reader would have to unpickle."""
+def write_arrays(
+    path: Path,
+    arrays: Mapping[str, Any],
+    *,
+    compressed: bool = False,
+    write: Callable[[Path, Callable[[Path], Any]], None] = write_whole,
+) -> None:
+    """Write arrays as ``.npz``, whole, and nothing that a reader would have to unpickle.
+
+    Args:
+        path: The file.
+        arrays: By name.
+        compressed: Whether to pack them.
+        write: How; :func:`unremix.files.seals.write_sealed` seals it.
+    """
     import numpy as np
 
     save = np.savez_compressed if compressed else np.savez
 
-    def write(file: Path) -> None:
+    def write_them(file: Path) -> None:
         with file.open("wb") as stream:  # a stream, or NumPy would append a suffix
             save(stream, allow_pickle=False, **arrays)
 
-    write_whole(path, write)
+    write(path, write_them)
 
 
 class NotAFileError(OSError, ValueError):
@@ -305,7 +391,10 @@ def sweep(folder: Path) -> None:
     for entry in os.scandir(folder) if folder.is_dir() else ():
         found = TEMPORARY.fullmatch(entry.name)
         if found is not None and not _is_alive(int(found[1])):
-            Path(entry.path).unlink(missing_ok=True)
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)
 
 
 def _is_alive(process: int) -> bool:

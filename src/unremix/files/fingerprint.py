@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable
+from typing import BinaryIO, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+AT_ONCE = 1 << 20  # bytes
+
+
+class Digest(Protocol):
+    """What collects bytes, as of hashlib or hmac."""
+
+    def update(self, data: bytes, /) -> None:
+        """Collect some more."""
+
+
+Made = TypeVar("Made", bound=Digest)
+
+
+def feed(digest: Made, file: BinaryIO, size: int = sys.maxsize) -> Made:
+    """A digest after the next ``size`` bytes of a file, or all that are left."""
+    while size > 0 and (part := file.read(min(AT_ONCE, size))):
+        digest.update(part)
+        size -= len(part)
+    return digest
 
 
 def fingerprint(parts: Iterable[Tensor | str | None]) -> str:

@@ -1,54 +1,78 @@
-"""Seals of files that are only safe to read where this user wrote them, such as indexes of faiss.
+"""Seals of files that are read only where this user wrote them: caches, indexes of faiss.
 
-A checksum finds accidents; a seal finds forgers, too. It is an HMAC with a key that lies in the
-user's cache and is never shared, so a file from elsewhere, even a sound one, is not sealed.
+A checksum finds accidents; a seal finds forgers, too. It is an HMAC of a file's name and bytes with
+a key that lies in the user's cache and is never shared, so a file from elsewhere, even a sound one,
+is not sealed, and none can take the place of another.
 """
 
 from __future__ import annotations
 
 import hmac
+import io
 import os
 import secrets
 import stat
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
+from unremix.files.atomic_files import open_file, write_whole
+from unremix.files.fingerprint import feed
 from unremix.user_cache import user_cache
 
 SIZE = 32  # bytes of a key and of a seal
-AT_ONCE = 1 << 20  # bytes
 
 
-def seal(path: Path) -> None:
-    """Append a seal to a file; nothing happens where no key can be kept."""
-    key = _key()
-    if key is not None:
-        found = _digest(path, path.stat().st_size, key)
-        with path.open("ab") as file:
-            file.write(found)
+def write_sealed(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file through ``write(temporary path)``, with a seal at its end.
+
+    Where no key can be kept there is no seal, and the file is made again each time.
+    """
+
+    def write_and_seal(temporary: Path) -> None:
+        write(temporary)
+        key = _key()
+        if key is not None:
+            with temporary.open("rb+") as file:
+                file.write(_seal(file, os.fstat(file.fileno()).st_size, path.name, key))
+
+    write_whole(path, write_and_seal)
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether this user sealed a file, and it is as it was then."""
-    if not path.is_file():
+    """Whether this user wrote a file under this name, and it is as it was then."""
+    try:
+        with open_file(path, inside=path.parent) as file:
+            return _matches(file, os.fstat(file.fileno()).st_size, path.name)
+    except OSError:
         return False
-    key, size = _key(), path.stat().st_size - SIZE
-    if key is None or size < 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(size)
-        return hmac.compare_digest(file.read(), _digest(path, size, key))
 
 
-def _digest(path: Path, size: int, key: bytes) -> bytes:
-    """The seal of the first bytes of a file."""
-    found = hmac.new(key, digestmod="sha256")
-    with path.open("rb") as file:
-        while size > 0 and (part := file.read(min(AT_ONCE, size))):
-            found.update(part)
-            size -= len(part)
-    return found.digest()
+def read_sealed(path: Path) -> bytes | None:
+    """What this user wrote to a file; None if there is nothing, or it is not as it was then."""
+    try:
+        with open_file(path, inside=path.parent) as file:
+            data = file.read()
+    except OSError:
+        return None
+    return data[:-SIZE] if _matches(io.BytesIO(data), len(data), path.name) else None
+
+
+def _matches(file: BinaryIO, size: int, name: str) -> bool:
+    """Whether the last bytes of a file are its seal."""
+    key = _key()
+    if key is None or size < SIZE:
+        return False
+    made = _seal(file, size - SIZE, name, key)
+    return hmac.compare_digest(file.read(), made)
+
+
+def _seal(file: BinaryIO, size: int, name: str, key: bytes) -> bytes:
+    """The seal of the first bytes of a file; the file stands behind them."""
+    file.seek(0)
+    return feed(hmac.new(key, os.fsencode(name) + b"\0", "sha256"), file, size).digest()
 
 
 def _key() -> bytes | None:

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from unremix.console.printing import unguarded
 from unremix.console.suggestions import needed_for
 from unremix.core.precision import SMALLEST_NORM
-from unremix.files.atomic_files import checked, open_text, read_text, write_whole
+from unremix.files.atomic_files import checked, open_file, open_text, read_text
 from unremix.files.bounds import allowance, shorten
 from unremix.files.npz import read_arrays, read_header
 from unremix.files.remote import fetch_or_refuse, is_url, list_files, remote_file
+from unremix.files.seals import is_sealed, write_sealed
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -160,7 +162,7 @@ def _check_present(path: str | Path, wanted: list[str] | None, present: Sequence
 
 def _npz_arrays(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file; those that are stored as they are stay on disk."""
-    with zipfile.ZipFile(path) as archive:
+    with open_file(path) as opened, zipfile.ZipFile(opened) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         _check_present(path, wanted, list(members))
         chosen = {n: one for n, one in members.items() if wanted is None or n in wanted}
@@ -180,7 +182,7 @@ def _npz_arrays(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]
 
 def _map_array(path: Path, start: int = 0) -> NDArray[Any]:
     """The array that begins at a byte of a file, as .npy files do; it stays on disk."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(start)
         shape, by_columns, kind = read_header(file)
         start = file.tell()
@@ -189,7 +191,7 @@ def _map_array(path: Path, start: int = 0) -> NDArray[Any]:
 
 def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
     """Where a member's bytes begin: behind its local header, whose lengths are its own."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(info.header_offset + 26)
         lengths = file.read(4)
     name, extra = (int.from_bytes(lengths[i : i + 2], "little") for i in (0, 2))
@@ -254,7 +256,7 @@ def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]
             try:
                 rows.append(np.array([float(cells[n]) for n in places], dtype=np.float32))
                 for heading, n in others.items():
-                    texts[heading].append(cells[n])
+                    texts[heading].append(unguarded(cells[n]))
             except (ValueError, IndexError):
                 raise ValueError(
                     f"expected {len(headings)} cells with {len(places)} numbers among them in line "
@@ -274,7 +276,7 @@ def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:
 
     Without a path, nothing is kept.
     """
-    if path is not None and path.exists():
+    if path is not None and is_sealed(path):
         kept: Floats = np.load(path, mmap_mode="r", allow_pickle=False)
         return kept
     found = np.asarray(compute(), dtype=np.float32)
@@ -284,7 +286,7 @@ def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:
             with file.open("wb") as stream:  # a stream, or NumPy would append a suffix
                 np.save(stream, found, allow_pickle=False)
 
-        write_whole(path, write)
+        write_sealed(path, write)
     return found
 
 

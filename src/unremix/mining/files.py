@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unremix.console.printing import guarded
 from unremix.console.suggestions import needed_for
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.files.atomic_files import open_text, write_text, write_whole
@@ -225,7 +226,10 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str
             writer.writeheader()
             for row in rows:
                 writer.writerow(
-                    {name: f"{v:.6g}" if isinstance(v, float) else v for name, v in row.items()}
+                    {
+                        name: f"{v:.6g}" if isinstance(v, float) else guarded(v)
+                        for name, v in row.items()
+                    }
                 )
 
     write_whole(path, write)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from unremix.console.suggestions import needed_for
 from unremix.core.checks import check_choice
-from unremix.files.atomic_files import write_whole
-from unremix.files.seals import is_sealed, seal
+from unremix.files.seals import read_sealed, write_sealed
 from unremix.mining.embeddings import AT_ONCE, Flags, Floats, Integers, digest_of, unit_rows
 
 Kind = Literal["exact", "flat", "ivf", "hnsw"]
@@ -240,20 +239,15 @@ class FaissIndex:
         kept = None
         if folder is not None and kind != "flat":  # a flat one is nothing but a copy
             kept = folder / f"{kind}-{digest_of(corpus, kind)}.faiss"
-        if kept is not None and is_sealed(kept):  # faiss trusts the numbers in a file
-            self.index = faiss.read_index(str(kept))
+        found = None if kept is None else read_sealed(kept)  # faiss trusts the numbers in a file
+        if found is not None:
+            self.index = faiss.deserialize_index(np.frombuffer(found, np.uint8))
         else:
             self.index = _build(corpus, kind)
             if kept is not None:
-                write_whole(kept, self._write)
+                write_sealed(kept, lambda file: faiss.write_index(self.index, str(file)))
         if kind == "ivf":
             self.index.nprobe = max(1, self.index.nlist // PROBED)
-
-    def _write(self, file: Path) -> None:
-        import faiss
-
-        faiss.write_index(self.index, str(file))
-        seal(file)
 
     def search(
         self,

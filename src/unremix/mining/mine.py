@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -19,6 +18,7 @@ from unremix.core.checks import check_choice, check_number
 from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS
 from unremix.files.atomic_files import write_arrays
 from unremix.files.npz import read_arrays
+from unremix.files.seals import is_sealed, write_sealed
 from unremix.mining.embeddings import (
     Floats,
     Integers,
@@ -275,8 +275,9 @@ def mine_hard_negatives(
     blocks: dict[int, Block] = {}
     if kept is not None:
         for place, part in enumerate(parts):
-            with suppress(FileNotFoundError, ValueError):  # not mined yet, or damaged
-                blocks[place] = read_arrays(kept / f"{part.start}.npz")
+            file = kept / f"{part.start}.npz"
+            if is_sealed(file):  # else not mined yet, or damaged
+                blocks[place] = read_arrays(file)
     missing = [place for place in range(len(parts)) if place not in blocks]
 
     def report(done: float) -> None:
@@ -286,7 +287,7 @@ def mine_hard_negatives(
     report(0.0)
     for n, block in (each or _one_by_one)(miner, [parts[place] for place in missing], report):
         if kept is not None:
-            write_arrays(kept / f"{parts[missing[n]].start}.npz", block)
+            write_arrays(kept / f"{parts[missing[n]].start}.npz", block, write=write_sealed)
         blocks[missing[n]] = block
         report(0.0)
     arrays = {

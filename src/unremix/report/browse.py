@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from unremix.console.printing import guarded
 from unremix.console.quantities import counted
 from unremix.console.suggestions import did_you_mean
 from unremix.files.atomic_files import write_text
@@ -153,9 +152,7 @@ def _write(
         for group in groups
         for number, item in enumerate(group.items, 1)
     )
-    write_rows(
-        table, [dict(zip(columns, map(guarded, row), strict=True)) for row in cells], columns
-    )
+    write_rows(table, [dict(zip(columns, row, strict=True)) for row in cells], columns)
     write_groups(source, page, heading, summary, groups if rank else groups[:SHOWN_GROUPS])
     listed = [line for group in groups[:LISTED] for line in lines(group)]
     if len(groups) > LISTED:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unremix.console.printing import guarded
+from unremix.console.printing import unguarded
 from unremix.console.quantities import counted
 from unremix.console.suggestions import did_you_mean
 from unremix.evaluation.accuracy import Accuracy
@@ -172,7 +172,8 @@ def _label_lines(path: Path) -> Iterator[tuple[str, str]]:
     text = read_text(path).removeprefix("\ufeff")
     first = text.partition("\n")[0]
     separator = next((one for one in ("\t", ",", ";") if one in first), ",")
-    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+    cells = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    rows = [list(map(unguarded, row)) for row in cells]
     heading = [cell.strip().lower() for cell in rows[0]] if rows else []
     columns = [next((n for n, c in enumerate(heading) if c in w), -1) for w in (NAMES, LABELS)]
     has_heading = min(columns) >= 0
@@ -240,7 +241,7 @@ def _write(source: Source, predictions: Predictions, path: Path) -> Written:
         given, chances = int(predictions.given[row]), found.probabilities[row].tolist()
         label = "" if given < 0 else classes[given]
         cells = [name, label, predicted[row], max(chances), rank.get(row), *chances]
-        rows.append(dict(zip(columns, map(guarded, cells), strict=True)))
+        rows.append(dict(zip(columns, cells, strict=True)))
     write_rows(path, rows, columns)
     summary = predictions.summary()
     write_groups(

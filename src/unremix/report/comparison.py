@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from unremix.console.printing import rows_to_csv
 from unremix.console.quantities import counted, duration
+from unremix.console.values import LARGEST_YAML, read_yaml
 from unremix.domains import DOMAINS
 from unremix.domains.options import flat_options
 from unremix.evaluation.card import FEATURES, in_percent, judged, label_of, measures_of, scale_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
-from unremix.files.atomic_files import read_text, write_text
+from unremix.files.atomic_files import read_text, refuse_link, write_text
 from unremix.report.charts import Chart, Line, draw_intervals, drawn_charts
 from unremix.report.page import page_data
 from unremix.report.rendering import as_json, render
 from unremix.report.storage import Stored
 from unremix.report.words import difference_named, named
-from unremix.training.run import LARGEST_CONFIG, Run, reading
+from unremix.training.run import Run, reading
 
 SHOWN = 12  # negatives of an anchor
 MOST_PAIRS = 15  # sentences; of more runs, each is compared with the reference alone
@@ -350,7 +350,9 @@ def read_comparison(folder: Path) -> dict[str, Any]:
     """
     file = folder / "comparison.yaml"
     with reading(file, "restore a copy, or compare again with another --output"):
-        options: dict[str, Any] = yaml.safe_load(read_text(file, LARGEST_CONFIG))
+        options: dict[str, Any] = read_yaml(
+            read_text(file, LARGEST_YAML, inside=folder), as_written=True
+        )
         if not all(isinstance(name, str) for name in (options["reference"], *options["recipes"])):
             raise TypeError("recipes that are not names")
         return options
@@ -362,7 +364,10 @@ def runs_of_comparison(folder: Path) -> tuple[list[Path], str | None] | None:
     if not file.exists():
         return None
     options = read_comparison(folder)
+    refuse_link(folder / "runs")
     found = sorted(path.parent for path in (folder / "runs").glob("*/evaluation.json"))
+    for run in found:
+        refuse_link(run)
     order = {name: number for number, name in enumerate(options["recipes"])}
     found.sort(key=lambda path: order.get(path.name.rpartition("-")[0], len(order)))
     return found, options["reference"]

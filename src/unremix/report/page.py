@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from unremix.console.printing import rows_to_csv
 from unremix.console.quantities import counted, duration
+from unremix.console.values import read_yaml
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.domains import DOMAINS
 from unremix.domains.options import SELECTIVE, config_to_yaml
@@ -296,7 +295,7 @@ def _facts(
 def _options(run: Run) -> list[tuple[str, str]]:
     """The options of the run's kind of data that have a value."""
     shown = []
-    for name, value in yaml.safe_load(config_to_yaml(run.config)).items():
+    for name, value in read_yaml(config_to_yaml(run.config)).items():
         if value is None or (name in SELECTIVE and name not in run.domain.uses):
             continue
         if isinstance(value, dict):

@@ -19,6 +19,7 @@ from unremix.domains.options import TrainConfig
 from unremix.files.atomic_files import refuse_link, write_arrays
 from unremix.files.locate import candidates
 from unremix.files.npz import read_arrays
+from unremix.files.seals import is_sealed, write_sealed
 from unremix.mining.embeddings import ENDINGS, Floats, read_columns, unit_rows
 from unremix.mining.files import Collection
 from unremix.training.checkpoints import check_embeddings, digest_of
@@ -171,8 +172,8 @@ def _of_model(model: Run | ReadyEncoder, place: str | None) -> Source:
     def embed() -> Features:
         kept = folder / f"{_digest(model, source, data)}.npz"
         refuse_link(kept.parent)
-        if not kept.exists():
-            write_arrays(kept, _arrays(model.domain.features(model, data)))
+        if not is_sealed(kept):
+            write_arrays(kept, _arrays(model.domain.features(model, data)), write=write_sealed)
         with reading(kept, "remove it"):
             return _features(read_arrays(kept))
 
@@ -221,8 +222,9 @@ def _features(arrays: dict[str, Any]) -> Features:
 
 
 def _digest(model: Run | ReadyEncoder, source: str, data: Any) -> str:
-    """Of the encoder, and of the data: of their files' names, sizes and times."""
-    digest = hashlib.sha256(repr((source, model.config.limit, model.domain.size(data))).encode())
+    """Of the encoder and the data, and of the names, sizes and times of their files."""
+    facts = (source, model.config.limit, model.domain.size(data), model.domain.fingerprint(data))
+    digest = hashlib.sha256(repr(facts).encode())
     files = []
     if isinstance(model, Run):
         weights = (model.checkpoint, model.previous, model.path / "encoder.safetensors")

@@ -1,33 +1,37 @@
 """Checkpoints and weights that know themselves: a checksum over every byte, verified on reading.
 
-A checkpoint is a file of ``torch.save``, which is a zip. Its comment, at the very end, is the
-SHA-256 of everything before it, so ``torch.load`` reads it as it is. An ``encoder.safetensors`` has
-the SHA-256 of its tensors in its metadata.
+A checkpoint is a file of safetensors: its tensors by number, and the rest of the state, which
+refers to them, as JSON in the metadata. Nothing is unpickled. The metadata also hold the SHA-256 of
+both; those of an ``encoder.safetensors`` hold the SHA-256 of its tensors. Earlier versions wrote
+checkpoints by ``torch.save``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from unremix.files.atomic_files import checked
-from unremix.files.fingerprint import fingerprint
+from unremix.files.atomic_files import checked, open_file
+from unremix.files.fingerprint import feed, fingerprint
 
+SAFE_TORCH = "2.10"  # below it, weights_only=True does not stop every forged archive
+ARCHIVE = b"PK"  # how one begins
 MARK = b"sha256:"
 COMMENT = len(MARK) + 64  # bytes
 LAST_RECORD = b"PK\x05\x06"  # of a zip; 22 bytes without a comment
-AT_ONCE = 1 << 20  # bytes
 
 
 class DamagedError(ValueError):
@@ -36,36 +40,102 @@ class DamagedError(ValueError):
 
 def write_checkpoint(state: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint with its checksum."""
-    with path.open("w+b") as file:  # given a path, torch would not say why it cannot write
-        torch.save(dict(state), file)
-        file.seek(-2, os.SEEK_END)  # the length of the comment
-        file.write(COMMENT.to_bytes(2, "little"))
-        file.write(MARK + _digest(file, file.tell()))
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_to_json(dict(state), tensors, {}))
+    save_file(tensors, path, metadata={"state": text, "sha256": _digest(text, tensors)})
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(
+    path: Path, *, inside: Path | None = None, trust: bool = False
+) -> dict[str, Any]:
     """Read a checkpoint once its checksum is verified; nothing in it is executed.
+
+    Args:
+        path: The file.
+        inside: The run's folder, if it lies in one.
+        trust: Whether an archive of an earlier version may be read where torch is too old for it.
 
     Raises:
         FileNotFoundError: If there is none.
         DamagedError: If it is not what was written.
     """
     try:
-        with path.open("rb") as file:
-            checked = _verify(file)
-            file.seek(0)
-            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        with open_file(path, inside=inside) as file:
+            if file.read(len(ARCHIVE)) == ARCHIVE:
+                state: Any = _read_archive(file, path, trust=trust)
+            else:
+                tensors, texts = _read_tensors(path)
+                if texts.get("sha256") != _digest(texts["state"], tensors):
+                    raise ValueError("its checksum does not match")
+                state = _from_json(json.loads(texts["state"]), tensors)
     except FileNotFoundError:
         raise
     except UnpicklingError as error:  # torch's text would have it loaded with its code
         raise DamagedError(f"{path} cannot be read (it holds more than numbers)") from error
     except Exception as error:  # what damaged files raise has no base of its own
         raise DamagedError(f"{path} cannot be read ({_first_line(error)})") from error
-    if not checked:
-        warnings.warn(f"{path} has no checksum: an early version wrote it", stacklevel=3)
     if not _is_checkpoint(state):
         raise DamagedError(f"{path} is not a checkpoint of unremix")
-    return state
+    return cast(dict[str, Any], state)
+
+
+def _to_json(value: Any, tensors: dict[str, Tensor], known: dict[tuple[Any, ...], str]) -> Any:
+    """A nested state as JSON has it; its tensors are added by number, shared ones once."""
+    if isinstance(value, Tensor):
+        place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        if place not in known:
+            whole = value.detach().cpu().contiguous()
+            part = whole.untyped_storage().nbytes() != whole.numel() * whole.element_size()
+            known[place] = str(len(tensors))
+            tensors[known[place]] = whole.clone() if part else whole
+        return {"tensor": known[place]}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _to_json(one, tensors, known)] for key, one in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_to_json(one, tensors, known) for one in value]}
+    if isinstance(value, list):
+        return [_to_json(one, tensors, known) for one in value]
+    return value
+
+
+def _from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of :func:`_to_json`."""
+    if isinstance(value, list):
+        return [_from_json(one, tensors) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "tensor":
+        return tensors[inner]
+    if kind == "tuple":
+        return tuple(_from_json(one, tensors) for one in inner)
+    return {key: _from_json(one, tensors) for key, one in inner}
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    return fingerprint([text, digest_of(tensors)])
+
+
+def _read_archive(file: BinaryIO, path: Path, *, trust: bool) -> Any:
+    """A checkpoint of an earlier version, a file of torch.save whose comment is its checksum."""
+    check_torch(trust=trust)
+    if not _verify(file):
+        warnings.warn(f"{path} has no checksum: an early version wrote it", stacklevel=4)
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def check_torch(*, trust: bool = False) -> None:
+    """Refuse to read an archive by a torch that a forged one could harm.
+
+    Raises:
+        ValueError: If it could, and the archive is not trusted.
+    """
+    if not trust and torch.__version__ < SAFE_TORCH:
+        raise ValueError(
+            f"an archive of torch, which versions below {SAFE_TORCH} do not read safely, and this "
+            f"is {torch.__version__}: upgrade torch, or add --trust if you know who wrote it"
+        )
 
 
 def _is_checkpoint(state: Any) -> bool:
@@ -107,7 +177,7 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _verify(file: BinaryIO) -> bool:
-    """Compare a checkpoint with its checksum; False if an early version wrote it without one."""
+    """Compare an archive with its checksum; False if an early version wrote it without one."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - COMMENT))
     comment = file.read()
@@ -115,19 +185,10 @@ def _verify(file: BinaryIO) -> bool:
         return False
     if not comment.startswith(MARK):
         raise ValueError("its checksum is missing")
-    if comment != MARK + _digest(file, size - COMMENT):
+    file.seek(0)
+    if comment != MARK + feed(hashlib.sha256(), file, size - COMMENT).hexdigest().encode():
         raise ValueError("its checksum does not match")
     return True
-
-
-def _digest(file: BinaryIO, size: int) -> bytes:
-    """SHA-256 of the first bytes of a file, in hexadecimal; the file stands behind them."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    while size > 0 and (block := file.read(min(AT_ONCE, size))):
-        digest.update(block)
-        size -= len(block)
-    return digest.hexdigest().encode()
 
 
 def digest_of(weights: Mapping[str, Tensor]) -> str:
@@ -148,9 +209,7 @@ def read_safetensors(
         DamagedError: If it is not what was written.
     """
     try:
-        with safe_open(checked(path, inside=inside), framework="pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            texts: dict[str, str] = file.metadata() or {}
+        weights, texts = _read_tensors(checked(path, inside=inside))
     except FileNotFoundError:
         raise
     except Exception as error:
@@ -167,6 +226,13 @@ def read_metadata(path: Path, inside: Path | None = None) -> dict[str, str]:
             return file.metadata() or {}
     except Exception:  # of any kind: whoever reads the weights says so
         return {}
+
+
+def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a .safetensors file; nobody can change them once they are read."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        return tensors, file.metadata() or {}
 
 
 def check_finite(weights: Mapping[str, Tensor], where: str) -> None:

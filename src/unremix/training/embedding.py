@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from unremix.console.printing import guarded
 from unremix.console.suggestions import needed_for
 from unremix.domains.base import Features
 from unremix.files.atomic_files import write_arrays, write_whole
@@ -100,7 +101,7 @@ def _write_csv(path: Path, arrays: dict[str, Any]) -> None:
             for row, values in enumerate(embeddings):
                 # Nine digits give every float32 back exactly.
                 numbers = (f"{value:.9g}" for value in values.tolist())
-                writer.writerow([*(arrays[name][row] for name in others), *numbers])
+                writer.writerow([*(guarded(arrays[name][row]) for name in others), *numbers])
 
     write_whole(path, write)
 

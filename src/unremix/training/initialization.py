@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from unremix.domains import find_domain
 from unremix.domains.options import TrainConfig
+from unremix.files.atomic_files import checked
 from unremix.files.bounds import shorten
 from unremix.frameworks.base import Framework
-from unremix.training.checkpoints import read_checkpoint, read_safetensors
+from unremix.training.checkpoints import check_torch, read_checkpoint, read_safetensors
 from unremix.training.ready import ReadyEncoder
 
 SHOWN = 4  # names listed in a message
@@ -53,9 +54,10 @@ def read_weights(source: str) -> dict[str, Tensor]:
         return read_safetensors(path)[0]
     try:
         if Path(source).is_dir():
-            found: Any = read_checkpoint(path)
+            found: Any = read_checkpoint(path, inside=Path(source))
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            check_torch()
+            found = torch.load(checked(path), map_location="cpu", weights_only=True)
     except Exception as error:
         # torch's own text for a pickle would have it loaded with its code.
         code = isinstance(error, UnpicklingError)

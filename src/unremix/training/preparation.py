@@ -25,7 +25,15 @@ from unremix.domains import Domain, find_domain
 from unremix.domains.options import OF_A_CALL, TrainConfig
 from unremix.files.atomic_files import refuse_link, sweep, try_lock
 from unremix.frameworks.base import Framework, auto_batch
-from unremix.training.building import build_model, outline_model, refuse_other, settled
+from unremix.frameworks.recipe import Composition
+from unremix.training.building import (
+    build_model,
+    outline_model,
+    outlined,
+    refuse_giant,
+    refuse_other,
+    settled,
+)
 from unremix.training.export import export_facts, write_weights
 from unremix.training.finding import ready_encoder
 from unremix.training.initialization import find_weights, initialize
@@ -190,7 +198,7 @@ def check(config: TrainConfig) -> None:
         composition.make_loss()
         if composition.parts["framework"] not in domain.frameworks:
             # The parts together, around layers of size 1: the data decide the real ones.
-            framework = composition.make_framework(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
+            framework = _around_nothing(composition, domain.sizes)
     if config.audit_every is not None and not composition.has_weights:
         raise ValueError(
             f"expected a framework with negatives for --audit_every, got {config.recipe!r}, "
@@ -201,6 +209,17 @@ def check(config: TrainConfig) -> None:
             f"expected no chunk with evidence that remembers features, got chunk={config.chunk}"
             "; leave out one of them"
         )
+
+
+def _around_nothing(composition: Composition, sizes: str) -> Framework:
+    """The parts together, around layers of size 1; without numbers, if they can do without."""
+
+    def make() -> Framework:
+        return composition.make_framework(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
+
+    outline = outlined(make, sizes)
+    refuse_giant(outline, sizes)
+    return make() if outline is None else outline
 
 
 def _check_restarts(config: TrainConfig) -> None:

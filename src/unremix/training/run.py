@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import unremix
 from unremix.console.printing import one_line
+from unremix.console.values import LARGEST_YAML
 from unremix.domains import Domain, find_domain
 from unremix.domains.options import (
     TrainConfig,
@@ -46,7 +47,6 @@ from unremix.training.checkpoints import (
     write_checkpoint,
 )
 
-LARGEST_CONFIG = 1 << 20  # bytes; one has some thousand
 STARTED = "start.safetensors"  # the encoder as it came, if it did not start from random weights
 FACTS = ("step", "seconds", "device", "date", "version")  # of a checkpoint, besides tensors
 WRITER = "# unremix "  # and the version, in the first line of config.yaml
@@ -108,20 +108,21 @@ class Run:
     model: Framework | None = None  # the whole model, if it is in memory
     rows: list[dict[str, float]] | None = None  # of metrics.csv, if it was just written
     card: dict[str, Any] | None = None  # evaluation.json, if it was just written
+    trust = False  # whether its code may run
     fell_back = False  # whether the previous checkpoint was read in place of the latest
     _facts: dict[str, Any] | None = None  # about the checkpoint, if it was read
 
     def __init__(self, path: str | Path, *, layer: Layer = "backbone", trust: bool = False) -> None:
         if layer not in get_args(Layer):
             raise ValueError(f"expected the layer 'backbone' or 'head', got {layer!r}")
-        self.path, self.layer = Path(path), layer
+        self.path, self.layer, self.trust = Path(path), layer, trust
         file = self.path / "config.yaml"
         if not file.exists():
             raise FileNotFoundError(
                 f"expected a run folder with config.yaml, got {str(self.path)!r}; "
                 "give the folder that 'unremix train' named at its end"
             )
-        text = read_text(file, LARGEST_CONFIG, inside=self.path)
+        text = read_text(file, LARGEST_YAML, inside=self.path)
         try:
             config = config_from_yaml(text, trust=trust, where=str(self.path))
             shape = json.loads(read_text(self.path / "shape.json", inside=self.path))
@@ -216,7 +217,7 @@ class Run:
         reasons: list[str] = []
         for file in (self.checkpoint, self.previous):
             try:
-                state = read_checkpoint(file)
+                state = read_checkpoint(file, inside=self.path, trust=self.trust)
             except FileNotFoundError:
                 continue
             except DamagedError as error:
@@ -392,10 +393,13 @@ class Run:
                 if self.layer == "backbone":
                     model.encoder.load_state_dict(saved)
             elif saved is not None and digest_of(saved) != digest_of(model.encoder.state_dict()):
-                raise ValueError(
-                    f"expected {file} to hold the weights of {self.checkpoint}, got others; remove "
-                    "the one of the two that you do not want"
-                )
+                if not self.fell_back or self.layer == "head":
+                    raise ValueError(
+                        f"expected {file} to hold the weights of {self.checkpoint}, got others; "
+                        "remove the one of the two that you do not want"
+                    )
+                warnings.warn(f"{file.name} is used, which is of a later step", stacklevel=3)
+                model.encoder.load_state_dict(saved)
         check_finite(model.state_dict(), str(self.path))
         return model
 

@@ -603,9 +603,16 @@ def test_broken_corpora(corpus: EncodedCorpus, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="remove the folder"):
             EncodedCorpus.open(corpus.folder, corpus.source)
     about.write_text(kept)
-    with (corpus.folder / "tokens.bin").open("r+b") as file:
-        file.truncate(4)
-    with pytest.raises(ValueError, match="to be whole"):
+    for name in ("tokens.bin", "offsets.bin", "vocabulary.txt"):
+        content = (corpus.folder / name).read_bytes()
+        for wrong in (content[:4], bytes(len(content)), content[::-1]):
+            (corpus.folder / name).write_bytes(wrong)
+            with pytest.raises(ValueError, match="remove the folder"):
+                EncodedCorpus.open(corpus.folder, corpus.source)
+        (corpus.folder / name).write_bytes(content)
+    assert EncodedCorpus.open(corpus.folder, corpus.source) == corpus
+    about.write_text(kept.replace('"max_length": 3', '"max_length": 2'))
+    with pytest.raises(ValueError, match="as they were written"):
         EncodedCorpus.open(corpus.folder, corpus.source)
 
 

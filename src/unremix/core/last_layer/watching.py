@@ -65,6 +65,11 @@ class LastLayer:
             for recorder in recorders:
                 recorder.keeps_all = False
 
+    def release(self) -> None:
+        """Let the next call of the layer take the place of those that are kept."""
+        for watch in self.watches:
+            watch.recorder.used = True
+
     @torch.no_grad()
     def find(self, *embeddings: Tensor, check: bool = True) -> tuple[LayerInputs, ...]:
         """h for each of the given embeddings.
@@ -91,7 +96,7 @@ class LastLayer:
                 "expected last_layer to exist, got a loss whose layer was deleted or not pickled "
                 "with it; make a new loss with last_layer=..., or pass h0 and h1"
             )
-        self.watches[0].recorder.used = True
+        self.release()
         return tuple(
             self._find(f"z{number}", each, layer, check) for number, each in enumerate(embeddings)
         )
@@ -155,6 +160,9 @@ class Projection:
         twin.parameters = [deepcopy(self.parameters[0], memo), *self.parameters]
         return twin
 
+    def release(self) -> None:
+        """Nothing is kept."""
+
     @torch.no_grad()
     def find(self, *embeddings: Tensor, check: bool = True) -> tuple[LayerInputs, ...]:
         """h for each of the given embeddings, as :meth:`LastLayer.find`."""
@@ -186,6 +194,11 @@ class TwoLayers:
     def __init__(self, first: LastLayer | Projection, second: LastLayer | Projection) -> None:
         self.layers = (first, second)
         self.bias = first.bias and second.bias
+
+    def release(self) -> None:
+        """As :meth:`LastLayer.release`."""
+        for layer in self.layers:
+            layer.release()
 
     def find(self, *embeddings: Tensor, check: bool = True) -> tuple[LayerInputs, ...]:
         """h of both views, as :meth:`LastLayer.find`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +19,12 @@ import torch
 from torch import Tensor
 
 from unremix.domains.sentence.tokens import UNKNOWN, Vocabulary, tokenize
+from unremix.files.atomic_files import open_file, read_text, sweep, write_text
+from unremix.files.fingerprint import feed, fingerprint
 
 FLUSH = 2**14  # sentences written at a time
-ABOUT = "corpus.json"
+ABOUT, VOCABULARY = "corpus.json", "vocabulary.txt"
+FILES = ("tokens.bin", "offsets.bin", "documents.bin", "texts.bin", VOCABULARY)
 NAME_LENGTH = 200  # characters of a sentence that serve as its name
 
 
@@ -96,25 +100,26 @@ class EncodedCorpus:
         """Open the corpus that :func:`write_corpus` wrote of a text.
 
         Raises:
-            ValueError: If the folder holds none, or files of it are missing or too short.
+            ValueError: If the folder holds none, or files of it are not as they were written.
         """
         try:
-            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            vocabulary = Vocabulary.load(folder / "vocabulary.txt")
-            expected = about.pop("bytes")
-            sizes = {name: os.path.getsize(folder / name) for name in expected}
+            about = json.loads(read_text(folder / ABOUT, inside=folder))
+            sound = about.pop("sha256") == _digest(about)
+            files = about.pop("files")
+            sound = sound and files == {name: _digest_of(folder / name) for name in FILES}
+            vocabulary = Vocabulary.load(folder / VOCABULARY)
             if about["topics"] is not None:
                 about["topics"] = tuple(about["topics"])
             corpus = cls(folder, source, vocabulary, **about)
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"expected an encoded corpus in {folder}, got {type(error).__name__}: "
                 f"{error}; remove the folder to have it made again"
             ) from error
-        if sizes != expected:
+        if not sound:
             raise ValueError(
-                f"expected the files in {folder} to be whole, got sizes {sizes}; "
-                "remove the folder to have it made again"
+                f"expected the files in {folder} as they were written, got others; remove the "
+                "folder to have it made again"
             )
         return corpus
 
@@ -213,6 +218,15 @@ def batches(num: int, batch_size: int, *, seed: int, epoch: int) -> Tensor:
     return starts[torch.randperm(len(starts), generator=generator)]
 
 
+def _digest(about: Mapping[str, Any]) -> str:
+    return fingerprint([json.dumps(about, sort_keys=True)])
+
+
+def _digest_of(file: Path) -> str:
+    with open_file(file, inside=file.parent) as opened:
+        return feed(hashlib.sha256(), opened).hexdigest()
+
+
 def _token_type(vocabulary_size: int) -> type[np.uint16] | type[np.int32]:
     return np.uint16 if vocabulary_size <= 2**16 else np.int32
 
@@ -238,15 +252,17 @@ def write_corpus(
         Whether there was any sentence; if not, nothing is written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    sweep(folder.parent)
+    temporary = folder.with_name(f".unremix-{os.getpid()}-{secrets.token_hex(8)}.tmp")
     temporary.mkdir()
     try:
         about = _write_files(sentences, temporary, vocabulary, known["max_length"])
         if not about["sentences"]:
             return False
-        vocabulary.save(temporary / "vocabulary.txt")
-        (temporary / ABOUT).write_text(json.dumps({**about, **known}, indent=1), encoding="utf-8")
+        vocabulary.save(temporary / VOCABULARY)
+        files = {name: _digest_of(temporary / name) for name in FILES}
+        about |= {**known, "files": files}
+        write_text(temporary / ABOUT, json.dumps({**about, "sha256": _digest(about)}, indent=1))
         try:
             os.rename(temporary, folder)
         except OSError:
@@ -304,5 +320,4 @@ def _write_files(
         "unknown": unknown,
         "skipped": skipped,
         "truncated": truncated,
-        "bytes": {f"{name}.bin": os.path.getsize(folder / f"{name}.bin") for name in buffers},
     }

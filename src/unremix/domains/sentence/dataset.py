@@ -29,6 +29,7 @@ from unremix.domains.sentence.text_files import (
     split_prose,
 )
 from unremix.domains.sentence.tokens import TOKENS_VERSION, Vocabulary, tokenize
+from unremix.files.seals import read_sealed, write_sealed
 
 EMBEDDED = "pydocs"
 MOST_WORDS = 2**22  # different words held while counting; beyond it the rarest are forgotten
@@ -213,8 +214,9 @@ def build_vocabulary(
     path = None
     if cache is not None:
         path = Path(cache) / f"vocabulary-{data.key(vocabulary=size)}.txt"
-        if path.exists():
-            return Vocabulary.load(path)
+        kept = read_sealed(path)
+        if kept is not None:
+            return Vocabulary.parse(kept.decode(), path)
     counts: Counter[str] = Counter()
     forgotten, rarest = 0, 0
     for sentence in data:
@@ -227,7 +229,7 @@ def build_vocabulary(
         raise _nothing(data)
     vocabulary = Vocabulary.from_counts(counts, size, unknown=forgotten)
     if path is not None:
-        vocabulary.save(path)
+        write_sealed(path, vocabulary.save)
     return vocabulary
 
 
@@ -258,7 +260,7 @@ def encode_sentences(
     if vocabulary is None:
         vocabulary = build_vocabulary(data, size=vocabulary_size, cache=cache)
     words = hashlib.sha256("\n".join(vocabulary.words).encode()).hexdigest()
-    folder = Path(cache) / f"corpus-{data.key(words=words, max_length=max_length)}"
+    folder = Path(cache) / f"corpus-{data.key(words=words, max_length=max_length, verified=1)}"
     if not (folder / ABOUT).exists():
         known = {"name": data.name, "topics": data.topics, "max_length": max_length}
         if not write_corpus(data, folder, vocabulary, known):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unremix.files.atomic_files import write_text
+from unremix.files.atomic_files import read_text, write_text
 
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<pad>", "<unk>")  # never tokens themselves: the tokenizer sets "<" apart
@@ -186,9 +186,13 @@ class Vocabulary:
         Raises:
             ValueError: If the file has another form.
         """
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        return cls.parse(read_text(Path(path)), path)
+
+    @classmethod
+    def parse(cls, text: str, path: str | Path) -> Vocabulary:
+        """The same from the text of a file."""
         try:
-            pairs = [line.split("\t") for line in lines if line]
+            pairs = [line.split("\t") for line in text.split("\n") if line]
             words = [word for word, _ in pairs]
             counts = [int(count) for _, count in pairs]
             if tuple(words[:2]) != SPECIAL:
