@@ -79,6 +79,12 @@ def read_checkpoint(
     return cast(dict[str, Any], state)
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file begins as a checkpoint does: with the header of safetensors."""
+    with open_file(path) as file:
+        return file.read(9)[8:] == b"{"
+
+
 def _to_json(value: Any, tensors: dict[str, Tensor], known: dict[tuple[Any, ...], str]) -> Any:
     """A nested state as JSON has it; its tensors are added by number, shared ones once."""
     if isinstance(value, Tensor):

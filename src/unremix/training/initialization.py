@@ -15,7 +15,12 @@ from unremix.domains.options import TrainConfig
 from unremix.files.atomic_files import checked
 from unremix.files.bounds import shorten
 from unremix.frameworks.base import Framework
-from unremix.training.checkpoints import check_torch, read_checkpoint, read_safetensors
+from unremix.training.checkpoints import (
+    check_torch,
+    is_checkpoint,
+    read_checkpoint,
+    read_safetensors,
+)
 from unremix.training.ready import ReadyEncoder
 
 SHOWN = 4  # names listed in a message
@@ -53,8 +58,8 @@ def read_weights(source: str) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return read_safetensors(path)[0]
     try:
-        if Path(source).is_dir():
-            found: Any = read_checkpoint(path, inside=Path(source))
+        if Path(source).is_dir() or is_checkpoint(path):
+            found: Any = read_checkpoint(path, inside=path.parent.parent)
         else:
             check_torch()
             found = torch.load(checked(path), map_location="cpu", weights_only=True)
