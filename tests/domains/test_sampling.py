@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unremix.domains.sampling import streamed
+from unremix.domains.sampling import pinned, read_ahead, streamed
 
 SHARDS = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -89,3 +91,30 @@ def test_shards_and_samples_are_shuffled_evenly(lanes: int) -> None:
     share = torch.bincount(firsts, minlength=6) / 3000
     by_hand = torch.tensor([1 / 6, 1 / 6, 1 / 9, 1 / 9, 1 / 9, 1 / 3])  # a shard, then a sample
     torch.testing.assert_close(share, by_hand, atol=0.03, rtol=0)
+
+
+def test_the_next_item_is_read_while_one_is_used() -> None:
+    begun = {item: Event() for item in range(3)}
+
+    def read(item: int) -> int:
+        begun[item].set()
+        return 10 * item
+
+    for place, found in enumerate(read_ahead(read, range(3))):
+        assert found == 10 * place
+        assert begun[min(place + 1, 2)].wait(timeout=60)
+
+
+def test_what_cannot_be_read_raises_in_its_turn() -> None:
+    found = read_ahead(lambda item: 1 // item, [1, 0, 1])
+    assert next(found) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(found)
+
+
+def test_only_tensors_for_a_gpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)
+    ones = torch.ones(2)
+    assert pinned(ones, torch.device("cpu")) is ones
+    assert pinned("text", torch.device("cuda")) == "text"
+    assert pinned(ones, torch.device("cuda")).tolist() == [2, 2]

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from unremix.frameworks.randomness import scramble
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def read_ahead(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """What is read for each item, in order; a thread reads the next one meanwhile.
+
+    Example:
+        >>> list(read_ahead(abs, [-1, 2]))
+        [1, 2]
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting: list[Future[Result]] = []
+        for item in items:
+            arrived = [one.result() for one in waiting]
+            waiting = [pool.submit(read, item)]
+            yield from arrived
+        yield from (one.result() for one in waiting)
+
+
+def pinned(values: Any, device: torch.device) -> Any:
+    """A tensor in memory from which a GPU copies without waiting; all else as it is."""
+    is_for_gpu = device.type == "cuda" and isinstance(values, Tensor)
+    return values.pin_memory() if is_for_gpu else values
 
 
 def spread(count: int, most: int) -> Tensor:

@@ -289,10 +289,16 @@ class IMix:
         lam = beta(uniforms(sample_keys, _SHARE_DRAWS), alpha=self.alpha)
         lam = torch.maximum(lam, 1 - lam)
         if joint is None:
-            return i_mix(images, permutation(batch_key, len(images)).to(images.device), lam)
+            return i_mix(
+                images,
+                permutation(batch_key, len(images)).to(images.device, non_blocking=True),
+                lam,
+            )
         order = permutation(batch_key, joint.total)
         partners = order[joint.offset : joint.offset + len(images)] - joint.offset
-        return i_mix(images, partners.to(images.device), lam, others=joint.exchange(order))
+        return i_mix(
+            images, partners.to(images.device, non_blocking=True), lam, others=joint.exchange(order)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -39,6 +38,7 @@ from unremix.console.printing import to_csv
 from unremix.domains.base import Observer, make_batch
 from unremix.domains.options import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.domains.remembered import forget
+from unremix.domains.sampling import pinned, read_ahead
 from unremix.files.atomic_files import refuse_link, write_text
 from unremix.frameworks.base import Framework, Projecting
 from unremix.frameworks.randomness import scramble
@@ -152,38 +152,19 @@ class Training:
         return joint.tensor_split(self.fabric.world_size)[self.fabric.global_rank]
 
     def _batches(self) -> Iterator[tuple[Tensor, Any]]:
-        """The batches from the current step to the epoch's end, read one step ahead."""
-        steps = range(self.step, (self.epoch + 1) * self.steps_per_epoch)
-        with ThreadPoolExecutor(max_workers=1) as pool:
-
-            def read(step: int) -> Any:
-                indices = self._indices(step)
-                if self.ahead:
-                    for number in (step, min(step + self.ahead, self.total - 1)):
-                        self.domain.expect(self.data, self._indices(number))
-                return indices, pool.submit(self.domain.fetch, self.data, indices)
-
-            following = read(steps[0])
-            for step in steps:
-                indices, waiting = following
-                fetched = self._arrived(waiting)
-                if step + 1 in steps:
-                    following = read(step + 1)
-                device = self.fabric.device
-                # Of data other than images, the domain knows what has to be moved.
-                yield (
-                    indices.to(device),
-                    fetched.to(device) if isinstance(fetched, Tensor) else fetched,
-                )
-
-    def _arrived(self, waiting: Future[Any]) -> Any:
-        """What was read for the current step.
+        """The batches from the current step to the epoch's end, read one step ahead.
 
         Raises:
-            OSError: If it cannot be read; a single process writes a checkpoint first.
+            OSError: If one cannot be read; a single process writes a checkpoint first.
         """
+        device = self.fabric.device
+        steps = range(self.step, (self.epoch + 1) * self.steps_per_epoch)
         try:
-            return waiting.result()
+            for indices, fetched in read_ahead(self._read, steps):
+                # Of data other than images, the domain knows what has to be moved.
+                if isinstance(fetched, Tensor):
+                    fetched = fetched.to(device, non_blocking=True)
+                yield indices.to(device, non_blocking=True), fetched
         except (ConnectionError, FileNotFoundError) as error:
             if not self.prepared.begun:
                 raise
@@ -192,6 +173,15 @@ class Training:
             again = resume_command(str(self.run.path), trust=bool(self.config.code))
             remedy = f"resume with: {again}"
             raise type(error)(f"{error}; {remedy}") from error
+
+    def _read(self, step: int) -> tuple[Tensor, Any]:
+        """The samples of a step, by indices (N,); what later steps use is asked for."""
+        indices = self._indices(step)
+        if self.ahead:
+            for number in (step, min(step + self.ahead, self.total - 1)):
+                self.domain.expect(self.data, self._indices(number))
+        fetched = self.domain.fetch(self.data, indices)
+        return pinned(indices, self.fabric.device), pinned(fetched, self.fabric.device)
 
     def training_step(self, indices: Tensor, fetched: Any) -> None:
         """Views, loss, gradient, step."""

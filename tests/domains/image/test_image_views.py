@@ -6,6 +6,7 @@ import colorsys
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -272,6 +273,20 @@ def test_jitter_only_those_asked_for() -> None:
     assert not torch.isclose(result[which], images[which]).all()
     nothing = image.jitter(images.clone(), which & False, draws.factors, draws.orders)
     assert torch.equal(nothing, images)
+
+
+@pytest.mark.parametrize("name", ["cifar", "imagenet", "gray"])
+def test_an_accelerator_counts_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes all samples and keeps those asked for; the views are the same."""
+    settings = replace(SETTINGS[name], solarize=0.3)
+    images = photographs(24, 12)[:, : len(settings.mean)]
+    expected = augment(images, settings, sample_keys(24))
+    monkeypatch.setattr(image, "_may_count", lambda images: False)
+    with monkeypatch.context() as patch:
+        for reading in ("nonzero", "tolist"):
+            patch.setattr(torch.Tensor, reading, None)
+        found = augment(images, settings, sample_keys(24))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_hue_of_all_corners_of_the_cube() -> None:

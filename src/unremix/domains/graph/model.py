@@ -19,7 +19,7 @@ from unremix.domains.graph.store import GraphBatch, GraphSet, GraphStore
 from unremix.domains.graph.views import GraphAugmentation, augment
 from unremix.domains.options import TrainConfig
 from unremix.domains.remembered import recall, remember
-from unremix.domains.sampling import ranges
+from unremix.domains.sampling import ranges, read_ahead
 from unremix.files.archives import Skipped
 from unremix.files.fingerprint import fingerprint
 from unremix.frameworks.base import Framework
@@ -45,9 +45,8 @@ def graph_features(encoder: nn.Module, store: GraphStore) -> Tensor:
         return known
     parts = []
     with evaluating(encoder) as (device, dtype):
-        for indices in torch.arange(len(store)).split(EVALUATION_BATCH):
-            batch = in_dtype(store.batch(indices).to(device), dtype)
-            parts.append(encoder(batch).float().cpu())
+        for batch in read_ahead(store.batch, torch.arange(len(store)).split(EVALUATION_BATCH)):
+            parts.append(encoder(in_dtype(batch.to(device), dtype)).float().cpu())
     return remember(encoder, store, torch.cat(parts))
 
 

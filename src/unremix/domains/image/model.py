@@ -23,7 +23,7 @@ from unremix.domains.image.options import LARGEST_IMAGE, ImageOptions
 from unremix.domains.image.views import SETTINGS, Augmentation, augment, plain, settings_for
 from unremix.domains.options import TrainConfig, make_head
 from unremix.domains.remembered import recall, remember
-from unremix.domains.sampling import permuted, spread, streamed
+from unremix.domains.sampling import permuted, pinned, read_ahead, spread, streamed
 from unremix.files.atomic_files import read_bytes
 from unremix.files.fingerprint import fingerprint
 from unremix.frameworks.base import Framework
@@ -34,7 +34,11 @@ from unremix.frameworks.randomness import CROPS, VIEWS, keys
 CROP_SHARE = 18 / 32
 CROP_SCALE = (0.05, 0.25)
 
-AT_ONCE = 1 << 21  # pixels that are embedded together: layers of large encoders take 500 times that
+# Images that are embedded together, for images of one pixel a side. On a CPU what a layer makes of
+# them should stay near its cache: 512 of 32 pixels take up to twice as long as 4 times 128.
+AT_ONCE_ON_CPU = 1 << 12  # divided by their side
+AT_ONCE = 1 << 21  # divided by their area: layers of large encoders take 500 times that
+READ_AT_ONCE = 512  # while those before are embedded
 SMALL_IMAGE = 32  # pixels
 SIZES = "width, head_hidden, head_output or the sizes of the framework, such as moco.queue"
 FINGERPRINTED = 512  # images, at least
@@ -91,33 +95,43 @@ class ImageShape:
 
 def features_of(encoder: nn.Module, images: Tensor, settings: Augmentation) -> Tensor:
     """Features of uint8 images (n, C, S, S) in eval mode, shape (n, F), on the CPU."""
-    batch = max(16, min(512, AT_ONCE // images.shape[-1] ** 2))
     with evaluating(encoder) as (device, dtype):
+        side = images.shape[-1]
+        most = AT_ONCE_ON_CPU // side if device.type == "cpu" else AT_ONCE // side**2
         parts = [
-            encoder(plain(part.to(device), settings).to(dtype)).float().cpu()
-            for part in images.split(batch)
+            encoder(plain(part.to(device, non_blocking=True), settings).to(dtype)).float().cpu()
+            for part in images.split(max(16, min(READ_AT_ONCE, most)))
         ]
     return torch.cat(parts)
 
 
 def set_features(
-    encoder: nn.Module | None, images: ImageSet, settings: Augmentation, *, batch: int = 512
+    encoder: nn.Module | None,
+    images: ImageSet,
+    settings: Augmentation,
+    *,
+    batch: int = READ_AT_ONCE,
 ) -> Tensor:
     """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
     known: Tensor | None = recall(encoder, images)
     if known is not None:
         return known
-    parts = []
     # Without images, split gives one empty part, so that the width is known.
     places = torch.arange(len(images)).split(batch)
-    for number, indices in enumerate(places):
+    device = torch.device("cpu") if encoder is None else next(encoder.parameters()).device
+
+    def read(number: int) -> Tensor:
         if isinstance(images.images, StreamedImages):
             images.images.expect(torch.cat(places[number : number + 2]))
-        part = images.images.batch(indices)
-        if encoder is None:
-            parts.append(plain(part, settings).flatten(1))
-        else:
-            parts.append(features_of(encoder, part, settings))
+        found: Tensor = pinned(images.images.batch(places[number]), device)
+        return found
+
+    parts = [
+        plain(part, settings).flatten(1)
+        if encoder is None
+        else features_of(encoder, part, settings)
+        for part in read_ahead(read, range(len(places)))
+    ]
     return remember(encoder, images, torch.cat(parts))
 
 

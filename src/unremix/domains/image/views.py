@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -190,9 +192,9 @@ def draw(settings: Augmentation, keys: Tensor, size: int) -> Draws:
     """The parameters of one view per key (B,), of images of S = ``size`` pixels along a side."""
     u = uniforms(keys, _DRAWS)  # (B, draws)
     crops, u = u[:, : 2 * _TRIES + 2], u[:, 2 * _TRIES + 2 :]
-    low = [max(0.0, 1 - strength) for strength in settings.jitter[:HUE]] + [-settings.jitter[HUE]]
-    high = [1 + strength for strength in settings.jitter[:HUE]] + [settings.jitter[HUE]]
-    lowest, highest = u.new_tensor(low), u.new_tensor(high)
+    *blends, hue = settings.jitter
+    lowest = _constant(u, (*(max(0.0, 1 - strength) for strength in blends), -hue))
+    highest = _constant(u, (*(1 + strength for strength in blends), hue))
     return Draws(
         boxes=crop_boxes(settings, crops, size),
         flip=u[:, 0] < settings.flip,
@@ -235,11 +237,9 @@ def crop_boxes(settings: Augmentation, numbers: Tensor, size: int) -> Tensor:
     # The product may round up to the number of places.
     corners = torch.minimum(corners, size - sides)
     narrowest, widest = settings.crop_ratio
-    central = torch.tensor(
-        [min(size, round(size / narrowest)), min(size, round(size * widest))], device=sides.device
-    )
+    central = (min(size, round(size / narrowest)), min(size, round(size * widest)))
     none = ~fits.any(1, keepdim=True)
-    sides = torch.where(none, central.to(sides), sides)
+    sides = torch.where(none, _constant(sides, central), sides)
     corners = torch.where(none, ((size - sides) / 2).floor(), corners)
     return torch.cat([corners, sides], dim=1)
 
@@ -266,7 +266,7 @@ def crop(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
     columns = torch.where(flip[:, None], columns.flip(1), columns)
     # (x, y) of every pixel in one pass: (x, 0) along a row, plus y times (0, 1).
     across = torch.stack([columns, torch.zeros_like(columns)], dim=2).view(-1, 1, 2 * size)
-    only_y = columns.new_tensor([0.0, 1.0]).repeat(size)
+    only_y = _constant(columns, (0.0, 1.0)).repeat(size)
     grid = torch.addcmul(across, rows[:, :, None], only_y).view(-1, size, size, 2)
     return F.grid_sample(_to_float(images), grid, padding_mode="border", align_corners=False)
 
@@ -304,6 +304,8 @@ def jitter(images: Tensor, which: Tensor, factors: Tensor, orders: Tensor) -> Te
     Returns:
         ``images``.
     """
+    if not _may_count(images):
+        return _jitter_all(images, which, factors, orders)
     channels = images.shape[1]
     blends, turns = _order_tables(images.device)
     turn = torch.where(which, turns[orders], len(turns))  # blends before the hue, (B,)
@@ -320,6 +322,26 @@ def jitter(images: Tensor, which: Tensor, factors: Tensor, orders: Tensor) -> Te
             offset = (pixels.mean(2) * to_mean[:, step]).sum(1)[:, None, None]  # (n, 1, 1)
             pixels = torch.baddbmm(offset, matrices[:, step], pixels).clamp_(0, 1)
     return images.index_copy_(0, chosen, pixels.view(-1, *images.shape[1:]))
+
+
+def _jitter_all(images: Tensor, which: Tensor, factors: Tensor, orders: Tensor) -> Tensor:
+    """As :func:`jitter`, of an accelerator, which computes all samples in every pass."""
+    blends, turns = _order_tables(images.device)
+    turn = turns[orders]  # (B,)
+    matrices, to_mean = _blends(factors, blends[orders], _luma(images))
+
+    def changed(x: Tensor) -> Tensor:
+        for step in range(HUE + 1):
+            if images.shape[1] == 3:
+                x = torch.where((turn == step)[:, None, None], shift_hue(x.clone(), hues), x)
+            if step < HUE:
+                offset = (x.mean(2) * to_mean[:, step]).sum(1)[:, None, None]
+                x = torch.baddbmm(offset, matrices[:, step], x).clamp_(0, 1)
+        return x
+
+    hues = factors[:, HUE]
+    _change(images, which, lambda all_of_them: changed(all_of_them.flatten(2)).view_as(images))
+    return images
 
 
 def _blends(factors: Tensor, sequence: Tensor, luma: Tensor) -> tuple[Tensor, Tensor]:
@@ -485,17 +507,28 @@ def _distort(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
     if settings.jitter_probability and any(settings.jitter):
         jitter(x, draws.jitter, draws.factors, draws.orders)
     if settings.grayscale and x.shape[1] > 1:
-        chosen = draws.grayscale.nonzero()[:, 0]
-        x.index_copy_(0, chosen, gray(x.index_select(0, chosen)))
+        _change(x, draws.grayscale, gray)
     if settings.blur:
-        chosen = draws.blur.nonzero()[:, 0]
-        x.index_copy_(0, chosen, blur(x.index_select(0, chosen), draws.sigmas[chosen]))
+        _change(x, draws.blur, blur, draws.sigmas)
     if settings.solarize:
-        chosen = draws.solarize.nonzero()[:, 0]
-        x.index_copy_(0, chosen, solarize(x.index_select(0, chosen)))
+        _change(x, draws.solarize, solarize)
     if settings.noise:
         x.add_(gaussians(keys, x[:1].numel()).view(x.shape), alpha=settings.noise).clamp_(0, 1)
     return x
+
+
+def _may_count(x: Tensor) -> bool:
+    """Whether to count which samples are changed: the host would wait for an accelerator's count."""
+    return x.device.type == "cpu"
+
+
+def _change(x: Tensor, which: Tensor, change: Callable[..., Tensor], *given: Tensor) -> None:
+    """Change the chosen samples of (B, C, S, S), in place, by what is given of each, (B, ...)."""
+    if _may_count(x):
+        chosen = which.nonzero()[:, 0]
+        x.index_copy_(0, chosen, change(x[chosen], *(one[chosen] for one in given)))
+    else:
+        x.copy_(torch.where(which[:, None, None, None], change(x, *given), x))
 
 
 def _to_float(images: Tensor) -> Tensor:
@@ -504,7 +537,7 @@ def _to_float(images: Tensor) -> Tensor:
 
 
 def _normalize(images: Tensor, settings: Augmentation, result: Tensor) -> Tensor:
-    mean, std = images.new_tensor([settings.mean, settings.std])[:, :, None, None]
+    mean, std = _constant(images, (settings.mean, settings.std))[:, :, None, None]
     return torch.sub(images, mean, out=result).div_(std)
 
 
@@ -529,15 +562,25 @@ def _between(numbers: Tensor, low: float, high: float) -> Tensor:
 
 def _luma(images: Tensor) -> Tensor:
     """Weights of the channels in the gray image, shape (C,)."""
-    return images.new_tensor(_LUMA if images.shape[1] == 3 else (1.0,))
+    return _constant(images, _LUMA if images.shape[1] == 3 else (1.0,))
+
+
+def _constant(like: Tensor, values: tuple[Any, ...]) -> Tensor:
+    """Numbers on the device of a tensor and of its kind, which are copied there once."""
+    return _copied(values, like.dtype, like.device)
+
+
+@lru_cache(maxsize=64)
+def _copied(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device="cpu").to(device)
 
 
 @lru_cache(maxsize=8)
 def _order_tables(device: torch.device) -> tuple[Tensor, Tensor]:
     """Of each order: its blends, shape (24, 3), and how many come before the hue, shape (24,)."""
-    blends = [[operation for operation in order if operation != HUE] for order in ORDERS]
-    turns = [order.index(HUE) for order in ORDERS]
-    return torch.tensor(blends, device=device), torch.tensor(turns, device=device)
+    blends = tuple(tuple(one for one in order if one != HUE) for order in ORDERS)
+    turns = tuple(order.index(HUE) for order in ORDERS)
+    return _copied(blends, torch.int64, device), _copied(turns, torch.int64, device)
 
 
 @lru_cache(maxsize=8)

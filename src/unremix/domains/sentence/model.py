@@ -16,7 +16,7 @@ from unremix.console.values import check_types
 from unremix.domains.base import Cut, Features, Trained, evaluating
 from unremix.domains.options import TrainConfig
 from unremix.domains.remembered import recall, remember
-from unremix.domains.sampling import ranges, spread
+from unremix.domains.sampling import ranges, read_ahead, spread
 from unremix.domains.sentence.corpus import EncodedCorpus, SentenceBatch, batches
 from unremix.domains.sentence.dataset import encode_sentences, load_sentences
 from unremix.domains.sentence.encoders import BagOfWords, TransformerEncoder
@@ -65,10 +65,12 @@ def encode_texts(
         return torch.empty(0, int(encoder.features))  # type: ignore[arg-type]
     order = torch.tensor(sorted(range(len(texts)), key=lambda index: len(texts[index])))
     parts = []
+
+    def read(indices: Tensor) -> tuple[Tensor, Tensor]:
+        return vocabulary.encode([texts[i] for i in indices.tolist()], max_length=max_length)
+
     with evaluating(encoder) as (device, _):
-        for indices in order.split(ENCODED_AT_ONCE):
-            some = [texts[index] for index in indices.tolist()]
-            tokens, lengths = vocabulary.encode(some, max_length=max_length)
+        for tokens, lengths in read_ahead(read, order.split(ENCODED_AT_ONCE)):
             parts.append(encoder(tokens.to(device), lengths.to(device)).float().cpu())
     return torch.cat(parts)[order.argsort()]
 
@@ -96,8 +98,11 @@ def corpus_features(
     known: tuple[Tensor, Tensor] | None = recall(encoder, corpus, total)
     if known is not None:
         return known
-    starts = range(0, total, ENCODED_AT_ONCE)
-    batches = (corpus.batch(start, min(ENCODED_AT_ONCE, total - start)) for start in starts)
+
+    def read(start: int) -> SentenceBatch:
+        return corpus.batch(start, min(ENCODED_AT_ONCE, total - start))
+
+    batches = read_ahead(read, range(0, total, ENCODED_AT_ONCE))
     return remember(encoder, corpus, sentence_features(encoder, batches), total)
 
 

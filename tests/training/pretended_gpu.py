@@ -1,0 +1,185 @@
+"""Losses and training steps on a pretended GPU; test_pretended_gpu.py runs this file by pytest.
+
+Torch lets a process register a device in Python, with streams and autocast as a GPU has them, and
+FakeTensorMode gives its tensors shapes and no values. So whatever reads a value on the host raises,
+a copy that was forgotten raises, since tensors lie on two devices, and memory can be counted. A
+process of its own runs this, since a device is registered for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+
+from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.core.problem import BLOCK_ELSEWHERE
+from unremix.domains import find_domain
+from unremix.domains.base import make_batch
+from unremix.domains.image.model import ImageShape
+from unremix.domains.options import TrainConfig
+from unremix.training.building import outline_model
+from unremix.training.optimizers import make_optimizer
+
+
+class Pretended(_DummyBackendModule):
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+_setup_privateuseone_for_python_backend("pretended", backend_module=Pretended())
+GPU = torch.device("pretended:0")
+HOST_RANDOM = ("rand", "normal", "uniform", "bernoulli", "multinomial", "poisson", "exponential")
+
+LOSSES: dict[str, Any] = {
+    "InfoNCE": InfoNCELoss,
+    "debiased": lambda **more: InfoNCELoss(class_prior=0.1, **more),
+    "HCL": HCLLoss,
+    "UnReMix": UnReMixLoss,
+    "zscore-exp": lambda **more: UnReMixLoss(scaling="zscore-exp", **more),
+    "paper": lambda **more: UnReMixLoss(fidelity="paper", **more),
+    "code": lambda **more: UnReMixLoss(fidelity="code", **more),
+    "free": lambda **more: UnReMixLoss(mix="free", **more),
+}
+# Un-Mix draws for the whole batch on the host: see frameworks/test_no_waiting.py.
+RECIPES = ["unremix-simclr", "unremix-moco"]
+OTHERS = ["simclr", "debiased", "hcl", "moco", "mochi", "swav", "imix", "patch"]
+
+
+MODE = FakeTensorMode()
+
+
+@pytest.fixture(autouse=True)
+def pretending() -> Iterator[None]:
+    with MODE:
+        yield
+
+
+def pretended(model: nn.Module) -> None:
+    """Bring the outline of a model, on meta, to the pretended GPU."""
+    for module in model.modules():
+        for name, one in module.named_parameters(recurse=False):
+            fake = FakeTensor(MODE, one.detach(), GPU)
+            setattr(module, name, nn.Parameter(fake, requires_grad=one.requires_grad))
+        for name, one in module.named_buffers(recurse=False):
+            setattr(module, name, FakeTensor(MODE, one, GPU))
+
+
+class Watched(TorchDispatchMode):
+    """Notes copies from the host that wait, and what draws from torch's generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made, name = function(*args, **(kwargs or {})), function.name()
+        given = [one for one in args if isinstance(one, Tensor)]
+        waits = not (kwargs or {}).get("non_blocking", False)
+        if isinstance(made, Tensor) and made.device == GPU and "copy" in name and waits:
+            self.seen += [name for one in given if one.device.type == "cpu" and one.dim()]
+        if any(word in name for word in HOST_RANDOM):
+            self.seen.append(name)
+        return made
+
+
+def views_of(
+    count: int, width: int, hidden: int, numbers: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
+    z = [torch.empty(count, width, dtype=numbers, device=GPU, requires_grad=True) for _ in range(2)]
+    return (*z, *(torch.empty(count, hidden, dtype=numbers, device=GPU) for _ in range(2)))
+
+
+def peak_of(make: Any, count: int, width: int, hidden: int) -> int:
+    """Bytes that forward and backward take at most."""
+    with GPU:
+        loss_fn = make()
+    views, tracker = views_of(count, width, hidden), MemTracker()
+    with tracker:
+        loss_fn(*views).backward()
+    return int(tracker.get_tracker_snapshot("peak")[GPU]["Total"])
+
+
+def bound(count: int, width: int, hidden: int) -> int:
+    """What docs/benchmarks.md states: 18 arrays of a block, and 3 times the views."""
+    block = min(BLOCK_ELSEWHERE, (2 * count) ** 2)
+    return 4 * (18 * block + 3 * 2 * count * (width + hidden))
+
+
+def test_what_reads_a_value_raises() -> None:
+    with pytest.raises(DataDependentOutputException):
+        bool(torch.empty(3, device=GPU).sum() > 0)
+    with pytest.raises(RuntimeError, match="device"):
+        torch.empty(3, device=GPU) + torch.empty(3)
+    with Watched() as watched:
+        torch.empty(3).to(GPU)
+        torch.rand(3, device=GPU)
+    assert len(watched.seen) == 2
+
+
+@pytest.mark.parametrize("numbers", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: str, numbers: torch.dtype) -> None:
+    with GPU:
+        loss_fn = LOSSES[name]()
+    views = views_of(6, 5, 7, numbers)
+    with Watched() as watched:
+        loss = loss_fn(*views)
+        loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(one.grad is not None and one.grad.device == GPU for one in views[:2])
+    assert not watched.seen
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_memory(name: str) -> None:
+    assert peak_of(LOSSES[name], 1024, 128, 512) <= bound(1024, 128, 512)
+
+
+@pytest.mark.slow
+def test_memory_of_65536_views() -> None:
+    assert peak_of(UnReMixLoss, 32_768, 128, 512) <= bound(32_768, 128, 512)
+
+
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
+)
+def test_a_step(recipe: str) -> None:
+    config = TrainConfig(recipe=recipe, backbone="resnet18", width=4, batch_size=8)
+    shape, domain = ImageShape(3, 32, "cifar"), find_domain("image")
+    with unset_fake_temporarily():
+        model = outline_model(config, shape)
+        assert model is not None
+        pretended(model)
+    model.reserve(64)
+    optimizer = make_optimizer(model, model.undecayed(), name="adam", lr=1e-3, weight_decay=1e-6)
+    images = torch.empty(8, 3, 32, 32, dtype=torch.uint8, device=GPU)
+    indices = torch.empty(8, dtype=torch.long, device=GPU)
+    for step in range(2):
+        with Watched() as watched:
+            batch = make_batch(domain, images, indices, model, config, shape, step=step, epoch=0)
+            loss = model(batch)
+            loss.backward()
+        optimizer.step()
+        model.after_step()
+        assert loss.device == GPU
+        assert loss.dtype == torch.float32
+        if step:  # in the first, constants are copied, once for all
+            assert not watched.seen
