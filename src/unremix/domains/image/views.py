@@ -518,7 +518,7 @@ def _distort(images: Tensor, settings: Augmentation, keys: Tensor) -> Tensor:
 
 
 def _may_count(x: Tensor) -> bool:
-    """Whether to count which samples are changed: the host would wait for an accelerator's count."""
+    """Whether to count which samples are changed; of an accelerator, the host would wait for it."""
     return x.device.type == "cpu"
 
 
