@@ -134,7 +134,7 @@ def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
 def _read(path: str | Path, *, trust: bool) -> Study:
     options = read_yaml(read_text(Path(path), LARGEST_YAML), where=path)
     if not isinstance(options, dict) or not isinstance(options.get("stages"), dict):
-        raise ValueError(f"expected stages by name in {path}, got none; see docs/study.md")
+        raise ValueError(f"expected stages by name in {path}, got none; see docs/comparing.md")
     for name in options["stages"]:
         check_name(str(name), f"the name of a stage in {path}")
     stages = {name: _read_stage(name, stage or {}) for name, stage in options["stages"].items()}
@@ -189,7 +189,7 @@ def read_study(path: str | Path, *, trust: bool = False) -> Study:
     except (RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"expected a study in {path}, got something else ({one_line(str(error))[:300]}); "
-            "see docs/study.md"
+            "see docs/comparing.md"
         ) from error
 
 
