@@ -144,7 +144,7 @@ def uncertainty(block: Block) -> Tensor:
     pseudo-label. The 1 belongs to the bias. Without a known layer, u_ij = δ_i · δ_j.
 
     It measures influence: how far a step on the candidate's pseudo-label changes the anchor's loss,
-    to first order. It does not tell true negatives from false ones (docs/results-study.md has numbers).
+    to first order. It does not tell true negatives from false ones (docs/results-study.md).
 
     Reference:
         UnReMix, below Eq. 3.
