@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from unremix.cli import main
+from unremix.domains.options import config_from_yaml
 
 
 @pytest.fixture
@@ -79,3 +81,26 @@ def test_a_switch_with_a_value_is_not_switched_on(canary: Path, switch: str) -> 
     file.write_text("imports: [evil_options]\n")
     assert answer(["train", "--config", str(file), switch, *SMALL, "--dry_run"]) == 2
     assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["evil_options", "evil_options.py"])
+def test_code_that_has_changed_since_it_was_trusted_is_told(
+    canary: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = canary.parent
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.chdir(folder)
+    text = f"imports: [{name}]\nepochs: 3\n"
+    for _ in range(2):  # the second time it is known
+        config_from_yaml(text, trust=True, where=str(folder / "run"))
+    code = folder / "evil_options.py"
+    code.write_text(code.read_text() + "changed = True\n")
+    digest = hashlib.sha256(code.read_bytes()).hexdigest()
+    with pytest.warns(
+        UserWarning, match=f"has changed since you last trusted it: SHA-256 {digest}"
+    ):
+        config_from_yaml(text, trust=True, where=str(folder / "run"))
+    config_from_yaml(text, trust=True, where=str(folder / "run"))  # it is known as it is now
+    config_from_yaml(text, trust=True, where=str(folder / "another run"))
+    with pytest.raises(ValueError, match="to name no code"):
+        config_from_yaml(text, where=str(folder / "run")).trusted(trust=False, where="run")

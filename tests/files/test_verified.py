@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,3 +236,23 @@ def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
     assert read_columns(tmp_path / "x.csv")["name"].tolist() == texts
     write_rows(tmp_path / "x.jsonl", [{"name": texts[0]}], ["name"])
     assert json.loads((tmp_path / "x.jsonl").read_text())["name"] == texts[0]
+
+
+def test_a_report_requests_nothing_that_a_folder_names(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sound, run)
+    (run / "report.npz").unlink()
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("data: digits", "data: http://127.0.0.1:9/x.tar"))
+    asked: list[object] = []
+
+    def connect(_: socket.socket, address: object) -> None:
+        asked.append(address)
+        raise ConnectionRefusedError(str(address))
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    assert main(["report", str(run)]) == 0
+    assert "add --trust to have them requested" in (run / "report.html").read_text()
+    assert asked == []

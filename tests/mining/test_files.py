@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzzing import in_child
 
 from unremix import mine_hard_negatives
 from unremix.cli import main
@@ -323,3 +324,51 @@ def test_names_of_any_bytes_are_written(tmp_path: Path) -> None:
     one = Collection(tmp_path, np.ones((2, 2)), None, None, None)
     with pytest.raises(ValueError, match=r"pairs in .*, got others \(field larger"):
         read_pairs(tmp_path / "p.tsv", one, one)
+
+
+def test_a_text_that_a_parquet_file_repeats_is_kept_once(tmp_path: Path) -> None:
+    """40,000 names of 200,000 letters: 8 GB as texts of their own."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array(np.zeros(40_000, np.int32)), ["x" * 200_000]
+    )
+    flat = pyarrow.array(np.ones(40_000, np.float32))
+    rows = pyarrow.FixedSizeListArray.from_arrays(flat, 1)
+    parquet.write_table(pyarrow.table({"embeddings": rows, "names": names}), tmp_path / "x.parquet")
+    assert (tmp_path / "x.parquet").stat().st_size < 10**6
+
+    def read() -> None:
+        found = Collection.read(tmp_path / "x.parquet").names
+        assert found is not None
+        print(len(found), len(found[7]))
+
+    code, said = in_child(read, file_bytes=10**6, seconds=100)
+    assert (code, said.split()) == (0, ["40000", "200000"]), said
+
+
+def test_texts_and_gaps_of_a_parquet_file_are_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"embeddings": [[1.0], [2.0], [3.0]], "names": ["a", None, "a"]})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    assert read_columns(tmp_path / "x.parquet")["names"].tolist() == ["a", None, "a"]
+
+
+@pytest.mark.parametrize("kind", ["one long cell", "short rows"])
+def test_a_table_takes_no_more_memory_than_its_bound(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "x.csv"
+    if kind == "one long cell":  # 50 GB in an array of texts
+        file.write_text("names,embedding_0\n" + "x" * 100_000 + ",1\n" + "a,1\n" * 120_000)
+    else:
+        file.write_text("names,embedding_0\n" + ",\n" * 4_000_000)
+
+    def read() -> None:
+        try:
+            print(len(read_columns(file)["names"]))
+        except ValueError as error:
+            print(error)
+
+    code, said = in_child(read, file_bytes=file.stat().st_size, seconds=200)
+    assert code == 0, said
+    assert said.strip() == "120001" or "expected" in said

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
+import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from unremix.console.suggestions import did_you_mean, expecting
+from unremix.files.seals import read_sealed, write_sealed
+from unremix.user_cache import user_cache
 
 
 def load_extensions(names: Iterable[str]) -> tuple[str, ...]:
@@ -40,6 +46,55 @@ def load_extensions(names: Iterable[str]) -> tuple[str, ...]:
             ) from error
         found.append(name)
     return tuple(found)
+
+
+KNOWN = "trusted.json"  # in the user's cache: SHA-256 of trusted code, by what named it
+
+
+def warn_of_changed_code(names: Iterable[str], where: str) -> None:
+    """Say which code that a file or folder names has changed since it was last trusted.
+
+    Args:
+        names: Files, modules and callables; their files' SHA-256 are remembered.
+        where: The file or folder.
+    """
+    file = user_cache() / KNOWN
+    try:
+        known = json.loads(read_sealed(file) or b"{}")
+    except (ValueError, RuntimeError):
+        known = {}
+    found = {}
+    for name in names:
+        code = _file_of(name.partition(":")[0])
+        if code is not None:
+            key = f"{Path(where).resolve()} {name}"
+            found[key] = hashlib.sha256(code.read_bytes()).hexdigest()
+            if known.get(key, found[key]) != found[key]:
+                warnings.warn(
+                    f"{name}, which {where} names, has changed since you last trusted it: SHA-256 "
+                    f"{found[key]}, before {known[key]}",
+                    stacklevel=4,
+                )
+    if known | found != known:
+        text = json.dumps(known | found, indent=1)
+        with suppress(OSError):
+            write_sealed(file, lambda path: path.write_text(text))
+
+
+def _file_of(name: str) -> Path | None:
+    """The file of a module, which is not imported to find it; None if there is none."""
+    if name.endswith(".py"):
+        return Path(name) if Path(name).is_file() else None
+    top, *inner = name.split(".")
+    with suppress(ImportError, ValueError):
+        spec = find_spec(top)
+        if spec is not None and spec.origin is not None:
+            place = Path(spec.origin)
+            if inner:
+                place = place.parent.joinpath(*inner)
+            choices = (place, place.with_suffix(".py"), place / "__init__.py")
+            return next((one for one in choices if one.is_file()), None)
+    return None
 
 
 def whole_name(name: str) -> str:

@@ -29,7 +29,7 @@ from unremix.console.values import (
     write_yaml,
 )
 from unremix.domains.base import DOMAINS, Domain, default_domain, find_domain
-from unremix.domains.extensions import load_extensions
+from unremix.domains.extensions import load_extensions, warn_of_changed_code
 from unremix.files.atomic_files import PATH_NAME
 from unremix.frameworks.heads import projection_head
 from unremix.frameworks.parts import section_of
@@ -373,8 +373,10 @@ class TrainConfig:
         Raises:
             ValueError: If it may not.
         """
-        if self.from_file and self.code and not trust:
-            raise untrusted(self.code, where)
+        if self.from_file and self.code:
+            if not trust:
+                raise untrusted(self.code, where)
+            warn_of_changed_code(self.code, where)
         return replace(self, from_file=False) if self.from_file else self
 
     @property
@@ -643,6 +645,7 @@ def config_from_yaml(text: str, *, trust: bool = False, where: str = "the file")
     if not fits(imports, hint := tuple[str, ...]):
         raise TypeError(mismatch("imports", imports, hint))
     if trust:
+        warn_of_changed_code(code_of(kept), where)
         load_extensions(imports)
     elif imports and isinstance(domain, str) and domain not in DOMAINS:
         raise untrusted(imports, where)

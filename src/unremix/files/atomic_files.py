@@ -132,7 +132,7 @@ def write_text(path: Path, text: str) -> None:
 
 def appending(path: Path) -> TextIO:
     """Open a text to write at its end, as UTF-8; a link that waits there is not followed."""
-    beside = getattr(os, "O_NOFOLLOW", 0)
+    beside = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     return open(
         path, "a", encoding="utf-8", errors="backslashreplace",
         opener=lambda name, flags: os.open(name, flags | beside, 0o666),

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from unremix.files.atomic_files import open_file, write_whole
+from unremix.files.atomic_files import READ, open_file, write_whole
 from unremix.files.fingerprint import feed
 from unremix.user_cache import user_cache
 
@@ -81,7 +81,7 @@ def _key() -> bytes | None:
         path = user_cache() / "seal.key"
         if not path.exists():
             _make_key(path)
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        descriptor = os.open(path, READ | getattr(os, "O_NOFOLLOW", 0))
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             key = file.read(SIZE + 1)

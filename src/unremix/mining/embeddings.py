@@ -36,6 +36,7 @@ FETCHED_AT_ONCE = 8  # files behind a URL
 ENDINGS = (".npy", ".npz", ".parquet", ".csv")
 NUMBERED = "embedding_"  # columns of a .csv file, from embedding_0 on
 PIECE = 2**20  # bytes
+OF_A_ROW, OF_A_CELL = 160, 60  # bytes that Python takes for a row of a .csv file and for each text
 LARGEST_PLAN = 1 << 20  # bytes
 PLAN = "_unremix.json"  # beside parquet parts; readers of parquet pass over names that begin so
 KEY = "embeddings"
@@ -206,8 +207,15 @@ def _parquet_columns(
         import pyarrow.parquet
     for path in paths:
         _check_expansion(checked(path), pyarrow.parquet.read_metadata(path))
+    # Repeated texts stay one text: a small file may repeat a long one any number of times.
+    texts = [
+        field.name
+        for field in pyarrow.parquet.read_schema(paths[0])
+        if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type)
+    ]
     table = pyarrow.concat_tables(
-        [pyarrow.parquet.read_table(path, page_checksum_verification=True) for path in paths]
+        pyarrow.parquet.read_table(path, page_checksum_verification=True, read_dictionary=texts)
+        for path in paths
     )
     _check_present(source, wanted, table.column_names)
     found: dict[str, NDArray[Any]] = {}
@@ -224,6 +232,9 @@ def _parquet_columns(
                 )
             flat = column.flatten().to_numpy(zero_copy_only=False)
             found[name] = flat.reshape(len(column), -1)
+        elif pyarrow.types.is_dictionary(column.type):
+            known = np.array([*column.dictionary.to_pylist(), None], dtype=object)
+            found[name] = known[column.indices.fill_null(len(known) - 1).to_numpy()]
         else:
             found[name] = column.to_numpy(zero_copy_only=False)
     return found
@@ -232,10 +243,10 @@ def _parquet_columns(
 def _check_expansion(path: Path, metadata: Any) -> None:
     """Refuse a parquet file that holds more values than its size can justify."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    values = sum(
-        group.column(number).num_values for group in groups for number in range(group.num_columns)
-    )
-    if 8 * values > allowance(path.stat().st_size):
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    values = sum(column.num_values for column in columns)
+    unpacked = sum(column.total_uncompressed_size for column in columns)
+    if max(8 * values, unpacked) > allowance(path.stat().st_size):
         raise ValueError(
             f"expected at most eight bytes for each of its own in {path}, got {values:,} values; "
             "write them as .npz"
@@ -252,7 +263,14 @@ def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]
         _check_present(path, wanted, [*others, *([KEY] if places else [])])
         rows: list[Floats] = []
         texts: dict[str, list[str]] = {heading: [] for heading in others}
+        left = allowance(path.stat().st_size)
         for cells in reader:
+            left -= OF_A_ROW + 4 * len(places) + OF_A_CELL * len(others)
+            if left < 0:
+                raise ValueError(
+                    f"expected a table that fits into memory in {path}, got one of too many short "
+                    "cells; write it as .npz"
+                )
             try:
                 rows.append(np.array([float(cells[n]) for n in places], dtype=np.float32))
                 for heading, n in others.items():
@@ -262,7 +280,10 @@ def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]
                     f"expected {len(headings)} cells with {len(places)} numbers among them in line "
                     f"{reader.line_num} of {path}, got {len(cells)} cells; write the file again"
                 ) from None
-    found: dict[str, NDArray[Any]] = {name: np.array(cells) for name, cells in texts.items()}
+    # As objects: in an array of text, each would take as much memory as the longest.
+    found: dict[str, NDArray[Any]] = {
+        name: np.array(cells, dtype=object) for name, cells in texts.items()
+    }
     if "labels" in found:
         with suppress(ValueError):  # other files than ours may have classes by name
             found["labels"] = found["labels"].astype(np.int64)

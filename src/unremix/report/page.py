@@ -18,6 +18,7 @@ from unremix.domains.options import SELECTIVE, config_to_yaml
 from unremix.evaluation.accuracy import wilson_interval
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.files.atomic_files import refuse_link, write_text
+from unremix.files.remote import is_url
 from unremix.report.charts import Chart, Line, drawn_charts
 from unremix.report.rendering import as_json, asset, numbers, render
 from unremix.report.storage import NAME, Stored
@@ -184,6 +185,8 @@ def _collected(run: Run, data: Any) -> tuple[Stored | None, str | None]:
     last = int((run.metrics() or [{"step": 0}])[-1].get("step", 0))
     if stored is not None and stored.about.get("step") == last:
         return stored, None
+    if data is None and is_url(run.config.data) and not run.trust:
+        return None, f"its data are at {run.config.data}; add --trust to have them requested"
     try:
         stored = collect(run, run.domain.load_for(run, None) if data is None else data)
     except Exception as error:  # of any library: the rest of the page is worth having

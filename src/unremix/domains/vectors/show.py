@@ -18,6 +18,7 @@ from unremix.domains.vectors.dataset import VectorData
 from unremix.domains.vectors.encoding import VectorShape
 from unremix.domains.vectors.files import word
 from unremix.domains.vectors.model import LABELED, parts_of
+from unremix.files.atomic_files import open_file
 from unremix.frameworks.base import Framework
 from unremix.losses import TwoViewLoss
 
@@ -80,7 +81,7 @@ def thumbnails(data: VectorData, rows: Sequence[int]) -> dict[int, Tensor]:
 
 def _thumbnail(path: Path) -> Tensor:
     try:
-        with Image.open(path) as image:
+        with open_file(path) as file, Image.open(file) as image:
             image.draft("RGB", (TILE, TILE))
             found = ImageOps.fit(ImageOps.exif_transpose(image).convert("RGB"), (TILE, TILE))
     except (OSError, ValueError, Image.DecompressionBombError):  # it is missing or damaged
