@@ -48,7 +48,8 @@ GIANTS: list[dict[str, Any]] = [
 
 
 def shape_of(config: TrainConfig) -> Any:
-    return find_domain(config.domain).shape_from(SHAPES[config.domain])
+    single = {"single": True} if config.recipe.startswith("simcse") else {}
+    return find_domain(config.domain).shape_from({**SHAPES[config.domain], **single})
 
 
 OTHERS: list[dict[str, Any]] = [

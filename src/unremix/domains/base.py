@@ -178,6 +178,8 @@ class Domain:
     section: str  # on the command line, such as "graph" for --graph.hidden; empty for --hidden
     defaults: Mapping[str, Any]  # of the options that all kinds of data share
     uses: frozenset[str] = frozenset()  # options of the kind SELECTIVE that it has a use for
+    # Defaults of runs that start from a library's encoder; others are those of all such runs.
+    from_library: Mapping[str, Any] = field(default_factory=dict)
     # Names of data that come with it, and their defaults.
     embedded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sizes: str  # the options that decide the model's size, for messages
@@ -299,6 +301,12 @@ def register(domain: Domain) -> None:
     RECIPES.update({one.name: replace(one, domain=domain.name) for one in domain.recipes})
     shared = domain.parts.get("framework", ())
     SERVED[domain.name] = {**domain.parts, "framework": (*domain.frameworks, *shared)}
+
+
+def domain_of_encoder(name: str) -> str | None:
+    """The kind of data that a ready encoder's name says; None if it says none."""
+    prefix = name.partition(":")[0]
+    return next((one.name for one in DOMAINS.values() if prefix in one.prefixes), None)
 
 
 def default_domain() -> Domain:

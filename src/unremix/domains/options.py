@@ -28,7 +28,13 @@ from unremix.console.values import (
     read_yaml,
     write_yaml,
 )
-from unremix.domains.base import DOMAINS, Domain, default_domain, find_domain
+from unremix.domains.base import (
+    DOMAINS,
+    Domain,
+    default_domain,
+    domain_of_encoder,
+    find_domain,
+)
 from unremix.domains.extensions import load_extensions, warn_of_changed_code
 from unremix.files.atomic_files import PATH_NAME
 from unremix.frameworks.heads import projection_head
@@ -94,7 +100,8 @@ class TrainConfig:
         init: Start from the weights of another encoder: a run's folder, a state dict, a
             .safetensors file, or timm:NAME for pretrained weights.
         encoder: Start from a ready encoder with its preprocessing: timm:NAME, torchvision:NAME,
-            package.module:callable, file.py:callable, each perhaps with :WEIGHTS_FILE; an exported
+            package.module:callable, file.py:callable, each perhaps with :WEIGHTS_FILE;
+            sentence-transformers:NAME or transformers:NAME, where NAME may be a folder; an exported
             file, or a run's folder.
         epochs: Passes over the data; 0 makes a run of the untrained encoder.
         max_minutes: End training with the first epoch that ends after this many minutes.
@@ -256,7 +263,7 @@ class TrainConfig:
         self._take(further)
         if not from_file and options.get("own") is None and self.starts:  # own: a copy is made
             for name, value in ADAPTING.items():
-                if options.get(name) is None:
+                if options.get(name) is None and name not in self._library_defaults():
                     self._set(name, value)
         check_bounds(self)
         if self.name is not None and PATH_NAME.fullmatch(self.name) is None:
@@ -271,14 +278,21 @@ class TrainConfig:
     def _settle(self) -> None:
         """Give every shared option that was not given its value, by kind of data."""
         recipe = RECIPES.get(self.recipe)
-        usual_domain = (recipe and recipe.domain) or default_domain().name
+        named = domain_of_encoder(self.encoder or "")
+        usual_domain = (recipe and recipe.domain) or named or default_domain().name
         domain = find_domain(usual_domain if self.domain is None else self.domain)
         self._set("domain", domain.name)
         data = self.data or domain.defaults["data"]
         usual = {**domain.defaults, **domain.embedded.get(data, {})}
+        usual |= self._library_defaults()
         for its in fields(self):
             if getattr(self, its.name) is None and its.name not in INTERNAL:
                 self._set(its.name, usual.get(its.name, its.metadata["usual"]))
+
+    def _library_defaults(self) -> Mapping[str, Any]:
+        """Defaults of the kind of data for encoders of the library that ``encoder`` names."""
+        named = domain_of_encoder(self.encoder or "") == self.domain
+        return find_domain(self.domain).from_library if named else {}
 
     def _take(self, further: Mapping[str, Any]) -> None:
         """Sort options of the kind of data and of the parts from those of other kinds of data."""

@@ -95,7 +95,8 @@ def _from_safetensors(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str
     domain = find_domain(facts["domain"])
     exports = domain.exports
     if exports is None:
-        own = {name: facts["encoder"][name] for name in domain.architecture}
+        made = facts["encoder"]
+        own = {name: made[name] for name in domain.architecture if name in made}  # an early file
         shape = domain.shape_from(facts["shape"])
     else:
         own, shape = exports.options(facts, path), exports.shape(facts, path)

@@ -9,6 +9,7 @@ import torch
 
 from unremix.console.suggestions import Mistyped
 from unremix.domains import DOMAINS, find_domain
+from unremix.domains.base import domain_of_encoder
 from unremix.domains.extensions import whole_name
 from unremix.domains.options import TrainConfig, is_code, make_config
 from unremix.training.exported import load_exported
@@ -42,12 +43,6 @@ def encoder(name: str, *, domain: str | None = None, trust: bool = False) -> Rea
     """
     kind = domain or domain_of_encoder(name)
     return ready_encoder(make_config({"encoder": name, "domain": kind}), trust=trust)
-
-
-def domain_of_encoder(name: str) -> str | None:
-    """The kind of data that a ready encoder's name says; None if it says none."""
-    prefix = name.partition(":")[0]
-    return next((one.name for one in DOMAINS.values() if prefix in one.prefixes), None)
 
 
 def ready_encoder(config: TrainConfig, *, trust: bool = False) -> ReadyEncoder:

@@ -22,6 +22,7 @@ import torch
 
 from unremix.domains.graph.features import NodeEncoding, RawGraphs, simple_edges
 from unremix.domains.graph.json_lines import SUFFIXES, is_json_lines, read_json_lines
+from unremix.domains.graph.molecules import holds_molecules, read_molecules
 from unremix.domains.graph.store import GraphSet, GraphStore
 from unremix.domains.graph.syntax import read_syntax_trees
 from unremix.domains.graph.tu import read_tu, tu_files_of_folder, tu_files_of_zip
@@ -37,9 +38,9 @@ TU_FILE = "_graph_indicator.txt"  # every TU data set has one, and nothing else
 ACCEPTED = (
     "the word 'stdlib-ast'; a folder or zip with the text files of a TU data set (NAME_A.txt, "
     "NAME_graph_indicator.txt, ...); a .jsonl or .jsonl.gz file with a graph per line, or a folder "
-    "of such files; 'pyg:NAME' to download a TU data set with torch_geometric. A relative path or "
-    "a bare name such as MUTAG is also looked up in the folder that the environment variable "
-    "UNREMIX_DATA names, and in its sub-folder tu"
+    "of such files; a .csv, .tsv or .smi file of molecules as SMILES; 'pyg:NAME' to download a TU "
+    "data set with torch_geometric. A relative path or a bare name such as MUTAG is also looked up "
+    "in the folder that the environment variable UNREMIX_DATA names, and in its sub-folder tu"
 )
 
 
@@ -87,6 +88,9 @@ def load_graphs(
       there, ``NAME_graph_labels.txt``, ``NAME_node_labels.txt``, ``NAME_node_attributes.txt``.
     - ``pyg:NAME``: the same, downloaded by torch_geometric into ``pyg`` below ``UNREMIX_DATA``, or
       below the user's cache where that is not set. Nothing else is ever written.
+    - Molecules: SMILES in a column ``smiles`` of a ``.csv`` or ``.tsv`` file, perhaps with a column
+      ``label``, or on the lines of a ``.smi`` file, with names behind them; RDKit reads them. A
+      node is an atom, labeled by its element, without hydrogens; an edge is a bond.
     - JSON lines: ``{"edges": [[0, 1], [1, 2]]}`` per graph, nodes counted from 0, an edge listed
       once for both directions unless ``"directed": true``. Optional keys: ``nodes`` (their number,
       where the last ones have no edges), ``node_labels`` (integers or strings), ``node_features``
@@ -237,6 +241,8 @@ def _find(source: str) -> RawGraphs:
         raise ValueError(f"expected a file or a folder, got {path}, which is neither")
     if is_json_lines(path):
         return read_json_lines(path.name.partition(".")[0], [path])
+    if holds_molecules(path):
+        return read_molecules(path)
     if path.suffix.lower() == ".zip":
         files = tu_files_of_zip(path)
         if files:

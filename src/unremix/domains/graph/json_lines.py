@@ -10,8 +10,8 @@ import json
 import warnings
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ from unremix.domains.graph.features import (
     label_codes,
     without_empty,
 )
+from unremix.files.archives import Skipped
 from unremix.files.bounds import FREE, shorten
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
@@ -74,23 +75,41 @@ def read_json_lines(name: str, paths: Sequence[Path]) -> RawGraphs:
     """
     ignored: dict[str, tuple[str, int]] = {}
     size = sum(path.stat().st_size for path in paths)
-    graphs = _Graphs(FREE + FACTOR * size)
-    for path in paths:
-        for line in _read(path, ignored):
-            graphs.add(line)
-    if not graphs.names:
-        files = ", ".join(path.name for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
-        raise ValueError(
-            f"expected a graph per line in {files}, got no line; give each graph a line like "
-            '{"edges": [[0, 1], [1, 2]]}'
-        )
+    lines = (line for path in paths for line in _read(path, ignored))
+    found = collect(lines, name, size)
     if ignored:
         keys = ", ".join(
             f"{shorten(key, 40)!r} ({where}{f' and {count - 1} more' if count > 1 else ''})"
             for key, (where, count) in sorted(ignored.items())
         )
         warnings.warn(f"ignored {keys}; keys with a meaning are {', '.join(KEYS)}", stacklevel=4)
-    return graphs.found(name, size)
+    return found
+
+
+def collect(
+    lines: Iterable[Line], name: str, size: int, skipped: Sequence[Skipped] = ()
+) -> RawGraphs:
+    """Graphs one by one as flat arrays.
+
+    Args:
+        lines: The graphs.
+        name: Of the data.
+        size: Bytes of the files, which bounds the memory.
+        skipped: What was left out; it may grow while the graphs are read.
+
+    Raises:
+        ValueError: If there is none, or they do not fit to each other.
+    """
+    graphs = _Graphs(FREE + FACTOR * size)
+    for line in lines:
+        graphs.add(line)
+    if not graphs.names:
+        raise ValueError(
+            f"expected a graph per line in {name}, got no line; give each graph a line like "
+            '{"edges": [[0, 1], [1, 2]]}'
+        )
+    found = graphs.found(name, size)
+    return replace(found, skipped=(*found.skipped, *skipped))
 
 
 class _Graphs:

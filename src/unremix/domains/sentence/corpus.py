@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unremix.domains.sentence.tokens import UNKNOWN, Vocabulary, tokenize
+from unremix.domains.sentence.tokens import Numbering, Vocabulary, tokenize
 from unremix.files.atomic_files import open_file, read_text, sweep, write_text
 from unremix.files.fingerprint import feed, fingerprint
 
@@ -84,7 +84,7 @@ class EncodedCorpus:
 
     folder: Path
     source: Iterable[Sentence]
-    vocabulary: Vocabulary
+    vocabulary: Numbering
     name: str
     sentences: int
     documents: int
@@ -96,8 +96,12 @@ class EncodedCorpus:
     topics: tuple[str, ...] | None = None
 
     @classmethod
-    def open(cls, folder: Path, source: Iterable[Sentence]) -> EncodedCorpus:
+    def open(
+        cls, folder: Path, source: Iterable[Sentence], vocabulary: Numbering | None = None
+    ) -> EncodedCorpus:
         """Open the corpus that :func:`write_corpus` wrote of a text.
+
+        Without a vocabulary, it is read from the folder.
 
         Raises:
             ValueError: If the folder holds none, or files of it are not as they were written.
@@ -107,7 +111,7 @@ class EncodedCorpus:
             sound = about.pop("sha256") == _digest(about)
             files = about.pop("files")
             sound = sound and files == {name: _digest_of(folder / name) for name in FILES}
-            vocabulary = Vocabulary.load(folder / VOCABULARY)
+            vocabulary = vocabulary or Vocabulary.load(folder / VOCABULARY)
             if about["topics"] is not None:
                 about["topics"] = tuple(about["topics"])
             corpus = cls(folder, source, vocabulary, **about)
@@ -138,13 +142,22 @@ class EncodedCorpus:
             return None
         return torch.from_numpy(self._read("documents", np.int64, 0, len(self)))
 
+    @property
+    def train(self) -> Texts:
+        """The sentences one by one, as other kinds of data have their samples."""
+        return Texts(self)
+
+    def texts(self) -> list[str]:
+        """The whole text of each sentence, read from disk each time."""
+        return [sentence.text for sentence in self.source if tokenize(sentence.text)]
+
     def names(self) -> list[str]:
         """The text of each sentence, long ones cut; read from disk each time.
 
         Raises:
             ValueError: If the text has changed since it was numbered.
         """
-        texts = [sentence.text for sentence in self.source if tokenize(sentence.text)]
+        texts = self.texts()
         if len(texts) != len(self):
             raise ValueError(
                 f"expected the {len(self)} sentences of {self.name} that were read before, "
@@ -178,10 +191,48 @@ class EncodedCorpus:
             torch.from_numpy(self._read("texts", np.int64, start, count)),
         )
 
+    def choose(self, indices: Tensor) -> SentenceBatch:
+        """Read any sentences, by their numbers (n,)."""
+        parts = [self.batch(number, 1) for number in indices.tolist()]
+        rows = [part.tokens[0] for part in parts]
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return SentenceBatch(
+            tokens,
+            *(
+                torch.cat([getattr(part, name) for part in parts])
+                for name in ("lengths", "documents", "texts")
+            ),
+        )
+
     def _read(self, name: str, kind: Any, start: int, count: int) -> np.ndarray:
         # Read and not mapped: pages of a map that were once touched count as this process's memory.
         size = np.dtype(kind).itemsize
         return np.fromfile(self.folder / f"{name}.bin", kind, count, offset=start * size)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The sentences of a corpus one by one."""
+
+    corpus: EncodedCorpus
+
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    @property
+    def names(self) -> list[str]:
+        """The text of each, long ones cut."""
+        return self.corpus.names()
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The topic of each, where known, shape (n,)."""
+        return self.corpus.labels
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the topics."""
+        return self.corpus.topics
 
 
 def batches(num: int, batch_size: int, *, seed: int, epoch: int) -> Tensor:
@@ -240,7 +291,7 @@ def _text_number(tokens: Sequence[str]) -> int:
 def write_corpus(
     sentences: Iterable[Sentence],
     folder: Path,
-    vocabulary: Vocabulary,
+    vocabulary: Numbering,
     known: Mapping[str, Any],
 ) -> bool:
     """Write sentences so that :class:`EncodedCorpus` can read them.
@@ -274,7 +325,7 @@ def write_corpus(
 
 
 def _write_files(
-    sentences: Iterable[Sentence], folder: Path, vocabulary: Vocabulary, max_length: int
+    sentences: Iterable[Sentence], folder: Path, vocabulary: Numbering, max_length: int
 ) -> dict[str, Any]:
     code = "H" if _token_type(len(vocabulary)) is np.uint16 else "i"
     buffers = {
@@ -299,15 +350,15 @@ def _write_files(
             if not words:
                 skipped += 1
                 continue
-            numbers = vocabulary.numbers(words[:max_length])
+            numbers, cut = vocabulary.numbered(text, words, max_length)
             tokens.extend(numbers)
             total += len(numbers)
             offsets.append(total)
             documents.append(document)
             texts.append(_text_number(words))
             count += 1
-            truncated += len(words) > max_length
-            unknown += numbers.count(UNKNOWN)
+            truncated += cut
+            unknown += numbers.count(vocabulary.unknown)
             distinct += document != last
             last = document
             if count % FLUSH == 0:

@@ -25,10 +25,12 @@ from unremix.domains.sentence.text_files import (
     Trouble,
     find_files,
     guess_format,
+    is_table,
     read_lines,
     split_prose,
 )
-from unremix.domains.sentence.tokens import TOKENS_VERSION, Vocabulary, tokenize
+from unremix.domains.sentence.text_tables import read_texts
+from unremix.domains.sentence.tokens import TOKENS_VERSION, Numbering, Vocabulary, tokenize
 from unremix.files.seals import read_sealed, write_sealed
 
 EMBEDDED = "pydocs"
@@ -55,7 +57,9 @@ class SentenceData:
         files: Where the text stands, in order; empty for the embedded one.
         format: ``lines`` or ``prose``, for each file.
         limit: How many sentences to read, from the first; None for all.
-        topics: For the embedded text the name of each document, which is also its label.
+        topics: The names of the labels, if there are any: of the embedded text's documents, or in
+            a table's column. Consecutive rows of a label are a document.
+        columns: Of tables, those of texts and labels.
         trouble: What was wrong with the text in the last whole pass.
     """
 
@@ -64,19 +68,19 @@ class SentenceData:
     format: tuple[Format, ...] = ()
     limit: int | None = None
     topics: tuple[str, ...] | None = None
+    columns: tuple[str | None, str | None] = (None, None)
     trouble: Trouble = field(default_factory=Trouble, compare=False)
     _counts: list[Counts] = field(default_factory=list, compare=False, repr=False)
 
     def __iter__(self) -> Iterator[Sentence]:
         trouble = Trouble()
         sentences = documents = 0
-        for position, group in enumerate(self._documents(trouble)):
+        for topic, group in self._documents(trouble):
             opened = False
             for text in group:
                 documents += not opened
                 opened = True
-                # A topic keeps its number though one before it may have no prose.
-                yield Sentence(text, position if self.topics else documents - 1)
+                yield Sentence(text, documents - 1 if topic is None else topic)
                 sentences += 1
                 if sentences == self.limit:
                     self._finish(Counts(sentences, documents), trouble)
@@ -89,17 +93,21 @@ class SentenceData:
         vars(self.trouble).update(vars(trouble))
         self._counts[:] = [counts]
 
-    def _documents(self, trouble: Trouble) -> Iterator[Iterator[str]]:
-        """The sentences of each document; a group may turn out to be empty."""
-        if self.topics is not None:
+    def _documents(self, trouble: Trouble) -> Iterator[tuple[int | None, Iterator[str]]]:
+        """The topic and the sentences of each document; a group may turn out to be empty."""
+        number = {topic: place for place, topic in enumerate(self.topics or ())}
+        if self.topics is not None and not self.files:
             texts = pydocs.topics()
-            yield from (pydocs.prose(texts[topic]) for topic in self.topics)
+            yield from ((number[topic], pydocs.prose(texts[topic])) for topic in self.topics)
         for file, kind in zip(self.files, self.format, strict=True):
-            if kind == "prose":
-                yield split_prose(read_lines(file, trouble, keep_all=True))
+            if is_table(file):
+                for label, rows in groupby(read_texts(file, *self.columns), lambda row: row[1]):
+                    yield None if label is None else number[label], (text for text, _ in rows)
+            elif kind == "prose":
+                yield None, split_prose(read_lines(file, trouble, keep_all=True))
             else:
                 blocks = groupby(read_lines(file, trouble), bool)  # bool: whether it has text
-                yield from (lines for filled, lines in blocks if filled)
+                yield from ((None, lines) for filled, lines in blocks if filled)
 
     @property
     def counts(self) -> Counts:
@@ -117,7 +125,7 @@ class SentenceData:
 
     def key(self, **options: object) -> str:
         """A short name for this text, as it is now, and some options: it differs if they do."""
-        identity = {
+        identity: dict[str, object] = {
             "files": [
                 (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns)
                 for file in self.files
@@ -125,9 +133,12 @@ class SentenceData:
             "format": self.format,
             "limit": self.limit,
             "tokens": TOKENS_VERSION,
-            "topics": self.topics and pydocs.topics(),  # they differ between versions of Python
+            # They differ between versions of Python.
+            "topics": None if self.files or not self.topics else pydocs.topics(),
             "options": options,
         }
+        if any(self.columns):
+            identity["columns"] = self.columns
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -144,6 +155,8 @@ def load_sentences(
     *,
     format: Format = "auto",
     limit: int | None = None,
+    text: str | None = None,
+    label: str | None = None,
 ) -> SentenceData:
     """Find ordered text; nothing but the beginning of each file is read yet.
 
@@ -152,6 +165,8 @@ def load_sentences(
     - ``lines``: one sentence a line, blank lines between documents.
     - ``prose``: paragraphs separated by blank lines, split into sentences by sentencex (the extra
       ``text``). A file is a document.
+    - tables: a ``.csv``, ``.tsv`` or ``.jsonl`` file with a column of texts, which are taken as
+      they are, and perhaps one of labels, which are their topics.
 
     Text is UTF-8; other bytes are replaced and counted in a warning. No document crosses files.
 
@@ -161,6 +176,9 @@ def load_sentences(
             folder that the environment variable ``UNREMIX_DATA`` names.
         format: ``lines``, ``prose``, or ``auto``: decided for each file by its first lines.
         limit: How many sentences to use, from the first; all if None.
+        text: A table's column of texts; by default ``text`` or another usual name.
+        label: A table's column of labels; by default ``label`` or another usual name, if there is
+            one; ``none`` for no labels.
 
     Returns:
         The text, to be iterated over as often as needed.
@@ -184,10 +202,43 @@ def load_sentences(
     if data == EMBEDDED:
         return SentenceData(EMBEDDED, (), limit=limit, topics=tuple(pydocs.topics()))
     name, files = find_files(data)
+    tables = [file for file in files if is_table(file)]
+    if tables:
+        topics, column = _topics(tables, text, label)
+        columns = (text, column)
+        if len(tables) < len(files) or format != "auto":
+            raise ValueError(
+                "expected either tables or other texts, and tables without a format, got "
+                f"{', '.join(file.name for file in files[:3])} with format={format!r}; read one "
+                "kind at a time"
+            )
+        return SentenceData(name, tuple(files), (format,) * len(files), limit, topics, columns)
     formats = [
         guess_format(read_lines(file, Trouble())) if format == "auto" else format for file in files
     ]
     return SentenceData(name, tuple(files), tuple(formats), limit)
+
+
+def _topics(
+    files: Sequence[Path], text: str | None, label: str | None
+) -> tuple[tuple[str, ...] | None, str | None]:
+    """The names of all labels in tables, and the column they are in.
+
+    Raises:
+        ValueError: If some rows have none, or most one of their own.
+    """
+    wanted = "" if label == "none" else label
+    labels = Counter(found for file in files for _, found in read_texts(file, text, wanted))
+    rows, names = labels.total(), sorted(one for one in labels if one is not None)
+    if not names:
+        return None, wanted
+    if None in labels or "" in labels or 2 * len(names) > max(4, rows):
+        some = "rows without" if "" in labels or None in labels else f"{len(names)} in {rows} rows"
+        raise ValueError(
+            f"expected a label for each text in {files[0]}, got {some}; complete them, or name "
+            "another column with --sentence.label, or none"
+        )
+    return tuple(names), wanted
 
 
 def build_vocabulary(
@@ -237,7 +288,7 @@ def encode_sentences(
     data: SentenceData,
     cache: str | Path,
     *,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: Numbering | None = None,
     vocabulary_size: int = 20_000,
     max_length: int = 30,
 ) -> EncodedCorpus:
@@ -265,4 +316,4 @@ def encode_sentences(
         known = {"name": data.name, "topics": data.topics, "max_length": max_length}
         if not write_corpus(data, folder, vocabulary, known):
             raise _nothing(data)
-    return EncodedCorpus.open(folder, data)
+    return EncodedCorpus.open(folder, data, vocabulary)

@@ -15,9 +15,15 @@ from unremix.domains.card import begin_card
 from unremix.domains.options import TrainConfig
 from unremix.domains.sentence import senteval
 from unremix.domains.sentence.corpus import EncodedCorpus
-from unremix.domains.sentence.model import SentenceShape, corpus_features, encode_texts, reader
+from unremix.domains.sentence.model import (
+    AnyShape,
+    SentenceShape,
+    corpus_features,
+    encode_texts,
+    reader,
+)
 from unremix.domains.sentence.senteval_files import asked_folder
-from unremix.domains.sentence.tokens import Vocabulary
+from unremix.domains.sentence.tokens import Numbering
 from unremix.domains.sentence.word_vectors import check_expansion, load_word_vectors
 from unremix.evaluation.cache import cached
 from unremix.evaluation.health import effective_rank
@@ -42,16 +48,17 @@ class SentenceObserver:
     def __init__(
         self,
         data: EncodedCorpus,
-        shape: SentenceShape,
+        shape: AnyShape,
         config: TrainConfig,
         say: Callable[[str], None],
     ) -> None:
         given, expand = config.own.word_vectors, config.own.expand
-        if given is not None:
-            count = int(load_word_vectors(given, shape.vocabulary)[1].sum())
-            say(f"{given} has {count:,} of the {len(shape.words):,} words; others start at random.")
-        if expand is not None:  # before, not after hours of training
-            shared = check_expansion(expand, shape.vocabulary)
+        known = shape if isinstance(shape, SentenceShape) else None
+        if given is not None and known is not None:
+            count = int(load_word_vectors(given, known.vocabulary)[1].sum())
+            say(f"{given} has {count:,} of the {len(known.words):,} words; others start at random.")
+        if expand is not None and known is not None:  # before, not after hours of training
+            shared = check_expansion(expand, known.vocabulary)
             say(f"Further words will be known by a map fitted on the {shared:,} words of {expand}.")
         self.data = data
         self.config = config
@@ -78,7 +85,7 @@ class SentenceObserver:
 def _measure(
     encoder: nn.Module,
     data: EncodedCorpus,
-    vocabulary: Vocabulary,
+    vocabulary: Numbering,
     config: TrainConfig,
     folder: str | None,
     progress: Measuring | None,
@@ -91,9 +98,7 @@ def _measure(
         result["knn"] = _topic_knn(features, documents, config)
     if folder is not None:
         found = senteval.evaluate(
-            lambda texts: encode_texts(
-                encoder, texts, vocabulary, max_length=config.own.max_length
-            ),
+            lambda texts: encode_texts(encoder, texts, vocabulary, max_length=config.own.length),
             folder,
             config.own.tasks,
             progress=progress,
@@ -123,7 +128,9 @@ def evaluate(
         run,
         data.name,
         facts,
-        layer="outputs of both encoders side by side; eval mode",
+        layer="output of the encoder; eval mode"
+        if run.shape.single
+        else "outputs of both encoders side by side; eval mode",
         health=("effective_rank",),
         own=own,
     )

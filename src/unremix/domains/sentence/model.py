@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -13,17 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from unremix.console.values import check_types
-from unremix.domains.base import Cut, Features, Trained, evaluating
+from unremix.domains.base import Cut, Features, Ready, Trained, evaluating
 from unremix.domains.options import TrainConfig
 from unremix.domains.remembered import recall, remember
-from unremix.domains.sampling import ranges, read_ahead, spread
+from unremix.domains.sampling import indices_of as permuted_indices
+from unremix.domains.sampling import ranges, read_ahead, spread, steps_of
 from unremix.domains.sentence.corpus import EncodedCorpus, SentenceBatch, batches
 from unremix.domains.sentence.dataset import encode_sentences, load_sentences
 from unremix.domains.sentence.encoders import BagOfWords, TransformerEncoder
 from unremix.domains.sentence.gru import GRUEncoder
+from unremix.domains.sentence.options import SentenceOptions
+from unremix.domains.sentence.pretrained import (
+    LIBRARIES,
+    PretrainedShape,
+    PretrainedTransformer,
+    find_pretrained,
+)
 from unremix.domains.sentence.quickthought import TwinEncoder
 from unremix.domains.sentence.senteval_files import asked_folder, canonical_name
-from unremix.domains.sentence.tokens import Vocabulary
+from unremix.domains.sentence.simcse import SentenceView, SingleEncoder, has_dropout, masked
+from unremix.domains.sentence.tokens import Numbering, Vocabulary, encode
 from unremix.domains.sentence.word_vectors import (
     expand_encoder,
     load_word_vectors,
@@ -32,6 +41,10 @@ from unremix.domains.sentence.word_vectors import (
 from unremix.files.archives import Skipped
 from unremix.files.fingerprint import fingerprint
 from unremix.frameworks.base import Framework
+from unremix.frameworks.heads import projection_head
+from unremix.frameworks.randomness import VIEWS, keys, scramble
+from unremix.frameworks.recipe import find_recipe
+from unremix.user_cache import user_cache
 
 ENCODED_AT_ONCE = 512
 FINGERPRINTED = 128  # windows, and sentences in each
@@ -45,11 +58,20 @@ class SentenceShape:
     words: tuple[str, ...]  # the words known, most frequent first, without padding and unknown
     counts: tuple[int, ...]  # how often each occurs in the text
     unknown: int  # how often others do
+    single: bool = False  # whether there is one encoder, as for SimCSE, and not two
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary."""
         return Vocabulary(list(self.words), list(self.counts), unknown=self.unknown)
+
+
+AnyShape = SentenceShape | PretrainedShape
+
+
+def has_neighbors(config: TrainConfig) -> bool:
+    """Whether neighbors in the text are positives, as for Quick-Thought."""
+    return (config.framework or find_recipe(config.recipe).framework) == "quickthought"
 
 
 @lru_cache(maxsize=2)
@@ -58,7 +80,7 @@ def _starts(num: int, batch_size: int, seed: int, epoch: int) -> Tensor:
 
 
 def encode_texts(
-    encoder: nn.Module, texts: list[str], vocabulary: Vocabulary, *, max_length: int | None
+    encoder: nn.Module, texts: list[str], vocabulary: Numbering, *, max_length: int | None
 ) -> Tensor:
     """Embeddings of sentences in eval mode, shape (n, F), on the CPU; short ones together."""
     if not texts:
@@ -67,7 +89,7 @@ def encode_texts(
     parts = []
 
     def read(indices: Tensor) -> tuple[Tensor, Tensor]:
-        return vocabulary.encode([texts[i] for i in indices.tolist()], max_length=max_length)
+        return encode(vocabulary, [texts[i] for i in indices.tolist()], max_length=max_length)
 
     with evaluating(encoder) as (device, _):
         for tokens, lengths in read_ahead(read, order.split(ENCODED_AT_ONCE)):
@@ -75,19 +97,19 @@ def encode_texts(
     return torch.cat(parts)[order.argsort()]
 
 
-def reader(run: Trained, encoder: nn.Module | None = None) -> tuple[nn.Module, Vocabulary]:
+def reader(run: Trained, encoder: nn.Module | None = None) -> tuple[nn.Module, Numbering]:
     """A run's encoder and the words it knows, further ones included where they were asked for."""
     encoder, vocabulary = encoder or run.encoder(), run.shape.vocabulary
     expand = run.config.own.expand
     return (encoder, vocabulary) if expand is None else expand_encoder(encoder, vocabulary, expand)
 
 
-def reader_and_shape(run: Trained) -> tuple[nn.Module, SentenceShape]:
+def reader_and_shape(run: Trained) -> tuple[nn.Module, AnyShape]:
     """As :func:`reader`, with the shape of the encoder in place of its words."""
     if run.config.own.expand is None:
         return run.encoder(), run.shape
     encoder, words = reader(run)
-    return encoder, SentenceShape(tuple(words.words[2:]), tuple(words.counts[2:]), words.counts[1])
+    return encoder, _shape_of(words, run.shape.single)
 
 
 def corpus_features(
@@ -120,6 +142,43 @@ def sentence_features(
 
 def check(config: TrainConfig) -> None:
     """Refuse what can be refused before the data are read."""
+    options, named = config.own, (config.encoder or "").partition(":")[0] in LIBRARIES
+    if named and has_neighbors(config):
+        raise ValueError(
+            f"expected --recipe simcse or simcse-unremix with --encoder {config.encoder}, got "
+            f"{config.recipe}, whose two encoders learn from neighbors in a text; change one"
+        )
+    if options.tokens is not None and options.encoder != "pretrained" and not named:
+        raise ValueError(
+            f"expected --sentence.tokens with a pretrained encoder, got {options.tokens} with "
+            f"{options.encoder}; use --sentence.max_length"
+        )
+    if named and options.max_length != SentenceOptions().max_length:
+        raise ValueError(
+            f"expected --sentence.tokens with --encoder {config.encoder}, got "
+            f"--sentence.max_length {options.max_length}, which counts words; change it"
+        )
+    if options.encoder == "pretrained" and config.encoder is None:
+        raise ValueError(
+            f"expected --encoder NAME for a pretrained transformer, such as {LIBRARIES[0]}:NAME, "
+            "got none; add it"
+        )
+    if not has_neighbors(config) and options.output is not None:
+        raise ValueError(
+            f"expected --sentence.output with two encoders, got it with recipe {config.recipe}; "
+            "leave it out"
+        )
+    if options.views == "dropout" and not named and options.encoder != "pretrained":
+        raise ValueError(
+            f"expected dropout in the encoder for --sentence.views dropout, got {options.encoder}, "
+            "which has none; use mask"
+        )
+    for name in ("word_vectors", "expand"):
+        if named and getattr(options, name) is not None:
+            raise ValueError(
+                f"expected --sentence.{name} without a pretrained encoder, which has words of its "
+                f"own, got it with {config.encoder}; leave it out"
+            )
     asked_folder(config.own.senteval)
     for task in config.own.tasks:
         canonical_name(task)
@@ -134,7 +193,8 @@ def check(config: TrainConfig) -> None:
 def load(config: TrainConfig) -> EncodedCorpus:
     """The text of a run, its words numbered; kept beside the runs for the next time."""
     corpus = _encoded(config, Path(config.runs), config.data, config.limit, None)
-    if corpus.documents == corpus.sentences and config.epochs > 0:
+    alone = has_neighbors(config) and corpus.documents == corpus.sentences
+    if alone and config.epochs > 0:
         raise ValueError(
             f"expected sentences with neighbors, got {corpus.documents} documents of one "
             "sentence each in the text; put sentences that follow each other on lines that "
@@ -148,7 +208,8 @@ def load_for(run: Trained, data: str | None) -> EncodedCorpus:
     config = run.config
     source = config.data if data is None else data
     limit = config.limit if data is None else None
-    return _encoded(config, run.path.parent, source, limit, reader(run)[1])
+    runs = run.path.parent if run.path.is_dir() else user_cache()
+    return _encoded(config, runs, source, limit, reader(run)[1])
 
 
 def _encoded(
@@ -156,28 +217,42 @@ def _encoded(
     runs: Path,
     source: str,
     limit: int | None,
-    vocabulary: Vocabulary | None,
+    vocabulary: Numbering | None,
 ) -> EncodedCorpus:
     options = config.own
-    text = load_sentences(source, format=options.format, limit=limit)
+    text = load_sentences(
+        source, format=options.format, limit=limit, text=options.text, label=options.label
+    )
     return encode_sentences(
         text,
         runs / ".cache",
         vocabulary=vocabulary,
         vocabulary_size=options.vocabulary,
-        max_length=options.max_length,
+        max_length=options.length,
     )
 
 
 def shape_of(data: EncodedCorpus, config: TrainConfig) -> SentenceShape:
     """What the text decides about the model: its words."""
-    known = data.vocabulary
-    return SentenceShape(tuple(known.words[2:]), tuple(known.counts[2:]), known.counts[1])
+    return _shape_of(data.vocabulary, not has_neighbors(config))
 
 
-def shape_from(values: dict[str, Any]) -> SentenceShape:
+def _shape_of(words: Numbering, single: bool) -> SentenceShape:
+    return SentenceShape(tuple(words.words[2:]), tuple(words.counts[2:]), words.counts[1], single)
+
+
+def shape_from(values: dict[str, Any]) -> AnyShape:
     """The same from plain values."""
-    shape = SentenceShape(tuple(values["words"]), tuple(values["counts"]), values["unknown"])
+    if "tokenizer" in values:
+        pretrained = PretrainedShape(**values)
+        check_types(pretrained)
+        return pretrained
+    shape = SentenceShape(
+        tuple(values["words"]),
+        tuple(values["counts"]),
+        values["unknown"],
+        values.get("single", False),
+    )
     check_types(shape)
     if shape.unknown is None or min(shape.unknown, *shape.counts, 0) < 0:
         raise ValueError(f"expected counts of words from 0 on, got {shape.unknown!r} and others")
@@ -186,10 +261,31 @@ def shape_from(values: dict[str, Any]) -> SentenceShape:
     return shape
 
 
-def build(config: TrainConfig, shape: SentenceShape) -> tuple[nn.Module, nn.Sequential]:
-    """Two encoders in one; there is no head."""
-    options, size = config.own, len(shape.vocabulary)
-    encoders = [_encoder(config, size) for _ in range(2)]
+def ready(config: TrainConfig) -> Ready:
+    """The pretrained transformer that ``config.encoder`` names."""
+    library, _, name = (config.encoder or "").partition(":")
+    if library not in LIBRARIES:
+        raise ValueError(
+            f"expected {' or '.join(f'{one}:NAME' for one in LIBRARIES)} as an encoder of "
+            f"sentences, got {config.encoder!r}; check the name"
+        )
+    shape, weights = find_pretrained(library, name, config.own.tokens)
+    own = replace(config.own, encoder="pretrained", tokens=shape.max_length)
+    named = {f"inner.{key}": tensor for key, tensor in weights.items()}
+    return Ready(replace(config, own=own), shape, named, f"sentences: {shape.describe()}")
+
+
+def build(config: TrainConfig, shape: AnyShape) -> tuple[nn.Module, nn.Sequential]:
+    """Two encoders in one without a head; or one encoder with a linear map as head."""
+    options = config.own
+    if isinstance(shape, PretrainedShape) or shape.single:
+        if isinstance(shape, PretrainedShape):
+            encoder = SingleEncoder(PretrainedTransformer(shape))
+        else:
+            encoder = SingleEncoder(_encoder(config, len(shape.vocabulary)))
+        width = encoder.features
+        return encoder, projection_head(width, hidden=(), output=width, batch_norm=False)
+    encoders = [_encoder(config, len(shape.vocabulary)) for _ in range(2)]
     maps = None
     if options.output is not None:
         sizes = [int(encoder.features) for encoder in encoders]  # type: ignore[arg-type]
@@ -197,22 +293,22 @@ def build(config: TrainConfig, shape: SentenceShape) -> tuple[nn.Module, nn.Sequ
     return TwinEncoder(encoders[0], encoders[1], maps), nn.Sequential()
 
 
-def fill(model: Framework, config: TrainConfig, shape: SentenceShape) -> None:
+def fill(model: Framework, config: TrainConfig, shape: AnyShape) -> None:
     """Start from the word vectors that the options name."""
     options = config.own
     if options.word_vectors is None:
         return
+    assert isinstance(shape, SentenceShape)
     table, known = load_word_vectors(options.word_vectors, shape.vocabulary)
     if table.shape[1] != options.words:
         raise ValueError(
             f"expected vectors of --sentence.words {options.words} numbers in "
             f"{options.word_vectors}, got {table.shape[1]}; add --sentence.words {table.shape[1]}"
         )
-    assert isinstance(model.encoder, TwinEncoder)
-    for one in (model.encoder.first, model.encoder.second):
-        words = one.words
-        assert isinstance(words, nn.Embedding)
-        set_word_vectors(words, table, known)
+    for one in model.encoder.modules():
+        words = getattr(one, "words", None)
+        if isinstance(words, nn.Embedding):
+            set_word_vectors(words, table, known)
 
 
 def _encoder(config: TrainConfig, vocabulary_size: int) -> nn.Module:
@@ -231,14 +327,17 @@ def _encoder(config: TrainConfig, vocabulary_size: int) -> nn.Module:
     )
 
 
-def describe(config: TrainConfig, shape: SentenceShape) -> str:
+def describe(config: TrainConfig, shape: AnyShape) -> str:
     """The encoder, in a few words."""
     options = config.own
+    if isinstance(shape, PretrainedShape):
+        return shape.describe()
     size = f"words of {options.words}"
     if options.encoder == "gru":
         size += f", {'2 × ' if options.bidirectional else ''}{options.units} units"
     kind = "GRU" if options.encoder == "gru" else options.encoder
-    return f"two {kind} encoders ({size}), {len(shape.words):,} words known"
+    encoders = f"one {kind} encoder" if shape.single else f"two {kind} encoders"
+    return f"{encoders} ({size}), {len(shape.words):,} words known"
 
 
 def fingerprint_of(data: EncodedCorpus) -> str:
@@ -253,13 +352,17 @@ def fingerprint_of(data: EncodedCorpus) -> str:
 
 def steps(data: EncodedCorpus, config: TrainConfig) -> int:
     """Steps per epoch."""
+    if not has_neighbors(config):
+        return steps_of(data, config)
     if len(data) < 3:  # no negative
         return 0
     return len(_starts(len(data), config.batch_size, config.seed, 0))
 
 
 def indices_of(data: EncodedCorpus, config: TrainConfig, step: int) -> Tensor:
-    """Which sentences a step uses: consecutive ones, shape (batch_size,)."""
+    """Which sentences a step uses, shape (batch_size,): consecutive ones for Quick-Thought."""
+    if not has_neighbors(config):
+        return permuted_indices(data, config, step)
     epoch, within = divmod(step, steps(data, config))
     start = _starts(len(data), config.batch_size, config.seed, epoch)[within]
     return start + torch.arange(min(config.batch_size, len(data)))
@@ -267,7 +370,8 @@ def indices_of(data: EncodedCorpus, config: TrainConfig, step: int) -> Tensor:
 
 def fetch(data: EncodedCorpus, indices: Tensor) -> SentenceBatch:
     """The sentences."""
-    return data.batch(int(indices[0]), len(indices))
+    consecutive = bool((indices.diff() == 1).all())
+    return data.batch(int(indices[0]), len(indices)) if consecutive else data.choose(indices)
 
 
 def views(
@@ -275,11 +379,23 @@ def views(
     indices: Tensor,
     model: Framework,
     config: TrainConfig,
-    shape: SentenceShape,
+    shape: AnyShape,
     epoch: int,
-) -> tuple[SentenceBatch]:
-    """The sentences, on their device."""
-    return (fetched.to(indices.device),)
+    streams: Sequence[int] = VIEWS,
+) -> tuple[SentenceBatch] | tuple[SentenceView, ...]:
+    """The sentences on their device, or two views of each, as the framework takes them."""
+    fetched, seed = fetched.to(indices.device), config.seed
+    if not model.takes_views:
+        return (fetched,)
+    asked = config.own.views
+    if asked == "dropout" or (asked == "auto" and has_dropout(model.encoder)):
+        numbers = indices.tolist()
+        drawn = (scramble(seed, epoch, stream, *numbers) for stream in streams)
+        return tuple(SentenceView(fetched.tokens, fetched.lengths, one) for one in drawn)
+    share, numbering = config.own.masked, shape.vocabulary
+    return tuple(
+        masked(fetched, keys(seed, epoch, indices, stream), share, numbering) for stream in streams
+    )
 
 
 def embed(run: Trained, items: Any) -> Tensor:
@@ -295,7 +411,7 @@ def embed(run: Trained, items: Any) -> Tensor:
     if wrong:
         raise ValueError(f"expected sentences, got {wrong[0]!r}; each is a string")
     encoder, vocabulary = reader(run)
-    return encode_texts(encoder, items, vocabulary, max_length=run.config.own.max_length)
+    return encode_texts(encoder, items, vocabulary, max_length=run.config.own.length)
 
 
 def features(run: Trained, data: EncodedCorpus) -> Features:

@@ -105,6 +105,7 @@ class QuickThought(Framework):
     section = "quickthought"
     Options = QuickThoughtOptions
     domains = ("sentence",)
+    takes_views = False
 
     encoder: TwinEncoder
 
@@ -119,6 +120,11 @@ class QuickThought(Framework):
         super().__init__()
         self.labels_are_positives = labels
         self.options = options or QuickThoughtOptions()
+        if not isinstance(encoder, TwinEncoder):
+            raise ValueError(
+                f"expected two encoders for Quick-Thought, got one ({type(encoder).__name__}); "
+                "choose a simcse recipe"
+            )
         if loss.class_prior:
             raise ValueError(
                 "expected class_prior=0 on Quick-Thought, whose products are not bounded, got "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,7 +12,14 @@ import torch
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
 from unremix.domains.base import Trained
-from unremix.domains.sample import BATCH, MOST_ITEMS, SHOWN_VIEWS, Sample, as_views
+from unremix.domains.sample import (
+    BATCH,
+    MOST_ITEMS,
+    SHOWN_VIEWS,
+    Sample,
+    as_views,
+    two_view_sample,
+)
 from unremix.domains.sampling import drawn
 from unremix.domains.sentence.corpus import EncodedCorpus
 from unremix.domains.sentence.model import corpus_features, reader
@@ -28,7 +36,11 @@ FIRST_SENTENCES = 200_000  # of a longer text, only this many are searched
 def sample(run: Trained, data: EncodedCorpus, model: Framework, loss: TwoViewLoss | None) -> Sample:
     """What a page shows of a run on sentences; see :class:`unremix.domains.base.Domain`."""
     if not isinstance(model, QuickThought):
-        raise ValueError(f"expected a model of Quick-Thought, got {type(model).__name__}")
+        found = two_view_sample(
+            run, data, model, loss, lambda encoder, _: corpus_features(encoder, data)[0]
+        )
+        few = found.names[:: max(1, len(found.names) // SHOWN_VIEWS)][:SHOWN_VIEWS]
+        return replace(found, read_as=[(text, run.shape.vocabulary.read(text)) for text in few])
     within = min(len(data), FIRST_SENTENCES)
     passages = drawn(-(-within // PASSAGE), MOST_ITEMS // PASSAGE).tolist()
     spans = [(PASSAGE * p, min(PASSAGE, within - PASSAGE * p)) for p in passages]
@@ -68,9 +80,8 @@ def sample(run: Trained, data: EncodedCorpus, model: Framework, loss: TwoViewLos
     if len(names) < len(data):
         first = f"the first {within:,} of " * (within < len(data))
         how_drawn = f"in passages of up to {PASSAGE}, drawn at random from {first}{len(data):,}"
-    known = {*vocabulary.words}
     read_as = [
-        (names[item], [word if word in known else "…" for word in tokenize(names[item])])
+        (names[item], vocabulary.read(names[item]))
         for item in batch[:: max(1, len(batch) // SHOWN_VIEWS)][:SHOWN_VIEWS].tolist()
     ]
     return Sample(

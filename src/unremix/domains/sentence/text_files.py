@@ -16,6 +16,7 @@ from stat import S_ISREG
 from typing import Literal, TextIO
 
 from unremix.console.suggestions import needed_for
+from unremix.domains.rows import SUFFIXES as TABLES
 from unremix.files.archives import open_maybe_packed
 from unremix.files.locate import locate
 from unremix.files.walk import walk
@@ -24,8 +25,9 @@ Format = Literal["auto", "lines", "prose"]
 
 ACCEPTED = (
     "accepted are the word 'pydocs'; a .txt, .txt.gz or .gz file, a list of them or a folder of "
-    "them, with one sentence a line and blank lines between documents, or raw prose. A relative "
-    "path is also looked up in the folder that the environment variable UNREMIX_DATA names"
+    "them, with one sentence a line and blank lines between documents, or raw prose; a .csv, .tsv "
+    "or .jsonl file with a column of texts. A relative path is also looked up in the folder that "
+    "the environment variable UNREMIX_DATA names"
 )
 
 LONGEST = 2**20  # characters kept of a line that is a sentence, which is cut far earlier
@@ -78,7 +80,8 @@ def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]
         return found[0][0], [file for _, files in found for file in files]
     path = locate(data, ACCEPTED)
     if not path.is_dir():
-        if not _is_text(path) or not path.is_file():  # to open a pipe would wait for ever
+        known = _is_text(path) or is_table(path)
+        if not known or not path.is_file():  # to open a pipe would wait for ever
             raise ValueError(f"expected a text file, got {path}; {ACCEPTED}")
         return _stem(path), [path]
     files = sorted(
@@ -96,13 +99,18 @@ def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]
     return path.resolve().name, files
 
 
+def is_table(path: Path) -> bool:
+    """Whether the name says that texts are in a column of a table."""
+    return path.suffix.lower() in TABLES
+
+
 def _is_text(path: Path) -> bool:
     name = path.name.lower()
     return name.endswith((".txt", ".gz")) and not name.endswith(".tar.gz")
 
 
 def _stem(path: Path) -> str:
-    return re.sub(r"(\.txt)?(\.gz)?$", "", path.name, flags=re.IGNORECASE)
+    return re.sub(r"(\.txt|\.[ct]sv|\.jsonl)?(\.gz)?$", "", path.name, flags=re.IGNORECASE)
 
 
 def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Iterator[str]:

@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,6 +51,81 @@ def tokenize(text: str) -> list[str]:
     return _TOKENS.findall(text)
 
 
+class Numbering(Protocol):
+    """What numbers the tokens of sentences: a vocabulary, or a pretrained encoder's tokenizer."""
+
+    words: tuple[str, ...]  # what tells it from others
+    counts: tuple[int, ...]
+
+    @property
+    def unknown(self) -> int:
+        """The number of tokens that it does not know."""
+        ...
+
+    @property
+    def mask(self) -> int:
+        """The number that stands in for a masked token."""
+        ...
+
+    @property
+    def marks(self) -> frozenset[int]:
+        """Numbers that are not of the text, such as the beginning's."""
+        ...
+
+    def __len__(self) -> int:
+        """Different numbers."""
+        ...
+
+    def numbered(
+        self, text: str, words: list[str], most: int | None = None
+    ) -> tuple[list[int], bool]:
+        """The numbers of at most so many tokens of a sentence, and whether it has more.
+
+        Its words are handed over as well: who has a text has mostly split it before.
+        """
+        ...
+
+    def read(self, text: str) -> list[str]:
+        """A sentence as the encoder reads it."""
+        ...
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file."""
+        ...
+
+
+def encode(
+    numbering: Numbering, sentences: Sequence[str], *, max_length: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tokenize and number sentences.
+
+    A sentence without any token, such as an empty one, becomes one unknown word, so that every
+    length is at least 1 and every sentence has a vector.
+
+    Args:
+        numbering: What numbers the tokens.
+        sentences: n of them.
+        max_length: How many tokens to keep of each; all if None.
+
+    Returns:
+        Numbers padded with 0, shape (n, L), and lengths, shape (n,), both int64. L is the
+        largest length.
+
+    Raises:
+        ValueError: If there is no sentence, or ``max_length`` is not positive.
+    """
+    if isinstance(sentences, str) or not len(sentences):
+        raise ValueError(f"expected a list of sentences, got {sentences!r}")
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"expected max_length of at least 1, got {max_length}")
+    rows = [
+        torch.tensor(numbering.numbered(text, tokenize(text), max_length)[0] or [numbering.unknown])
+        for text in sentences
+    ]
+    lengths = torch.tensor([len(row) for row in rows])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
+
+
 class Vocabulary:
     """The words that an encoder knows, each with a number.
 
@@ -75,6 +151,9 @@ class Vocabulary:
         (tensor([[2, 3, 1, 1, 1],
                  [3, 0, 0, 0, 0]]), tensor([5, 1]))
     """
+
+    unknown = mask = UNKNOWN
+    marks = frozenset({PADDING})
 
     def __init__(
         self, words: Iterable[str], counts: Sequence[int] | None = None, *, unknown: int = 0
@@ -142,35 +221,21 @@ class Vocabulary:
         find = self._number.get
         return [find(token, UNKNOWN) for token in tokens]
 
+    def numbered(
+        self, text: str, words: list[str], most: int | None = None
+    ) -> tuple[list[int], bool]:
+        """See :class:`Numbering`."""
+        return self.numbers(words[:most]), most is not None and len(words) > most
+
+    def read(self, text: str) -> list[str]:
+        """The words of a sentence, unknown ones as an ellipsis."""
+        return [word if word in self._number else "…" for word in tokenize(text)]
+
     def encode(
         self, sentences: Sequence[str], *, max_length: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Tokenize and number sentences.
-
-        A sentence without any token, such as an empty one, becomes one unknown word, so that every
-        length is at least 1 and every sentence has a vector.
-
-        Args:
-            sentences: n of them.
-            max_length: How many tokens to keep of each; all if None.
-
-        Returns:
-            Numbers padded with 0, shape (n, L), and lengths, shape (n,), both int64. L is the
-            largest length.
-
-        Raises:
-            ValueError: If there is no sentence, or ``max_length`` is not positive.
-        """
-        if isinstance(sentences, str) or not len(sentences):
-            raise ValueError(f"expected a list of sentences, got {sentences!r}")
-        if max_length is not None and max_length < 1:
-            raise ValueError(f"expected max_length of at least 1, got {max_length}")
-        rows = [
-            torch.tensor(self.numbers(tokenize(sentence)[:max_length]) or [UNKNOWN])
-            for sentence in sentences
-        ]
-        lengths = torch.tensor([len(row) for row in rows])
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
+        """Tokenize and number sentences; see :func:`encode`."""
+        return encode(self, sentences, max_length=max_length)
 
     def save(self, path: str | Path) -> None:
         """Write one ``word<tab>count`` a line, in order, the special ones first."""

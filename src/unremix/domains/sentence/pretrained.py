@@ -1,0 +1,335 @@
+"""Pretrained transformers by name, from a folder or what was downloaded before; nothing is fetched.
+
+The run's shape keeps the tokenizer and the network's configuration, so that a run's folder or an
+exported file needs neither the name nor the folder again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unremix.console.suggestions import expecting, needed_for
+from unremix.domains.sentence.encoders import positions
+from unremix.files.atomic_files import read_text, write_text
+
+LIBRARIES = ("sentence-transformers", "transformers")
+POOLING = ("mean", "cls", "max")
+LONGEST = 512  # tokens kept where neither network nor tokenizer names fewer
+# Of a network's configuration: what runs code or fetches it, and what another machine may lack.
+NEVER = ("auto_map", "custom_pipelines", "quantization_config", "attn_implementation")
+
+
+@dataclass(frozen=True)
+class PretrainedShape:
+    """How a pretrained transformer reads sentences, and what it is."""
+
+    tokenizer: str  # as the library tokenizers writes it
+    network: str  # its configuration as JSON, as the library transformers writes it
+    pooling: str  # of the words' outputs: one of POOLING
+    normalize: bool  # whether embeddings have length 1
+    max_length: int  # tokens kept of a sentence
+    lower: bool = False  # whether texts are set in lower case first
+    prefix: str = ""  # stands before each text
+
+    @property
+    def single(self) -> bool:
+        """It is one encoder, not two."""
+        return True
+
+    @property
+    def vocabulary(self) -> Subwords:
+        """What numbers the tokens."""
+        return Subwords(self.tokenizer, lower=self.lower, prefix=self.prefix)
+
+    def describe(self) -> str:
+        """The network and its preprocessing, in a few words."""
+        kind = json.loads(self.network).get("model_type", "transformer")
+        unit = ", of length 1" if self.normalize else ""
+        before = f", after {self.prefix!r}" if self.prefix else ""
+        return f"{kind}, at most {self.max_length} tokens{before}; {self.pooling} of words{unit}"
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(text: str) -> Any:
+    with needed_for("a pretrained transformer's tokenizer"):
+        tokenizers = importlib.import_module("tokenizers")
+    with expecting("a tokenizer as the library tokenizers writes it", "write it again"):
+        found = tokenizers.Tokenizer.from_str(text)
+    found.no_padding()
+    found.no_truncation()
+    return found
+
+
+class Subwords:
+    """A pretrained encoder's tokenizer, as :class:`.tokens.Numbering`.
+
+    Args:
+        text: The tokenizer as JSON.
+        lower: Whether texts are set in lower case first.
+        prefix: Stands before each text.
+    """
+
+    counts: tuple[int, ...] = ()
+
+    def __init__(self, text: str, *, lower: bool = False, prefix: str = "") -> None:
+        self.words: tuple[str, ...] = (text, str(lower), prefix)
+        self.lower, self.prefix = lower, prefix
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer itself."""
+        return _tokenizer(self.words[0])
+
+    def __len__(self) -> int:
+        return int(self.tokenizer.get_vocab_size())
+
+    def _first(self, *names: str) -> int:
+        known = (self.tokenizer.token_to_id(name) for name in names)
+        return next((one for one in known if one is not None), 0)
+
+    @cached_property
+    def unknown(self) -> int:
+        """The number of the unknown token."""
+        return self._first("[UNK]", "<unk>")
+
+    @cached_property
+    def mask(self) -> int:
+        """The number that stands for a masked token."""
+        return self._first("[MASK]", "<mask>", "[UNK]", "<unk>")
+
+    @cached_property
+    def marks(self) -> frozenset[int]:
+        """The numbers of the beginning, the end and the like."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return frozenset(number for number, token in added if token.special)
+
+    def numbered(
+        self, text: str, words: list[str], most: int | None = None
+    ) -> tuple[list[int], bool]:
+        """See :class:`.tokens.Numbering`."""
+        tokenizer, text = self.tokenizer, self.prefix + text
+        if most is None:
+            tokenizer.no_truncation()
+        else:
+            extra = tokenizer.num_special_tokens_to_add(False)
+            tokenizer.enable_truncation(max(most, extra + 1))
+        found = tokenizer.encode(text.lower() if self.lower else text)
+        return found.ids, bool(found.overflowing)
+
+    def read(self, text: str) -> list[str]:
+        """The tokens of a sentence."""
+        found: list[str] = self.tokenizer.encode(text, add_special_tokens=False).tokens
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer as JSON."""
+        write_text(Path(path), self.words[0])
+
+
+class PretrainedTransformer(nn.Module):
+    """A transformer of the library transformers, its words' outputs pooled into one vector.
+
+    Args:
+        shape: What the network is, and how it is pooled.
+
+    Attributes:
+        features: Size of the output.
+    """
+
+    def __init__(self, shape: PretrainedShape) -> None:
+        super().__init__()
+        transformers = _transformers()
+        options = {
+            name: value
+            for name, value in json.loads(shape.network).items()
+            if name not in NEVER and not name.startswith("_")
+        }
+        kind = options.pop("model_type", None)
+        with expecting("the configuration of a transformer", "use the version that wrote it"):
+            config = transformers.AutoConfig.for_model(kind, **options)
+            self.model = _without_pooler(
+                transformers.AutoModel.from_config, config, trust_remote_code=False
+            )
+        self.pooling, self.normalize = shape.pooling, shape.normalize
+        self.features = int(config.hidden_size)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """(n, L) and (n,) to (n, features)."""
+        known = positions(tokens, lengths)
+        outputs = self.model(input_ids=tokens, attention_mask=known.long()).last_hidden_state
+        if self.pooling == "cls":
+            pooled = outputs[:, 0]
+        elif self.pooling == "max":
+            pooled = outputs.masked_fill(~known[:, :, None], -torch.inf).amax(1)
+        else:
+            pooled = (outputs * known[:, :, None]).sum(1) / lengths[:, None]
+        return nn.functional.normalize(pooled, dim=1) if self.normalize else pooled
+
+
+def _without_pooler(make: Any, *given: Any, **options: Any) -> Any:
+    """A network without the layer that nothing here uses, where it has one."""
+    try:
+        return make(*given, add_pooling_layer=False, **options)
+    except TypeError:
+        return make(*given, **options)
+
+
+def _transformers() -> Any:
+    with needed_for("a pretrained transformer"):
+        found = importlib.import_module("transformers")
+        with expecting(
+            "the library transformers to load", "it must fit the installed torch: run doctor"
+        ):
+            _ = found.AutoModel, found.AutoConfig, found.AutoTokenizer
+        return found
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without its progress bar and its table of what was loaded."""
+    logging = transformers.utils.logging
+    before, showed = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if showed:
+            logging.enable_progress_bar()
+
+
+def find_pretrained(
+    library: str, name: str, max_length: int | None = None
+) -> tuple[PretrainedShape, dict[str, Tensor]]:
+    """A pretrained transformer and its weights; nothing is downloaded.
+
+    Args:
+        library: One of ``LIBRARIES``, which decides how the words are pooled.
+        name: A folder that the library wrote, or a name on the Hugging Face Hub that was downloaded
+            before.
+        max_length: Tokens kept of a sentence; as many as it was made for by default.
+
+    Returns:
+        Its shape, and its weights by their names in a :class:`PretrainedTransformer`.
+
+    Raises:
+        FileNotFoundError: If it is not on this machine; it names the command that downloads it.
+        ImportError: If transformers is missing.
+        ValueError: If it has parts that are not known here.
+    """
+    folder, transformers = _find_folder(library, name), _transformers()
+    pooling, normalize, inner = "mean", False, folder
+    if library == "sentence-transformers":
+        inner, pooling, normalize = _modules(folder)
+    remedy = f"check the files in {inner}"
+    with _quiet(transformers), expecting(f"a transformer in {inner}", remedy):
+        options = {"local_files_only": True, "trust_remote_code": False}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(inner), **options)
+        network, loaded = _without_pooler(
+            transformers.AutoModel.from_pretrained,
+            str(inner),
+            output_loading_info=True,
+            dtype=torch.float32,
+            **options,
+        )
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    missing = sorted(loaded["missing_keys"])
+    if backend is None or missing:
+        got = f"none for {missing[0]}" if missing else "a tokenizer in Python"
+        raise ValueError(
+            f"expected all weights and a fast tokenizer (tokenizer.json) in {inner}, got {got}; "
+            "save the whole model again"
+        )
+    config = network.config
+    own = _read(inner / "sentence_bert_config.json")
+    lengths = (
+        own.get("max_seq_length"),
+        getattr(tokenizer, "model_max_length", None),
+        getattr(config, "max_position_embeddings", None),
+        LONGEST if not own.get("max_seq_length") else None,
+    )
+    prompts = _read(folder / "config_sentence_transformers.json")
+    chosen = prompts.get("default_prompt_name")
+    kept = {n: v for n, v in config.to_dict().items() if n not in NEVER and n[0] != "_"}
+    shape = PretrainedShape(
+        tokenizer=backend.to_str(),
+        network=json.dumps(kept),
+        pooling=pooling,
+        normalize=normalize,
+        max_length=max_length or min(one for one in lengths if one),
+        lower=bool(own.get("do_lower_case")),
+        prefix=prompts.get("prompts", {})[chosen] if chosen else "",
+    )
+    return shape, {f"model.{key}": tensor for key, tensor in network.state_dict().items()}
+
+
+def _find_folder(library: str, name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    names = [name] if "/" in name or library == "transformers" else [f"{library}/{name}", name]
+    with needed_for(f"an encoder {library}:NAME", "name its folder"):
+        hub = importlib.import_module("huggingface_hub")
+    for one in names:
+        try:
+            return Path(hub.snapshot_download(one, local_files_only=True))
+        except (OSError, ValueError):  # it is not there, or no such name can be
+            continue
+    raise FileNotFoundError(
+        f"expected {library}:{name} on this machine, found neither a folder of this name nor a "
+        f"download; download it with: hf download {names[0]}, or name a folder: {library}:FOLDER"
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A file of JSON; empty if there is none."""
+    if not file.is_file():
+        return {}
+    with expecting(f"JSON in {file}", "copy the folder again"):
+        found = json.loads(read_text(file))
+        return dict(found) if isinstance(found, Mapping) else {"": found}
+
+
+def _modules(folder: Path) -> tuple[Path, str, bool]:
+    """Where a model of sentence-transformers has its network, its pooling, whether it normalizes.
+
+    Raises:
+        ValueError: If it has other parts.
+    """
+    parts = _read(folder / "modules.json").get("", [])
+    if not parts:
+        raise ValueError(
+            f"expected modules.json in {folder}, as sentence-transformers writes it, got none; for "
+            f"a plain transformer use transformers:{folder}"
+        )
+    kinds = [str(part.get("type")).rpartition(".")[2] for part in parts]
+    places = {kind: folder / part.get("path", "") for kind, part in zip(kinds, parts, strict=True)}
+    pooling = _read(places["Pooling"] / "config.json") if "Pooling" in places else {}
+    mode = pooling.get("pooling_mode")
+    if mode is None:
+        named = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
+        asked = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if on is True]
+        known = [name for name in asked if name != "include_prompt"]
+        mode = named.get(known[0], known[0]) if len(known) == 1 else str(known)
+    if (
+        kinds[:2] != ["Transformer", "Pooling"]
+        or {*kinds[2:]} - {"Normalize"}
+        or mode not in POOLING
+    ):
+        raise ValueError(
+            f"expected a Transformer, Pooling by {', '.join(POOLING)} and perhaps Normalize in "
+            f"{folder}, got {', '.join(kinds)} with pooling {mode}; embed with "
+            "sentence-transformers itself, and give the embeddings in a file"
+        )
+    return places["Transformer"], mode, "Normalize" in kinds

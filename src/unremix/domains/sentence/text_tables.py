@@ -1,0 +1,44 @@
+"""Texts from a column of a table, perhaps with labels in another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from unremix.domains import rows
+from unremix.domains.rows import column
+from unremix.files.bounds import shorten
+
+TEXTS = ("text", "sentence", "content", "body", "document", "title", "question", "abstract")
+LABELS = ("label", "labels", "topic", "target", "class", "category", "intent", "y")
+
+
+def read_texts(path: Path, text: str | None, label: str | None) -> Iterator[tuple[str, str | None]]:
+    """The text of each row and, if there is a column of labels, its label; stripped.
+
+    Args:
+        path: A file whose name ends in one of :data:`unremix.domains.rows.SUFFIXES`.
+        text: The column of texts; by default the first of ``TEXTS`` that there is.
+        label: The column of labels; by default the first of ``LABELS``, if there is one; empty for
+            none.
+
+    Raises:
+        ValueError: For a column that is not there, or a line that is no row.
+    """
+    columns: list[str | None] = []
+    for where, row in rows.read_rows(path):
+        columns = columns or [
+            column(row, TEXTS, asked=text, what="texts (--sentence.text)", where=where),
+            column(
+                row, LABELS, asked=label, what="labels (--sentence.label)", where=where,
+                needed=False,
+            ),
+        ]  # fmt: skip
+        cells = [row.get(name) for name in columns if name is not None]
+        if any(cell is None or isinstance(cell, list | dict) for cell in cells):
+            raise ValueError(
+                f"expected {' and '.join(filter(None, columns))} in {where}, got {shorten(row)}; "
+                "complete or remove it"
+            )
+        found = [str(cell).strip() for cell in cells]
+        yield found[0], found[1] if len(found) > 1 else None

@@ -1,0 +1,79 @@
+"""Texts with labels from tables and JSON lines, and runs and pages of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unremix.domains.sentence.dataset import load_sentences
+
+ROWS = [
+    ("The cat, it sat.", "pets"),
+    ("A dog ran\nhome.", "pets"),
+    ("Stocks fell.", "money"),
+    ("Dogs bark.", "pets"),
+    ("Banks lend.", "money"),
+    ("“Füchse” jagen.", "pets"),
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+        return path
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0], delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_texts_and_topics_are_those_of_the_rows(tmp_path: Path, suffix: str) -> None:
+    rows = [{"id": place, "text": text, "topic": label} for place, (text, label) in enumerate(ROWS)]
+    data = load_sentences(write(tmp_path / f"mail.{suffix}", rows))
+    assert data.name == "mail"
+    assert data.topics == ("money", "pets")
+    assert [(one.text, data.topics[one.document]) for one in data] == ROWS
+    assert data.counts.documents == 5  # consecutive rows of a label
+
+
+def test_columns_are_chosen_by_name_and_labels_left_out(tmp_path: Path) -> None:
+    rows = [{"body": f"no {text}", "says": text, "class": label} for text, label in ROWS]
+    path = write(tmp_path / "mail.csv", rows)
+    asked = load_sentences(path, text="says", label="none")
+    assert [one.text for one in asked] == [text for text, _ in ROWS]
+    assert asked.topics is None
+    assert asked.counts.documents == 1
+    assert next(one.text for one in load_sentences(path)) == "no The cat, it sat."
+    assert asked.key() != load_sentences(path).key()
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "message"),
+    [
+        ("a,b\n1,2\n", {}, "column of texts .* got a, b"),
+        ("text,label\nHi,\nHo,x\n", {}, "a label for each text"),
+        ("text,label\nHi,a\nHo,b\nHe,c\n", {}, "3 in 3 rows"),
+        ("text\nHi, you\n", {}, "line 2 .*quotation marks"),
+        ("text\nHi\n", {"text": "txet"}, "did you mean 'text'"),
+    ],
+)
+def test_wrong_tables_are_named(
+    tmp_path: Path, text: str, named: dict[str, str], message: str
+) -> None:
+    path = tmp_path / "wrong.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        list(load_sentences(path, **named))
+
+
+def test_lines_that_are_no_objects_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.jsonl"
+    path.write_text('{"text": "fine"}\n["no"]\n')
+    with pytest.raises(ValueError, match="line 2"):
+        list(load_sentences(path))
