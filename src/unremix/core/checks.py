@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from math import inf
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ def check_number(
 
 def check_count(name: str, value: int, least: int, remedy: str) -> None:
     """Refuse all but whole numbers of at least ``least``; ``remedy`` ends the error."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(
             f"expected {name} to be a whole number of at least {least}, got {value!r}; {remedy}"
         )

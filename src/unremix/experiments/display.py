@@ -110,7 +110,7 @@ class Display:
         elif event.kind == "ended" and self.live is None:
             record = record_of(job, self.folder.find(job))
             result = [
-                f"{measure.label} {measure.shown(value)}"
+                f"{measure.label} {measure.number(value)}{' %' * measure.percent}"
                 for measure in tables.measures_among([record])[:1]
                 if (value := record.measure(measure.path)) is not None
             ]

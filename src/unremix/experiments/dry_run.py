@@ -323,13 +323,12 @@ def affordable_samples(sample_seconds: float, seconds: float) -> int:
 def rows_of(found: Estimate, config: TrainConfig, unit: str) -> dict[str, str]:
     """An estimate as a table: what, and how much."""
     scaled = f" (scaled from {found.step_samples} {unit} a step)" if found.scale > 1 else ""
-    epochs = f"{found.epochs} epochs"
-    if config.max_minutes is not None and found.epochs < config.epochs:
-        epochs += f", until {config.max_minutes:g} min are over"
+    limited = config.max_minutes is not None and found.epochs < config.epochs
+    until = f", until {config.max_minutes:g} min are over" if limited else ""
     return {
         unit: f"{found.samples:,}, {config.batch_size} a step",
         "steps per epoch": f"{found.steps_per_epoch:,}",
-        "steps in all": f"{found.steps:,} ({epochs})",
+        "steps in all": f"{found.steps:,} ({found.epochs} epochs{until})",
         "parameters": ", ".join(f"{name} {n:,}" for name, n in found.parameters.items() if n),
         "memory of a step": amount(found.memory) + scaled,
         "checkpoint": amount(found.checkpoint),
@@ -399,12 +398,13 @@ def dry_comparison(
     estimates: dict[str, Estimate] = {}
     lines, failed = [], []
     for recipe in plan.recipes:
-        config, seconds = replace(train, recipe=recipe), SECONDS / len(plan.recipes)
+        config = replace(train, recipe=recipe)
         try:
-            one = estimates[recipe] = estimate(config, data, seconds=seconds, before=before)
+            one = estimate(config, data, seconds=SECONDS / len(plan.recipes), before=before)
         except ValueError as error:
             failed.append(f"{recipe} cannot be run: {error}")
             continue
+        estimates[recipe] = one
         shown = rows_of(one, fit_to(domain, data, config), domain.unit)
         lines.append([recipe, *(shown[name] for name in OF_A_COMPARISON)])
     if not estimates:

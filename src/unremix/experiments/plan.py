@@ -60,17 +60,19 @@ class CompareConfig:
 
 
 def check_seeds(seeds: int, where: str = "") -> None:
-    """Refuse more seeds than anybody could mean.
+    """Refuse no seeds, and more than anybody could mean.
 
     Args:
         seeds: How many.
         where: The file that says so, if it is one.
 
     Raises:
-        ValueError: If there are more than :data:`MOST_SEEDS`.
+        ValueError: If there is none, or more than :data:`MOST_SEEDS`.
     """
+    said = f" in {where}" if where else ""
+    if seeds < 1:
+        raise ValueError(f"expected seeds to be at least 1{said}, got {seeds}; use more")
     if seeds > MOST_SEEDS:
-        said = f" in {where}" if where else ""
         raise ValueError(f"expected at most {MOST_SEEDS} seeds{said}, got {seeds}; use fewer")
 
 

@@ -7,8 +7,8 @@ name has a folder with ``table.md``, ``table.csv``, ``results.json`` and its fig
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,6 @@ from rich.console import Console
 from unremix.console.quantities import counted, duration, roughly
 from unremix.console.suggestions import did_you_mean
 from unremix.domains import find_domain
-from unremix.domains.options import TrainConfig
 from unremix.experiments import tables
 from unremix.experiments.dry_run import estimate
 from unremix.experiments.executors import On
@@ -34,6 +33,9 @@ from unremix.training.record import versions
 
 ALL = "all"
 STEPS_SECONDS = 8.0  # that a dry run spends on the steps of one run
+OF_A_RUN = (  # in results.json
+    "name", "seed", "precision", "epochs", "steps", "loss", "results", "cpu_seconds", "command",
+)  # fmt: skip
 
 
 def chosen(name: str) -> list[Experiment]:
@@ -42,20 +44,16 @@ def chosen(name: str) -> list[Experiment]:
     Raises:
         ValueError: For an unknown name; the message suggests the nearest.
     """
-    if name == ALL:
-        return list(EXPERIMENTS.values())
-    asked, name = name, _key(name)
-    known: dict[str, list[Experiment]] = {}
+    known: dict[str, list[Experiment]] = {ALL: list(EXPERIMENTS.values())}
     for experiment in EXPERIMENTS.values():
-        for one in dict.fromkeys([experiment.name, *map(_key, experiment.places)]):
-            known.setdefault(one, []).append(experiment)
-    if name not in known:
-        hint = did_you_mean(name, [*known, ALL])
+        for key in dict.fromkeys(map(_key, (experiment.name, *experiment.places))):
+            known.setdefault(key, []).append(experiment)
+    if _key(name) not in known:
         raise ValueError(
             f"expected one of {', '.join(EXPERIMENTS)} or {ALL}, or a number of the paper such as "
-            f"figure3, got {asked!r}{hint}"
+            f"figure3, got {name!r}{did_you_mean(_key(name), known)}"
         )
-    return known[name]
+    return known[_key(name)]
 
 
 def _key(name: str) -> str:
@@ -66,42 +64,33 @@ def _key(name: str) -> str:
 def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) -> tuple[Source, ...]:
     """The data sets of an experiment, or others in their place.
 
-    Known ones among the others keep their figures in the paper, and those of the scale their
-    options; others have the options of the data set in whose place they are. An experiment without
-    runs needs none.
+    A data set of the paper keeps its published numbers, and one of the scale its options; any other
+    has the options of the data set in whose place it is. An experiment without runs needs none.
 
     Raises:
         ValueError: If a data set is named twice, or one is named where none is needed.
     """
     usual = SCALES[scale][experiment.kind].sources if experiment.rows else ()
-    if not data:
-        return usual
-    if not experiment.rows:
+    if data and not experiment.rows:
         raise ValueError(
             f"expected no --data for {experiment.name}, which brings its own, got {data[0]!r}; "
             "leave it out"
         )
-    repeated = [one for one, count in Counter(data).items() if count > 1]
-    if repeated:
-        raise ValueError(f"expected different data sets, got {repeated[0]!r} twice; name it once")
-    known = {
-        source.data: source
-        for of_kind in SCALES.values()
-        for source in of_kind[experiment.kind].sources
-    }
+    known = {one.data: one for kinds in SCALES.values() for one in kinds[experiment.kind].sources}
     own = {source.data: source for source in usual}
-    chosen_sources: list[Source] = []
+    named: list[Source] = []
     for number, path in enumerate(data):
+        if path in data[:number]:
+            raise ValueError(f"expected different data sets, got {path!r} twice; name it once")
         name = Path(path).name
-        like = usual[min(number, len(usual) - 1)] if usual else Source("", "", "")
-        like = own.get(name, like)
+        like = own.get(name, usual[min(number, len(usual) - 1)] if usual else Source("", "", ""))
         source = known.get(path, known.get(name, Source("", path, Path(name).stem)))
         source = replace(source, data=path, config=like.config, generated=False)
         titles = (source.title, path, *(f"{path} ({place})" for place in range(2, 3 + number)))
-        slugs = {one.slug for one in chosen_sources}
-        named = (replace(source, title=title) for title in titles)
-        chosen_sources.append(next(one for one in named if one.slug not in slugs))
-    return tuple(chosen_sources)
+        slugs = {one.slug for one in named}
+        titled = (replace(source, title=title) for title in titles)
+        named.append(next(one for one in titled if one.slug not in slugs))
+    return tuple(named) or usual
 
 
 def lacking(setting: Setting, source: Source) -> str | None:
@@ -112,18 +101,15 @@ def lacking(setting: Setting, source: Source) -> str | None:
     if not needs_no_file and not any(place.exists() for place in places):
         where = f"; get it from {source.where}" if source.where else ""
         return f"{source.data} was not found{where}; {put_it}"
-    train = setting.job(setting.rows_on(source)[0], source, 0).train
+    rows = setting.rows_on(source)
+    train = setting.job(rows[0], source, 0).train
+    domain = find_domain(train.domain)
     try:
-        find_domain(train.domain).check(train)
+        domain.check(train)
     except (FileNotFoundError, ValueError) as error:
         return f"{error}; {put_it}"
-    own = not source.paper and setting.experiment.needs_labels
-    return _lacking_classes(setting, source, train) if own else None
-
-
-def _lacking_classes(setting: Setting, source: Source, train: TrainConfig) -> str | None:
-    """What the labels of other data lack for an experiment; None if nothing."""
-    domain = find_domain(train.domain)
+    if source.paper or not setting.experiment.needs_labels:
+        return None
     try:
         classes = domain.classes(train)
     except (OSError, ValueError) as error:
@@ -133,7 +119,7 @@ def _lacking_classes(setting: Setting, source: Source, train: TrainConfig) -> st
             f"expected labels, which {setting.experiment.name} needs, found none; "
             f"{domain.to_label[0].lower()}{domain.to_label[1:]}"
         )
-    needed = max(row.options.get("loss.negative_classes", 1) for row in setting.rows_on(source))
+    needed = max(row.options.get("loss.negative_classes", 1) for row in rows)
     if classes is not None and classes < needed:
         return f"expected at least {needed} classes, found {classes}; use other data"
     return None
@@ -170,29 +156,23 @@ def reproduce(
     if scale not in SCALES:
         hint = did_you_mean(scale, SCALES)
         raise ValueError(f"expected a scale among {', '.join(SCALES)}, got {scale!r}{hint}")
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"expected seeds to be at least 1, got {seeds}")
-    check_seeds(seeds or 1)
+    check_seeds(1 if seeds is None else seeds)
     if data and name == ALL:
         raise ValueError("expected --data for one table or figure, got it for all; name one")
     laboratory = Laboratory(Path(output or f"reproductions/{scale}"), console, jobs, on)
     settings = []
     for experiment in experiments:
-        size = SCALES[scale][experiment.kind]
+        count = experiment.seeds or seeds or SCALES[scale][experiment.kind].seeds
         sources = tuple(placed(one, laboratory.path) for one in sources_of(experiment, scale, data))
-        setting = Setting(
-            experiment, scale, sources, experiment.seeds or seeds or size.seeds, options or {},
-            laboratory,
-        )  # fmt: skip
-        settings.append(setting)
+        settings.append(Setting(experiment, scale, sources, count, options or {}, laboratory))
         if not experiment.rows and (seeds is not None or options):
             laboratory.say(f"{experiment.name} trains nothing: seeds and options are not used")
-        elif seeds is not None and seeds != setting.seeds:
+        elif seeds not in (None, count):
             laboratory.say(
                 f"{experiment.name} shows a single encoder: one seed in place of {seeds}"
             )
         try:
-            _ = setting.jobs  # options that do not exist are refused here
+            _ = settings[-1].jobs  # options that do not exist are refused here
         except TypeError as error:  # by the configuration, whose words say what is expected
             raise ValueError(str(error)) from error
     if dry_run:
@@ -204,30 +184,28 @@ def reproduce(
             f"expected at least one data set for {name}, found none; the lines above say what is "
             "missing, --data names others, and --scale smoke needs none"
         )
-    command = command or f"unremix reproduce {name} --scale {scale}"
     with laboratory.alone("reproduction"):
         for source in {source.data: source for one in settings for source in one.sources}.values():
             if source.generated and not Path(source.data).exists():
                 write_shards(Path(source.data))
-        return _run(settings, laboratory, command)
+        return _run(settings, laboratory, command or f"unremix reproduce {name} --scale {scale}")
 
 
 def _with_data(setting: Setting) -> Setting | None:
     """The setting without the data sets that are not there and are needed; each is named."""
-    kept = []
+    experiment, say = setting.experiment, setting.laboratory.say
     to_train_on = {job.train.data for job in setting.to_do}
+    kept = []
     for source in setting.sources:
-        needed = setting.experiment.needs_encoders or source.data in to_train_on
+        needed = experiment.needs_encoders or source.data in to_train_on
         why = lacking(setting, source) if needed else None
         if why is None:
             kept.append(source)
         else:
-            setting.laboratory.say(f"{setting.experiment.name} without {source.title}: {why}")
-    if kept or not setting.experiment.rows:
-        return replace(setting, sources=tuple(kept))
-    if not setting.sources:
-        setting.laboratory.say(_without_data(setting))
-    return None
+            say(f"{experiment.name} without {source.title}: {why}")
+    if experiment.rows and not setting.sources:
+        say(_without_data(setting))
+    return replace(setting, sources=tuple(kept)) if kept or not experiment.rows else None
 
 
 def _without_data(setting: Setting) -> str:
@@ -238,49 +216,39 @@ def _without_data(setting: Setting) -> str:
 
 
 def _run(settings: Sequence[Setting], laboratory: Laboratory, command: str) -> int:
-    unique: dict[str, Job] = {}
-    for setting in settings:
-        for job in setting.jobs:
-            unique.setdefault(job.name, job)
-    jobs = list(unique.values())
+    jobs = list({job.name: job for one in settings for job in one.jobs}.values())
     without_encoder = [
-        job for setting in settings if setting.experiment.needs_encoders for job in setting.to_do
+        job for one in settings if one.experiment.needs_encoders for job in one.to_do
     ]
     written: dict[str, bool] = {}  # by name: whether it could be
 
-    def try_write(setting: Setting) -> None:
-        name = setting.experiment.name
-        try:
-            write(setting, command)
-            written[name] = True
-        except ValueError as error:  # of the data; the others go on
-            written[name] = False
-            laboratory.say(f"{name} is left out: {error}")
-
-    def write_finished(_: Job | None = None) -> None:
+    def write_ready(begun: bool = False) -> None:
+        """Write what is finished; with ``begun``, also what some runs are there for."""
         for setting in settings:
-            if setting.experiment.name not in written and not setting.to_do:
-                try_write(setting)
+            experiment, name = setting.experiment, setting.experiment.name
+            some = any(job in laboratory.results for job in setting.jobs)
+            if name in written or (
+                setting.to_do and not (begun and some and not experiment.needs_encoders)
+            ):
+                continue
+            try:
+                write(setting, command)
+                written[name] = True
+            except ValueError as error:  # of the data; the others go on
+                written[name] = False
+                laboratory.say(f"{name} is left out: {error}")
 
-    missing = {
-        job.name
-        for setting in settings
-        for job in setting.to_do
-        if not laboratory.folder.is_done(job)  # and only its record is missing
-    }
+    missing = {job.name: job for one in settings for job in one.unmade}
     if missing:
-        to_do = counted(len(missing), "run")
-        laboratory.say(f"{to_do} to do, {_cost_of(missing, jobs, laboratory)}")
+        cost = _known_cost(list(missing.values()), jobs, laboratory)
+        laboratory.say(f"{counted(len(missing), 'run')} to do, {cost}")
     try:
         if jobs:
-            laboratory.run(jobs, ended=write_finished, again=command, with_folder=without_encoder)
+            laboratory.run(
+                jobs, ended=lambda _: write_ready(), again=command, with_folder=without_encoder
+            )
     finally:
-        write_finished()
-        for setting in settings:  # what there is of the others
-            begun = any(job in laboratory.results for job in setting.jobs)
-            left = setting.experiment.name not in written
-            if left and begun and not setting.experiment.needs_encoders:
-                try_write(setting)
+        write_ready(begun=True)
     for name, well in written.items():
         if well:
             text = (laboratory.path / name / "table.md").read_text(encoding="utf-8")
@@ -292,21 +260,19 @@ def _run(settings: Sequence[Setting], laboratory: Laboratory, command: str) -> i
     return 0 if not laboratory.failures and all(written.values()) else 1
 
 
-def _cost_of(missing: Collection[str], jobs: Sequence[Job], laboratory: Laboratory) -> str:
-    """What some of the jobs cost, in words: as much as those of the same data that are done."""
+def _known_cost(missing: Sequence[Job], jobs: Sequence[Job], laboratory: Laboratory) -> str:
+    """What runs will cost, in words: as much as finished ones of the same data and epochs."""
     alike = defaultdict(list)
     for job in jobs:
         alike[job.train.data, job.train.epochs].append(job)
-    total, unknown = 0.0, 0
-    for group in alike.values():
-        left = sum(job.name in missing for job in group)
-        known = laboratory.results.cpu_seconds(group)
-        total += fmean(known) * left if known else 0.0
-        unknown += 0 if known else left
-    if not total:
+    known = [
+        laboratory.results.cpu_seconds(alike[job.train.data, job.train.epochs]) for job in missing
+    ]
+    unknown = known.count([])
+    if unknown == len(missing):
         return "--dry_run estimates the time"
     others = f", {unknown} of them not counted: --dry_run estimates those" if unknown else ""
-    return f"about {roughly(total)} of computing in all{others}"
+    return f"about {roughly(sum(map(fmean, filter(None, known))))} of computing in all{others}"
 
 
 def write(setting: Setting, command: str) -> Made:
@@ -351,14 +317,11 @@ def write(setting: Setting, command: str) -> Made:
 
 def _runs(setting: Setting) -> list[dict[str, Any]]:
     """Every finished run, with its options as a command and every measure."""
-    kept = (
-        "name", "seed", "precision", "epochs", "steps", "loss", "results", "cpu_seconds", "command",
-    )  # fmt: skip
     return [
         {
             "row": row.name,
             "data": source.title,
-            **{key: getattr(record, key) for key in kept},
+            **{key: getattr(record, key) for key in OF_A_RUN},
             "mix": {
                 column[4:]: share
                 for metrics in record.metrics[-1:]
@@ -380,28 +343,25 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
     """
     lines: list[list[str]] = []
     notes: list[str] = []
-    listed: set[str] = set()
-    planned: set[str] = set()
+    listed: set[str] = set()  # names of runs
+    planned: set[str] = set()  # those of them that are to be made
     costs: dict[tuple[str, str, int], float | None] = {}
     total, unknown = 0.0, 0
     for setting in settings:
-        experiment, laboratory = setting.experiment, setting.laboratory
-        missing = {job for job in setting.to_do if not laboratory.folder.is_done(job)}
-        before = len(lines)
+        experiment, results, before = setting.experiment, setting.laboratory.results, len(lines)
+        unmade = {job.name for job in setting.unmade} - planned
         for source in setting.sources:
             every = setting.jobs_on(source)
-            left = [job for job in every if job in missing and job.name not in planned]
-            jobs = [job for job in every if job.name not in listed or job in left]
-            listed |= {job.name for job in jobs}
-            planned |= {job.name for job in left}
-            again = len(laboratory.results.of(left))
-            if again:
+            left = [job for job in every if job.name in unmade]
+            jobs = [job for job in every if job.name in unmade or job.name not in listed]
+            if again := len(results.of(left)):
                 notes.append(
                     f"{experiment.name}, {source.title}: {counted(again, 'run')} again, for the "
                     "encoders, which are not there."
                 )
             if not jobs:
                 continue
+            listed |= {job.name for job in jobs}
             key = (experiment.kind, source.data, jobs[0].train.epochs)
             if key not in costs:
                 costs[key] = _cost(setting, source, jobs, notes)
@@ -410,6 +370,7 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
             counts = (len(setting.rows_on(source)), setting.seeds, key[-1], len(jobs), count)
             times = ["unknown"] * 2 if one is None else [duration(one), duration(one * count)]
             lines.append([experiment.name, source.title, *map(str, counts), *times])
+        planned |= unmade
         if not experiment.rows:
             notes.append(f"{experiment.name} needs no training.")
         elif not setting.sources:
@@ -434,17 +395,15 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
 def _cost(setting: Setting, source: Source, jobs: Sequence[Job], notes: list[str]) -> float | None:
     """Seconds of a run; None if its data are not there and cannot be made up."""
     laboratory, name = setting.laboratory, f"{setting.experiment.name}, {source.title}"
-    known = laboratory.results.cpu_seconds(jobs)
-    if not known:
-        laboratory.say(f"timing a few steps of {name}")
-    why = lacking(setting, source)
+    known, why = laboratory.results.cpu_seconds(jobs), lacking(setting, source)
     if known:
         notes += [] if why is None else [why]
         return fmean(known)
+    laboratory.say(f"timing a few steps of {name}")
+    rows = setting.rows_on(source)
+    row = next((one for one in rows if one.name == setting.experiment.reference), rows[0])
+    train = replace(setting.job(row, source, 0).train, progress=False)
     try:
-        rows = setting.rows_on(source)
-        row = next((one for one in rows if one.name == setting.experiment.reference), rows[0])
-        train = replace(setting.job(row, source, 0).train, progress=False)
         seconds = estimate(train, seconds=STEPS_SECONDS).seconds
     except (FileNotFoundError, ValueError) as error:
         notes.append(why or f"{name}: {error}")

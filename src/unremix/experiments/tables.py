@@ -51,32 +51,26 @@ class Measure:
             return f"{shown + 0.0:+.{self.decimals}f}"  # + 0.0: zero itself has no minus
         return f"{round(shown, self.decimals) + 0.0:.{self.decimals}f}"
 
-    def shown(self, value: float) -> str:
-        """A value with its unit."""
-        return self.number(value) + (" %" if self.percent else "")
-
-    def summary(self, found: Summary) -> str:
+    def summary(self, values: Summary) -> str:
         """Mean ± standard deviation; a dash where there is only one seed."""
-        spread = "–" if found.deviation is None else self.number(found.deviation)
-        return f"{self.number(found.mean)} ± {spread}"
+        spread = "–" if values.deviation is None else self.number(values.deviation)
+        return f"{self.number(values.mean)} ± {spread}"
 
-    def difference(self, found: Difference) -> str:
+    def difference(self, gap: Difference) -> str:
         """Mean difference and interval; a dash where there is only one pair."""
-        if found.low is None or found.high is None:
-            return f"{self.number(found.mean, sign=True)} [–]"
-        low, high = (self.number(end, sign=True) for end in (found.low, found.high))
-        return f"{self.number(found.mean, sign=True)} [{low}, {high}]"
+        ends = [self.number(end, sign=True) for end in (gap.low, gap.high) if end is not None]
+        return f"{self.number(gap.mean, sign=True)} [{', '.join(ends) or '–'}]"
 
 
 def measures_among(records: Iterable[Record]) -> list[Measure]:
     """The measures that any run has, in the order of the cards."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_path: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         for measures in record.results.values():
             for path, item in measures.items():
-                found.setdefault(path, []).append(item)
+                by_path.setdefault(path, []).append(item)
     columns = []
-    for path, items in found.items():
+    for path, items in by_path.items():
         # A value from 0 to 1 is a share unless its card says otherwise.
         percent = all(item.get("percent", 0 <= item["value"] <= 1) for item in items)
         fine = all(item.get("count", 0) >= TWO_DECIMALS for item in items)
@@ -99,14 +93,9 @@ class Cell:
 
     def record(self) -> dict[str, float | None]:
         """All of it by name."""
-        found = self.difference
-        return {
-            "mean": self.summary.mean,
-            "deviation": self.summary.deviation,
-            "difference": None if found is None else found.mean,
-            "low": None if found is None else found.low,
-            "high": None if found is None else found.high,
-            "pairs": None if found is None else found.count,
+        names = {"difference": "mean", "low": "low", "high": "high", "pairs": "count"}
+        return {"mean": self.summary.mean, "deviation": self.summary.deviation} | {
+            name: getattr(self.difference, field, None) for name, field in names.items()
         }
 
 
@@ -193,16 +182,16 @@ def _counted(text: str, count: int, row: TableRow) -> str:
     return text if count == row.runs else f"{text} (n={count})"
 
 
-def value_in(row: TableRow, measure: Measure) -> str:
+def difference_in(row: TableRow, measure: Measure) -> str:
+    """A row's difference to the reference."""
+    gap = row.difference(measure)
+    return "–" if gap is None else _counted(measure.difference(gap), gap.count, row)
+
+
+def _value_in(row: TableRow, measure: Measure) -> str:
     """A row's mean ± standard deviation."""
     cell = row.cells.get(measure.path)
     return "–" if cell is None else _counted(measure.summary(cell.summary), cell.summary.count, row)
-
-
-def difference_in(row: TableRow, measure: Measure) -> str:
-    """A row's difference to the reference."""
-    found = row.difference(measure)
-    return "–" if found is None else _counted(measure.difference(found), found.count, row)
 
 
 def grids(
@@ -222,17 +211,16 @@ def grids(
         epochs: Whether to show how many epochs were trained.
         apart: Whether values and differences are two tables in any case.
     """
-    start = {
-        "recipe": [row.name for row in rows],
-        "runs": [
-            f"{row.runs} ({row.failed} failed)" if row.failed else f"{row.runs}" for row in rows
-        ],
-    }
+    columns = [
+        ("recipe", [row.name for row in rows]),
+        ("runs", [f"{row.runs}" + f" ({row.failed} failed)" * bool(row.failed) for row in rows]),
+    ]
     if epochs:
-        start["epochs"] = ["–" if row.epochs is None else f"{row.epochs:.4g}" for row in rows]
+        epochs_of = ["–" if row.epochs is None else f"{row.epochs:.4g}" for row in rows]
+        columns.append(("epochs", epochs_of))
     values, differences = [], []
     for measure in in_table(measures):
-        values.append((measure.heading, [value_in(row, measure) for row in rows]))
+        values.append((measure.heading, [_value_in(row, measure) for row in rows]))
         cells = [
             "reference"
             if row.name == reference and not row.baseline
@@ -243,12 +231,18 @@ def grids(
     tables = [values, differences]
     if len(values) <= SIDE_BY_SIDE and not apart:
         tables = [[column for pair in zip(values, differences, strict=True) for column in pair]]
-    made = []
-    for columns in tables:
-        headings, cells_of = zip(*start.items(), *columns, strict=True)
-        lines = [list(line) for line in zip(*cells_of, strict=True)]
-        made.append(Grid(list(headings), lines, sum(row.baseline for row in rows)))
-    return made
+    baselines = sum(row.baseline for row in rows)
+    return [
+        Grid(
+            [heading for heading, _ in (*columns, *measured)],
+            [
+                list(line)
+                for line in zip(*(cells for _, cells in (*columns, *measured)), strict=True)
+            ],
+            baselines,
+        )
+        for measured in tables
+    ]
 
 
 def made_by(command: str) -> str:

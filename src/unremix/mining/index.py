@@ -264,29 +264,24 @@ class FaissIndex:
         rows = np.full((len(queries), count), -1, dtype=np.int64)
         similarity = np.full((len(queries), count), -np.inf, dtype=np.float32)
         above = np.zeros(len(queries), dtype=np.int64)
-        short = np.arange(len(queries))
-        asked = min(count + int(forbidden), total)
-        most = min(count * LARGEST_GROWTH, total)
+        short, asked, exactly = np.arange(len(queries)), count + int(forbidden), False
         while len(short):
-            found = self._ask(queries[short], asked, count, allowed.of(short))
+            if exactly:
+                found = ExactIndex(self.corpus).search(queries[short], count, allowed.of(short))
+            else:
+                found = self._ask(queries[short], min(asked, total), count, allowed.of(short))
             rows[short], similarity[short], above[short] = found.rows, found.similarity, found.above
-            short = short[found.rows[:, -1] < 0]
-            if asked >= most:
+            if exactly or (self.kind == "flat" and asked >= total):
                 break
-            asked = min(asked * GROWTH, most)
-        if len(short) and (asked < total or not self._complete):
-            found = ExactIndex(self.corpus).search(queries[short], count, allowed.of(short))
-            rows[short], similarity[short], above[short] = found.rows, found.similarity, found.above
+            short = short[found.rows[:, -1] < 0]
+            exactly = asked >= min(count * LARGEST_GROWTH, total)
+            asked *= GROWTH
         if advance is not None:
             advance(1.0)
         return SearchResult(rows, similarity, above)
 
-    @property
-    def _complete(self) -> bool:
-        return not hasattr(self.index, "nprobe") and not hasattr(self.index, "hnsw")
-
     def _ask(self, queries: Floats, asked: int, count: int, allowed: Allowed) -> SearchResult:
-        if hasattr(self.index, "hnsw"):
+        if self.kind == "hnsw":
             self.index.hnsw.efSearch = max(HNSW_WIDTH, 2 * asked)
         similarity, rows = self.index.search(queries, asked)
         # faiss leaves the order of equal similarities open.

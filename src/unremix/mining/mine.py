@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unremix.console.quantities import counted
-from unremix.core.checks import check_choice, check_number
+from unremix.core.checks import check_choice, check_count, check_number
 from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS
 from unremix.files.atomic_files import write_arrays
 from unremix.files.npz import read_arrays
@@ -214,13 +213,11 @@ def mine_hard_negatives(
             f"{rows.shape[1]}; embed both with the same model"
         )
     size, total = len(queries), len(rows)
-    _check_counts(k, skip, k if pool is None else pool)
+    check_count("k", k, 1, "ask for one negative or more")
+    check_count("skip", skip, 0, "0 passes over nothing")
     if pool is None:
         pool = max(POOL_PER_NEGATIVE * k, SMALLEST_POOL) + skip
-    if pool < k + skip:
-        raise ValueError(
-            f"expected a pool of at least k + skip = {k + skip} rows, got {pool}; enlarge it"
-        )
+    check_count("pool", pool, k + skip, "it is to hold k + skip rows: enlarge it")
     choice = Choice(
         k=int(k),
         pool=int(pool),
@@ -230,17 +227,17 @@ def mine_hard_negatives(
         mix=_checked_mix(components, mix),
         posterior_temperature=check_number("posterior_temperature", posterior_temperature, above=0),
         duplicate_threshold=check_number("duplicate_threshold", duplicate_threshold, above=0),
-        min_score=None if min_score is None else check_number("min_score", min_score),
+        min_score=min_score,
         seed=int(seed),
     )
-    for name, margin in (
-        ("relative_margin", relative_margin),
-        ("absolute_margin", absolute_margin),
+    for name, bound, least in (
+        ("relative_margin", relative_margin, 0),
+        ("absolute_margin", absolute_margin, 0),
+        ("min_score", min_score, -np.inf),
+        ("max_score", max_score, -np.inf),
     ):
-        if margin is not None:
-            check_number(name, margin, least=0)
-    if max_score is not None:
-        check_number("max_score", max_score)
+        if bound is not None:
+            check_number(name, bound, least=least)
     for name, texts, length in (
         ("anchor_texts", anchor_texts, size),
         ("corpus_texts", corpus_texts, total),
@@ -251,7 +248,8 @@ def mine_hard_negatives(
         raise ValueError("expected corpus_texts with anchor_texts, got none; pass both")
     known = as_lists(positives, size, total)
     own = _own_rows(anchor_rows, size, total, same)
-    units = np.concatenate([unit_rows(part) for part in _pieces(queries)])
+    step = max(1, NUMBERS_AT_ONCE // queries.shape[1])
+    units = np.concatenate([unit_rows(queries[n : n + step]) for n in range(0, size, step)])
     positive = positive_similarity(units, rows, known)
     highest = highest_similarity(
         positive,
@@ -270,30 +268,27 @@ def mine_hard_negatives(
         digest = digest_of(index.kind, units, rows, *lists, own, highest, choice)
         kept = where / f"mined-{digest}"  # finished blocks, by their first anchor
     miner = Miner(index, units, forbidden, known, highest, choice)
-    starts = range(0, size, ANCHORS_AT_ONCE)
-    parts = [slice(first, min(first + ANCHORS_AT_ONCE, size)) for first in starts]
-    blocks: dict[int, Block] = {}
-    if kept is not None:
-        for place, part in enumerate(parts):
-            file = kept / f"{part.start}.npz"
-            if is_sealed(file):  # else not mined yet, or damaged
-                blocks[place] = read_arrays(file)
-    missing = [place for place in range(len(parts)) if place not in blocks]
+    blocks: dict[int, Block] = {}  # by their first anchor; empty while they are missing
+    missing = []
+    for first in range(0, size, ANCHORS_AT_ONCE):
+        file = None if kept is None else kept / f"{first}.npz"
+        done = file is not None and is_sealed(file)  # else not mined yet, or damaged
+        blocks[first] = read_arrays(file) if file is not None and done else {}
+        if not done:
+            missing.append(slice(first, min(first + ANCHORS_AT_ONCE, size)))
 
     def report(done: float) -> None:
         if advance is not None:
-            advance((sum(parts[place].stop - parts[place].start for place in blocks) + done) / size)
+            advance((sum(len(block.get("indices", ())) for block in blocks.values()) + done) / size)
 
     report(0.0)
-    for n, block in (each or _one_by_one)(miner, [parts[place] for place in missing], report):
+    for place, block in (each or _one_by_one)(miner, missing, report):
+        first = missing[place].start
         if kept is not None:
-            write_arrays(kept / f"{parts[missing[n]].start}.npz", block, write=write_sealed)
-        blocks[missing[n]] = block
+            write_arrays(kept / f"{first}.npz", block, write=write_sealed)
+        blocks[first] = block
         report(0.0)
-    arrays = {
-        name: np.concatenate([blocks[place][name] for place in range(len(parts))])
-        for name in blocks[0]
-    }
+    arrays = {name: np.concatenate([one[name] for one in blocks.values()]) for name in blocks[0]}
     counts = forbidden.counts() | {name: arrays.pop(name) for name in REASONS if name in arrays}
     return Mined(
         **arrays,
@@ -309,17 +304,6 @@ def _one_by_one(
     for place, part in enumerate(parts):
         size = part.stop - part.start
         yield place, miner.mine(part, lambda share, size=size: report(share * size))  # type: ignore[misc]
-
-
-def _check_counts(k: int, skip: int, pool: int) -> None:
-    counts: dict[str, object] = {"k": k, "skip": skip, "pool": pool}
-    for name, value in counts.items():
-        if not isinstance(value, Integral):
-            raise ValueError(f"expected {name} as a whole number, got {value!r}; round it")
-    if k < 1:
-        raise ValueError(f"expected k of at least 1, got {k}; ask for one negative or more")
-    if skip < 0:
-        raise ValueError(f"expected skip of at least 0, got {skip}; 0 passes over nothing")
 
 
 def _checked_mix(
@@ -342,14 +326,10 @@ def _checked_mix(
             "name the components in the same order"
         )
     shares = tuple(check_number("each share of the mix", share, least=0) for share in mix)
-    if not any(shares):
-        raise ValueError(
-            f"expected a mix that is not all 0, got {tuple(mix)}; give a component a share"
-        )
     if not 1 / LARGEST_SHARE <= max(shares) <= LARGEST_SHARE:
         raise ValueError(
             f"expected a mix whose largest share is between {1 / LARGEST_SHARE:g} and "
-            f"{LARGEST_SHARE:g}, got {tuple(mix)}; scale it, which changes no choice"
+            f"{LARGEST_SHARE:g}, got {tuple(mix)}; scale it: only the ratios of shares matter"
         )
     return shares
 
@@ -369,11 +349,6 @@ def _own_rows(anchor_rows: Any, anchors: int, corpus: int, same: bool) -> Intege
             "number the corpus from 0"
         )
     return own.astype(np.int64)
-
-
-def _pieces(array: NDArray[Any]) -> list[NDArray[Any]]:
-    step = max(1, NUMBERS_AT_ONCE // array.shape[1])
-    return [array[start : start + step] for start in range(0, len(array), step)]
 
 
 @dataclass(frozen=True)

@@ -128,12 +128,14 @@ class Setting:
     @property
     def to_do(self) -> list[Job]:
         """The runs that are missing: their records, or their encoders where these are needed."""
-        needs, folder = self.experiment.needs_encoders, self.laboratory.folder
-        return [
-            job
-            for job in self.jobs
-            if job not in self.laboratory.results or (needs and not folder.is_done(job))
-        ]
+        done, folder = self.laboratory.results, self.laboratory.folder
+        needs = self.experiment.needs_encoders
+        return [job for job in self.jobs if job not in done or (needs and not folder.is_done(job))]
+
+    @property
+    def unmade(self) -> list[Job]:
+        """Those of :attr:`to_do` that have to be trained: all but those that lack their record."""
+        return [job for job in self.to_do if not self.laboratory.folder.is_done(job)]
 
     def records(self, row: Row, source: Source) -> list[Record]:
         """The records of a row's finished runs on a data set, by seed."""
