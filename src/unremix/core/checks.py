@@ -47,7 +47,8 @@ def check_number(
 
 def check_count(name: str, value: int, least: int, remedy: str) -> None:
     """Refuse all but whole numbers of at least ``least``; ``remedy`` ends the error."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+    given: object = value  # NumPy's numbers are accepted too
+    if isinstance(given, bool) or not isinstance(given, Integral) or value < least:
         raise ValueError(
             f"expected {name} to be a whole number of at least {least}, got {value!r}; {remedy}"
         )

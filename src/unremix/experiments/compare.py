@@ -84,11 +84,10 @@ def _verdict(plan: Plan, rows: Sequence[TableRow], measures: Sequence[Measure]) 
     for measure in tables.in_table(measures):
         sides: dict[str, list[str]] = {"higher": [], "lower": [], "no clear difference": []}
         for row in rivals:
-            difference = row.difference(measure)
-            if difference is None or difference.low is None or difference.high is None:
-                continue
-            side = "higher" if difference.low > 0 else "lower" if difference.high < 0 else None
-            sides[side or "no clear difference"].append(row.name)
+            gap = row.difference(measure)
+            if gap is not None and gap.low is not None and gap.high is not None:
+                clear = "higher" if gap.low > 0 else "lower" if gap.high < 0 else None
+                sides[clear or "no clear difference"].append(row.name)
         groups = [f"{side}: {', '.join(names)}" for side, names in sides.items() if names]
         if groups:
             sentences.append(f"{measure.label} against {plan.reference}, {'; '.join(groups)}.")
@@ -151,25 +150,14 @@ def _curves(
     plan: Plan, records: Sequence[Record], rows: Sequence[TableRow], measures: Sequence[Measure],
     folder: Path,
 ) -> None:  # fmt: skip
-    runs = {
-        recipe: [list(one.metrics) for one in records if one.row == recipe and not one.failure]
-        for recipe in plan.recipes
-    }
-    every = [row for seeds in runs.values() for seed in seeds for row in seed]
-    known = {measure.path: measure for measure in measures}
-    panels = [
-        Panel(
-            path,
-            label_of(path),
-            percent=path not in known or known[path].percent,
-            levels={
-                row.name: row.cells[path].summary.mean
-                for row in rows
-                if row.baseline and path in row.cells
-            },
-        )
-        for path in monitored(every, known)
-    ]
+    well = [one for one in records if one.failure is None]
+    runs = {name: [one.metrics for one in well if one.row == name] for name in plan.recipes}
+    percent = {measure.path: measure.percent for measure in measures}
+    panels = []
+    for path in monitored((row for one in well for row in one.metrics), percent):
+        floors = [row for row in rows if row.baseline and path in row.cells]
+        levels = {row.name: row.cells[path].summary.mean for row in floors}
+        panels.append(Panel(path, label_of(path), percent.get(path, True), levels))
     figure = learning_curves(runs, [*panels, Panel("loss", "loss (each recipe has its own)")])
     if figure is not None:
         write_figure(figure, folder / "curves")
@@ -208,11 +196,10 @@ def _write_results(
     )
     _curves(plan, records, rows, measures, folder)
     write_comparison_of(folder)
+    titles = [title, *[None] * len(grids)]
     shown = [
-        tables.to_rich(
-            grid.headings, grid.lines, title=None if number else title, baselines=grid.baselines
-        )
-        for number, grid in enumerate(grids)
+        tables.to_rich(grid.headings, grid.lines, title=heading, baselines=grid.baselines)
+        for grid, heading in zip(grids, titles, strict=False)
     ]
     last = f"Everything is in {folder}/ (open report.html first)"
     tables.show(console, shown, (*verdict, *notes, last))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
+from statistics import fmean
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from unremix.console.printing import say
 from unremix.console.quantities import duration, roughly
@@ -57,9 +56,8 @@ def monitored(rows: Iterable[Row], measures: Iterable[str] = ()) -> list[str]:
 
 def latest(runs: Iterable[Sequence[Row]], column: str) -> float | None:
     """The mean over runs of the last value of a column; None if no run has one."""
-    values = [[row[column] for row in rows if column in row] for rows in runs]
-    last = [found[-1] for found in values if found]
-    return sum(last) / len(last) if last else None
+    last = [value for rows in runs for value in [row[column] for row in rows if column in row][-1:]]
+    return fmean(last) if last else None
 
 
 class Display:
@@ -76,12 +74,11 @@ class Display:
     def events(self) -> Iterator[Event]:
         """Run what is left, show how it goes, and hand each event on."""
         runner = self.runner
-        live: AbstractContextManager[Any] = nullcontext()
         if runner.done:
             say(self.console, f"{len(runner.done)} of {len(runner.jobs)} runs are done already")
         if runner.waiting and self.console.is_terminal and not self.console.quiet:
-            live = self.live = Live(console=self.console, auto_refresh=False, transient=True)
-        with live:
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+        with self.live or nullcontext():
             for event in runner.run():
                 if event is None:
                     self._draw()
@@ -93,29 +90,25 @@ class Display:
         """Say what has happened; the live table shows what goes well."""
         job, work, why = event.job, event.work, event.why
         if event.kind == "begun" and work.process is None:
-            say(self.console, f"{job}: still under way from an earlier start")
-        elif event.kind == "begun" and self.live is None:
-            say(
-                self.console,
-                f"{job}: " + (f"resumes at {work.before:.0%}" if work.before else "begins"),
-            )
+            said = "still under way from an earlier start"
         elif event.kind == "lost":
-            say(
-                self.console,
-                f"{job}: its worker was lost ({why}); it continues from its checkpoint",
-            )
+            said = f"its worker was lost ({why}); it continues from its checkpoint"
         elif event.kind == "failed":
             lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
-            say(self.console, f"{job}: failed ({why}); the end of {self.folder.log(job)}:{lines}")
-        elif event.kind == "ended" and self.live is None:
+            said = f"failed ({why}); the end of {self.folder.log(job)}:{lines}"
+        elif self.live is not None:
+            return
+        elif event.kind == "begun":
+            said = f"resumes at {work.before:.0%}" if work.before else "begins"
+        else:
             record = record_of(job, self.folder.find(job))
             result = [
                 f"{measure.label} {measure.number(value)}{' %' * measure.percent}"
                 for measure in tables.measures_among([record])[:1]
                 if (value := record.measure(measure.path)) is not None
             ]
-            said = [f"{job}: done", *result, duration(work.elapsed), self._standing()]
-            say(self.console, " · ".join(said))
+            said = " · ".join(["done", *result, duration(work.elapsed), self._standing()])
+        say(self.console, f"{job}: {said}")
 
     def _progress(self) -> tuple[float, int]:
         """How many runs are over, with parts of those under way; and how many there are."""
@@ -142,20 +135,16 @@ class Display:
 
     def _draw(self) -> None:
         """Draw the live table, if it is due."""
-        if time.monotonic() - self.drawn < REFRESH:
+        if self.live is None or time.monotonic() - self.drawn < REFRESH:
             return
         self.drawn = time.monotonic()
-        if self.live is None:
-            return
         runner = self.runner
         metrics = {job: self.folder.rows(job) for job in runner.jobs}
         column = (monitored(row for rows in metrics.values() for row in rows) or ["knn"])[0]
         measure = Measure(column, label_of(column), percent=True, decimals=1)
-        table = Table(caption=self._standing(), caption_justify="left")
-        table.add_column("recipe")
         epochs = f"epoch of {max(job.train.epochs for job in runner.jobs)}"
-        for heading in ("done", "running", "failed", epochs, "loss", measure.heading):
-            table.add_column(heading, justify="right")
+        headings = ["recipe", "done", "running", "failed", epochs, "loss", measure.heading]
+        lines = []
         for row in dict.fromkeys(job.row for job in runner.jobs):
             own = [job for job in runner.jobs if job.row == row]
             running = [job for job in own if job in runner.working]
@@ -164,13 +153,12 @@ class Display:
             reached = (int(metrics[job][-1]["epoch"]) if metrics[job] else 0 for job in running)
             loss = latest([metrics[job] for job in own], "loss")
             value = latest([metrics[job] for job in own], column)
-            table.add_row(
-                row,
-                f"{done} of {len(own)}",
-                str(len(running) or ""),
-                f"[red]{failed}[/]" if failed else "",
-                ", ".join(map(str, reached)),
+            numbers = (
                 "" if loss is None else f"{loss:.3f}",
                 "" if value is None else measure.number(value),
             )
+            counts = (f"{done} of {len(own)}", str(len(running) or ""), str(failed or ""))
+            lines.append([row, *counts, ", ".join(map(str, reached)), *numbers])
+        table = tables.to_rich(headings, lines)
+        table.caption, table.caption_justify = self._standing(), "left"
         self.live.update(table, refresh=True)

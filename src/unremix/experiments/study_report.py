@@ -78,20 +78,15 @@ def _equal_tuning(standing: Standing, name: str, arms: Sequence[Arm]) -> list[st
 def _against_every_other(records: Sequence[Record], measure: Measure) -> list[str]:
     """The differences of all settings, whichever of them is the reference."""
     names = list(dict.fromkeys(record.row for record in records))
-    columns = [
-        [
-            tables.difference_in(row, measure)
-            for row in tables.table_rows(records, reference=name)
-            if not row.baseline
-        ]
-        for name in names
-    ]
+    columns = [[f"{number}: {name}" for number, name in enumerate(names, 1)]]
+    for name in names:
+        rows = tables.table_rows(records, reference=name)
+        columns.append([tables.difference_in(row, measure) for row in rows if not row.baseline])
     numbers = [str(number) for number in range(1, len(names) + 1)]
-    starts = [f"{number}: {name}" for number, name in zip(numbers, names, strict=True)]
     return [
         f"Every setting against every other: {measure.heading}, the row minus the column, with the "
         "same seed. The intervals are not adjusted for their number.",
-        markdown_table(["setting", *numbers], list(zip(starts, *columns, strict=True)), "--:"),
+        markdown_table(["setting", *numbers], list(zip(*columns, strict=True)), "--:"),
     ]
 
 
@@ -182,11 +177,10 @@ def _stage(standing: Standing, name: str, folder: Path) -> list[str]:
         ]
     measure = measures[study.measure]
     rows = [row for row in tables.table_rows(records, reference=reference) if not row.baseline]
-    differences = [difference for row in rows if (difference := row.difference(measure))]
     halves = [
-        (one.high - one.low) / 2
-        for one in differences
-        if one.low is not None and one.high is not None
+        (gap.high - gap.low) / 2
+        for row in rows
+        if (gap := row.difference(measure)) and gap.low is not None and gap.high is not None
     ]
     widest = (
         f" Widest half-width of {measure.label}: {measure.number(max(halves))}." if halves else ""

@@ -144,7 +144,7 @@ def audit_negatives(
     rates, matches, bases, similarities, diversities = np.array(found, dtype=np.float64).T
     difference = rates - matches
     error = np.nanstd(difference, ddof=1) / len(found) ** 0.5 if len(found) > 1 else np.nan
-    several = diversities[~np.isnan(diversities)]
+    diverse = diversities[~np.isnan(diversities)]
     return NegativesAudit(
         false_negative_rate=float(rates.mean()),
         matched_rate=float(np.nanmean(matches)),
@@ -152,7 +152,7 @@ def audit_negatives(
         standard_error=float(error),
         base_rate=float(bases.mean()),
         similarity=float(similarities.mean()),
-        diversity=float(several.mean()) if len(several) else float("nan"),
+        diversity=float(diverse.mean()) if len(diverse) else float("nan"),
         anchors=len(found),
     )
 

@@ -60,8 +60,7 @@ class Collection:
                     f"{len(columns[name])}; write the file again"
                 )
         names, texts = (
-            [str(one) for one in columns[name]] if name in columns else None
-            for name in ("names", "texts")
+            list(map(str, columns[name])) if name in columns else None for name in ("names", "texts")
         )
         return cls(path, embeddings, names, texts, columns.get("labels"))
 
@@ -139,33 +138,30 @@ def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
             quoting=quoting,  # type: ignore[arg-type]
             skipinitialspace=True,
         )
-        for number, cells in enumerate(_cells(reader, path), 1):
-            cells = [cell.strip() for cell in cells if cell.strip()]
-            if not cells:
+        try:
+            rows = list(reader)
+        except csv.Error as error:
+            raise ValueError(f"expected lines of pairs in {path}, got others ({error})") from error
+    for number, row in enumerate(rows, 1):
+        cells = [cell.strip() for cell in row if cell.strip()]
+        if not cells:
+            continue
+        if len(cells) == 4:  # TREC's: query, iteration, document, grade
+            del cells[1]
+        if len(cells) not in (2, 3):
+            raise ValueError(
+                f"expected two or three columns in line {number} of {path}, got {len(cells)}; "
+                "separate anchor, row and grade by tabs"
+            )
+        try:
+            grade = float(cells[2]) if len(cells) == 3 else 1.0
+        except ValueError:
+            if number == 1:
                 continue
-            if len(cells) == 4:  # TREC's: query, iteration, document, grade
-                del cells[1]
-            if len(cells) not in (2, 3):
-                raise ValueError(
-                    f"expected two or three columns in line {number} of {path}, got {len(cells)}; "
-                    "separate anchor, row and grade by tabs"
-                )
-            try:
-                grade = float(cells[2]) if len(cells) == 3 else 1.0
-            except ValueError:
-                if number == 1:
-                    continue
-                raise ValueError(
-                    f"expected a grade in line {number} of {path}, got {cells[2]!r}; write a number"
-                ) from None
-            yield number, (cells[0], cells[1], grade)
-
-
-def _cells(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise ValueError(f"expected lines of pairs in {path}, got others ({error})") from error
+            raise ValueError(
+                f"expected a grade in line {number} of {path}, got {cells[2]!r}; write a number"
+            ) from None
+        yield number, (cells[0], cells[1], grade)
 
 
 def triplet_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -59,15 +60,25 @@ class Group:
         units = [domain.unit for domain in DOMAINS.values()]
         return {(card.get("data"), *(card.get(f"test_{kind}") for kind in units)) for card in cards}
 
-    def values(self, path: str) -> dict[int, dict[str, Any]]:
-        """A measure of the encoder, by seed."""
-        measures = {}
+    @cached_property
+    def measures(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """The measures of the encoder, by path and seed."""
+        by_path: dict[str, dict[int, dict[str, Any]]] = {}
         for seed, run in self.runs.items():
             results = judged((run.evaluation or {}).get("results"))
-            measure = measures_of(results.get(self.features, {})).get(path)
-            if measure is not None:
-                measures[seed] = measure
-        return measures
+            for path, measure in measures_of(results.get(self.features, {})).items():
+                by_path.setdefault(path, {})[seed] = measure
+        return by_path
+
+    @cached_property
+    def metrics(self) -> list[list[dict[str, float]]]:
+        """The rows of metrics.csv of each run."""
+        return [run.metrics() for run in self.runs.values()]
+
+    @cached_property
+    def stored(self) -> list[Stored]:
+        """What the runs' own pages show, of those that have it."""
+        return [stored for run in self.runs.values() if (stored := Stored.read(run.path))]
 
 
 @dataclass(frozen=True)
@@ -147,32 +158,29 @@ def gap(group: Group, other: Group, path: str) -> Gap | None:
     runs each and fewer common seeds: Welch's t. Else the error of the measurement of one run each,
     which knows nothing of other seeds.
     """
-    ours, theirs = group.values(path), other.values(path)
+    ours, theirs = group.measures.get(path), other.measures.get(path)
     if not ours or not theirs or group.data != other.data:
         return None
     sign = -1 if path.rpartition(".")[2] in SMALLER_IS_BETTER else 1
+    first, second = (
+        {seed: sign * measure["value"] for seed, measure in measures.items()}
+        for measures in (ours, theirs)
+    )
     seeds = sorted(ours.keys() & theirs.keys())
     if len(seeds) > 1:
-        pairs = ([sign * values[seed]["value"] for seed in seeds] for values in (ours, theirs))
-        found = paired_difference(*pairs)
-        return Gap(found.mean, found.low, found.high, (len(seeds), len(seeds)))
+        paired = paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
+        return Gap(paired.mean, paired.low, paired.high, (len(seeds), len(seeds)))
     if min(len(ours), len(theirs)) > 1:
         from scipy.stats import ttest_ind  # type: ignore[import-untyped]
 
-        first, second = (
-            [sign * value["value"] for value in values.values()] for values in (ours, theirs)
-        )
-        welch = ttest_ind(first, second, equal_var=False).confidence_interval(CONFIDENCE)
-        counts = len(first), len(second)
-        return Gap(fmean(first) - fmean(second), welch.low, welch.high, counts, paired=False)
-    chosen = seeds[0] if seeds else None
-    one, another = (
-        values[chosen] if chosen is not None else next(iter(values.values()))
-        for values in (ours, theirs)
-    )
-    known = difference(one, another)
+        values, others = list(first.values()), list(second.values())
+        welch = ttest_ind(values, others, equal_var=False).confidence_interval(CONFIDENCE)
+        counts = len(values), len(others)
+        return Gap(fmean(values) - fmean(others), welch.low, welch.high, counts, paired=False)
+    one, another = (seeds * 2) or (next(iter(ours)), next(iter(theirs)))
+    known = difference(ours[one], theirs[another])
     if known is None:
-        return Gap(sign * (one["value"] - another["value"]), None, None, (1, 1))
+        return Gap(first[one] - second[another], None, None, (1, 1))
     mean, *ends = (sign * value for value in known)
     return Gap(mean, min(ends), max(ends), (1, 1))
 
@@ -208,58 +216,48 @@ def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any],
 
 def _negatives(groups: Sequence[Group]) -> tuple[dict[str, Any] | None, str | None]:
     """The most weighted negatives of the same anchors under each run; else why there are none."""
-    reports = []
-    for group in groups:
-        stored = next(
-            (s for run in group.runs.values() if (s := Stored.read(run.path)) is not None), None
-        )
-        if stored is not None:
-            reports.append((group.name, stored))
+    reports = [(group.name, group.stored[0]) for group in groups if group.stored]
     if len(reports) < 2:
         return None, "Fewer than two runs have a report.npz; write it with 'unremix report'."
     first = reports[0][1]
-
-    def same(stored: Stored) -> bool:
-        return stored.about["names"] == first.about["names"] and np.array_equal(
-            stored.arrays["batch"], first.arrays["batch"]
-        )
-
-    if not all(same(stored) for _, stored in reports):
+    if any(
+        stored.about["names"] != first.about["names"]
+        or not np.array_equal(stored.arrays["batch"], first.arrays["batch"])
+        for _, stored in reports
+    ):
         return None, "The runs were trained on different data: they have no anchors in common."
-    shown = []
-    for name, stored in reports:
-        negatives = stored.arrays["negatives"].astype(bool)
-        weights = stored_weights(stored).clamp(max=MOST_WEIGHT)
-        ranked = weights.masked_fill(~torch.from_numpy(negatives), -torch.inf)
-        top = ranked.sort(dim=1, stable=True, descending=True).indices[:, :SHOWN]
-        false = torch.from_numpy(stored.arrays["suspects"]) * torch.from_numpy(negatives)
-        on_false = (weights * (false > 0)).sum(1) / weights.sum(1).clamp(min=1e-12)
-        counts = negatives.sum(1).tolist()  # an anchor with few negatives shows no others
-
-        def rows(values: Tensor, counts: list[int] = counts) -> list[list[float]]:
-            return [row[:count] for row, count in zip(values.tolist(), counts, strict=True)]
-
-        weighting = stored.about["weighting"]
-        partly = weighting.get("filter") or weighting.get("own_scores")
-        shown.append(
-            {
-                "name": name,
-                "top": rows(top),
-                "weights": rows(weights.gather(1, top)),
-                "suspects": rows(false.gather(1, top)),
-                "false": on_false.tolist(),
-                "note": "without its filter and scores of its own" if partly else None,
-            }
-        )
     data = page_data(first)
     for unused in ("scores", "negatives", "positions", "cosines", "neighbors", "clusters"):
         data.pop(unused, None)
-    return data | {"runs": shown}, None
+    return data | {"runs": [{"name": name, **_heaviest(stored)} for name, stored in reports]}, None
+
+
+def _heaviest(stored: Stored) -> dict[str, Any]:
+    """The most weighted negatives of each anchor of a run, and its weight on false ones."""
+    negatives = torch.from_numpy(stored.arrays["negatives"].astype(bool))
+    weights = stored_weights(stored).clamp(max=MOST_WEIGHT)
+    ranked = weights.masked_fill(~negatives, -torch.inf)
+    top = ranked.sort(dim=1, stable=True, descending=True).indices[:, :SHOWN]
+    false = torch.from_numpy(stored.arrays["suspects"]) * negatives
+    counts = negatives.sum(1).tolist()  # an anchor with few negatives shows no others
+
+    def rows(values: Tensor) -> list[list[float]]:
+        return [row[:count] for row, count in zip(values.tolist(), counts, strict=True)]
+
+    weighting = stored.about["weighting"]
+    partly = weighting.get("filter") or weighting.get("own_scores")
+    return {
+        "top": rows(top),
+        "weights": rows(weights.gather(1, top)),
+        "suspects": rows(false.gather(1, top)),
+        "false": ((weights * (false > 0)).sum(1) / weights.sum(1).clamp(min=1e-12)).tolist(),
+        "note": "without its filter and scores of its own" if partly else None,
+    }
 
 
 def _example(groups: Sequence[Group], path: str) -> dict[str, Any]:
     """A measure as one of the runs has it."""
-    return next(measure for group in groups for measure in group.values(path).values())
+    return next(measure for group in groups for measure in group.measures.get(path, {}).values())
 
 
 def _interval_plot(groups: Sequence[Group], path: str) -> dict[str, Any] | None:
@@ -290,14 +288,14 @@ def _curves(groups: Sequence[Group]) -> list[Chart]:
     for column, (title, percent, good) in CURVES.items():
         lines = []
         for group in groups:
-            curve = mean_curve([run.metrics() for run in group.runs.values()], column)
+            curve = mean_curve(group.metrics, column)
             if curve is None:
                 continue
             points = list(zip(curve.epochs, curve.mean.tolist(), strict=True))
             band = None
             if curve.deviation is not None:
-                ends = zip(curve.mean - curve.deviation, curve.mean + curve.deviation, strict=True)
-                band = [(float(low), float(high)) for low, high in ends]
+                ends = [curve.mean - curve.deviation, curve.mean + curve.deviation]
+                band = list(zip(*(end.tolist() for end in ends), strict=True))
             lines.append(Line(group.name, points, band))
         if lines:
             said = good + (seeds if any(line.band for line in lines) else "")
@@ -326,19 +324,19 @@ def _costs(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """What the runs of each group took: epochs and seconds are means over them."""
     rows = []
     for group in groups:
-        metrics = [run.metrics() for run in group.runs.values()]
-        stored = [found for run in group.runs.values() if (found := Stored.read(run.path))]
-        seconds = [one.about["seconds"] for one in stored if one.about["seconds"]]
-        devices = {one.about.get("trained", {}).get("device") or "–" for one in stored}
-        row = {
-            "name": group.name,
-            "runs": len(group.runs),
-            "epochs": fmean(rows[-1]["epoch"] if rows else 0.0 for rows in metrics),
-            "parameters": stored[-1].about["parameters"] if stored else None,
-            "seconds": sum(seconds) / len(seconds) if seconds else None,
-            "device": "; ".join(sorted(devices)) or "–",
-        }
-        rows.append(row)
+        stored = [one.about for one in group.stored]
+        seconds = [one["seconds"] for one in stored if one["seconds"]]
+        devices = {one.get("trained", {}).get("device") or "–" for one in stored}
+        rows.append(
+            {
+                "name": group.name,
+                "runs": len(group.runs),
+                "epochs": fmean(rows[-1]["epoch"] if rows else 0.0 for rows in group.metrics),
+                "parameters": stored[-1]["parameters"] if stored else None,
+                "seconds": fmean(seconds) if seconds else None,
+                "device": "; ".join(sorted(devices)) or "–",
+            }
+        )
     return rows
 
 
@@ -395,11 +393,9 @@ def _mark(runs: Sequence[str | Path]) -> str:
 def _check_runs(runs: Sequence[str | Path]) -> None:
     """Refuse fewer than two runs, and one that is named twice."""
     folders = [Path(run).resolve() for run in runs]
-    twice = [run for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1]
-    if twice:
-        raise ValueError(
-            f"expected runs that differ, got {str(twice[0])!r} twice; name each run once"
-        )
+    for run, folder in zip(runs, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise ValueError(f"expected runs that differ, got {str(run)!r} twice; name each once")
     if len(runs) < 2:
         raise ValueError(
             f"expected at least two runs to compare, got {len(runs)}; name more run folders"
@@ -449,7 +445,9 @@ def write_comparison(
     _check_runs(runs)
     groups = grouped([Run(run, trust=trust) for run in runs])
     groups.sort(key=lambda group: group.name != reference)
-    paths = list(dict.fromkeys(p for g in groups for run in g.runs.values() for p in _paths(run)))
+    own = [group for group in groups if group.features == "trained"]
+    every = dict.fromkeys(path for group in own for path in group.measures)
+    paths = [path for path in every if path.rpartition(".")[2] != "top5"]
     paths.sort(key=lambda one: one != "knn")
     pairs = [(second, first) for first, second in combinations(groups, 2)]
     if len(pairs) > MOST_PAIRS:
@@ -491,11 +489,6 @@ def write_comparison(
     return target
 
 
-def _paths(run: Run) -> list[str]:
-    results = judged((run.evaluation or {}).get("results")).get("trained", {})
-    return [p for p in measures_of(results) if p.rpartition(".")[2] != "top5"]
-
-
 def _tables(
     groups: Sequence[Group], paths: Sequence[str]
 ) -> tuple[tuple[list[str], list[list[str]]], str]:
@@ -504,18 +497,15 @@ def _tables(
     shown = [[group.name, str(len(group.runs))] for group in groups]
     numbers: list[list[object]] = [[group.name, len(group.runs)] for group in groups]
     for path in paths:
-        values = [list(group.values(path).values()) for group in groups]
+        values = [group.measures.get(path, {}).values() for group in groups]
         shares = all(in_percent(measure) for measures in values for measure in measures)
         factor, digits = scale_of({"percent": shares})
         headings.append(f"{label_of(path)}{', %' * shares}")
         names += [label_of(path), f"{label_of(path)}, deviation"]
         for cells, record, measures in zip(shown, numbers, values, strict=True):
-            if not measures:
-                cells.append("–")
-                record += [None, None]
-                continue
-            short = summarize([measure["value"] for measure in measures])
-            spread = "" if short.deviation is None else f" ± {factor * short.deviation:.{digits}f}"
-            cells.append(f"{factor * short.mean:.{digits}f}{spread}")
-            record += [short.mean, short.deviation]
+            short = summarize([one["value"] for one in measures]) if measures else None
+            some = [] if short is None else [short.mean, short.deviation]
+            said = [f"{factor * value:.{digits}f}" for value in some if value is not None]
+            cells.append(" ± ".join(said) or "–")
+            record += some or [None, None]
     return (headings, shown), rows_to_csv([names, *numbers])
