@@ -189,10 +189,10 @@ def test_cards_of_any_domain() -> None:
         for seed in (0, 1)
     ]
     columns = {measure.path: measure for measure in tables.measures_among(records)}
-    assert columns["mrpc.accuracy"].shown(0.7) == "70.00 %"  # 20,000 samples carry two decimals
-    assert columns["mrpc.f1"].shown(0.8) == "80.0 %"
-    assert columns["sick.pearson"].shown(0.7) == "0.700"
-    assert columns["sick.mse"].shown(1.5) == "1.500"
+    assert columns["mrpc.accuracy"].number(0.7) == "70.00"  # 20,000 samples carry two decimals
+    assert columns["mrpc.f1"].number(0.8) == "80.0"
+    assert columns["sick.pearson"].number(0.7) == "0.700"
+    assert columns["sick.mse"].number(1.5) == "1.500"
     assert columns["mr"].number(-0.0001) == "0.0"
     signed = [columns["mr"].number(value, sign=True) for value in (-0.0001, 0.0001, 0.0, -0.0)]
     assert signed == ["-0.0", "+0.0", "+0.0", "+0.0"]

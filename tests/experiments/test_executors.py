@@ -25,10 +25,10 @@ from unremix.cli import main
 from unremix.domains.options import TrainConfig
 from unremix.experiments import executors, laboratory, processes
 from unremix.experiments.compare import CompareConfig, compare
-from unremix.experiments.executors import Slurm, Task
+from unremix.experiments.executors import Slurm, make_task
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job, Plan
-from unremix.experiments.processes import RETRIES, Local, LostError, Process, Share
+from unremix.experiments.processes import RETRIES, Local, LostError, Process, Share, Task
 from unremix.files.atomic_files import try_lock
 
 pytestmark = pytest.mark.xdist_group("compare")
@@ -51,11 +51,11 @@ class Losing(Local):
         self.fake = fake
         self.begun: list[str] = []
 
-    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Process:
+    def start(self, job: Job, folder: Folder, share: Share, place: int) -> Process:
         self.begun.append(job.name)
         lost = bool(self.losses.get(job.name))
         self.fake(slow=[job.name] if lost else [])
-        process = super().start(job, folder, share, place, lock)
+        process = super().start(job, folder, share, place)
         if not lost:
             return process
         self.losses[job.name] -= 1
@@ -63,14 +63,16 @@ class Losing(Local):
             time.sleep(0.01)
         process.stop(signal.SIGKILL)
         process.wait(10)
-        return Gone(process.process)
+        return Gone(process.task)
 
 
 class Gone(Process):
     """A process of which nobody knows how it ended."""
 
+    def __init__(self, task: Task) -> None:
+        self.task, self.process, self.code, self.cpu_seconds = task, None, None, None
+
     def poll(self) -> int | None:
-        super().poll()
         raise LostError("node 7 died")
 
 
@@ -122,8 +124,8 @@ class Late(Local):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Any:
-        process = super().start(job, folder, share, place, lock)
+    def start(self, job: Job, folder: Folder, share: Share, place: int) -> Any:
+        process = super().start(job, folder, share, place)
         return Elsewhere(process, folder.run(job) / "evaluation.json", self.seconds)
 
 
@@ -133,7 +135,7 @@ class Elsewhere:
     def __init__(self, process: Process, last: Path, seconds: float) -> None:
         self.process, self.last, self.seconds = process, last, seconds
         self.ended: float | None = None
-        self.cpu_seconds = 0.0
+        self.cpu_seconds, self.waits = 0.0, False
 
     def poll(self) -> int | None:
         code, hidden = self.process.poll(), self.last.with_suffix(".late")
@@ -163,7 +165,7 @@ def task_of(tmp_path: Path, epochs: int = 1) -> tuple[Task, Folder, Job]:
     plan = Plan(("simclr",), 1, "simclr", replace(TINY, epochs=epochs))
     folder, job = Folder(tmp_path / "c"), plan.jobs[0]
     folder.path.mkdir()
-    return Task.of(job, folder, Share(1, 1)), folder, job
+    return make_task(job, folder, Share(1, 1)), folder, job
 
 
 def test_a_task_runs_once_and_finds_its_run_done(tmp_path: Path, fake: Callable[..., None]) -> None:
@@ -261,7 +263,7 @@ def test_what_slurm_takes_away_or_a_person_stops_is_continued(
     folder.path.mkdir()
     fake(slow=["simclr-0"])
     job = Plan(("simclr", "hcl"), 2, "simclr", replace(TINY, epochs=3)).jobs[0]
-    begun = executor.start(job, folder, Share(1, 1), 0, -1)
+    begun = executor.start(job, folder, Share(1, 1), 0)
     await_checkpoint(folder, job)
     os.kill(worker_in(folder.path), signal.SIGUSR2)  # as SLURM does before it takes the node
     while "begins at epoch 1" not in folder.log(job).read_text():  # submitit has put it back
@@ -270,7 +272,7 @@ def test_what_slurm_takes_away_or_a_person_stops_is_continued(
     begun.job._process.wait()
     os.close(await_lock(folder, job))
     fake()
-    again = executor.start(job, folder, Share(1, 1), 0, -1)
+    again = executor.start(job, folder, Share(1, 1), 0)
     while again.poll() is None:
         time.sleep(0.02)
     again.job._process.wait()
@@ -379,7 +381,7 @@ def test_a_task_of_ray_is_followed_to_its_end(
     fake = FakeRay()
     monkeypatch.setattr(executors, "connect", lambda: fake)
     job = Job("hcl", 0, "hcl-0", replace(TINY, devices=2))
-    run = executors.Ray().start(job, Folder(tmp_path), Share(1, 3, (("0", "1"),)), 0, -1)
+    run = executors.Ray().start(job, Folder(tmp_path), Share(1, 3, (("0", "1"),)), 0)
     assert fake.options == {"num_cpus": 6, "num_gpus": 2, "max_retries": 0, "name": "hcl-0"}
     assert run.poll() is None
     run.stop(signal.SIGTERM)
@@ -389,7 +391,7 @@ def test_a_task_of_ray_is_followed_to_its_end(
     assert (run.poll(), run.cpu_seconds) == (0, 12.5)
     fake.ended = ValueError("asked again")
     assert run.poll() == 0
-    lost = executors.Ray().start(job, Folder(tmp_path), Share(1, 1), 0, -1)
+    lost = executors.Ray().start(job, Folder(tmp_path), Share(1, 1), 0)
     assert fake.options["num_gpus"] == 0
     fake.ended = OSError("trace\n  of another machine\nnode 7 died\n")
     with pytest.raises(LostError, match=r"^node 7 died$"):

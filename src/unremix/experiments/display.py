@@ -89,7 +89,7 @@ class Display:
     def _tell(self, event: Event) -> None:
         """Say what has happened; the live table shows what goes well."""
         job, work, why = event.job, event.work, event.why
-        if event.kind == "begun" and work.process is None:
+        if event.kind == "begun" and work.process.waits:
             said = "still under way from an earlier start"
         elif event.kind == "lost":
             said = f"its worker was lost ({why}); it continues from its checkpoint"

@@ -10,30 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from unremix.cluster.ray_engine import connect, node_resources, places_for
 from unremix.console.printing import one_line
 from unremix.console.suggestions import needed_for
-from unremix.domains.options import TrainConfig
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import (
-    GRACE,
-    POLL,
-    Command,
-    Executor,
-    Local,
-    LostError,
-    Share,
-    share_out,
-    start_process,
-)
-from unremix.files.atomic_files import try_lock
+from unremix.experiments.processes import Executor, Local, LostError, Share, Task, share_out
 
 On = Literal["local", "ray", "slurm"]
 """Where runs are executed."""
@@ -41,7 +26,6 @@ On = Literal["local", "ray", "slurm"]
 SLURM_THREADS = 4  # CPUs of a run's process, unless SBATCH_CPUS_PER_TASK says
 SLURM_MINUTES = 24 * 60  # SBATCH_TIMELIMIT overrides it
 REASON = 200  # characters of a lost worker's error
-STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # exit codes of a training that was asked to stop
 
 
 def make_executor(on: On) -> Executor:
@@ -55,80 +39,16 @@ def make_executor(on: On) -> Executor:
     return executors[on]()
 
 
-@dataclass(frozen=True)
-class Task:
-    """A run as a worker of a cluster executes it: plain values, which can be sent anywhere."""
-
-    name: str  # of the run
-    path: Path  # the experiment's folder
-    command: Command  # the program, options and code of the run's process
-    environment: dict[str, str]  # environment variables that the worker may not have
-    directory: str  # where the experiment was started
-
-    @classmethod
-    def of(cls, job: Job, folder: Folder, share: Share) -> Task:
-        """A task with the variables that concern us."""
-        carried = {
-            name: value
-            for name, value in os.environ.items()
-            if name.startswith("UNREMIX_") or name == "PYTHONPATH"
-        }
-        threads = {"OMP_NUM_THREADS": str(share.threads), "PYTHONUNBUFFERED": "1"}
-        path = folder.path.resolve()
-        command = Command.of(job, Folder(path))
-        return cls(job.name, path, command, {**carried, **threads}, os.getcwd())
-
-    def __call__(self) -> tuple[int, float]:
-        """Begin the run or continue it, and wait for it.
-
-        Returns:
-            Exit code and CPU seconds.
-
-        Raises:
-            FileNotFoundError: If this machine does not see the experiment's folder.
-            InterruptedError: If the training was asked to stop, such as by a node that shuts down.
-        """
-        if not self.path.is_dir():
-            raise FileNotFoundError(
-                f"expected the folder {self.path} on {os.uname().nodename}, found none; put "
-                "--output on storage that all nodes share"
-            )
-        folder, job = Folder(self.path), Job("", 0, self.name, TrainConfig())  # its name counts
-        while (lock := try_lock(folder.lock(job))) is None:
-            time.sleep(POLL)  # for the process of a worker that was lost, which stops by itself
-        try:
-            if folder.is_done(job):
-                return 0, 0.0
-            # The training is not to take itself for a job of SLURM: the job is this worker's.
-            own = {name: value for name, value in os.environ.items() if name[:6] != "SLURM_"}
-            process = start_process(
-                job,
-                folder,
-                self.command,
-                {**own, **self.environment},
-                lock,
-                directory=self.directory if Path(self.directory).is_dir() else None,
-                bound=True,
-            )
-        finally:
-            os.close(lock)
-        try:
-            while (code := process.poll()) is None:
-                time.sleep(POLL)
-        except BaseException:  # we are asked to stop
-            process.stop(signal.SIGTERM)
-            if process.wait(GRACE) is None:
-                process.stop(signal.SIGKILL)
-            raise
-        if code in STOPPED:
-            raise InterruptedError(f"{os.uname().nodename} stopped the training")
-        return code, process.cpu_seconds
-
-    def checkpoint(self) -> Any:
-        """What submitit puts back into the queue when SLURM takes the node away."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
+def make_task(job: Job, folder: Folder, share: Share) -> Task:
+    """A run as a worker executes it, with the environment variables that concern us."""
+    carried = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("UNREMIX_") or name == "PYTHONPATH"
+    }
+    threads = {"OMP_NUM_THREADS": str(share.threads), "PYTHONUNBUFFERED": "1"}
+    shared = Folder(folder.path.resolve())
+    return Task.of(job, shared, {**carried, **threads}, os.getcwd())
 
 
 def _execute(task: Task) -> tuple[int, float]:
@@ -163,15 +83,15 @@ class Ray:
         places_for(nodes, cpus=threads * processes, gpus=processes if share.gpus else 0)
         return Share(share.jobs, threads, share.gpus)
 
-    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Submitted:
-        """Submit a task; it takes the lock itself, wherever it runs."""
+    def start(self, job: Job, folder: Folder, share: Share, place: int) -> Submitted:
+        """Submit a task."""
         task = self.ray.remote(_execute).options(
             num_cpus=share.threads * job.processes,
             num_gpus=job.processes if share.gpus else 0,
             max_retries=0,  # the runner begins it again
             name=job.name,
         )
-        running = task.remote(Task.of(job, folder, share))
+        running = task.remote(make_task(job, folder, share))
 
         def result() -> tuple[int, float] | None:
             return self.ray.get(running) if self.ray.wait([running], timeout=0)[0] else None
@@ -194,14 +114,15 @@ class Submitted:
         self, result: Callable[[], tuple[int, float] | None], cancel: Callable[[int], None]
     ) -> None:
         self.result, self.stop = result, cancel
-        self.cpu_seconds = 0.0
+        self.cpu_seconds: float | None = None
         self.code: int | None = None
+        self.waits = False  # nobody knows: the worker looks
 
     def poll(self) -> int | None:
         """The exit code, once it has ended."""
         if self.code is None:
             try:
-                self.code, self.cpu_seconds = self.result() or (None, 0.0)
+                self.code, self.cpu_seconds = self.result() or (None, None)
             except Exception as error:  # the cluster's own, or the worker's
                 raise LostError(_reason(error)) from error
         return self.code
@@ -239,8 +160,8 @@ class Slurm:
         threads = train.threads or int(os.environ.get("SBATCH_CPUS_PER_TASK", SLURM_THREADS))
         return Share(at_a_time or len(jobs), threads, (gpus,) if gpus else ())
 
-    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Submitted:
-        """Submit a job; it takes the lock itself, wherever it runs."""
+    def start(self, job: Job, folder: Folder, share: Share, place: int) -> Submitted:
+        """Submit a job."""
         executor = self.submitit.AutoExecutor(folder.path / "slurm", cluster=self.cluster)
         options: dict[str, Any] = {
             "name": job.name,
@@ -250,7 +171,7 @@ class Slurm:
         if share.gpus:
             options["gpus_per_node"] = job.processes
         executor.update_parameters(**options)
-        submitted = executor.submit(Task.of(job, folder, share))
+        submitted = executor.submit(make_task(job, folder, share))
         return Submitted(
             lambda: submitted.result() if submitted.done() else None,
             lambda _: submitted.cancel(),  # SLURM itself kills what does not end

@@ -136,7 +136,8 @@ class Laboratory:
         try:
             for event in Display(runner, self.console).events():
                 if event.kind == "ended":
-                    note(event.job, event.work.cpu_seconds / max(1e-3, 1 - event.work.before))
+                    cost, left = event.work.process.cpu_seconds, 1 - event.work.before
+                    note(event.job, None if cost is None else cost / max(1e-3, left))
                     ended(event.job)
                 if event.kind != "begun":
                     trim(runner)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from joblib import cpu_count  # type: ignore[import-untyped]
@@ -33,6 +33,7 @@ TRAIN = (str(Path(unremix.__file__).with_name("__main__.py")), "train")
 POLL = 0.1  # seconds between looks at the processes
 GRACE = 20.0  # seconds that a process has to end before it is killed
 RETRIES = 3  # times that a run begins again after its worker was lost
+STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # exit codes of a training that was asked to stop
 LATENESS = 90.0  # seconds until files of another machine are seen here; NFS looks again after 60
 
 # Begins a process that gets SIGTERM when its parent dies (prctl's PR_SET_PDEATHSIG is 1), and that
@@ -113,10 +114,15 @@ class LostError(Exception):
 class Running(Protocol):
     """The process of a run, wherever it is.
 
-    ``cpu_seconds`` is what it took of the CPU, once it has ended.
+    ``cpu_seconds`` is what it took of the CPU, once it has ended; None if it had nothing to do.
     """
 
-    cpu_seconds: float
+    cpu_seconds: float | None
+
+    @property
+    def waits(self) -> bool:
+        """Whether another process still holds the run."""
+        ...
 
     def poll(self) -> int | None:
         """The exit code, once it has ended.
@@ -138,60 +144,35 @@ class Executor(Protocol):
         """What each job of an experiment gets, whether it is done or not."""
         ...
 
-    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Running:
-        """Begin a run, or continue it.
+    def start(self, job: Job, folder: Folder, share: Share, place: int) -> Running:
+        """Begin a run, or continue it, once no other process holds it.
 
         Args:
             job: The run.
             folder: Where its files are.
             share: What it gets.
             place: Which of the share's places it takes.
-            lock: The descriptor that holds the run's lock; it is closed after this call.
         """
         ...
 
 
-class Process:
-    """A process of this machine, leader of its own group; see :class:`Running`."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self.cpu_seconds = 0.0
-
-    def poll(self) -> int | None:
-        """The exit code, once it has ended."""
-        process = self.process
-        if process.returncode is None:
-            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if ended:
-                self.cpu_seconds = usage.ru_utime + usage.ru_stime
-                process.returncode = os.waitstatus_to_exitcode(status)
-        return process.returncode
-
-    def stop(self, number: int) -> None:
-        """Send a signal to the process and those that it started."""
-        if self.poll() is None:
-            os.killpg(self.process.pid, number)
-
-    def wait(self, seconds: float) -> int | None:
-        """The exit code; None if it has not ended after so many seconds."""
-        deadline = time.monotonic() + seconds
-        while (code := self.poll()) is None and time.monotonic() < deadline:
-            time.sleep(POLL)
-        return code
-
-
 @dataclass(frozen=True)
-class Command:
-    """How the process of a run is started: plain text, which can be sent anywhere."""
+class Task:
+    """The process of a run as plain values, which can be sent anywhere."""
 
+    name: str  # of the run
+    path: Path  # the experiment's folder
     program: tuple[str, ...]  # what Python is called with
     options: str  # the run's options, as YAML
     code: tuple[str, ...]  # words that name the user's code
+    environment: Mapping[str, str]  # environment variables besides those of the worker
+    directory: str | None = None  # where the process works, if it is there; here by default
 
     @classmethod
-    def of(cls, job: Job, folder: Folder) -> Command:
-        """The command of a run in a folder."""
+    def of(
+        cls, job: Job, folder: Folder, environment: Mapping[str, str], directory: str | None = None
+    ) -> Task:
+        """The process of a run in a folder."""
         config = replace(
             job.train,
             name=job.name,
@@ -200,57 +181,141 @@ class Command:
             progress=True,
             threads=None,  # the environment says
         )
-        return cls(TRAIN, config_to_yaml(config), tuple(_code_words(job.train)))
+        options, code = config_to_yaml(config), tuple(_code_words(job.train))
+        return cls(job.name, folder.path, TRAIN, options, code, environment, directory)
+
+    def begin(self, lock: int, *, bound: bool) -> subprocess.Popen[bytes]:
+        """Begin the run on this machine, or continue it from its checkpoint.
+
+        Args:
+            lock: The descriptor that holds the run's lock; the process inherits it.
+            bound: Whether it ends when this process does, where the system can.
+        """
+        folder, job = Folder(self.path), Job("", 0, self.name, TrainConfig())  # its name counts
+        run, log = folder.run(job), folder.log(job)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, *self.program]
+        if folder.has_checkpoint(job):
+            words += ["--resume", str(run)]
+        else:
+            folder.discard(job)
+            options = log.with_suffix(".yaml")
+            write_text(options, self.options)
+            words += ["--config", str(options)]
+        words += self.code
+        with appending(log) as output:
+            output.write(f"{BEGUN}{shlex.join(words)}\n")
+            output.flush()
+            if bound and sys.platform == "linux":
+                words = [sys.executable, "-ISc", BOUND, str(os.getpid()), *words]
+            # On a cluster, SLURM's job is the worker's: the training must not take it for its own.
+            own = {
+                name: v for name, v in os.environ.items() if not (bound and name[:6] == "SLURM_")
+            }
+            return subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**own, **self.environment, "PYTHONSAFEPATH": "1"},
+                cwd=self.directory if os.path.isdir(self.directory or "") else None,
+                pass_fds=(lock,),
+                start_new_session=True,  # Ctrl-C reaches us alone; we end the runs ourselves
+            )
+
+    def __call__(self) -> tuple[int, float]:
+        """Begin the run on a worker of a cluster, and wait for it.
+
+        Returns:
+            Exit code and CPU seconds.
+
+        Raises:
+            FileNotFoundError: If this machine does not see the experiment's folder.
+            InterruptedError: If the training was asked to stop, such as by a node that shuts down.
+        """
+        if not self.path.is_dir():
+            raise FileNotFoundError(
+                f"expected the folder {self.path} on {os.uname().nodename}, found none; put "
+                "--output on storage that all nodes share"
+            )
+        process = Process(self, bound=True)
+        try:
+            while (code := process.poll()) is None:
+                time.sleep(POLL)
+        except BaseException:  # we are asked to stop
+            process.stop(signal.SIGTERM)
+            if process.wait(GRACE) is None:
+                process.stop(signal.SIGKILL)
+            raise
+        if code in STOPPED:
+            raise InterruptedError(f"{os.uname().nodename} stopped the training")
+        return code, process.cpu_seconds or 0.0
+
+    def checkpoint(self) -> Any:
+        """What submitit puts back into the queue when SLURM takes the node away."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
 
 
-def start_process(
-    job: Job,
-    folder: Folder,
-    command: Command,
-    environment: Mapping[str, str],
-    lock: int,
-    *,
-    directory: str | None = None,
-    bound: bool = False,
-) -> Process:
-    """Begin a run on this machine, or continue it from its checkpoint.
+class Process:
+    """A process of this machine, leader of its own group; see :class:`Running`.
+
+    It begins once no other process holds the run, such as that of an earlier start or of a worker
+    that was lost.
 
     Args:
-        job: The run.
-        folder: Where its files are.
-        command: Its program, options and code.
-        environment: All environment variables of its process.
-        lock: The descriptor that holds the run's lock; the process inherits it.
-        directory: Where the process works; here by default.
+        task: What it does.
         bound: Whether it ends when this process does, where the system can.
     """
-    run, log = folder.run(job), folder.log(job)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, *command.program]
-    if folder.has_checkpoint(job):
-        words += ["--resume", str(run)]
-    else:
-        folder.discard(job)
-        options = log.with_suffix(".yaml")
-        write_text(options, command.options)
-        words += ["--config", str(options)]
-    words += command.code
-    with appending(log) as output:
-        output.write(f"{BEGUN}{shlex.join(words)}\n")
-        output.flush()
-        if bound and sys.platform == "linux":
-            words = [sys.executable, "-ISc", BOUND, str(os.getpid()), *words]
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**environment, "PYTHONSAFEPATH": "1"},
-            cwd=directory,
-            pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C reaches us alone; we end the runs ourselves
-        )
-    return Process(process)
+
+    def __init__(self, task: Task, *, bound: bool = False) -> None:
+        self.task, self.bound = task, bound
+        self.process: subprocess.Popen[bytes] | None = None
+        self.code: int | None = None
+        self.cpu_seconds: float | None = None
+        self.poll()
+
+    @property
+    def waits(self) -> bool:
+        """Whether another process still holds the run."""
+        return self.process is None and self.code is None
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended."""
+        if self.waits:
+            folder, job = Folder(self.task.path), Job("", 0, self.task.name, TrainConfig())
+            # Locked before anything is looked at or changed. The process inherits the lock.
+            lock = try_lock(folder.lock(job))
+            if lock is None:
+                return None
+            try:
+                if folder.is_done(job):
+                    self.code = 0
+                else:
+                    self.process = self.task.begin(lock, bound=self.bound)
+            finally:
+                os.close(lock)
+        elif self.process is not None and self.code is None:
+            ended, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+            if ended:
+                self.cpu_seconds = usage.ru_utime + usage.ru_stime
+                self.code = self.process.returncode = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def stop(self, number: int) -> None:
+        """Send a signal to the process and those that it started."""
+        if self.process is None:
+            self.code = -number  # it never begins
+        elif self.poll() is None:
+            os.killpg(self.process.pid, number)
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code; None if it has not ended after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return code
 
 
 class Local:
@@ -273,10 +338,9 @@ class Local:
             processes=jobs[0].processes,
         )
 
-    def start(self, job: Job, folder: Folder, share: Share, place: int, lock: int) -> Process:
-        """Begin a process, which inherits the lock."""
-        environment = {**os.environ, **share.environment(place)}
-        return start_process(job, folder, Command.of(job, folder), environment, lock)
+    def start(self, job: Job, folder: Folder, share: Share, place: int) -> Process:
+        """Begin a process."""
+        return Process(Task.of(job, folder, share.environment(place)))
 
 
 @dataclass
@@ -284,7 +348,7 @@ class Work:
     """A run under way."""
 
     place: int  # which of the places it takes
-    process: Running | None  # its process; None if an earlier start of the experiment began it
+    process: Running
     before: float  # share of the run that was done when we began
     began: float = field(default_factory=time.monotonic)  # when that was
     ended_well: float | None = None  # when it was first seen to have done so
@@ -293,11 +357,6 @@ class Work:
     def elapsed(self) -> float:
         """Seconds since then."""
         return time.monotonic() - self.began
-
-    @property
-    def cpu_seconds(self) -> float:
-        """What the process took of the CPU, once it has ended."""
-        return 0.0 if self.process is None else self.process.cpu_seconds
 
     def may_be_late(self) -> bool:
         """Whether what it wrote before it ended well may not be seen here yet."""
@@ -310,7 +369,7 @@ class Work:
     def ended(self) -> bool:
         """Whether it has ended, however it did."""
         try:
-            return self.process is None or self.process.poll() is not None
+            return self.process.poll() is not None
         except LostError:
             return True
 
@@ -382,35 +441,19 @@ class Runner:
         free = set(range(self.share.jobs)) - {work.place for work in self.working.values()}
         while self.waiting and free:
             job = self.waiting.pop(0)
-            # Locked before anything is looked at or changed, for a process of an earlier start
-            # may still be writing the run. The run's own process inherits the lock.
-            lock = try_lock(self.folder.lock(job))
-            try:
-                if self.folder.is_done(job):
-                    self.done.add(job)
-                    continue
-                place = min(free)
-                free.remove(place)
-                before = self.folder.share_done(job)
-                process = None
-                if lock is not None:
-                    process = self.executor.start(job, self.folder, self.share, place, lock)
-            finally:
-                if lock is not None:
-                    os.close(lock)
+            if self.folder.is_done(job):
+                self.done.add(job)
+                continue
+            place = min(free)
+            free.remove(place)
+            before = self.folder.share_done(job)
+            process = self.executor.start(job, self.folder, self.share, place)
             self.working[job] = Work(place, process, before)
             yield Event("begun", job, self.working[job])
 
     def _collect(self) -> Iterator[Event]:
         """See which runs have ended, and how."""
         for job, work in list(self.working.items()):
-            if work.process is None:
-                lock = try_lock(self.folder.lock(job))
-                if lock is not None:
-                    os.close(lock)
-                    del self.working[job]
-                    self.waiting.insert(0, job)  # it has finished, or it continues
-                continue
             try:
                 code = work.process.poll()
             except LostError as error:
@@ -443,14 +486,13 @@ class Runner:
 
     def _end(self, requests: list[int]) -> None:
         """End all processes that are still there; at once if asked a second time."""
-        ours = [work for work in self.working.values() if work.process is not None]
         asked = max(1, len(requests))
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for work in ours:
-                if work.process is not None and not work.ended():
+            for work in self.working.values():
+                if not work.ended():
                     work.process.stop(number)
             deadline = time.monotonic() + GRACE
-            while not all(work.ended() for work in ours):
+            while not all(work.ended() for work in self.working.values()):
                 if time.monotonic() > deadline or len(requests) > asked:
                     break
                 time.sleep(POLL)

@@ -329,9 +329,7 @@ def _runs(setting: Setting) -> list[dict[str, Any]]:
                 if column.startswith("mix_")
             },
         }
-        for row in setting.rows
-        for source in setting.sources_of(row)
-        for record in setting.records(row, source)
+        for row, source, record in setting.finished
     ]
 
 

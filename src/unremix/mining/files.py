@@ -60,7 +60,8 @@ class Collection:
                     f"{len(columns[name])}; write the file again"
                 )
         names, texts = (
-            list(map(str, columns[name])) if name in columns else None for name in ("names", "texts")
+            list(map(str, columns[name])) if name in columns else None
+            for name in ("names", "texts")
         )
         return cls(path, embeddings, names, texts, columns.get("labels"))
 

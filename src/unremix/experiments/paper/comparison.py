@@ -36,19 +36,13 @@ class Column:
 
 def records_of(setting: Setting) -> list[Record]:
     """A record for each row and seed; its measures are those of all data sets."""
-    merged = []
-    for row in setting.rows:
-        for seed in range(setting.seeds):
-            results: dict[str, dict[str, Mapping[str, Any]]] = {}
-            for source in setting.sources_of(row):
-                for record in setting.laboratory.results.of([setting.job(row, source, seed)]):
-                    for kind, measures in record.results.items():
-                        results.setdefault(row.floors.get(kind, kind), {}).update(
-                            {f"{path} on {source.title}": one for path, one in measures.items()}
-                        )
-            if results:
-                merged.append(Record("", row.name, seed, results=results))
-    return merged
+    merged: dict[tuple[str, int], dict[str, dict[str, Mapping[str, Any]]]] = {}
+    for row, source, record in setting.finished:
+        results = merged.setdefault((row.name, record.seed), {})
+        for kind, measures in record.results.items():
+            own = results.setdefault(row.floors.get(kind, kind), {})
+            own |= {f"{path} on {source.title}": one for path, one in measures.items()}
+    return [Record("", *key, results=results) for key, results in merged.items() if results]
 
 
 def columns_of(setting: Setting, records: Sequence[Record]) -> list[Column]:
@@ -64,26 +58,19 @@ def columns_of(setting: Setting, records: Sequence[Record]) -> list[Column]:
         ]
         if columns:
             break
-    if len({column.path for column in columns}) == 1:
-        headings = [column.source.title for column in columns]
-    else:
-        alone = len(setting.sources) == 1
-        headings = [
-            ("" if alone else f"{one.source.title}, ") + labels.get(one.path, one.path)
-            for one in columns
-        ]
-    return [
-        replace(column, measure=replace(column.measure, label=heading))
-        for column, heading in zip(columns, headings, strict=True)
-    ]
+    one_path = len({column.path for column in columns}) == 1
+
+    def heading(column: Column) -> str:
+        data = [column.source.title] if one_path or len(setting.sources) > 1 else []
+        return ", ".join(data + ([] if one_path else [labels.get(column.path, column.path)]))
+
+    return [replace(one, measure=replace(one.measure, label=heading(one))) for one in columns]
 
 
 def _published(setting: Setting, row: TableRow, column: Column) -> Percent | None:
     """The paper's figure of a row and column, in percent; None if it has none."""
-    figures = (
-        [] if row.baseline else [one.published for one in setting.rows if one.name == row.name]
-    )
-    return figures[0].get((column.source.paper, column.path)) if figures else None
+    own = [] if row.baseline else [one for one in setting.rows if one.name == row.name]
+    return own[0].published.get((column.source.paper, column.path)) if own else None
 
 
 def _with_paper(
@@ -113,7 +100,7 @@ def _with_paper(
             lines.append(["· paper", "", *figures])
             if set(differences) != {"–"}:
                 lines.append(["· ours − paper", "", *differences])
-    return Grid(["", *grid.headings[1:]], lines, grid.baselines)
+    return replace(grid, headings=["", *grid.headings[1:]], lines=lines)
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, float]:
@@ -149,22 +136,24 @@ def average_ranks(
 
 def _record(setting: Setting, row: TableRow, column: Column) -> dict[str, Any]:
     """A cell in full precision; shares stay from 0 to 1."""
-    cell = row.cells[column.measure.path]
+    summary, values = (
+        row.cells[column.measure.path].summary,
+        row.cells[column.measure.path].record(),
+    )
     figures = _published(setting, row, column) or (None, None)
     paper, spread = (None if one is None else round(one / 100, 6) for one in figures)
-    compared = paper is not None and column.source.comparable
-    found = cell.record()
+    comparable = paper is not None and column.source.comparable
     return {
         "row": row.name,
         "column": column.measure.label,
-        "runs": cell.summary.count,
-        "mean": cell.summary.mean,
-        "deviation": cell.summary.deviation,
+        "runs": summary.count,
+        "mean": summary.mean,
+        "deviation": summary.deviation,
         "paper": paper,
         "paper_deviation": spread,
         "paper_data": None if paper is None else column.source.paper,
-        "ours_minus_paper": cell.summary.mean - paper if compared and paper is not None else None,
-        **{name: found[name] for name in ("difference", "low", "high")},
+        "ours_minus_paper": summary.mean - (paper or 0.0) if comparable else None,
+        **{name: values[name] for name in ("difference", "low", "high")},
     }
 
 

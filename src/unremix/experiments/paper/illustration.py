@@ -125,7 +125,7 @@ def make_illustration(setting: Setting) -> Made:
     add_legend(figure)
     headings = ["way", "of the anchor's class", "distinct other classes", "same class, all anchors"]
     return Made(
-        [("", Grid(headings, lines, 0))],
+        [("", Grid(headings, lines))],
         records,
         {setting.experiment.name: figure},
         {

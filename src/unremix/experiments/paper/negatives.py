@@ -202,7 +202,7 @@ def make_gallery(setting: Setting) -> Made:
         "distinct classes, %",
     ]  # fmt: skip
     return Made(
-        [("", Grid(headings, lines, 0))],
+        [("", Grid(headings, lines))],
         records,
         figures,
         {"everywhere": everywhere},
@@ -288,7 +288,7 @@ def make_contributions(setting: Setting) -> Made:
         )
     headings = ["component", "data", *(f"negative {place}" for place in range(1, 6))]
     note = "The parts of a negative add up to its weight; a weight of 1 is the average."
-    return Made([("", Grid(headings, lines, 0))], records, figures, notes=(note,))
+    return Made([("", Grid(headings, lines))], records, figures, notes=(note,))
 
 
 def overview(
@@ -395,7 +395,7 @@ def make_gradients(setting: Setting) -> Made:
         "batch; histograms cover 99.9 % of them."
     )
     return Made(
-        [("", Grid(headings, lines, 0))],
+        [("", Grid(headings, lines))],
         records,
         {setting.experiment.name: figure},
         {"sizes": sizes},

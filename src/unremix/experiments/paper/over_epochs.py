@@ -28,23 +28,18 @@ def make_probe_curves(setting: Setting) -> Made:
     runs: dict[str, list[list[dict[str, float]]]] = {}
     ends: dict[tuple[str, str], list[float]] = {}  # of the baselines, by data set and kind
     lines, records = [], []
-    for row in setting.rows:
-        for source in setting.sources_of(row):
-            for record in setting.records(row, source):
-                curves = record.probe_curves
-                for kind in (kind for kind in FEATURES if kind != TRAINED):
-                    ends.setdefault((source.title, kind), []).extend(curves.get(kind, [])[-1:])
-                curve = curves.get(TRAINED, [])
-                points = [
-                    {"epoch": float(epoch), source.title: value}
-                    for epoch, value in enumerate(curve, start=1)
-                ]
-                runs.setdefault(row.name, []).append(points)
-                records += [
-                    {"row": row.name, "data": source.title, "seed": record.seed,
-                     "probe_epoch": int(point["epoch"]), "accuracy": point[source.title]}
-                    for point in points
-                ]  # fmt: skip
+    for row, source, record in setting.finished:
+        curves = record.probe_curves
+        for kind in (kind for kind in FEATURES if kind != TRAINED):
+            ends.setdefault((source.title, kind), []).extend(curves.get(kind, [])[-1:])
+        points = list(enumerate(curves.get(TRAINED, []), start=1))
+        rows = [{"epoch": float(epoch), source.title: value} for epoch, value in points]
+        runs.setdefault(row.name, []).append(rows)
+        records += [
+            {"row": row.name, "data": source.title, "seed": record.seed,
+             "probe_epoch": epoch, "accuracy": value}
+            for epoch, value in points
+        ]  # fmt: skip
     titles = [source.title for source in setting.sources]
     for name, seeds in runs.items():
         cells = []
@@ -64,7 +59,7 @@ def make_probe_curves(setting: Setting) -> Made:
         panels.append(Panel(title, title, percent=True, levels=levels, axis="probe epoch"))
     figure = learning_curves(runs, panels)
     return Made(
-        [("", Grid(headings, lines, 0))],
+        [("", Grid(headings, lines))],
         records,
         {} if figure is None else {setting.experiment.name: figure},
     )
@@ -77,8 +72,8 @@ Shares = dict[str, dict[str, dict[int, list[dict[str, float]]]]]
 
 def _shares(setting: Setting, source: Source) -> Shares:
     """By row, component and seed: the share over the epochs, as rows of metrics."""
-    found: Shares = {}
-    for row in setting.rows:
+    shares: Shares = {}
+    for row in setting.rows_on(source):
         for record in setting.records(row, source):
             for component in PAPER_COMPONENTS:
                 points = [
@@ -86,9 +81,8 @@ def _shares(setting: Setting, source: Source) -> Shares:
                     for one in record.metrics
                     if f"mix_{component}" in one
                 ]
-                seeds = found.setdefault(row.name, {}).setdefault(component, {})
-                seeds[record.seed] = points
-    return found
+                shares.setdefault(row.name, {}).setdefault(component, {})[record.seed] = points
+    return shares
 
 
 def make_mix(setting: Setting) -> Made:
@@ -141,7 +135,7 @@ def make_mix(setting: Setting) -> Made:
     add_legend(figure)
     return replace(
         compared,
-        grids=[("λ at the end", Grid(headings, lines, 0)), *compared.grids],
+        grids=[("λ at the end", Grid(headings, lines)), *compared.grids],
         records=records,
         figures={setting.experiment.name: figure},
     )

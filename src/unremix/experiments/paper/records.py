@@ -141,6 +141,16 @@ class Setting:
         """The records of a row's finished runs on a data set, by seed."""
         return self.laboratory.results.of(self.job(row, source, s) for s in range(self.seeds))
 
+    @property
+    def finished(self) -> list[tuple[Row, Source, Record]]:
+        """All finished runs: row by row, on each data set, by seed."""
+        return [
+            (row, source, record)
+            for row in self.rows
+            for source in self.sources_of(row)
+            for record in self.records(row, source)
+        ]
+
 
 def placed(source: Source, folder: Path) -> Source:
     """The data set; if it is made up, at the place in a folder where it is to be written."""
