@@ -45,7 +45,7 @@ class Written:
     earlier: int  # how many of them an earlier call had written
 
 
-class Summary(NamedTuple):
+class PartSummary(NamedTuple):
     """What a part holds."""
 
     rows: int  # embeddings
@@ -85,7 +85,7 @@ class Maker:
     threads: int  # of an actor
     gpu: bool  # whether it has a GPU
 
-    def __call__(self) -> Callable[[tuple[int, Piece]], Summary]:
+    def __call__(self) -> Callable[[tuple[int, Piece]], PartSummary]:
         """Load the encoder, and give a function that writes a part."""
         torch.set_num_threads(self.threads)
         run = Run(self.run, layer=self.layer, trust=self.trust)
@@ -94,12 +94,12 @@ class Maker:
         if self.gpu:
             encoder = encoder.cuda()
 
-        def write(numbered: tuple[int, Piece]) -> Summary:
+        def write(numbered: tuple[int, Piece]) -> PartSummary:
             number, piece = numbered
             found, skipped = piece.embed(encoder, shape)
             table = parquet_table(arrays_of(found, normalize=self.normalize))
             count, width = found.embeddings.shape
-            summary = Summary(count, width, skipped)
+            summary = PartSummary(count, width, skipped)
             about = {SUMMARY: json.dumps(summary._asdict()).encode()}
             data = _parquet_bytes(table.replace_schema_metadata(about))
             write_place(f"{self.output}/{name_of_part(number)}", data)
@@ -210,12 +210,12 @@ def _holds(data: bytes | None, plan: dict[str, Any]) -> bool:
         return False
 
 
-def _summary(data: bytes | None) -> Summary:
+def _summary(data: bytes | None) -> PartSummary:
     """The summary in a part's metadata."""
     import pyarrow.parquet
 
     schema = pyarrow.parquet.read_schema(io.BytesIO(data or b""))
-    return Summary(**json.loads(schema.metadata[SUMMARY]))
+    return PartSummary(**json.loads(schema.metadata[SUMMARY]))
 
 
 def _gpus() -> float:

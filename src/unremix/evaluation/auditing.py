@@ -34,13 +34,13 @@ def audit_columns(importance: Importance, labels: Tensor, k: int = 10) -> dict[s
         ``audit_distinct_class_share``, ``audit_effective_negatives``, ``audit_auc_NAME`` and
         ``audit_spread_NAME`` for each score, the weights and the evidence.
     """
-    found = audit(importance, labels, k)
-    row = {f"auc_{name}": value for name, value in found.auc.items()}
+    audited = audit(importance, labels, k)
+    row = {f"auc_{name}": value for name, value in audited.auc.items()}
     row |= {
         f"spread_{name}": spread(getattr(importance, name), importance.negatives)
-        for name in found.auc
+        for name in audited.auc
     }
-    single = {name: value for name, value in asdict(found).items() if isinstance(value, float)}
+    single = {name: value for name, value in asdict(audited).items() if isinstance(value, float)}
     return {PREFIX + name: value for name, value in (single | row).items()}
 
 

@@ -13,7 +13,7 @@ RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Measurement:
     """A number measured on test samples.
 
     Args:
@@ -29,14 +29,14 @@ class Estimate:
 
 def _estimate(
     statistic: Callable[..., Any], first: np.ndarray, second: np.ndarray, seed: int
-) -> Estimate:
+) -> Measurement:
     """A statistic of pairs, arrays (n,) and the ``axis`` of the samples, and its standard error."""
     from scipy.stats import bootstrap  # type: ignore[import-untyped]
 
     value, count = float(statistic(first, second, axis=-1)), len(first)
     if count < 2:
-        return Estimate(value, 0.0, count)
-    found = bootstrap(
+        return Measurement(value, 0.0, count)
+    resampled = bootstrap(
         (first, second),
         statistic,
         paired=True,
@@ -45,10 +45,10 @@ def _estimate(
         method="percentile",
         rng=np.random.default_rng(seed),
     )
-    return Estimate(value, float(found.standard_error), count)
+    return Measurement(value, float(resampled.standard_error), count)
 
 
-def f1(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
+def f1(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Measurement:
     """F1 of class 1: 2 TP / (2 TP + FP + FN), and 0 if class 1 occurs in neither array (n,).
 
     Example:
@@ -73,7 +73,7 @@ def pearson_correlation(x: np.ndarray, y: np.ndarray, axis: int = -1) -> Any:
     return (x * y).sum(axis) / np.where(norm > 0, norm, 1)
 
 
-def pearson(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
+def pearson(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Measurement:
     """The linear correlation of predictions and truth, both (n,).
 
     Example:
@@ -83,7 +83,7 @@ def pearson(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimat
     return _estimate(pearson_correlation, predictions, truth, seed)
 
 
-def spearman(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estimate:
+def spearman(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Measurement:
     """The rank correlation of arrays (n,); resamples keep the ranks among all samples.
 
     Example:
@@ -95,9 +95,9 @@ def spearman(predictions: np.ndarray, truth: np.ndarray, *, seed: int) -> Estima
     return pearson(rankdata(predictions), rankdata(truth), seed=seed)
 
 
-def squared_error(predictions: np.ndarray, truth: np.ndarray) -> Estimate:
+def squared_error(predictions: np.ndarray, truth: np.ndarray) -> Measurement:
     """The mean squared error of predictions (n,), with the standard error of a mean."""
     errors = (predictions - truth) ** 2
     count = len(errors)
     deviation = float(errors.std(ddof=1)) if count > 1 else 0.0
-    return Estimate(float(errors.mean()), deviation / math.sqrt(count), count)
+    return Measurement(float(errors.mean()), deviation / math.sqrt(count), count)

@@ -42,17 +42,17 @@ def measures_of(result: Mapping[str, Any], prefix: str = "") -> dict[str, dict[s
         >>> measures_of({"features": 32, "linear": {"top1": {"value": 0.5, "count": 10}}})
         {'linear.top1': {'value': 0.5, 'count': 10}}
     """
-    found: dict[str, dict[str, Any]] = {}
+    measures: dict[str, dict[str, Any]] = {}
     for name, item in result.items():
         if not isinstance(item, Mapping):
             continue
         value = item.get("value")
         if isinstance(value, int | float) and not isinstance(value, bool):
             if math.isfinite(value):
-                found[f"{prefix}{name}"] = dict(item)
+                measures[f"{prefix}{name}"] = dict(item)
         else:
-            found |= measures_of(item, f"{prefix}{name}.")
-    return found
+            measures |= measures_of(item, f"{prefix}{name}.")
+    return measures
 
 
 def subject_of(results: Mapping[str, Any]) -> str:
@@ -121,10 +121,10 @@ def card_table(card: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         (['', 'trained encoder'], [['features', '8'], ['kNN, %', '50.0']])
     """
     results = card["results"]
-    found = [measures_of(result) for result in results.values()]
+    by_kind = [measures_of(result) for result in results.values()]
     rows = [["features", *(str(result.get("features", "–")) for result in results.values())]]
-    for path in dict.fromkeys(path for measures in found for path in measures):
-        cells = [measures.get(path) for measures in found]
+    for path in dict.fromkeys(path for measures in by_kind for path in measures):
+        cells = [measures.get(path) for measures in by_kind]
         percent = all(in_percent(cell) for cell in cells if cell is not None)
         rows.append([label_of(path) + ", %" * percent, *map(shown, cells)])
     return ["", *(FEATURES.get(kind, kind) for kind in results)], rows

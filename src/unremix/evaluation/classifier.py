@@ -51,8 +51,8 @@ class Classified:
     def margin(self) -> NDArray[np.float64]:
         """How far the likeliest class is ahead of the second for each of all items, shape (n,)."""
         ordered = np.sort(self.probabilities, axis=1)
-        found: NDArray[np.float64] = ordered[:, -1] - ordered[:, -2]
-        return found
+        ahead: NDArray[np.float64] = ordered[:, -1] - ordered[:, -2]
+        return ahead
 
 
 def classify_features(

@@ -206,23 +206,23 @@ def warnings_of(
             "expected at least 1 dimension and 2 samples, "
             f"got dimensions={dimensions}, samples={samples}"
         )
-    found = []
+    problems = []
     collapsed = health.spread < COLLAPSED_SPREAD
     if collapsed:
-        found.append(
+        problems.append(
             "The embeddings have collapsed: all point almost the same way "
             f"(spread {health.spread:.2f}, 1 is well spread). Lower the learning rate, raise the "
             "temperature or check the augmentation."
         )
     elif previous is not None and health.spread < SUDDEN_DROP * previous.spread:
-        found.append(
+        problems.append(
             "The embeddings are drawing together: their spread fell from "
             f"{previous.spread:.2f} to {health.spread:.2f} since the last check and may soon "
             "collapse. Lower the learning rate."
         )
     usable = dimensions if samples is None else min(dimensions, 2 * samples - 1)
     if not collapsed and health.effective_rank < LOW_RANK_SHARE * usable:
-        found.append(
+        problems.append(
             f"Only {health.effective_rank:.1f} of {usable} dimensions are in use: the embeddings "
             "lie close to a few directions. Lower the temperature, train with larger batches, or "
             "check that the views keep what distinguishes samples."
@@ -230,19 +230,19 @@ def warnings_of(
     # By Jensen's inequality two samples are at least this far apart on average.
     strangers = -health.uniformity / SHARPNESS
     if not collapsed and health.alignment > UNALIGNED_RATIO * strangers:
-        found.append(
+        problems.append(
             "The two views of a sample are hardly closer to each other than to other samples "
             f"(squared distance {health.alignment:.2f}, other samples {strangers:.2f}). Weaken the "
             "augmentation, train longer, or check that row i of both views is the same sample."
         )
     if not collapsed and health.alignment < IDENTICAL_VIEWS:
-        found.append(
+        problems.append(
             "The two views of every sample are the same, so there is nothing to learn from them. "
             "Check that the augmentation is on and differs for each view."
         )
     if health.effective_negatives is not None and health.effective_negatives < FEW_NEGATIVES:
-        found.append(
+        problems.append(
             f"An anchor learns from {health.effective_negatives:.1f} negatives only, and so few "
             "may all be of its own class. Lower the hardness or train with larger batches."
         )
-    return found
+    return problems

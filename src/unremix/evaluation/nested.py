@@ -72,11 +72,11 @@ def cross_validate(
         for (train, _), seed in zip(outer, seeds, strict=True)
         for fit, tested in stratified(labels[train], folds, seed)
     ]
-    found = predict(inner, [grid] * len(inner))
+    predictions = predict(inner, [grid] * len(inner))
     accuracies = np.array(
         [
             np.mean(predicted == labels[tested][:, None], axis=0)
-            for predicted, (_, tested) in zip(found, inner, strict=True)
+            for predicted, (_, tested) in zip(predictions, inner, strict=True)
         ]
     ).reshape(len(outer), folds, len(grid))
     chosen = [best_strength(rows, decimals) for rows in accuracies]

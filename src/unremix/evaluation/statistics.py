@@ -97,11 +97,11 @@ def paired_difference(
     if not 0 < confidence < 1:
         raise ValueError(f"expected a confidence between 0 and 1, got {confidence}")
     differences = [x - y for x, y in zip(_checked(values), _checked(reference), strict=True)]
-    found = summarize(differences)
+    summary = summarize(differences)
     size = max(abs(value) for value in (*values, *reference))
-    if found.deviation is None or found.deviation <= 1e-12 * size:
-        return Difference(found.count, found.mean, None, None)
+    if summary.deviation is None or summary.deviation <= 1e-12 * size:
+        return Difference(summary.count, summary.mean, None, None)
     from scipy.stats import ttest_rel  # type: ignore[import-untyped]
 
     interval = ttest_rel(values, reference).confidence_interval(confidence)
-    return Difference(found.count, found.mean, float(interval.low), float(interval.high))
+    return Difference(summary.count, summary.mean, float(interval.low), float(interval.high))

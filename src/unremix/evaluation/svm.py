@@ -257,10 +257,10 @@ def svm_accuracy(
                     progress(results, total)
             return predictions
 
-        found = cross_validate(y, splits, seeds, folds=inner, grid=grid, predict=predict)
+        nested = cross_validate(y, splits, seeds, folds=inner, grid=grid, predict=predict)
     accuracies = tuple(
         float(np.mean(predicted == y[test]))
-        for predicted, (_, test) in zip(found.predictions, splits, strict=True)
+        for predicted, (_, test) in zip(nested.predictions, splits, strict=True)
     )
     if unfinished:
         warnings.warn(
@@ -273,7 +273,7 @@ def svm_accuracy(
         mean=float(np.mean(accuracies)),
         std=float(np.std(accuracies)),
         accuracies=accuracies,
-        chosen=tuple(grid[best] for best in found.chosen),
+        chosen=tuple(grid[best] for best in nested.chosen),
         count=len(y),
         protocol={
             "classifier": _DESCRIBED[kernel],

@@ -215,10 +215,10 @@ def comparable(
     ours, theirs = measures_of(trained), measures_of(other)
     for path, measure in ours.items():
         name = path.rpartition(".")[2]
-        found = difference(measure, theirs[path]) if path in theirs else None
-        if found is not None and name != "top5":
-            delta, low, high = found
-            yield path, (-delta, -high, -low) if name in SMALLER_IS_BETTER else found
+        gap = difference(measure, theirs[path]) if path in theirs else None
+        if gap is not None and name != "top5":
+            delta, low, high = gap
+            yield path, (-delta, -high, -low) if name in SMALLER_IS_BETTER else gap
 
 
 def with_article(kind: str) -> str:

@@ -109,8 +109,8 @@ def count_parameters(model: Framework) -> dict[str, int]:
     def count(part: nn.Module | None) -> int:
         return 0 if part is None else sum(p.numel() for p in part.parameters())
 
-    found = {"encoder": count(model.encoder), "head": count(getattr(model, "head", None))}
-    return {**found, "further": count(model) - sum(found.values())}
+    counts = {"encoder": count(model.encoder), "head": count(getattr(model, "head", None))}
+    return {**counts, "further": count(model) - sum(counts.values())}
 
 
 class Enough(Exception):
@@ -180,10 +180,10 @@ def _fill_queue(model: Framework) -> None:
 def _status(name: str) -> int | None:
     """Bytes that Linux names for this process; None elsewhere."""
     try:
-        found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        line = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:
         return None
-    return None if found is None else int(found[1]) * 1024
+    return None if line is None else int(line[1]) * 1024
 
 
 def memory_in_use() -> int | None:
@@ -320,21 +320,21 @@ def affordable_samples(sample_seconds: float, seconds: float) -> int:
     return int(seconds / 2 / max(sample_seconds, 1e-12))
 
 
-def rows_of(found: Estimate, config: TrainConfig, unit: str) -> dict[str, str]:
+def rows_of(cost: Estimate, config: TrainConfig, unit: str) -> dict[str, str]:
     """An estimate as a table: what, and how much."""
-    scaled = f" (scaled from {found.step_samples} {unit} a step)" if found.scale > 1 else ""
-    limited = config.max_minutes is not None and found.epochs < config.epochs
+    scaled = f" (scaled from {cost.step_samples} {unit} a step)" if cost.scale > 1 else ""
+    limited = config.max_minutes is not None and cost.epochs < config.epochs
     until = f", until {config.max_minutes:g} min are over" if limited else ""
     return {
-        unit: f"{found.samples:,}, {config.batch_size} a step",
-        "steps per epoch": f"{found.steps_per_epoch:,}",
-        "steps in all": f"{found.steps:,} ({found.epochs} epochs{until})",
-        "parameters": ", ".join(f"{name} {n:,}" for name, n in found.parameters.items() if n),
-        "memory of a step": amount(found.memory) + scaled,
-        "checkpoint": amount(found.checkpoint),
-        "time of a step": duration(found.step_seconds) + scaled,
-        "training": duration(found.seconds),
-        "disk": amount(found.disk),
+        unit: f"{cost.samples:,}, {config.batch_size} a step",
+        "steps per epoch": f"{cost.steps_per_epoch:,}",
+        "steps in all": f"{cost.steps:,} ({cost.epochs} epochs{until})",
+        "parameters": ", ".join(f"{name} {n:,}" for name, n in cost.parameters.items() if n),
+        "memory of a step": amount(cost.memory) + scaled,
+        "checkpoint": amount(cost.checkpoint),
+        "time of a step": duration(cost.step_seconds) + scaled,
+        "training": duration(cost.seconds),
+        "disk": amount(cost.disk),
     }
 
 
@@ -371,12 +371,12 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     domain.check(config)
     data, real = load_or_imagine(domain, config)
     config = settled(fit_to(domain, data, config))
-    found = estimate(config, data)
+    cost = estimate(config, data)
     about = domain.describe(config, domain.shape(data, config))
     tables.show(console, (), [f"{config.composed_name} on {data.name}, {about}"])
-    table = tables.to_rich((), list(rows_of(found, config, domain.unit).items()), texts=2, box=None)
-    tables.show(console, [table], _notes(real, config, [found]))
-    return found
+    table = tables.to_rich((), list(rows_of(cost, config, domain.unit).items()), texts=2, box=None)
+    tables.show(console, [table], _notes(real, config, [cost]))
+    return cost
 
 
 def dry_comparison(

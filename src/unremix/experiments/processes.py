@@ -57,10 +57,10 @@ class Share:
 
     def environment(self, place: int) -> dict[str, str]:
         """Environment variables of the run at a place from 0 to jobs - 1."""
-        found = {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
+        variables = {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
         if self.gpus:
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[place % len(self.gpus)])
-        return found
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[place % len(self.gpus)])
+        return variables
 
 
 def share_out(

@@ -46,8 +46,8 @@ class Record:
 
     def measure(self, path: str, features: str = TRAINED) -> float | None:
         """The value of a measure, if the run has it."""
-        found = self.results.get(features, {}).get(path)
-        return None if found is None else float(found["value"])
+        item = self.results.get(features, {}).get(path)
+        return None if item is None else float(item["value"])
 
 
 FIELDS = frozenset(one.name for one in fields(Record)) - {"failure"}
@@ -86,18 +86,18 @@ def _read(line: str) -> Record:
     Raises:
         AttributeError, KeyError, TypeError, ValueError: If the line is not a record.
     """
-    found = json.loads(line)
-    cost, loss = found.get("cpu_seconds"), found["loss"]
-    measures = [one for result in found["results"].values() for one in result.values()]
+    values = json.loads(line)
+    cost, loss = values.get("cpu_seconds"), values["loss"]
+    measures = [one for result in values["results"].values() for one in result.values()]
     sound = (
-        isinstance(found["epochs"], int)
+        isinstance(values["epochs"], int)
         and (loss is None or isinstance(loss, int | float))
         and (cost is None or (isinstance(cost, int | float) and 0 <= cost < math.inf))
         and all(isinstance(one["value"], int | float) for one in measures)
     )
     if not sound:
         raise TypeError("other values than a run's")
-    known = {name: found[name] for name in FIELDS if found.get(name) is not None}
+    known = {name: values[name] for name in FIELDS if values.get(name) is not None}
     return Record(**known)
 
 

@@ -233,8 +233,8 @@ class Standing:
 
     def values(self, stage: Stage, arm: Arm, seeds: Iterable[int]) -> list[float]:
         """The study's measure of an arm's finished runs, as far as they have it."""
-        found = [one.measure(self.study.measure) for one in self.records(stage, arm, seeds)]
-        return [value for value in found if value is not None]
+        measured = [one.measure(self.study.measure) for one in self.records(stage, arm, seeds)]
+        return [value for value in measured if value is not None]
 
     def best(
         self, stage: Stage, arms: Sequence[Arm], seeds: Sequence[int], *, within: Within,
@@ -310,7 +310,7 @@ class Standing:
         Arms of later rungs and of ``best_of`` are estimated until the runs that choose them have
         ended.
         """
-        found = []
+        rungs = []
         for name, stage in self.study.stages.items():
             known = all(self.is_complete(best.stage) for best in stage.best_of)
             count = len(stage.own_arms)
@@ -324,7 +324,7 @@ class Standing:
                     count = len(self.arms_at(name, rung))
                     to_do = sum(job not in self.results for job in self.jobs(name, rung))
                     known = to_do == 0
-                found.append((name, count, count * seeds, to_do))
+                rungs.append((name, count, count * seeds, to_do))
                 least = len(groups_of(stage.own_arms, stage.within))
                 count, before = max(least, math.ceil(stage.keep * count)), seeds
-        return found
+        return rungs

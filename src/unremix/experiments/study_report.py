@@ -92,14 +92,14 @@ def _against_every_other(records: Sequence[Record], measure: Measure) -> list[st
 
 def _metrics(records: Sequence[Record]) -> dict[str, list[list[Row]]]:
     """Rows of metrics.csv by arm and seed, without what means nothing."""
-    found: dict[str, list[list[Row]]] = {}
+    by_arm: dict[str, list[list[Row]]] = {}
     for record in records:
         rows = []
         for row in record.metrics:
             unsaid = OF_HEAVIEST if row.get("audit_spread_weights") == 0 else ()
             rows.append({column: row[column] for column in row if column not in unsaid})
-        found.setdefault(record.row, []).append(rows)
-    return found
+        by_arm.setdefault(record.row, []).append(rows)
+    return by_arm
 
 
 def audit_table(runs: Mapping[str, Sequence[Sequence[Row]]]) -> str:

@@ -106,7 +106,7 @@ def audit_negatives(
     own = np.full(size, -1) if anchor_rows is None else np.asarray(anchor_rows)
     units = unit_rows(rows)
     twin = torch.arange(total + 1)
-    found = []
+    by_anchor = []
     for start in range(0, size, ANCHORS_AT_ONCE):
         part = slice(start, min(start + ANCHORS_AT_ONCE, size))
         # One more column, which is never a negative, stands for a missing choice.
@@ -138,12 +138,14 @@ def audit_negatives(
                 rate = false[number, its].mean()
                 base = false[number].sum() / negatives[number].sum()
                 similar = similarity[number, its].mean()
-                found.append((rate, float(matched[number]), base, similar, _diversity(units[its])))
-    if not found:
+                by_anchor.append(
+                    (rate, float(matched[number]), base, similar, _diversity(units[its]))
+                )
+    if not by_anchor:
         raise ValueError("expected at least one negative, got none; mine with a smaller margin")
-    rates, matches, bases, similarities, diversities = np.array(found, dtype=np.float64).T
+    rates, matches, bases, similarities, diversities = np.array(by_anchor, dtype=np.float64).T
     difference = rates - matches
-    error = np.nanstd(difference, ddof=1) / len(found) ** 0.5 if len(found) > 1 else np.nan
+    error = np.nanstd(difference, ddof=1) / len(by_anchor) ** 0.5 if len(by_anchor) > 1 else np.nan
     diverse = diversities[~np.isnan(diversities)]
     return NegativesAudit(
         false_negative_rate=float(rates.mean()),
@@ -153,7 +155,7 @@ def audit_negatives(
         base_rate=float(bases.mean()),
         similarity=float(similarities.mean()),
         diversity=float(diverse.mean()) if len(diverse) else float("nan"),
-        anchors=len(found),
+        anchors=len(by_anchor),
     )
 
 

@@ -111,7 +111,7 @@ def read_pairs(path: str | Path, anchors: Collection, corpus: Collection) -> lis
     if not path.is_file():
         raise FileNotFoundError(f"expected pairs at {str(path)!r}, found no file")
     anchor_of, row_of = anchors.row_of(), corpus.row_of()
-    found: list[list[int]] = [[] for _ in anchors.embeddings]
+    rows_of: list[list[int]] = [[] for _ in anchors.embeddings]
     for number, (anchor, row, grade) in _pair_lines(path):
         if number == 1 and anchor not in anchor_of and row not in row_of:
             continue  # a heading
@@ -123,8 +123,8 @@ def read_pairs(path: str | Path, anchors: Collection, corpus: Collection) -> lis
                     f"{name!r}; check the columns: anchor, then row of the corpus"
                 )
         if grade > 0:
-            found[anchor_of[anchor]].append(row_of[row])
-    return found
+            rows_of[anchor_of[anchor]].append(row_of[row])
+    return rows_of
 
 
 def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:

@@ -122,8 +122,8 @@ def positive_similarity(anchors: Floats, corpus: NDArray[Any], positives: Lists)
     for start in range(0, len(who), step):
         part = slice(start, start + step)
         units = unit_rows(corpus[positives.rows[part]])
-        found = np.einsum("nd,nd->n", anchors[who[part]], units)
-        np.minimum.at(lowest, who[part], found)
+        similarity = np.einsum("nd,nd->n", anchors[who[part]], units)
+        np.minimum.at(lowest, who[part], similarity)
     return lowest
 
 
@@ -209,9 +209,9 @@ class Forbidden:
 
 
 def _is_in(rows: Integers, lists: Lists) -> Flags:
-    found = np.zeros(len(rows), dtype=bool)
-    found[lists.anchors[lists.rows == rows[lists.anchors]]] = True
-    return found
+    listed = np.zeros(len(rows), dtype=bool)
+    listed[lists.anchors[lists.rows == rows[lists.anchors]]] = True
+    return listed
 
 
 def forbidden_rows(
@@ -236,12 +236,12 @@ def forbidden_rows(
         key = text_key(text)
         if key in rows_of:
             rows_of[key].append(row)
-    found = []
+    same_text = []
     for anchor, keys in enumerate(wanted):
         known = set(positives.rows[positives.starts[anchor] : positives.starts[anchor + 1]])
         known.add(own[anchor])
-        found.append(sorted({row for key in keys for row in rows_of[key]} - known))
-    return Forbidden(positives, own, Lists.of(found))
+        same_text.append(sorted({row for key in keys for row in rows_of[key]} - known))
+    return Forbidden(positives, own, Lists.of(same_text))
 
 
 def near_duplicates(pool: Tensor, positives: Tensor, threshold: float) -> Tensor:

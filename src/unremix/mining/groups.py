@@ -63,14 +63,14 @@ def find_duplicates(
     first, second, cosine = [], [], []
     for start in range(0, total, AT_ONCE):
         stop = min(start + AT_ONCE, total)
-        found = index.search(units[start:stop], NEIGHBORS + 1)
+        result = index.search(units[start:stop], NEIGHBORS + 1)
         rows = np.arange(start, stop)[:, None]
-        other = (found.rows >= 0) & (found.rows != rows)
-        nearest[start:stop] = np.where(other, found.similarity, -np.inf).max(1)
-        close = other if threshold is None else other & (found.similarity >= threshold)
+        other = (result.rows >= 0) & (result.rows != rows)
+        nearest[start:stop] = np.where(other, result.similarity, -np.inf).max(1)
+        close = other if threshold is None else other & (result.similarity >= threshold)
         first.append(np.broadcast_to(rows, close.shape)[close])
-        second.append(found.rows[close])
-        cosine.append(found.similarity[close])
+        second.append(result.rows[close])
+        cosine.append(result.similarity[close])
         if advance is not None:
             advance(stop / total)
     threshold = fitting_threshold(nearest) if threshold is None else threshold
@@ -113,9 +113,9 @@ def fitting_threshold(similarity: Floats) -> float:
 
     inverse_shape = (far - median) / (weibull(high) - weibull(low))
     chance = min(low, BY_CHANCE / len(distance))
-    found = math.exp(median + inverse_shape * (weibull(chance) - weibull(low)))
-    found = max(SMALLEST_DISTANCE, min(found, NEARER * math.exp(median)))
-    return round(1 - float(f"{found:.2g}"), 7)
+    limit = math.exp(median + inverse_shape * (weibull(chance) - weibull(low)))
+    limit = max(SMALLEST_DISTANCE, min(limit, NEARER * math.exp(median)))
+    return round(1 - float(f"{limit:.2g}"), 7)
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ def find_clusters(units: Floats, count: int | None = None, seed: int = 0) -> Clu
             f"expected 1 to {len(units)} clusters of as many rows, got {count}; ask for fewer"
         )
     kind = KMeans if len(units) <= FULL_KMEANS else MiniBatchKMeans
-    found = kind(count, random_state=seed, n_init=3).fit(units)
-    centers = found.cluster_centers_
+    fitted = kind(count, random_state=seed, n_init=3).fit(units)
+    centers = fitted.cluster_centers_
     centers = centers / np.maximum(np.linalg.norm(centers, axis=1, keepdims=True), 1e-12)
-    sizes = np.bincount(found.labels_, minlength=count)
+    sizes = np.bincount(fitted.labels_, minlength=count)
     place = np.empty(count, dtype=np.int64)
     place[np.argsort(-sizes, kind="stable")] = np.arange(count)
-    cluster = place[found.labels_]
-    similarity = np.einsum("nd,nd->n", units, centers[found.labels_]).astype(np.float32)
+    cluster = place[fitted.labels_]
+    similarity = np.einsum("nd,nd->n", units, centers[fitted.labels_]).astype(np.float32)
     order = np.lexsort((np.arange(len(units)), -similarity, cluster))
     members = np.split(order, np.flatnonzero(np.diff(cluster[order])) + 1)
     return Clusters(members, cluster, similarity)

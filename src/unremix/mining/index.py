@@ -267,13 +267,17 @@ class FaissIndex:
         short, asked, exactly = np.arange(len(queries)), count + int(forbidden), False
         while len(short):
             if exactly:
-                found = ExactIndex(self.corpus).search(queries[short], count, allowed.of(short))
+                result = ExactIndex(self.corpus).search(queries[short], count, allowed.of(short))
             else:
-                found = self._ask(queries[short], min(asked, total), count, allowed.of(short))
-            rows[short], similarity[short], above[short] = found.rows, found.similarity, found.above
+                result = self._ask(queries[short], min(asked, total), count, allowed.of(short))
+            rows[short], similarity[short], above[short] = (
+                result.rows,
+                result.similarity,
+                result.above,
+            )
             if exactly or (self.kind == "flat" and asked >= total):
                 break
-            short = short[found.rows[:, -1] < 0]
+            short = short[result.rows[:, -1] < 0]
             exactly = asked >= min(count * LARGEST_GROWTH, total)
             asked *= GROWTH
         if advance is not None:

@@ -92,8 +92,8 @@ class Mined:
     def summary(self) -> list[str]:
         """What was found and what was left out, a sentence each."""
         anchors, k = self.indices.shape
-        found = int(self.found.sum())
-        lines = [f"{counted(found, 'negative')} for {counted(anchors, 'anchor')}"]
+        total = int(self.found.sum())
+        lines = [f"{counted(total, 'negative')} for {counted(anchors, 'anchor')}"]
         for reason, counts in self.left_out.items():
             if counts.any():
                 lines.append(f"left out: {int(counts.sum()):,} × {REASONS[reason]}")
@@ -384,12 +384,12 @@ class Miner:
         waiting, width = np.arange(size), self.choice.pool
         report: Advance | None = advance
         while len(waiting):
-            found = self.index.search(anchors[waiting], width, allowed.of(waiting), report)
+            result = self.index.search(anchors[waiting], width, allowed.of(waiting), report)
             report = None  # further searches are for a few anchors
-            arrays["too_similar"][waiting] = found.above
-            rows = found.rows
+            arrays["too_similar"][waiting] = result.above
+            rows = result.rows
             if self.choice.min_score is not None:
-                rows = np.where(found.similarity >= self.choice.min_score, rows, -1)
+                rows = np.where(result.similarity >= self.choice.min_score, rows, -1)
             for some in self._chunks(len(waiting), rows.shape[1]):
                 who = waiting[some]
                 chosen = self._choose(anchors[who], rows[some], part.start + who)
@@ -427,13 +427,13 @@ class Miner:
         queries = torch.from_numpy(anchors)
         chosen = self._chosen(queries, pool, valid, products, numbers)
         places = chosen.places.numpy()
-        found = {
+        arrays = {
             "indices": np.where(places >= 0, np.take_along_axis(rows, places.clip(0), 1), -1),
             "scores": chosen.scores.numpy(),
             "near_duplicate": duplicate.sum(1).numpy(),
             "copy": copy.sum(1).numpy(),
         }
-        return found | {name: values.numpy() for name, values in chosen.components.items()}
+        return arrays | {name: values.numpy() for name, values in chosen.components.items()}
 
     def _chosen(
         self, anchors: Tensor, pool: Tensor, valid: Tensor, products: Tensor, numbers: Integers
@@ -445,9 +445,9 @@ class Miner:
                 anchors, pool, valid, choice.components, temperature=choice.posterior_temperature
             )
             chosen = choose_greedily(scores, products, valid, choice.mix, choice.k)
-            found = similarity.gather(1, chosen.places.clamp(min=0))
-            found = torch.where(chosen.places >= 0, found, torch.nan)
-            return chosen._replace(components=chosen.components | {"similarity": found})
+            cosines = similarity.gather(1, chosen.places.clamp(min=0))
+            cosines = torch.where(chosen.places >= 0, cosines, torch.nan)
+            return chosen._replace(components=chosen.components | {"similarity": cosines})
         if choice.sampling == "top":
             keys = similarity
         else:  # from the anchor's number, so that blocks change nothing
@@ -463,6 +463,6 @@ how many anchors of the current block are done."""
 
 def _gather(corpus: NDArray[Any], rows: Integers) -> Floats:
     """Unit vectors of rows (B, n) of the corpus, shape (B, n, D); 0 where the row is -1."""
-    found = unit_rows(corpus[rows.clip(0).reshape(-1)])
-    found[rows.reshape(-1) < 0] = 0
-    return found.reshape(*rows.shape, -1)
+    units = unit_rows(corpus[rows.clip(0).reshape(-1)])
+    units[rows.reshape(-1) < 0] = 0
+    return units.reshape(*rows.shape, -1)

@@ -80,8 +80,8 @@ def pool_scores(
         )
         return tuple(COMPONENTS[name].score(block)[0] for name in names)
 
-    found = torch.vmap(of_one)(anchors, pool, valid)
-    return dict(zip(names, found, strict=True))
+    scores = torch.vmap(of_one)(anchors, pool, valid)
+    return dict(zip(names, scores, strict=True))
 
 
 def choose_greedily(

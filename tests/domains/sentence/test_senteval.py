@@ -522,7 +522,7 @@ def test_correlations_equal_scipy(seed: int, count: int, ties: bool) -> None:
 def test_standard_errors_are_those_of_other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "RESAMPLES", 100)
     random = np.random.default_rng(0)
-    values: dict[str, list[bootstrap.Estimate]] = {"pearson": [], "f1": [], "mse": []}
+    values: dict[str, list[bootstrap.Measurement]] = {"pearson": [], "f1": [], "mse": []}
     for _ in range(300):
         x = random.normal(size=100)
         y = 0.7 * x + 0.6 * random.normal(size=100)

@@ -10,7 +10,7 @@ from torch import nn
 
 from unremix.experiments.paper import negatives
 from unremix.experiments.paper.negatives import (
-    Look,
+    SeenBatch,
     anchors_of,
     contributions_of,
     frames_of,
@@ -80,10 +80,10 @@ def test_the_heaviest() -> None:
 
 
 def test_some_gradients_are_of_both_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = Look(None, torch.empty(0), torch.zeros(6), (), views()[:2], views()[2:])  # type: ignore[arg-type]
-    every = gradients_of(look, "pseudo-label", 1.0)
+    seen = SeenBatch(None, torch.empty(0), torch.zeros(6), (), views()[:2], views()[2:])  # type: ignore[arg-type]
+    every = gradients_of(seen, "pseudo-label", 1.0)
     monkeypatch.setattr(negatives, "MOST_VALUES", 4 * 4 * 5 + 1)
-    assert torch.equal(gradients_of(look, "pseudo-label", 1.0), every[[0, 4, 7, 11]])
+    assert torch.equal(gradients_of(seen, "pseudo-label", 1.0), every[[0, 4, 7, 11]])
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [("pseudo-label", 1.0), ("nt-xent", 0.5)])
@@ -92,8 +92,8 @@ def test_gradients_equal_autograd(kind: str, temperature: float) -> None:
     h = torch.randn(8, 5, generator=generator).double()
     layer = nn.Linear(5, 4).double()
     z = layer(h).detach()
-    look = Look(None, torch.empty(0), torch.zeros(4), (), (z[:4], z[4:]), (h[:4], h[4:]))  # type: ignore[arg-type]
-    found = gradients_of(look, kind, temperature)
+    seen = SeenBatch(None, torch.empty(0), torch.zeros(4), (), (z[:4], z[4:]), (h[:4], h[4:]))  # type: ignore[arg-type]
+    found = gradients_of(seen, kind, temperature)
     units = nn.functional.normalize(z, dim=1)
     for j in range(8):
         partner = (j + 4) % 8

@@ -58,15 +58,15 @@ def make_plane() -> Plane:
 
 def orders_of(plane: Plane) -> dict[str, Tensor]:
     """The negatives of every point in the order of each way of choosing them, each (N, N - 1)."""
-    found = unremix.importance(plane.first, plane.second, layout="one-way")
+    importance = unremix.importance(plane.first, plane.second, layout="one-way")
     generator = torch.Generator().manual_seed(0)
     ways = {
-        "random": torch.rand(found.weights.shape, generator=generator),
-        "similarity": found.similarity,
-        "UnReMix": found.weights,
+        "random": torch.rand(importance.weights.shape, generator=generator),
+        "similarity": importance.similarity,
+        "UnReMix": importance.weights,
     }
     return {
-        name: scores.masked_fill(~found.negatives, -torch.inf)
+        name: scores.masked_fill(~importance.negatives, -torch.inf)
         .sort(dim=1, descending=True)
         .indices[:, :-1]
         for name, scores in ways.items()

@@ -38,7 +38,7 @@ MOST_VALUES = 2**22  # of gradients, in a histogram
 
 
 @dataclass(frozen=True)
-class Look:
+class SeenBatch:
     """A batch as a trained model sees it."""
 
     model: Contrastive  # in eval mode
@@ -54,7 +54,7 @@ class Look:
 
 
 @torch.no_grad()
-def look_at(setting: Setting, row: Row, source: Source) -> Look:
+def look_at(setting: Setting, row: Row, source: Source) -> SeenBatch:
     """A batch of training images through the encoder of a row's first seed."""
     run = Run(setting.laboratory.folder.run(setting.job(row, source, 0)))
     data = run.domain.load_for(run, None)
@@ -71,7 +71,7 @@ def look_at(setting: Setting, row: Row, source: Source) -> Look:
         for stream in OTHER_VIEWS
     ]
     (z0, h0), (z1, h1) = views
-    return Look(
+    return SeenBatch(
         model, images, data.train.labels[indices], data.train.classes, (z0, z1), (h0, h1)
     )  # fmt: skip
 
@@ -92,9 +92,9 @@ def anchors_of(labels: Tensor, count: int) -> list[int]:
     return (first + others)[:count]
 
 
-def heaviest(found: Importance, anchor: int, count: int) -> list[int]:
+def heaviest(importance: Importance, anchor: int, count: int) -> list[int]:
     """The candidates that weigh most for an anchor."""
-    row = found.weights[anchor].masked_fill(~found.negatives[anchor], -torch.inf)
+    row = importance.weights[anchor].masked_fill(~importance.negatives[anchor], -torch.inf)
     return [int(one) for one in row.sort(descending=True, stable=True).indices[:count]]
 
 
@@ -149,7 +149,7 @@ def make_gallery(setting: Setting) -> Made:
             figsize=(PAGE, 0.35 + PAGE * rows * height / (columns * width)), layout="constrained"
         )
         axes = figure.subplots()
-        importance = {name: look.importance() for name, look in looks.items()}
+        importance = {name: seen.importance() for name, seen in looks.items()}
         for place, anchor in enumerate(anchors):
             left, top = (place % columns) * width, -(place // columns) * height
             _show(axes, first.images[anchor], left, top - 1.5, GRAYS[0])
@@ -217,12 +217,12 @@ def make_gallery(setting: Setting) -> Made:
     )
 
 
-def contributions_of(loss: UnReMixLoss, found: Importance) -> dict[str, Tensor]:
+def contributions_of(loss: UnReMixLoss, importance: Importance) -> dict[str, Tensor]:
     """What each component adds to the weights, each (A, C); together they are the weights.
 
     Args:
         loss: A loss whose weights are a sum: scaled by minmax or not at all.
-        found: Scores and weights of a batch.
+        importance: Scores and weights of a batch.
 
     Raises:
         ValueError: If the weights are exponentials, which are no sum.
@@ -233,15 +233,17 @@ def contributions_of(loss: UnReMixLoss, found: Importance) -> dict[str, Tensor]:
             "expected weights that are a sum of components, got exponentials of them; use "
             "scaling='minmax' or 'none'"
         )
-    count = found.negatives.sum(1, keepdim=True)
+    count = importance.negatives.sum(1, keepdim=True)
     mix = loss.mix
     contributions = {}
     for name in PAPER_COMPONENTS:
         magnitude = COMPONENTS[name].magnitude
-        scaled = scale(found.scores[name], found.negatives, count, weighting.scaling, magnitude)
-        contributions[name] = torch.where(found.negatives, mix.get(name, 0.0) * scaled, 0.0)
+        scaled = scale(
+            importance.scores[name], importance.negatives, count, weighting.scaling, magnitude
+        )
+        contributions[name] = torch.where(importance.negatives, mix.get(name, 0.0) * scaled, 0.0)
     total = torch.stack(list(contributions.values())).sum(0)
-    factor = torch.where(total > 0, found.weights / torch.where(total > 0, total, 1.0), 0.0)
+    factor = torch.where(total > 0, importance.weights / torch.where(total > 0, total, 1.0), 0.0)
     return {name: factor * part for name, part in contributions.items()}
 
 
@@ -252,17 +254,17 @@ def make_contributions(setting: Setting) -> Made:
     records: list[dict[str, Any]] = []
     lines: list[list[str]] = []
     for source in setting.sources:
-        look = look_at(setting, row, source)
-        found = look.importance()
-        assert isinstance(look.model.loss, UnReMixLoss)
-        contributions = contributions_of(look.model.loss, found)
-        anchor = anchors_of(look.labels, 1)[0]
-        picked = heaviest(found, anchor, 5)
+        seen = look_at(setting, row, source)
+        importance = seen.importance()
+        assert isinstance(seen.model.loss, UnReMixLoss)
+        contributions = contributions_of(seen.model.loss, importance)
+        anchor = anchors_of(seen.labels, 1)[0]
+        picked = heaviest(importance, anchor, 5)
         figure = Figure(figsize=(PAGE / 1.4, 3.2), layout="constrained")
         above, below = figure.subplots(2, 1, height_ratios=(1.2, 2.2))
-        _show(above, look.images[anchor], 0, 0, GRAYS[0])
+        _show(above, seen.images[anchor], 0, 0, GRAYS[0])
         for place, one in enumerate(picked):
-            _show(above, look.images[one % len(look.labels)], place + 1.3, 0, None)
+            _show(above, seen.images[one % len(seen.labels)], place + 1.3, 0, None)
         _pictures_only(above, 6.4, 0, 1)
         middles = [place + 1.8 for place in range(5)]  # of the pictures
         above.set_title(f"anchor, and its heaviest negatives ({source.title})")
@@ -275,7 +277,7 @@ def make_contributions(setting: Setting) -> Made:
             lines.append([name, source.title, *(f"{value:.3f}" for value in values)])
             records += [
                 {"data": source.title, "component": name, "place": place, "candidate": one,
-                 "contribution": value, "weight": float(found.weights[anchor, one])}
+                 "contribution": value, "weight": float(importance.weights[anchor, one])}
                 for place, (one, value) in enumerate(zip(picked, values, strict=True))
             ]  # fmt: skip
         below.set(xlabel="negative", ylabel="part of the weight", xlim=above.get_xlim())
@@ -284,7 +286,7 @@ def make_contributions(setting: Setting) -> Made:
         add_legend(figure)
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
         figures[f"overview-{source.slug}"] = overview(
-            look, found, contributions, anchor, source.title
+            seen, importance, contributions, anchor, source.title
         )
     headings = ["component", "data", *(f"negative {place}" for place in range(1, 6))]
     note = "The parts of a negative add up to its weight; a weight of 1 is the average."
@@ -292,8 +294,8 @@ def make_contributions(setting: Setting) -> Made:
 
 
 def overview(
-    look: Look,
-    found: Importance,
+    seen: SeenBatch,
+    importance: Importance,
     contributions: dict[str, Tensor],
     anchor: int,
     title: str,
@@ -303,23 +305,23 @@ def overview(
 
     ``count`` negatives are shown, spaced evenly from the heaviest to the lightest.
     """
-    ranked = heaviest(found, anchor, int(found.negatives[anchor].sum()))
+    ranked = heaviest(importance, anchor, int(importance.negatives[anchor].sum()))
     places = torch.linspace(0, len(ranked) - 1, count).round().long().tolist()
     chosen = [ranked[place] for place in places]
     figure = Figure(figsize=(PAGE, 4.4), layout="constrained")
     above, *rows = figure.subplots(5, 1, height_ratios=(1.6, 1, 1, 1, 1.2))
     for place, one in enumerate([anchor, *chosen]):
         x = place + (0.4 if place else 0)
-        _show(above, look.images[one % len(look.labels)], x, 0, GRAYS[0] if not place else None)
+        _show(above, seen.images[one % len(seen.labels)], x, 0, GRAYS[0] if not place else None)
     _pictures_only(above, count + 1.5, 0, 1)
-    similarity = float(normalize(look.z[0])[0][anchor] @ normalize(look.z[1])[0][anchor])
+    similarity = float(normalize(seen.z[0])[0][anchor] @ normalize(seen.z[1])[0][anchor])
     similarity = round(similarity, 2) + 0.0  # no -0.00
     above.set_title(
         f"{title}: anchor (its positive has similarity {similarity:.2f}) and negatives by falling "
         "weight"
     )
     for axes, name in zip(rows, [*contributions, "weight"], strict=True):
-        values = found.weights if name == "weight" else contributions[name]
+        values = importance.weights if name == "weight" else contributions[name]
         color = GRAYS[0] if name == "weight" else COMPONENT_COLORS[name]
         axes.bar([1.9 + place for place in range(count)], values[anchor, chosen].tolist(), 0.8,
                  color=color)  # fmt: skip
@@ -329,7 +331,7 @@ def overview(
     return figure
 
 
-def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
+def gradients_of(seen: SeenBatch, kind: str, temperature: float) -> Tensor:
     """g of views of the batch: gradients of their cross-entropy by the last layer's weights.
 
     ``kind`` is ``pseudo-label`` or ``nt-xent``, ``temperature`` that of the posterior.
@@ -338,9 +340,9 @@ def gradients_of(look: Look, kind: str, temperature: float) -> Tensor:
         The gradients, shape (V, D, H): of all 2N views, or of as many as fit into
         ``MOST_VALUES``, spaced evenly over both views.
     """
-    units, lengths = normalize(torch.cat(look.z))
-    h = torch.cat(look.h)
-    pairs = Pairs.both_views(len(look.labels))
+    units, lengths = normalize(torch.cat(seen.z))
+    h = torch.cat(seen.h)
+    pairs = Pairs.both_views(len(seen.labels))
     negatives, target = pairs.negatives(), None
     if kind == "nt-xent":
         target = pairs.targets(dtype=units.dtype)
@@ -360,21 +362,23 @@ def make_gradients(setting: Setting) -> Made:
     lines, records, sizes = [], [], []
     views: dict[str, None] = {}
     for line, source in zip(drawn, setting.sources, strict=True):
-        found: dict[str, np.ndarray] = {}
+        gradients_by_row: dict[str, np.ndarray] = {}
         for row in setting.rows:
-            look = look_at(setting, row, source)
-            options = look.model.loss.options
-            own = look.model.loss.temperature
+            seen = look_at(setting, row, source)
+            options = seen.model.loss.options
+            own = seen.model.loss.temperature
             t = own if options.gradient == "nt-xent" else options.posterior_temperature
-            gradients = gradients_of(look, options.gradient, t)
-            every = 2 * len(look.labels)
+            gradients = gradients_of(seen, options.gradient, t)
+            every = 2 * len(seen.labels)
             some = len(gradients) < every
             views[f"{len(gradients)} of the {every} views" if some else f"all {every} views"] = None
-            found[row.name] = gradients.flatten().numpy()
-        limit = max(float(np.percentile(np.abs(values), 99.9)) for values in found.values())
+            gradients_by_row[row.name] = gradients.flatten().numpy()
+        limit = max(
+            float(np.percentile(np.abs(values), 99.9)) for values in gradients_by_row.values()
+        )
         edges = np.linspace(-limit, limit, BINS + 1)
         line[0].set_ylabel("share of values")
-        for axes, (name, values) in zip(line, found.items(), strict=True):
+        for axes, (name, values) in zip(line, gradients_by_row.items(), strict=True):
             counts, _ = np.histogram(values, edges)
             axes.stairs(counts / len(values), edges, fill=True, color=looks[name].color)
             axes.set(title=f"{name}, {source.title}", yscale="log", xlabel="gradient")

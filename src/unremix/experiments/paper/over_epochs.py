@@ -44,8 +44,8 @@ def make_probe_curves(setting: Setting) -> Made:
     for name, seeds in runs.items():
         cells = []
         for title in titles:
-            found = mean_curve(seeds, title)
-            marks = [] if found is None else [found.mean[0], found.mean[-1]]
+            curve = mean_curve(seeds, title)
+            marks = [] if curve is None else [curve.mean[0], curve.mean[-1]]
             cells.append(" → ".join(f"{100 * value:.1f}" for value in marks) or "–")
         lines.append([name, *cells])
     headings = ["row", *(f"{title}, %, first → last probe epoch" for title in titles)]
@@ -150,14 +150,14 @@ def make_diversity(setting: Setting) -> Made:
     look = looks_of(["simclr"])["simclr"]
     for axes, source in zip(drawn, setting.sources, strict=True):
         rows = setting.rows_on(source)
-        found = {
+        summaries = {
             int(row.options["loss.negative_classes"]): summarize(values)
             for row in rows
             if (values := _values(setting, row, source, TRAINED, path))
         }
         axes.errorbar(
-            list(found), [one.mean for one in found.values()],
-            yerr=[one.deviation or 0.0 for one in found.values()],
+            list(summaries), [one.mean for one in summaries.values()],
+            yerr=[one.deviation or 0.0 for one in summaries.values()],
             color=look.color, marker=look.marker, ms=4, lw=1.5, capsize=2, label="SimCLR",
         )  # fmt: skip
         floors = [one for row in rows for one in _values(setting, row, source, UNTRAINED, path)]
@@ -167,7 +167,7 @@ def make_diversity(setting: Setting) -> Made:
                 label=FEATURES[UNTRAINED],
             )  # fmt: skip
         axes.set(title=source.title, xlabel="classes that negatives come from")
-        axes.set_xticks(list(found))
+        axes.set_xticks(list(summaries))
         axes.grid(True)
     drawn[0].set_ylabel("kNN, top 5, %")
     add_legend(figure)
@@ -176,5 +176,5 @@ def make_diversity(setting: Setting) -> Made:
 
 def _values(setting: Setting, row: Row, source: Source, kind: str, path: str) -> list[float]:
     """A measure of a row's finished runs on a data set, in percent."""
-    found = [record.measure(path, kind) for record in setting.records(row, source)]
-    return [100 * value for value in found if value is not None]
+    values = [record.measure(path, kind) for record in setting.records(row, source)]
+    return [100 * value for value in values if value is not None]
