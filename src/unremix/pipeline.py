@@ -50,11 +50,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
 
     config, data, run = prepared.config, prepared.data, prepared.run
     progress, stop = Progress(config), StopRequest()
-
-    def say(message: str) -> None:
-        progress.say(message)
-        run.warn(message)
-
+    say = _noting(progress, run)
     try:
         with handling(stop), limited_threads(config.threads):
             observe = run.domain.observe(data, run.shape, config, say)
@@ -101,6 +97,16 @@ def _choose(run: Run, card: dict[str, Any], watch: WithoutLabels) -> None:
     keep(run, encoders[card["kept"]], card["kept"])
 
 
+def _noting(progress: Progress, run: Run) -> Callable[[str], None]:
+    """Shows a message, and keeps it in the run's folder."""
+
+    def say(message: str) -> None:
+        progress.say(message)
+        run.warn(message)
+
+    return say
+
+
 def _try_report(run: Run, card: dict[str, Any], data: Any, say: Callable[[str], None]) -> None:
     """Write the page; what was measured is kept even if there can be none."""
     try:
@@ -144,11 +150,6 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
         card["verdict"] = verdict(card)
         if data is None:
             run.card = card
-
-            def say(message: str) -> None:
-                progress.say(message)
-                run.warn(message)
-
-            _try_report(run, card, found, say)
+            _try_report(run, card, found, _noting(progress, run))
         write_text(run.path / name, json.dumps(card, indent=2))
     return card

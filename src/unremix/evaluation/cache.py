@@ -1,4 +1,4 @@
-"""Measurements kept beside the runs: recipes share what is measured on an untrained encoder."""
+"""Measurements cached beside the runs: recipes share those of the untrained encoder."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Health:
     effective_negatives: float | None = None
 
 
-# The name of each measure, and what it tells: whether embeddings are spoilt, not how good they are.
+# The name and meaning of each measure. They show a collapse, not how good healthy embeddings are.
 MEANINGS = {
     "spread": ("spread", "near 0 all embeddings are the same, near 1 they spread evenly"),
     "effective_rank": (

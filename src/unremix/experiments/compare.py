@@ -1,7 +1,7 @@
 """``unremix compare``: the same training for several recipes and seeds, side by side.
 
-Every run is a process of its own. What is done, what is under way and what is left to do is read
-from the comparison's folder, so that starting again resumes it:
+Every run is a separate process. The comparison's folder holds its whole state, so starting again
+resumes it:
 
 ``comparison.yaml`` (its options), ``runs/<recipe>-<seed>/`` (run folders), ``logs/``, and at the
 end ``results.csv`` (a row per run), ``results.json``, ``table.csv``, ``table.md``, ``report.html``,
@@ -60,7 +60,7 @@ class FinishedComparison:
 
 
 OF_A_RUN = ("seed", "precision", "failure", "epochs", "loss", "results")  # in results.json
-FEWEST_SEEDS = 3  # below, a spread is hardly known
+FEWEST_SEEDS = 3  # fewer do not show the spread
 
 CAUTION = (
     "A seed sets initial weights, order of the data, augmentation and the folds of a "
@@ -70,7 +70,7 @@ CAUTION = (
 
 
 def _verdict(plan: Plan, rows: Sequence[TableRow], measures: Sequence[Measure]) -> list[str]:
-    """Which recipes differ from the reference beyond the error, for each measure of the table."""
+    """Which recipes differ clearly from the reference, for each measure of the table."""
     rivals = [row for row in rows if row.baseline or row.name != plan.reference]
     if not measures or not rivals:
         return []

@@ -25,7 +25,7 @@ Row = Mapping[str, float]
 
 
 def time_left(elapsed: float, before: float, now: float, total: float) -> float | None:
-    """Seconds until all is done, if it goes on as it went.
+    """Seconds until all runs are done, at the pace so far.
 
     Args:
         elapsed: Seconds since the beginning.
@@ -44,7 +44,7 @@ def time_left(elapsed: float, before: float, now: float, total: float) -> float 
 
 
 def monitored(rows: Iterable[Row], measures: Iterable[str] = ()) -> list[str]:
-    """The columns of metrics.csv that tell quality: measures of a card, or known by name.
+    """The columns of metrics.csv that measure quality: those of a card, or known by name.
 
     Example:
         >>> monitored([{"epoch": 1, "loss": 2.0, "spread": 0.5, "knn": 0.9}])
@@ -72,7 +72,7 @@ class Display:
         self.began, self.before = time.monotonic(), self._progress()[0]
 
     def events(self) -> Iterator[Event]:
-        """Run what is left, show how it goes, and hand each event on."""
+        """Run what is left, show the progress, and pass each event on."""
         runner = self.runner
         if runner.done:
             say(self.console, f"{len(runner.done)} of {len(runner.jobs)} runs are done already")

@@ -1,8 +1,8 @@
 """The dry run: a few real steps, and what they say about the whole training. Nothing is written.
 
-What is measured: the time of a step, the memory it takes, the size of a checkpoint. If a step of
-the whole batch would take too long to wait for, a smaller one is measured and scaled, and the table
-says so. Reading data that are not there, and the evaluation, are not part of the estimate.
+It measures the time of a step, the memory it takes and the size of a checkpoint. If a step of the
+whole batch would take too long, a smaller one is measured and scaled, and the table says so. The
+estimate includes neither the evaluation nor the reading of missing data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from unremix.training.run import Run
 
 TIMED = 3  # steps, after one that warms up
 SECONDS = 30.0  # for all steps, about: a minute with what comes before and between them
-FEW = 8  # samples in the step that tells how many more can be waited for
+FEW = 8  # samples of the first timed steps, which show how large a step fits into the time
 OF_A_COMPARISON = ("steps in all", "memory of a step", "checkpoint", "time of a step", "training")
 
 
@@ -123,7 +123,7 @@ class Stopwatch(Progress):
     Args:
         config: The run's options.
         timed: How many steps to time at most, after one that warms up.
-        seconds: One timed step is enough if the next would end after so many.
+        seconds: Time limit: stop after one timed step if the next would exceed it.
     """
 
     def __init__(self, config: TrainConfig, timed: int, seconds: float = math.inf) -> None:
@@ -187,7 +187,7 @@ def _status(name: str) -> int | None:
 
 
 def memory_in_use() -> int | None:
-    """Bytes that this process has in memory, whose peak is forgotten; None if unknown."""
+    """Bytes that this process holds in memory; resets its peak. None if unknown."""
     gc.collect()
     with suppress(OSError, AttributeError):  # glibc keeps what was freed unless told otherwise
         ctypes.CDLL(None).malloc_trim(0)
@@ -199,7 +199,7 @@ def memory_in_use() -> int | None:
 
 
 def peak_memory(device: str, before: int | None) -> int | None:
-    """Most bytes in use since :func:`memory_in_use`, above those before; None if unknown."""
+    """The peak since :func:`memory_in_use`, in bytes above ``before``; None if unknown."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     peak = _status("VmHWM")
@@ -207,7 +207,7 @@ def peak_memory(device: str, before: int | None) -> int | None:
 
 
 def _measuring(config: TrainConfig) -> TrainConfig:
-    """The options for a few steps in one process, in which everything that costs time happens."""
+    """The options for a few steps in one process, with everything on that costs time."""
     # A warm-up of further negatives would hide what they cost.
     cold: dict[str, Any] = {
         name: replace(getattr(config, name), warmup_epochs=0)
@@ -265,8 +265,8 @@ def estimate(
 ) -> Estimate:
     """What a training run will take, from a few of its steps.
 
-    A few samples tell how many more can be waited for: the whole batch, if two steps of it fit into
-    the time. Else as many as do are timed, and time and memory are scaled.
+    Steps of a few samples are timed first. If two steps of the whole batch fit into the time, these
+    are timed next; if not, steps as large as fit, and time and memory are scaled.
 
     Args:
         config: The run's options.

@@ -116,7 +116,7 @@ class Submitted:
         self.result, self.stop = result, cancel
         self.cpu_seconds: float | None = None
         self.code: int | None = None
-        self.waits = False  # nobody knows: the worker looks
+        self.waits = False  # the worker waits for the lock; it is not seen here
 
     def poll(self) -> int | None:
         """The exit code, once it has ended."""

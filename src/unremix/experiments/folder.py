@@ -46,7 +46,7 @@ class Folder:
         return self._place("logs", job, ".txt")
 
     def lock(self, job: Job) -> Path:
-        """What the run's process holds."""
+        """The lock that the run's process holds."""
         return self._place(".locks", job)
 
     def _place(self, kind: str, job: Job, ending: str = "") -> Path:
@@ -77,7 +77,7 @@ class Folder:
             shutil.rmtree(self.run(job))
 
     def is_done(self, job: Job) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has finished."""
         run = self.find(job)
         return run is not None and run.evaluation is not None
 

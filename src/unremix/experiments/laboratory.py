@@ -87,7 +87,7 @@ class Laboratory:
         return self.executor.share(jobs, self.at_a_time)
 
     def record(self, job: Job) -> Record | None:
-        """What came out of a job, or of the part before it failed; None if it is to come."""
+        """The record of a job, also of one that failed; None if it has not ended."""
         if job in self.results:
             return self.results.of([job])[0]
         failure = self.failures.get(job)
@@ -103,17 +103,17 @@ class Laboratory:
         with_folder: Sequence[Job] = (),
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Run what has no record yet, show how it goes, and note each run as it ends.
+        """Run what has no record yet, show the progress, and record each run as it ends.
 
         Why runs failed is in :attr:`failures`.
 
         Args:
             jobs: The runs, in the order in which they begin.
-            trim: Looks at what is waiting, at first and after each run, and may remove some of it.
+            trim: May remove jobs that wait; called before the first run and after each.
             ended: Called after each run that ended well.
             again: The command that resumes it, for the message.
-            with_folder: Jobs whose run folder is needed. Without it they run again, even if they
-                have a record.
+            with_folder: Jobs whose run folder is needed; without it they run again, even with a
+                record.
             about: What else to note of every run.
 
         Raises:

@@ -60,11 +60,11 @@ class CompareConfig:
 
 
 def check_seeds(seeds: int, where: str = "") -> None:
-    """Refuse no seeds, and more than anybody could mean.
+    """Refuse fewer than one seed, and far too many.
 
     Args:
         seeds: How many.
-        where: The file that says so, if it is one.
+        where: The file that asks for them, if it is one.
 
     Raises:
         ValueError: If there is none, or more than :data:`MOST_SEEDS`.
@@ -273,7 +273,7 @@ def make_plan(
     earlier: Mapping[str, Any] | None = None,
     folder: str = "the folder",
 ) -> Plan:
-    """What is to be run: what was asked for, and what the folder already holds.
+    """The plan: what was asked for now, and what the folder was begun with.
 
     The folder's ``comparison.yaml``, if there is one, says what was asked for earlier.
 

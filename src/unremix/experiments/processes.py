@@ -128,7 +128,7 @@ class Running(Protocol):
         """The exit code, once it has ended.
 
         Raises:
-            LostError: If nobody will ever know.
+            LostError: If the worker was lost, so that no exit code will come.
         """
         ...
 
@@ -378,7 +378,7 @@ class Work:
 class Event:
     """What happens to a run.
 
-    It has begun or goes on; it has ended well; it has failed; or its worker was lost, and it waits
+    It has begun or resumed; it has ended well; it has failed; or its worker was lost, and it waits
     for another one. ``why`` says how it failed or why the worker was lost.
     """
 
@@ -395,7 +395,7 @@ class Runner:
         jobs: The jobs, in the order in which they begin.
         folder: Where their runs are.
         share: What of the machine each gets.
-        known: Jobs that are known to be done, also where their folders are gone.
+        known: Jobs that are known to be done, even if their folders are gone.
         executor: Where they run; here by default.
     """
 
@@ -418,12 +418,14 @@ class Runner:
         self.losses: Counter[Job] = Counter()  # workers that a run has lost
 
     def run(self) -> Iterator[Event | None]:
-        """Run until nothing is left, and tell what happens; None where nothing has.
+        """Run until nothing is left. Yields what happens, and None at every look without news.
 
         Raises:
             KeyboardInterrupt: If somebody asked to stop; no process of ours is left behind.
         """
-        requests: list[int] = []  # signals that ask to stop; they are counted, nobody dies of them
+        requests: list[
+            int
+        ] = []  # signals that ask to stop; they are counted and do not end this process
         with handling(lambda number, _: requests.append(number)):
             try:
                 while (self.waiting or self.working) and not requests:

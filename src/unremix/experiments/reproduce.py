@@ -65,7 +65,7 @@ def sources_of(experiment: Experiment, scale: ScaleName, data: Sequence[str]) ->
     """The data sets of an experiment, or others in their place.
 
     A data set of the paper keeps its published numbers, and one of the scale its options; any other
-    has the options of the data set in whose place it is. An experiment without runs needs none.
+    takes the options of the data set that it replaces. An experiment without runs needs none.
 
     Raises:
         ValueError: If a data set is named twice, or one is named where none is needed.
@@ -223,7 +223,7 @@ def _run(settings: Sequence[Setting], laboratory: Laboratory, command: str) -> i
     written: dict[str, bool] = {}  # by name: whether it could be
 
     def write_ready(begun: bool = False) -> None:
-        """Write what is finished; with ``begun``, also what some runs are there for."""
+        """Write what is finished; with ``begun``, also experiments with some of their runs."""
         for setting in settings:
             experiment, name = setting.experiment, setting.experiment.name
             some = any(job in laboratory.results for job in setting.jobs)
@@ -334,7 +334,7 @@ def _runs(setting: Setting) -> list[dict[str, Any]]:
 
 
 def show_cost(settings: Sequence[Setting], console: Console) -> None:
-    """Say what is to be run and what it costs: ``--dry_run``.
+    """Print the runs that are left and what they cost: ``--dry_run``.
 
     A run's cost is the mean CPU time of the finished ones; before there are any it is estimated
     from a few steps of the reference row, on random images where the data are not there.

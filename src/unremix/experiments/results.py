@@ -1,7 +1,7 @@
 """What came out of the runs of an experiment: a record each, kept as a JSON line.
 
-What ``results.jsonl`` has is done, also where ``runs/`` is gone, so the folder of an experiment can
-be moved or shared without its runs.
+A run with a line in ``results.jsonl`` is done, even if ``runs/`` is gone, so the folder of an
+experiment can be moved or shared without its runs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FIELDS = frozenset(one.name for one in fields(Record)) - {"failure"}
 
 
 def record_of(job: Job, run: Run | None, failure: str | None = None) -> Record:
-    """What a run has come to, by its folder."""
+    """The record of a run, read from its folder."""
     metrics = [] if run is None else run.metrics()
     card = (None if run is None or failure is not None else run.evaluation) or {}
     results = judged(card.get("results"))
@@ -155,6 +155,6 @@ class Results:
 
     @property
     def core_hours(self) -> float:
-        """What all runs have cost; those whose cost is not known count as the average."""
+        """The cost of all runs; a run of unknown cost counts as the average."""
         known = [one.cpu_seconds for one in self.records.values() if one.cpu_seconds is not None]
         return sum(known) / len(known) * len(self.records) / 3600 if known else 0.0

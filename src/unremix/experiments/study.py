@@ -6,7 +6,7 @@ with ``seeds: [2, 4, 8]`` every arm gets two seeds, the better half two more, an
 
 The folder of a study holds ``results.jsonl`` (a line per finished run, with its options, command
 and versions), ``report.md`` with its figures, and ``runs/`` and ``logs/``. What ``results.jsonl``
-has is done, also where ``runs/`` is gone, so the folder can be moved or shared without it.
+has is done, even if ``runs/`` is gone, so the folder can be moved or shared without it.
 """
 
 from __future__ import annotations
@@ -71,6 +71,12 @@ class Stage:
     def rungs(self) -> list[int]:
         """Seeds after each rung."""
         return [self.seeds] if isinstance(self.seeds, int) else list(self.seeds)
+
+    @property
+    def most_arms(self) -> int:
+        """How many arms there are, without making them; a group of ``best_of`` counts as one."""
+        combined = math.prod(map(len, self.factors.values())) if self.factors else 0
+        return combined + len(self.arms) + len(self.best_of)
 
     @property
     def own_arms(self) -> list[Arm]:
@@ -139,18 +145,15 @@ def _read(path: str | Path, *, trust: bool) -> Study:
         check_name(str(name), f"the name of a stage in {path}")
     stages = {name: _read_stage(name, stage or {}) for name, stage in options["stages"].items()}
     study: Study = make_options(Study, {**options, "stages": stages})
-    runs = 0
-    for stage in stages.values():  # without making the arms
-        combined = math.prod(map(len, stage.factors.values())) if stage.factors else 0
-        runs += (combined + len(stage.arms) + len(stage.best_of)) * stage.rungs[-1]
+    runs = sum(stage.most_arms * stage.rungs[-1] for stage in stages.values())
     if runs > MOST_RUNS:
         raise ValueError(
             f"expected at most {MOST_RUNS} runs in {path}, got {runs}, every combination of the "
             "factors with every seed; use fewer values or seeds, or several studies"
         )
-    earlier: list[str] = []
+    names = list(stages)
     for name, stage in stages.items():
-        arms = stage.own_arms
+        arms, earlier = stage.own_arms, names[: names.index(name)]
         if stage.reference is not None and not stage.best_of and stage.reference not in arms:
             raise ValueError(
                 f"expected the reference of stage {name!r} among its arms, got "
@@ -160,9 +163,8 @@ def _read(path: str | Path, *, trust: bool) -> Study:
             if best.stage not in earlier:
                 raise ValueError(
                     f"expected best_of of stage {name!r} to name an earlier stage, got "
-                    f"{best.stage!r}; earlier are {', '.join(earlier) or 'none'}"
+                    f"{best.stage!r}; earlier are {', '.join(map(str, earlier)) or 'none'}"
                 )
-        earlier.append(name)
         for arm in ({}, *arms):  # none: those of best_of are trained with these options, too
             merged = {**study.train, **stage.train, **arm}
             code = code_of(merged)
@@ -222,7 +224,7 @@ def groups_of(arms: Iterable[Arm], within: Within) -> list[str]:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a study has come: its arms and runs, as far as the results decide them."""
+    """The state of a study: its arms and runs, as far as the results decide them."""
 
     study: Study
     results: Results
@@ -284,7 +286,7 @@ class Standing:
         return self.best(stage, arms, stage.seeds_of(), within=stage.within, keep=keep)
 
     def jobs(self, name: str, rung: int) -> list[Job]:
-        """The runs of a rung, seed by seed, so that the budget's end leaves whole pairs."""
+        """The runs of a rung, seed by seed, so that a spent budget leaves complete pairs."""
         stage, arms = self.study.stages[name], self.arms_at(name, rung)
         return [self.study.job(stage, arm, s) for s in stage.seeds_of(rung) for arm in arms]
 

@@ -35,7 +35,7 @@ def check_measure(standing: Standing, jobs: list[Job]) -> None:
 
 
 def show_plan(standing: Standing, console: Console) -> None:
-    """Say what is to be run and what it costs."""
+    """Print the runs that are left and what they cost."""
     study, lines, to_come = standing.study, [], 0.0
     for name, arms, runs, to_do in standing.planned():
         minutes = standing.core_minutes(name)

@@ -1,4 +1,4 @@
-"""How many mined negatives are false, beside rows that are as similar to their anchors."""
+"""How many mined negatives are false, compared with rows of the same similarity."""
 
 from __future__ import annotations
 

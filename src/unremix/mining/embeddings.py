@@ -38,7 +38,7 @@ NUMBERED = "embedding_"  # columns of a .csv file, from embedding_0 on
 PIECE = 2**20  # bytes
 OF_A_ROW, OF_A_CELL = 160, 60  # bytes that Python takes for a row of a .csv file and for each text
 LARGEST_PLAN = 1 << 20  # bytes
-PLAN = "_unremix.json"  # beside parquet parts; readers of parquet pass over names that begin so
+PLAN = "_unremix.json"  # beside parquet parts; parquet readers skip names with a leading underscore
 KEY = "embeddings"
 
 
@@ -191,7 +191,7 @@ def _map_array(path: Path, start: int = 0) -> NDArray[Any]:
 
 
 def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin: behind its local header, whose lengths are its own."""
+    """Where a member's bytes begin: after its local header, which states its own lengths."""
     with open_file(path) as file:
         file.seek(info.header_offset + 26)
         lengths = file.read(4)

@@ -248,7 +248,7 @@ def write_triplets(
     options: dict[str, Any],
     audit: NegativesAudit | None,
 ) -> Path:
-    """Write the triplets, and beside them what was left out and for whom too little was found.
+    """Write the triplets, and a report of what was left out and which anchors got too few.
 
     The columns are anchor, positive, negative, score and the three components. Options and audit
     go into the report.

@@ -14,7 +14,7 @@ from unremix.mining.index import Advance, Index
 NEIGHBORS = 20  # of each row that are looked at for duplicates
 AT_ONCE = 1024
 FITTED = (0.5, 0.8)  # quantiles of the distance to the nearest row, beyond those of duplicates
-BY_CHANCE = 0.5  # rows that may come so near without being duplicates
+BY_CHANCE = 0.5  # rows expected above the threshold that are no duplicates
 NEARER = 0.5  # at most, of the usual distance
 SMALLEST_DISTANCE = 1e-6  # what rounding leaves between two copies
 FULL_KMEANS = 20_000  # rows; more are clustered in mini-batches
@@ -86,7 +86,7 @@ def find_duplicates(
 
 
 def fitting_threshold(similarity: Floats) -> float:
-    """A threshold that fits the data: the cosine that rows hardly reach unless they are duplicates.
+    """A threshold that fits the data: a cosine that only duplicates are likely to reach.
 
     The distance d = 1 - cos to the nearest of many rows is about Weibull distributed, P(d < x) =
     1 - exp(-(x/s)^m). Scale s and shape m are fitted to its median and 80 % quantile, which

@@ -314,22 +314,16 @@ def _build(corpus: NDArray[Any], kind: Kind) -> Any:
 
     total, dimensions = corpus.shape
     lists = max(1, round(LISTS_PER_ROOT * total**0.5))
-    index: Any
-    if kind == "flat":
-        index = faiss.IndexFlatIP(dimensions)
-    elif kind == "ivf":
-        index = faiss.IndexIVFFlat(
-            faiss.IndexFlatIP(dimensions), dimensions, lists, faiss.METRIC_INNER_PRODUCT
-        )
+    described = {"flat": "Flat", "ivf": f"IVF{lists},Flat", "hnsw": f"HNSW{HNSW_LINKS},Flat"}
+    index: Any = faiss.index_factory(dimensions, described[kind], faiss.METRIC_INNER_PRODUCT)
+    if kind == "ivf":
         index.cp.niter = TRAINING_ROUNDS
         index.cp.min_points_per_centroid = 1  # small corpora are no reason for a warning
         sample = np.unique(np.linspace(0, total - 1, min(total, TRAINED_ON * lists)).astype(int))
         index.train(unit_rows(corpus[sample]))
-    else:
-        index = faiss.IndexHNSWFlat(dimensions, HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = HNSW_WIDTH
     threads = faiss.omp_get_max_threads()
     if kind == "hnsw":  # threads would race, and each build would give another graph
+        index.hnsw.efConstruction = HNSW_WIDTH
         if total > 200_000 and threads > 1:
             warnings.warn(
                 f"an hnsw index of {total:,} rows is built by one thread, so that it is the same "

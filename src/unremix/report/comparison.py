@@ -34,7 +34,7 @@ from unremix.training.run import Run, reading
 SHOWN = 12  # negatives of an anchor
 MOST_PAIRS = 15  # sentences; of more runs, each is compared with the reference alone
 PLOTTED = 3  # measures with a plot of their own
-MOST_WEIGHT = 1e30  # more is not shown
+MOST_WEIGHT = 1e30  # larger weights are shown as this
 CONFIDENCE = 0.95
 # Options that change neither what is learned nor how it is measured.
 INCIDENTAL = (
@@ -146,9 +146,9 @@ def best_baseline(groups: Sequence[Group], path: str) -> Group | None:
     sign = -1 if path.rpartition(".")[2] in SMALLER_IS_BETTER else 1
 
     def level(group: Group) -> float:
-        return sign * fmean(measure["value"] for measure in group.values(path).values())
+        return sign * fmean(measure["value"] for measure in group.measures[path].values())
 
-    return max((one for one in baselines(groups) if one.values(path)), key=level, default=None)
+    return max((one for one in baselines(groups) if path in one.measures), key=level, default=None)
 
 
 def gap(group: Group, other: Group, path: str) -> Gap | None:
@@ -197,9 +197,7 @@ def sentence(group: Group, other: Group, found: Gap, measure: Mapping[str, Any],
     if found.low is None or found.high is None:
         if found.mean == 0:
             return f"{group.name} and {other.name} are equal in {named(path, measure)}; {seeds}."
-        return (
-            f"{group.name} and {other.name} differ by {size} {what}; {seeds}, which tell no error."
-        )
+        return f"{group.name} and {other.name} differ by {size} {what}; no interval from {seeds}."
     low, high = factor * found.low, factor * found.high
     if found.low > 0 or found.high < 0:
         ahead, behind = (group, other) if found.mean > 0 else (other, group)
@@ -403,7 +401,7 @@ def _check_runs(runs: Sequence[str | Path]) -> None:
 
 
 def comparison_page(runs: Sequence[str | Path]) -> Path:
-    """The page of a comparison whose user named none: ``comparison.html`` in this folder.
+    """The default page of a comparison: ``comparison.html`` in this folder.
 
     Raises:
         FileExistsError: If it compares other runs.

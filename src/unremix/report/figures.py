@@ -31,7 +31,7 @@ class Panel:
     title: str
     percent: bool = False  # whether values are shares
     levels: Mapping[str, float] = field(default_factory=dict)  # what there is without training
-    at_least: tuple[float, float] | None = None  # of the axis, so that noise does not fill it
+    at_least: tuple[float, float] | None = None  # range that the axis covers, so noise looks small
     axis: str = "epoch"  # what the epochs are of
 
 

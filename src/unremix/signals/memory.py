@@ -17,7 +17,7 @@ from unremix.signals.rules import threshold
 
 BANK_MOMENTUM = 0.5  # of averaged features; the encoder moves on, so old ones are forgotten soon
 THRESHOLD_RATE = 0.1  # step of a learned threshold, in standard deviations
-NEIGHBOR_SHARE = 10  # one sample in so many is a neighbor
+NEIGHBOR_SHARE = 10  # one in ten samples is a neighbor
 FEWEST_NEIGHBORS = 10
 
 

@@ -153,5 +153,5 @@ class Setting:
 
 
 def placed(source: Source, folder: Path) -> Source:
-    """The data set; if it is made up, at the place in a folder where it is to be written."""
+    """The data set; a generated one gets its path in a folder."""
     return replace(source, data=str(folder / source.data)) if source.generated else source
