@@ -193,36 +193,36 @@ def bar_chart(groups: Sequence[str], rows: Sequence[Bars], axis: str = "%") -> F
 
 def _draw_bars(axes: Axes, groups: Sequence[int], rows: Sequence[Bars]) -> None:
     """Some of the groups, by their numbers."""
-
-    def percent(values: Sequence[float | None]) -> list[float]:
-        some = [values[number] for number in groups]
-        return [math.nan if value is None else 100 * value for value in some]
-
-    def largest(values: Iterable[Sequence[float | None]]) -> float:
-        return max(
-            (one for some in values for one in percent(some) if not math.isnan(one)), default=0.0
-        )
-
     bars = [row for row in rows if not row.level]
     levels = [row for row in rows if row.level]
+
+    def percent(rows: Sequence[Bars], kind: str) -> np.ndarray:
+        """Shape (rows, groups); NaN where there is none."""
+        return 100 * np.array(
+            [[getattr(row, kind)[g] for g in groups] for row in rows], dtype=float
+        )
+
+    means, deviations, published = (
+        percent(bars, kind) for kind in ("means", "deviations", "published")
+    )
+    tallest, highest = (np.fmax.reduce(some.ravel(), initial=0.0) for some in (means, published))
     looks = looks_of(row.name for row in bars)
-    fits = largest(row.published for row in bars) <= MOST_ABOVE * largest(row.means for row in bars)
     width = 0.84 / max(1, len(bars))
     for number, row in enumerate(bars):
         places = [place - 0.42 + (number + 0.5) * width for place in range(len(groups))]
         look = looks[row.name]
         axes.bar(
-            places, percent(row.means), width, yerr=percent(row.deviations), color=look.color,
+            places, means[number], width, yerr=deviations[number], color=look.color,
             hatch=look.hatch, edgecolor="white", linewidth=0.4, label=row.name, capsize=1.5,
             error_kw={"lw": 0.8, "ecolor": "#333333"},
         )  # fmt: skip
-        if fits and not all(map(math.isnan, percent(row.published))):
+        if highest <= MOST_ABOVE * tallest and not np.isnan(published[number]).all():
             axes.plot(
-                places, percent(row.published), "D", color=BLACK, ms=3.2, mfc="white",
+                places, published[number], "D", color=BLACK, ms=3.2, mfc="white",
                 linestyle="none", label="paper",
             )  # fmt: skip
-    for number, row in enumerate(levels):
-        for place, value in enumerate(percent(row.means)):
+    for number, (row, values) in enumerate(zip(levels, percent(levels, "means"), strict=True)):
+        for place, value in enumerate(values):
             axes.hlines(
                 value, place - 0.45, place + 0.45, color=GRAYS[number % 2],
                 linestyle=((0, (4, 2)), (0, (1, 1.5)))[number % 2], lw=1.2, label=row.name,
