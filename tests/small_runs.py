@@ -26,6 +26,12 @@ HOSTILE = [
     "=HYPERLINK(1)",
 ]
 
+# A run of an experiment, for which most tests have a stand-in.
+TINY = TrainConfig(
+    limit=128, batch_size=32, epochs=1, probe_epochs=1, head_hidden=(16,), head_output=8,
+    accelerator="cpu", threads=1,
+)  # fmt: skip
+
 COMMON: dict[str, Any] = {"epochs": 1, "progress": False, "accelerator": "cpu", "threads": 1}
 
 

@@ -9,17 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_runs import TINY
 
 import unremix
-from unremix.domains.options import TrainConfig
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes
 
 TESTS = Path(__file__).parents[1]
-TINY = TrainConfig(
-    limit=128, batch_size=32, epochs=1, probe_epochs=1, head_hidden=(16,), head_output=8,
-    accelerator="cpu", threads=1,
-)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from launching import wait_until
 from rich.console import Console
 from scipy import stats
+from small_runs import TINY
 
 import unremix
 from unremix.cli import commands, main
@@ -59,10 +60,6 @@ from unremix.report.figures import learning_curves
 from unremix.training.run import Run, config_from_yaml
 
 TESTS = Path(__file__).parents[1]
-TINY = TrainConfig(
-    limit=128, batch_size=32, epochs=1, probe_epochs=1, head_hidden=(16,), head_output=8,
-    accelerator="cpu", threads=1,
-)  # fmt: skip
 pytestmark = [pytest.mark.xdist_group("compare"), pytest.mark.usefixtures("heard")]
 
 values = st.floats(-100, 100)

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from small_runs import TINY
 
 from unremix.cli import main
-from unremix.domains.options import TrainConfig
 from unremix.experiments import executors, laboratory, processes
 from unremix.experiments.compare import CompareConfig, compare
 from unremix.experiments.executors import Slurm, make_task
@@ -32,10 +32,6 @@ from unremix.experiments.processes import RETRIES, Local, LostError, Process, Sh
 from unremix.files.atomic_files import try_lock
 
 pytestmark = pytest.mark.xdist_group("compare")
-TINY = TrainConfig(
-    limit=128, batch_size=32, epochs=1, probe_epochs=1, head_hidden=(16,), head_output=8,
-    accelerator="cpu", threads=1,
-)  # fmt: skip
 
 
 class Losing(Local):
@@ -76,10 +72,12 @@ class Gone(Process):
         raise LostError("node 7 died")
 
 
-def run(folder: Path, executor: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str]:
+def run(
+    folder: Path, executor: Any, monkeypatch: pytest.MonkeyPatch, seeds: int = 2
+) -> tuple[Any, str]:
     monkeypatch.setattr(laboratory, "make_executor", lambda on: executor)
     printed = io.StringIO()
-    config = CompareConfig("simclr,hcl", seeds=2, jobs=2, output=str(folder))
+    config = CompareConfig("simclr,hcl", seeds=seeds, jobs=2, output=str(folder))
     found = compare(config, replace(TINY, epochs=3), console=Console(file=printed))
     return found, printed.getvalue()
 
@@ -242,8 +240,8 @@ def test_slurm_by_submitit_gives_the_results_of_local_runs(
     tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("submitit", reason="SLURM's executor needs submitit")
-    run(tmp_path / "local", Local(), monkeypatch)
-    found, _ = run(tmp_path / "slurm", Slurm(cluster="local"), monkeypatch)
+    run(tmp_path / "local", Local(), monkeypatch, seeds=1)
+    found, _ = run(tmp_path / "slurm", Slurm(cluster="local"), monkeypatch, seeds=1)
     assert not found.failed
     assert results(tmp_path / "slurm") == results(tmp_path / "local")
     records = (tmp_path / "slurm" / "results.jsonl").read_text().splitlines()
