@@ -23,7 +23,7 @@ def equation(source: str, *_: object, **__: object) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Fill in the help of every command, and parts of the method in one file."""
+    """Fill in the help of every command, parts of the method in one file, and the gallery."""
     if "<!-- one file: " in markdown:
         parts = re.split(r"^# (.+)\n", ONE_FILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
         code = {
@@ -34,6 +34,10 @@ def on_page_markdown(markdown: str, **_: object) -> str:
             lambda name: f"```py\n{code[name[1]].strip()}\n```",
             markdown,
         )
+    if GALLERY_HERE in markdown:
+        made = [name for name in GALLERY if (ROOT / "docs" / "gallery" / f"{name}.html").exists()]
+        items = [f'<li><a href="../gallery/{name}.html">{GALLERY[name]}</a></li>' for name in made]
+        return markdown.replace(GALLERY_HERE, f"<ul>{''.join(items)}</ul>" if items else "")
     if COMMANDS_HERE not in markdown:
         return markdown
     from unremix.cli.commands import COMMANDS, SUMMARIES
@@ -45,7 +49,15 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     return markdown.replace(COMMANDS_HERE, "\n\n".join(sections))
 
 
-ONE_FILE = Path(__file__).parent / "examples" / "unremix_in_one_file.py"
+ROOT = Path(__file__).parent
+ONE_FILE = ROOT / "examples" / "unremix_in_one_file.py"
+GALLERY_HERE = "<!-- gallery -->"
+GALLERY = {
+    "images": "Handwritten digits",
+    "graphs": "Syntax trees of the standard library",
+    "sentences": "Sentences of Python's documentation",
+    "comparison": "SimCLR, HCL and UnReMix compared",
+}
 COMMANDS_HERE = "<!-- commands -->"
 ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 
