@@ -113,7 +113,7 @@ class TestBeta:
     @pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan])
     def test_bad_alpha(self, alpha: float) -> None:
         for make in (lambda: beta(torch.zeros(2), alpha=alpha), lambda: IMix(alpha=alpha)):
-            with pytest.raises(ValueError, match=r"expected alpha .* got .*; 1 is uniform"):
+            with pytest.raises(ValueError, match=r"expected alpha .* got"):
                 make()
         with pytest.raises(ValueError, match="expected alpha"):
             UnMix(alpha=alpha)
@@ -549,5 +549,5 @@ def test_share_and_patch_of_one_key_are_independent() -> None:
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1, math.nan])
 def test_bad_probability(probability: float) -> None:
-    with pytest.raises(ValueError, match=r"cutmix .*\[0, 1\], got .*; 0 is mixup"):
+    with pytest.raises(ValueError, match="cutmix to be at"):
         UnMix(cutmix=probability)

@@ -284,11 +284,11 @@ class TestMoCo:
 
     def test_bad_options(self) -> None:
         for options, message in (
-            ({"momentum": 1.5}, "momentum between 0 and 1, got 1.5"),
+            ({"momentum": 1.5}, "momentum to be at most 1, got 1.5"),
             ({"momentum": -0.1}, "got -0.1"),
-            ({"group": 1}, "at least 2 images, or 0 for the whole batch, got 1"),
+            ({"group": 1}, "at least 2, or 0 .* got 1"),
             ({"group": -2}, "got -2"),
-            ({"queue": 0}, "at least 1 key, got 0"),
+            ({"queue": 0}, "queue to be at least 1, got 0"),
             ({"loss": UnReMixLoss(gradient="nt-xent")}, "'pseudo-label' with a queue"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -173,7 +173,7 @@ class TestPatches:
 
     def test_bad_options(self) -> None:
         for factor in (0.0, -1.0, math.nan):
-            with pytest.raises(ValueError, match=f"factor to be above 0, got {factor}"):
+            with pytest.raises(ValueError, match="factor to be above 0"):
                 Patches(factor=factor)
         model = make_model(negatives=Patches(3, 9))
         with pytest.raises(ValueError, match=r"largest <= 6, the images' side"):

@@ -64,7 +64,7 @@ def test_the_queue_moves_between_precisions() -> None:
     memory.add(draw(2, 2, seed=1).half(), draw(2, 1).half(), torch.tensor([1, 2]))
     assert memory.samples.tolist() == [2**40, 1, 2]
     assert_close(memory.views.embeddings[1:].double(), draw(2, 2, seed=1).half().double(), 1e-3)
-    with pytest.raises(ValueError, match="at least 1 key, got 0"):
+    with pytest.raises(ValueError, match="at least 1, got 0"):
         Queue(0, width=2)
 
 

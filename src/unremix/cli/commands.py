@@ -68,10 +68,11 @@ def train(config: TrainConfig, *, dry: bool = False) -> None:
     from unremix.report.words import next_commands
 
     run = pipeline.train(config)
-    if run.evaluation is None:  # the first process writes it
+    card = run.evaluation
+    if card is None:  # the first process writes it
         return
-    show_results(run.evaluation, f"Everything is in {run.path}/ (open report.html first)")
-    say("\n  ".join(["Next:", *next_commands(run, run.evaluation).values()]))
+    show_results(card, f"Everything is in {run.path}/ (open report.html first)")
+    say("\n  ".join(["Next:", *next_commands(run, card).values()]))
 
 
 def compare(

@@ -144,6 +144,14 @@ def check_bounds(options: Any, prefix: str = "") -> None:
             raise ValueError(f"expected {prefix}{its.name} {problem}")
 
 
+class Checked:
+    """A dataclass of options derived from this refuses wrong types and numbers out of bounds."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_bounds(self)
+
+
 def _out_of_bounds(its: Field[Any], value: Any) -> str | None:
     bounds = its.metadata
     if isinstance(value, tuple):
@@ -278,10 +286,9 @@ def check_types(options: Any, prefix: str = "", skip: tuple[str, ...] = ()) -> N
         TypeError: For a value of another type.
         ValueError: For a word that is none of those to choose from.
     """
-    for name, hint in get_type_hints(type(options)).items():
-        if name in skip:
-            continue
-        value = getattr(options, name)
+    hints = get_type_hints(type(options))
+    for name in (its.name for its in fields(options) if its.name not in skip):
+        value, hint = getattr(options, name), hints[name]
         if value is not None and not fits(value, hint):
             too_large = isinstance(value, int) and abs(value) > LARGEST
             word = isinstance(value, str) and _choices(hint)

@@ -54,6 +54,13 @@ def check_count(name: str, value: int, least: int, remedy: str) -> None:
         )
 
 
+def check_positive(**counts: int | None) -> None:
+    """Refuse all but whole numbers of at least 1, each under its name; None is not given."""
+    for name, count in counts.items():
+        if count is not None:
+            check_count(name, count, 1, "change it")
+
+
 def checks_on(check: bool | None, like: Tensor) -> bool:
     """Whether to make checks that wait for the device.
 

@@ -1,4 +1,4 @@
-"""Samples in one tensor: the data of a kind that needs no store of its own."""
+"""Samples in one tensor, for kinds of data that need no store of their own."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Cut(NamedTuple):
     """Data in pieces."""
 
     pieces: Sequence[Piece]  # in the order of the data
-    identity: Any  # texts and tensors that tell these data from others
+    identity: Any  # texts and tensors that identify these data
     skipped: Sequence[Skipped]  # what was left out when the data were listed
 
 

@@ -19,6 +19,7 @@ from unremix.core.contrast import Importance
 from unremix.domains.base import Features, Measuring, Trained, find_domain, fixed_views
 from unremix.domains.card import begin_card
 from unremix.domains.options import TrainConfig
+from unremix.domains.remembered import recall, remember
 from unremix.domains.sample import Sample, two_view_sample
 from unremix.domains.sampling import permuted
 from unremix.evaluation.accuracy import Accuracy, top_accuracy
@@ -26,7 +27,7 @@ from unremix.evaluation.auditing import audit_columns, gradient_columns
 from unremix.evaluation.health import Health, health, warnings_of
 from unremix.evaluation.knn import knn_predict, usual_neighbors
 from unremix.evaluation.linear import TOP, linear_probe
-from unremix.frameworks.base import Embedded, Framework, Projecting
+from unremix.frameworks.base import Framework, Projecting
 from unremix.losses import TwoViewLoss
 
 MOST_NEIGHBORS = 200
@@ -83,25 +84,23 @@ class LabeledObserver:
     """Measures a model after an epoch; says in plain words, once, what looks wrong.
 
     Args:
+        encode: Features of a split.
         data: The data.
+        shape: What the data decide about the model.
         config: Options of the run.
         say: Shows a message.
-        encode: Features of a split.
-        embed_view: Embeddings of one of two fixed views of training samples, by indices (N,): those
-            that the loss sees, and the last layer's input.
     """
 
     def __init__(
         self,
+        encode: Encode,
         data: Any,
+        shape: Any,
         config: TrainConfig,
         say: Callable[[str], None],
-        *,
-        encode: Encode,
-        embed_view: Callable[[Projecting, Tensor, int], Embedded],
     ) -> None:
-        self.data, self.config, self.say = data, config, say
-        self.encode, self.embed_view = encode, embed_view
+        self.encode, self.data, self.config, self.say = encode, data, config, say
+        self.view = fixed_views(data, shape, config)
         self.said: set[str] = set()
         self.previous: Health | None = None
         if config.audit_every is not None and data.train.labels is None:
@@ -130,7 +129,7 @@ class LabeledObserver:
         indices = permuted(count, min(WATCHED, count), seed=0, step=0)
         was_training = model.training
         model.eval()
-        first, second = (self.embed_view(model, indices, view) for view in (0, 1))
+        first, second = (model.embed(self.view(model, indices, number)) for number in (0, 1))
         # At most a batch: the effective number of negatives depends on the batch size.
         batch = slice(self.config.batch_size)
         importance = model.importance(
@@ -193,75 +192,6 @@ def _measure(
     return result
 
 
-def evaluate_labeled(
-    run: Trained,
-    data: Any,
-    *,
-    unit: str,
-    facts: Mapping[str, Any],
-    layer: str,
-    encode: Encode,
-    raw: tuple[str, str | None],
-    own: bool,
-    progress: Measuring | None,
-) -> dict[str, Any]:
-    """Measure a run's encoder, trained and before, and the raw input; labels are needed.
-
-    Args:
-        run: The run.
-        data: What to measure on.
-        unit: What the samples are called, in the plural.
-        facts: What the card says about data and model, beside the counts.
-        layer: What is measured, in words.
-        encode: Features of a split.
-        raw: What the raw input is called, and why it is not measured; None if it is.
-        own: Whether these are the data the run was trained on.
-        progress: Told how far it is.
-
-    Returns:
-        The evaluation card.
-    """
-    config = run.config
-    counts = {
-        f"train_{unit}": len(data.train),
-        f"test_{unit}": None if data.test is None else len(data.test),
-        "classes": len(data.train.classes) if data.train.classes else None,
-    }
-    card = begin_card(
-        run,
-        data.name,
-        counts | dict(facts),
-        layer=layer,
-        health=("spread", "effective_rank", "alignment", "uniformity"),
-        own=own,
-    )
-    if not has_classes(data):
-        card["note"] = "no labels: accuracy cannot be measured"
-        return card
-    split = has_test_labels(data)
-    held_out = f"test {unit}" if config.validation is None else f"held-out training {unit}"
-    card["protocol"] = {
-        "knn": f"cosine, k={neighbors(data, config)}, votes weighted by "
-        f"exp(similarity/{config.knn_temperature:g}), "
-        + (f"training {unit} as bank, {held_out} as queries" if split else "leave one out"),
-        "linear": f"logistic regression, Adam 1e-3, weight decay 1e-6, batches of at most 512, "
-        f"{config.probe_epochs} epochs, the last reported, "
-        + (held_out if split else "a random fifth held out"),
-        "standard_error": f"over the {unit} measured; one training run",
-    }
-    encoders: dict[str, nn.Module | None] = {**run.encoders()}
-    name, why_not = raw
-    if why_not is None:
-        encoders[name] = None
-    else:
-        card["protocol"][name] = why_not
-    card["results"] = {
-        kind: _measure(kind, encode, encoder, data, config, progress)
-        for kind, encoder in encoders.items()
-    }
-    return card
-
-
 @dataclass(frozen=True, kw_only=True)
 class Labeled:
     """What a kind of data with labels and two views does alike: its record names the methods.
@@ -282,19 +212,21 @@ class Labeled:
     draw: Callable[[Any], Tensor] | None = None
 
     def _encoding(self, shape: Any) -> Encode:
-        return lambda encoder, split: self.encode(encoder, split, shape)
+        """Features of a split, computed once for the same weights."""
+
+        def encoded(encoder: nn.Module | None, split: Any) -> Tensor:
+            known: Tensor | None = recall(encoder, split)
+            if known is not None:
+                return known
+            return remember(encoder, split, self.encode(encoder, split, shape))
+
+        return encoded
 
     def observe(
         self, data: Any, shape: Any, config: TrainConfig, say: Callable[[str], None]
     ) -> LabeledObserver:
         """What is measured at an epoch's end."""
-        view = fixed_views(data, shape, config)
-
-        def embed_view(model: Projecting, indices: Tensor, number: int) -> Embedded:
-            return model.embed(view(model, indices, number))
-
-        encode = self._encoding(shape)
-        return LabeledObserver(data, config, say, encode=encode, embed_view=embed_view)
+        return LabeledObserver(self._encoding(shape), data, shape, config, say)
 
     def features(self, run: Trained, data: Any) -> Features:
         """Embed all samples, training samples first; labels only where those of all are known."""
@@ -309,18 +241,51 @@ class Labeled:
     def evaluate(
         self, run: Trained, data: Any, *, own: bool = True, progress: Measuring | None = None
     ) -> dict[str, Any]:
-        """The card of a run; see :func:`evaluate_labeled`."""
-        return evaluate_labeled(
+        """Measure a run's encoder, trained and before, and the raw input.
+
+        Labels are needed. Arguments and result are those of ``evaluate`` in
+        :class:`unremix.domains.base.Domain`.
+        """
+        config, unit = run.config, find_domain(run.config.domain).unit
+        counts = {
+            f"train_{unit}": len(data.train),
+            f"test_{unit}": None if data.test is None else len(data.test),
+            "classes": len(data.train.classes) if data.train.classes else None,
+        }
+        card = begin_card(
             run,
-            data,
-            unit=find_domain(run.config.domain).unit,
-            facts=self.facts(run, data),
+            data.name,
+            counts | dict(self.facts(run, data)),
             layer=self.layer,
-            encode=self._encoding(run.shape),
-            raw=self.raw(run, data),
+            health=("spread", "effective_rank", "alignment", "uniformity"),
             own=own,
-            progress=progress,
         )
+        if not has_classes(data):
+            card["note"] = "no labels: accuracy cannot be measured"
+            return card
+        split = has_test_labels(data)
+        held_out = f"test {unit}" if config.validation is None else f"held-out training {unit}"
+        card["protocol"] = {
+            "knn": f"cosine, k={neighbors(data, config)}, votes weighted by "
+            f"exp(similarity/{config.knn_temperature:g}), "
+            + (f"training {unit} as bank, {held_out} as queries" if split else "leave one out"),
+            "linear": "logistic regression, Adam 1e-3, weight decay 1e-6, batches of at most 512, "
+            f"{config.probe_epochs} epochs, the last reported, "
+            + (held_out if split else "a random fifth held out"),
+            "standard_error": f"over the {unit} measured; one training run",
+        }
+        encoders: dict[str, nn.Module | None] = {**run.encoders()}
+        name, why_not = self.raw(run, data)
+        if why_not is None:
+            encoders[name] = None
+        else:
+            card["protocol"][name] = why_not
+        encode = self._encoding(run.shape)
+        card["results"] = {
+            kind: _measure(kind, encode, encoder, data, config, progress)
+            for kind, encoder in encoders.items()
+        }
+        return card
 
     def sample(self, run: Trained, data: Any, model: Framework, loss: TwoViewLoss | None) -> Sample:
         """What a page shows; see :func:`unremix.domains.sample.two_view_sample`."""

@@ -31,7 +31,7 @@ def remember(
     size = sum(one.numel() * one.element_size() for one in tensors if isinstance(one, Tensor))
     if encoder is not None and size <= MOST_BYTES:
         kept, key = _kept.setdefault(encoder, {}), (id(split), count)
-        # No longer than the samples live, which it does not keep: an encoder may see many.
+        # Kept only while the samples are alive: an encoder may see many splits.
         kept[key] = (ref(split, lambda _: kept.pop(key, None)), _state(encoder), features)
     return features
 

@@ -19,13 +19,12 @@ from unremix.core.views import Views
 from unremix.domains.base import Trained, find_domain, fixed_views
 from unremix.domains.sampling import drawn
 from unremix.frameworks.base import Framework, Projecting
-from unremix.frameworks.randomness import OTHER_VIEWS
 from unremix.losses import TwoViewLoss
 
 MOST_ITEMS = 10_000  # on the map
 BATCH = 256  # anchors and candidates of the explorer
 SHOWN_VIEWS = 8
-FIRST_VIEW, SECOND_VIEW = OTHER_VIEWS
+EMBEDDED_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
@@ -111,14 +110,52 @@ def two_view_sample(
             shown by name.
         both: Anchors and candidates of samples, by indices (A,); two views of each by default.
     """
-    domain, train = find_domain(run.config.domain), data.train
-    items = drawn(len(train), MOST_ITEMS)
-    batch = draw_batch(len(items))
-    views = []
+    items = drawn(len(data.train), MOST_ITEMS)
+
+    def read(numbers: Tensor) -> Any:
+        return find_domain(run.config.domain).fetch(data, items[numbers])
+
+    features = encode(run.encoder(), data.train)[items].float()
+    return sample_of(run, data, model, loss, items, features, [data.train], read, draw, both)
+
+
+def sample_of(
+    run: Trained,
+    data: Any,
+    model: Framework,
+    loss: TwoViewLoss | None,
+    items: Tensor,
+    features: Tensor,
+    parts: Sequence[Any],
+    read: Callable[[Tensor], Any],
+    draw: Callable[[Any], Tensor] | None = None,
+    both: Callable[[Tensor], tuple[Views, Views]] | None = None,
+) -> Sample:
+    """As :func:`two_view_sample`, of items of several splits, those to train on first.
+
+    Args:
+        run: The run.
+        data: Its data.
+        model: Its model.
+        loss: Its loss.
+        items: Which samples of the splits are shown, in order, shape (n,).
+        features: Their embeddings, shape (n, F).
+        parts: The splits, each with names, labels and classes.
+        read: Samples as they are stored, by the numbers of items.
+        draw: As there.
+        both: As there.
+    """
+    domain, train, total = find_domain(run.config.domain), parts[0], sum(map(len, parts))
+    batch = draw_batch(int((items < len(train)).sum()))
+    seen = fixed_views(data, run.shape, run.config)
     if both is None:
-        model, seen = projecting(model), fixed_views(data, run.shape, run.config)
-        views = [seen(model, items[batch], number) for number in (0, 1)]
-        anchors, candidates = (as_views(*model.embed(view)) for view in views)
+        model = projecting(model)
+        sides = []
+        for number in (0, 1):
+            some = items[batch].split(EMBEDDED_AT_ONCE)
+            embedded = [model.embed(seen(model, one, number)) for one in some]
+            sides.append(as_views(*(torch.cat(each) for each in zip(*embedded, strict=True))))
+        anchors, candidates = sides
     else:
         anchors, candidates = both(items[batch])
 
@@ -129,25 +166,31 @@ def two_view_sample(
 
     def images(numbers: Sequence[int]) -> Tensor:
         assert draw is not None
-        return draw(domain.fetch(data, items[torch.as_tensor(numbers, dtype=torch.long)]))
+        return draw(read(torch.as_tensor(numbers, dtype=torch.long)))
 
+    views = None
+    if draw is not None:
+        few = items[batch[:SHOWN_VIEWS]]
+        views = torch.stack([draw(seen(model, few, number)) for number in (0, 1)], 1)
+    names = [name for part in parts for name in part.names]
+    known = [part.labels for part in parts if part.labels is not None]
     return Sample(
-        names=[train.names[item] for item in items.tolist()],
-        features=encode(run.encoder(), train)[items].float(),
-        total=len(train),
-        how_drawn=how_drawn(items, len(train)),
-        labels=None if train.labels is None else train.labels[items],
+        names=[names[item] for item in items.tolist()],
+        features=features,
+        total=total,
+        how_drawn=how_drawn(items, total),
+        labels=torch.cat(known)[items] if len(known) == len(parts) else None,
         classes=None if train.classes is None else list(train.classes),
         batch=batch,
         anchors=anchors,
         candidates=candidates,
         pairs=pairs,
         about_batch=(
-            f"One batch of {len(batch)} {domain.unit}: the first view of each is an anchor, the "
-            f"second views of {others} are its negatives."
+            f"One batch of {len(batch)} training {domain.unit}: the first view of each is an "
+            f"anchor, the second views of {others} are its negatives."
         ),
         finding=f"{domain.unit} find their own second view",
         loss=loss,
         images=None if draw is None else images,
-        views=None if draw is None else torch.stack([draw(v[:SHOWN_VIEWS]) for v in views], 1),
+        views=views,
     )

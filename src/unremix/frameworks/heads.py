@@ -7,6 +7,8 @@ from itertools import pairwise
 
 from torch import nn
 
+from unremix.core.checks import check_positive
+
 
 def projection_head(
     features: int,
@@ -47,11 +49,7 @@ def projection_head(
         SimCLR (Chen et al. 2020), Section 4.2; sizes of HCL (Robinson et al. 2021).
     """
     sizes = [features, *hidden]
-    if min(*sizes, output) < 1:
-        raise ValueError(
-            "expected positive sizes, got "
-            f"features={features}, hidden={tuple(hidden)}, output={output}"
-        )
+    check_positive(features=features, hidden=min(hidden, default=None), output=output)
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers.append(nn.Linear(inputs, outputs, bias=not batch_norm))

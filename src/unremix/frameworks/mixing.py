@@ -21,6 +21,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from unremix.console.values import Checked, bounded
+from unremix.core.checks import check_number
 from unremix.frameworks.randomness import uniforms
 
 Box = tuple[int, int, int, int]  # top, bottom, left, right; bottom and right are outside
@@ -117,7 +119,7 @@ def beta(numbers: Tensor, *, alpha: float) -> Tensor:
     Reference:
         Bailey 1994 draws Student's t with 2α degrees of freedom so; λ is (1 + t/sqrt(2α + t²))/2.
     """
-    _check_alpha(alpha)
+    check_number("alpha", alpha, above=0)
     u, v = numbers.double().unbind(-1)
     if alpha == 1:
         return u
@@ -249,7 +251,7 @@ def un_mix(
 
 
 @dataclass(frozen=True, kw_only=True)
-class IMix:
+class IMix(Checked):
     """i-Mix: every image with another of the batch, λ its own and at least 1/2.
 
     λ ~ Beta(α, α) per image, then max(λ, 1 - λ); partners by a random permutation, in which an
@@ -273,13 +275,10 @@ class IMix:
         Lee et al. 2021.
     """
 
-    alpha: float = 1.0
+    alpha: float = bounded(1.0, above=0, below=math.inf)
     keeps_original: ClassVar[bool] = False
     summary: ClassVar[str] = "i-Mix: mixed views in place of the first"
     section: ClassVar[str] = "mixture"
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
 
     def __call__(
         self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
@@ -302,7 +301,7 @@ class IMix:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnMix:
+class UnMix(Checked):
     """Un-Mix: the batch with its reverse, by mixup or CutMix, λ the same for all.
 
     λ ~ Beta(α, α) per batch. The mixed views come on top of the views as they were.
@@ -323,19 +322,11 @@ class UnMix:
         Shen et al. 2022.
     """
 
-    alpha: float = 1.0
-    cutmix: float = 0.5
+    alpha: float = bounded(1.0, above=0, below=math.inf)
+    cutmix: float = bounded(0.5, least=0, most=1)
     keeps_original: ClassVar[bool] = True
     summary: ClassVar[str] = "Un-Mix: mixed views added"
     section: ClassVar[str] = "mixture"
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-        if not 0 <= self.cutmix <= 1:
-            raise ValueError(
-                f"expected cutmix to be a probability in [0, 1], got {self.cutmix}; 0 is "
-                "mixup alone, 1 CutMix alone"
-            )
 
     def __call__(
         self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
@@ -401,14 +392,6 @@ def patch_negatives(images: Tensor, sample_keys: Tensor, *, smallest: int, large
     places = ((top + within[:, :, None]) * size + left + within[:, None, :]).flatten(1)
     flat = images.flatten(2)  # (N, C, S * S)
     return flat.gather(2, places[:, None].expand(flat.shape)).view(images.shape)
-
-
-def _check_alpha(alpha: float) -> None:
-    if not 0 < alpha < math.inf:
-        raise ValueError(
-            f"expected alpha of Beta(alpha, alpha) above 0 and finite, got {alpha}; 1 is "
-            "uniform, larger values mix more evenly"
-        )
 
 
 def _check_images_and_keys(images: Tensor, sample_keys: Tensor) -> None:

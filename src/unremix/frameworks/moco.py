@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from unremix.console.values import Checked, bounded
 from unremix.core.gather import find_joint_batch, gather_views, is_distributed
 from unremix.core.pairs import Pairs
 from unremix.core.views import ExtraNegatives, Views, stack
@@ -22,7 +23,7 @@ SHUFFLING = 1 << 32  # from any keys to those that shuffle, out of the reach of 
 
 
 @dataclass(frozen=True)
-class MoCoOptions:
+class MoCoOptions(Checked):
     """Options of MoCo.
 
     Args:
@@ -36,17 +37,16 @@ class MoCoOptions:
         ValueError: For numbers out of range.
     """
 
-    queue: int = 4096
-    momentum: float = 0.99
+    queue: int = bounded(4096, least=1)
+    momentum: float = bounded(0.99, least=0, most=1)
     symmetric: bool = False
-    group: int = 32
+    group: int = bounded(32, least=0)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum <= 1:
-            raise ValueError(f"expected momentum between 0 and 1, got {self.momentum}")
-        if self.group == 1 or self.group < 0:
+        super().__post_init__()
+        if self.group == 1:
             raise ValueError(
-                f"expected groups of at least 2 images, or 0 for the whole batch, got {self.group}"
+                "expected group of at least 2, or 0 for the whole batch, got 1; raise it"
             )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from unremix.console.values import Checked, bounded
 from unremix.core.precision import normalize
 from unremix.core.views import ExtraNegatives, Views
 from unremix.frameworks.base import Embedded
@@ -17,7 +18,7 @@ from unremix.frameworks.randomness import uniforms
 
 
 @dataclass(frozen=True)
-class MoCHi:
+class MoCHi(Checked):
     """Mixtures of the hardest keys of the queue, with each other and with the query.
 
     normalize(a n_i + (1 - a) n_j), a in (0, 1), i ≠ j, and normalize(b q + (1 - b) n), b in
@@ -43,18 +44,10 @@ class MoCHi:
     section: ClassVar[str] = "mochi"
     needs_queue: ClassVar[bool] = True
 
-    hardest: int = 512
-    pairs: int = 512
-    queries: int = 64
-    warmup_epochs: int | None = field(default=None, metadata={"unset": "a twentieth of the epochs"})
-
-    def __post_init__(self) -> None:
-        if self.hardest < 2 or min(self.pairs, self.queries, self.warmup_epochs or 0) < 0:
-            raise ValueError(
-                "expected at least 2 hardest keys and no negative number, got "
-                f"hardest={self.hardest}, pairs={self.pairs}, queries={self.queries}, "
-                f"warmup_epochs={self.warmup_epochs}"
-            )
+    hardest: int = bounded(512, least=2)
+    pairs: int = bounded(512, least=0)
+    queries: int = bounded(64, least=0)
+    warmup_epochs: int | None = bounded(least=0, unset="a twentieth of the epochs")
 
     def settled(self, *, epochs: int) -> MoCHi:
         """The same with the warm-up that a training of so many epochs has."""
@@ -119,7 +112,7 @@ class MoCHi:
 
 
 @dataclass(frozen=True)
-class Patches:
+class Patches(Checked):
     """Patches of the anchor's own image, tiled over the frame: its texture without its meaning.
 
     Args:
@@ -137,15 +130,9 @@ class Patches:
     summary: ClassVar[str] = "tiled patches of the own image"
     section: ClassVar[str] = "patch"
 
-    smallest: int | None = field(
-        default=None, metadata={"unset": "a sixteenth of the image's side"}
-    )
-    largest: int | None = field(default=None, metadata={"unset": "a third of the image's side"})
-    factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not self.factor > 0:
-            raise ValueError(f"expected factor to be above 0, got {self.factor}")
+    smallest: int | None = bounded(least=1, unset="a sixteenth of the image's side")
+    largest: int | None = bounded(least=1, unset="a third of the image's side")
+    factor: float = bounded(2.0, above=0)
 
     @torch.no_grad()
     def __call__(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unremix.core.checks import check_positive
 from unremix.core.views import Views
 
 
@@ -61,8 +62,7 @@ class Queue(nn.Module):
 
     def __init__(self, size: int, width: int, input_width: int = 0) -> None:
         super().__init__()
-        if size < 1:
-            raise ValueError(f"expected a queue of at least 1 key, got {size}")
+        check_positive(size=size)
         self.size = size
         self.register_buffer("embeddings", torch.zeros(size, width))
         self.register_buffer("inputs", torch.zeros(size, input_width))

@@ -58,8 +58,8 @@ def keys(seed: int, epoch: int, samples: Tensor, view: int) -> Tensor:
 def scramble(*numbers: int) -> int:
     """One seed made of several numbers.
 
-    It is another function than that of :func:`keys`, so that no seed is a key; every run's bits
-    depend on both.
+    It differs from :func:`keys`, so that no seed equals a key. Changing either function changes the
+    random numbers of every run.
     """
     state = 0x243F6A8885A308D3
     for number in numbers:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor, nn
 
+from unremix.console.values import Checked, bounded
 from unremix.core.contrast import Importance
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views, stack
@@ -18,7 +19,7 @@ from unremix.losses import TwoViewLoss
 
 
 @dataclass(frozen=True)
-class SimCLROptions:
+class SimCLROptions(Checked):
     """Options of SimCLR.
 
     Args:
@@ -29,11 +30,9 @@ class SimCLROptions:
             study of how much any choice of negatives can give: it uses labels.
     """
 
-    layout: Literal["both", "one-way"] | None = field(default=None, metadata={"unset": "both"})
-    negative_classes: int | None = field(default=None, metadata={"unset": "none: of all classes"})
-    same_class: Literal["negatives", "excluded"] | None = field(
-        default=None, metadata={"unset": "negatives"}
-    )
+    layout: Literal["both", "one-way"] | None = bounded(unset="both")
+    negative_classes: int | None = bounded(least=1, unset="none: of all classes")
+    same_class: Literal["negatives", "excluded"] | None = bounded(unset="negatives")
 
     @property
     def needs_labels(self) -> bool:
@@ -68,11 +67,6 @@ class SimCLR(Contrastive):
     ) -> None:
         super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives, labels=labels)
         self.options = options or SimCLROptions()
-        few = self.options.negative_classes
-        if few is not None and few < 1:
-            raise ValueError(
-                f"expected negative_classes of at least 1, got {few}; leave it out for all"
-            )
         if self.options.needs_labels and (labels or mixing is not None or negatives is not None):
             raise ValueError(
                 "expected negatives chosen by class without mixing, further negatives or labels as "
@@ -116,7 +110,9 @@ class SimCLR(Contrastive):
     def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
         """The loss of the views as they are, and of the mixed ones."""
         (z1, h1), *first = embedded
-        total = z1.new_zeros(())
+        if self.options.needs_labels:
+            return self._by_class(Views(*first[0], batch.samples), Views(z1, h1, batch.samples))
+        ids, total = self.known_ids(batch.samples), z1.new_zeros(())
         if self.keeps_original:
             z0, h0 = first.pop(0)
             extra = self.further((z0, h0), batch)
@@ -124,24 +120,8 @@ class SimCLR(Contrastive):
                 further = self.further((z1, h1), batch, view=1)
                 assert further is not None
                 extra = stack(extra, further)
-            if not self.options.needs_labels:
-                known = {
-                    "ids": self.known_ids(batch.samples),
-                    "labels": self.classes_of(batch.samples),
-                }
-                total = total + self.loss(z0, z1, h0, h1, extra=extra, **known)
-            else:
-                if self.loss.gathers:
-                    raise ValueError(
-                        "expected one process for negatives by class, which are of one batch, "
-                        "got several; start the run without torchrun"
-                    )
-                pairs = self.pairs(batch.samples)
-                views = stack(Views(z0, h0, batch.samples), Views(z1, h1, batch.samples))
-                if pairs.has_negatives():  # a small batch may have no image of these classes
-                    total = total + self.loss.against(views, views, pairs)
-                else:
-                    total = total + 0.0 * views.embeddings.sum()
+            labels = self.classes_of(batch.samples)
+            total = total + self.loss(z0, z1, h0, h1, ids=ids, labels=labels, extra=extra)
         mixed = self.mixed(batch.views[0], batch)
         if mixed is not None:
             ((z, h),) = first
@@ -149,8 +129,20 @@ class SimCLR(Contrastive):
             for target in mixed.targets:
                 if target.weight:
                     loss = self.loss.aimed(
-                        z, z1, h, h1, keys=target.keys, shares=target.shares,
-                        ids=self.known_ids(batch.samples), extra=extra,
-                    )  # fmt: skip
+                        z, z1, h, h1, keys=target.keys, shares=target.shares, ids=ids, extra=extra
+                    )
                     total = total + target.weight * loss
         return total
+
+    def _by_class(self, first: Views, second: Views) -> Tensor:
+        """The loss against negatives of the chosen classes; 0 where a small batch has none."""
+        if self.loss.gathers:
+            raise ValueError(
+                "expected one process for negatives by class, which are of one batch, got several; "
+                "start the run without torchrun"
+            )
+        assert first.ids is not None
+        views, pairs = stack(first, second), self.pairs(first.ids)
+        if not pairs.has_negatives():
+            return self.loss.nothing(views.embeddings)
+        return self.loss.against(views, views, pairs)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unremix.core.checks import check_count, check_number
+from unremix.console.values import Checked, bounded
+from unremix.core.checks import check_number
 from unremix.core.gather import JointBatch, find_joint_batch, gather_rows, is_distributed, withdraw
 from unremix.core.precision import at_least_float32, normalize
 from unremix.frameworks.base import Batch, Embedded, Projecting
@@ -102,7 +104,7 @@ def swapped_prediction(
 
 
 @dataclass(frozen=True)
-class SwAVOptions:
+class SwAVOptions(Checked):
     """Options of SwAV.
 
     Args:
@@ -118,22 +120,13 @@ class SwAVOptions:
         ValueError: If an option is out of range.
     """
 
-    prototypes: int = 100
-    iterations: int = 3
-    epsilon: float = 0.05
-    frozen_epochs: int = 1
-    queue: int = 0
-    queue_from_epoch: int = 15
-    crops: int = 0
-
-    def __post_init__(self) -> None:
-        check_count("prototypes", self.prototypes, 2, "take some ten per class that you expect")
-        check_count("iterations", self.iterations, 1, "3 are usual")
-        check_number("epsilon", self.epsilon, above=0)
-        check_count("frozen_epochs", self.frozen_epochs, 0, "0 freezes nothing")
-        check_count("queue", self.queue, 0, "0 is no queue")
-        check_count("queue_from_epoch", self.queue_from_epoch, 0, "0 is at once")
-        check_count("crops", self.crops, 0, "0 is two full views alone")
+    prototypes: int = bounded(100, least=2)
+    iterations: int = bounded(3, least=1)
+    epsilon: float = bounded(0.05, above=0, below=inf)
+    frozen_epochs: int = bounded(1, least=0)
+    queue: int = bounded(0, least=0)
+    queue_from_epoch: int = bounded(15, least=0)
+    crops: int = bounded(0, least=0)
 
 
 class SwAV(Projecting):

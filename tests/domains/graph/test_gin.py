@@ -234,5 +234,5 @@ def test_autocast(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("sizes"), [(0, 32, 3), (4, 0, 3), (4, 32, 0)])
 def test_sizes_that_make_no_sense(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="positive sizes, got in_features="):
+    with pytest.raises(ValueError, match="at least 1, got"):
         GIN(sizes[0], hidden=sizes[1], layers=sizes[2])

@@ -404,7 +404,7 @@ def test_what_is_no_graph_data(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(ValueError, match=r"got the file .*notes\.md"):
         load(tmp_path / "notes.md")
-    with pytest.raises(ValueError, match=r"expected limit of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"limit .* at least 1"):
         load("stdlib-ast", limit=0)
 
 

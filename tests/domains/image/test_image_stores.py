@@ -38,7 +38,7 @@ def test_validation_holds_out_training_images(split_folder: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
 def test_validation_is_a_share(split_folder: Path, share: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match=r"validation .* above 0, below 1"):
         load_images(split_folder, validation=share)
 
 
@@ -76,7 +76,7 @@ def test_limit_comes_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("option", ["limit", "image_size"])
 def test_options_must_be_positive(option: str) -> None:
-    with pytest.raises(ValueError, match=f"expected {option} of at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"{option} .* at least 1, got 0"):
         load_images("digits", **{option: 0})
 
 

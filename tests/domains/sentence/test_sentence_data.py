@@ -142,7 +142,7 @@ def test_encoding_pads_cuts_and_marks_the_unknown() -> None:
         (lambda: Vocabulary(["<unk>"]), "'<unk>' more than once"),
         (lambda: Vocabulary(["a b"]), "without white space"),
         (lambda: Vocabulary(["a"], [1, 2]), "count for each of 1 words, got 2"),
-        (lambda: Vocabulary.from_counts(Counter("a"), 0), "size=0"),
+        (lambda: Vocabulary.from_counts(Counter("a"), 0), "expected size"),
         (lambda: Vocabulary.from_counts(Counter(), 5), "got none"),
         (lambda: Vocabulary(["a"]).encode([]), "list of sentences"),
         (lambda: Vocabulary(["a"]).encode("a b"), "list of sentences"),
@@ -326,7 +326,7 @@ def test_things_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"format": "html"}, "'html'"), ({"limit": 0}, "limit of at least 1")]
+    ("options", "message"), [({"format": "html"}, "'html'"), ({"limit": 0}, "limit .* at least 1")]
 )
 def test_wrong_options(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):

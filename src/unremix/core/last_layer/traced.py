@@ -48,7 +48,7 @@ def traced(
         bias: b, shape (D,).
 
     Returns:
-        h and, where z may be something else, W h + b; None if the graph does not tell.
+        h and, where z may be something else, W h + b; None if the graph does not show it.
     """
     top: Any = given.grad_fn  # its saved values are attributes that types do not know
     start, step, size = 0, 1, given.shape[0]

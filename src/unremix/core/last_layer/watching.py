@@ -248,7 +248,7 @@ def _split(module: nn.Module) -> tuple[nn.Linear, nn.Module | None]:
             f"{type(module).__name__}; pass the projection head, or its part from the last linear "
             "layer on, such as head[-2:], or h0 and h1 with each call"
         )
-    # A part of a Sequential is a Sequential of its own that nobody calls; its last module is.
+    # Slicing a Sequential makes a new one that is never called itself; its last module is.
     end = module
     while isinstance(end, nn.Sequential):
         end = end[-1]

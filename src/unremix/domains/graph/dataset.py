@@ -20,12 +20,14 @@ from zipfile import is_zipfile
 import numpy as np
 import torch
 
+from unremix.core.checks import check_positive
 from unremix.domains.graph.features import NodeEncoding, RawGraphs, simple_edges
 from unremix.domains.graph.json_lines import SUFFIXES, is_json_lines, read_json_lines
 from unremix.domains.graph.molecules import holds_molecules, read_molecules
 from unremix.domains.graph.store import GraphSet, GraphStore
 from unremix.domains.graph.syntax import read_syntax_trees
 from unremix.domains.graph.tu import read_tu, tu_files_of_folder, tu_files_of_zip
+from unremix.domains.sampling import drawn
 from unremix.files.archives import Skipped, name_some, zip_members
 from unremix.files.locate import candidates, locate
 from unremix.user_cache import user_cache
@@ -129,13 +131,14 @@ def load_graphs(
         >>> batch.num_graphs, batch.x.shape[1] == data.features
         (3, True)
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"expected limit of at least 1, got {limit}; or leave it out")
+    check_positive(limit=limit)
     with _sign_of_life(f"reading {source}", progress):
         found = _find(str(source))
         store, encoding = _encode(found, encoding, use_attributes)
         labels = None if found.labels is None else torch.from_numpy(found.labels)
-        graphs = GraphSet(store, found.names, labels, found.classes).choose(limit)
+        graphs = GraphSet(store, found.names, labels, found.classes)
+        if limit is not None and limit < len(graphs):
+            graphs = graphs.choose(drawn(len(graphs), limit))
     if found.skipped:
         total = len(found.names) + len(found.skipped)
         warnings.warn(

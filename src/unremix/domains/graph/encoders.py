@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unremix.core.checks import check_positive
 from unremix.domains.graph.store import GraphBatch
 
 
@@ -128,11 +129,7 @@ class GIN(nn.Module):
 
     def __init__(self, in_features: int, *, hidden: int = 32, layers: int = 3) -> None:
         super().__init__()
-        if min(in_features, hidden, layers) < 1:
-            raise ValueError(
-                "expected positive sizes, got "
-                f"in_features={in_features}, hidden={hidden}, layers={layers}"
-            )
+        check_positive(in_features=in_features, hidden=hidden, layers=layers)
         self.features = hidden * layers
         self.layers = nn.ModuleList(
             GINLayer(hidden if index else in_features, hidden) for index in range(layers)

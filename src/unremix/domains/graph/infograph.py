@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from unremix.console.values import Checked
 from unremix.core.checks import check_choice, check_number
 from unremix.core.gather import JointBatch, find_joint_batch, gather_rows, gather_views
 from unremix.core.objectives import ObjectiveName
@@ -48,7 +49,7 @@ class Discriminator(nn.Module):
 
 
 @dataclass(frozen=True)
-class InfoGraphOptions:
+class InfoGraphOptions(Checked):
     """Options of InfoGraph.
 
     Args:
@@ -56,9 +57,6 @@ class InfoGraphOptions:
     """
 
     objective: ObjectiveName = "jsd"
-
-    def __post_init__(self) -> None:
-        check_choice("objective", self.objective, ("jsd", "info-nce"))
 
 
 class InfoGraph(Framework):

@@ -19,7 +19,7 @@ from unremix.domains.graph.store import GraphBatch, GraphSet, GraphStore
 from unremix.domains.graph.views import GraphAugmentation, augment
 from unremix.domains.options import TrainConfig
 from unremix.domains.remembered import recall, remember
-from unremix.domains.sampling import ranges, read_ahead
+from unremix.domains.sampling import read_ahead
 from unremix.files.archives import Skipped
 from unremix.files.fingerprint import fingerprint
 from unremix.frameworks.base import Framework
@@ -188,11 +188,6 @@ class GraphPiece:
 def cut(run: Trained, source: Any, rows: int) -> Cut:
     """The graphs of a run, or others, in pieces of at most so many."""
     data = load_for(run, source)
-    graphs: GraphSet = data.train
-    pieces = []
-    for some in ranges(len(graphs), rows):
-        within = slice(some.start, some.stop)
-        store = graphs.store.choose(torch.arange(some.start, some.stop))
-        labels = None if graphs.labels is None else graphs.labels[within]
-        pieces.append(GraphPiece(GraphSet(store, graphs.names[within], labels, graphs.classes)))
+    places = torch.arange(len(data.train)).split(rows)
+    pieces = [GraphPiece(data.train.choose(some)) for some in places]
     return Cut(pieces, [fingerprint_of(data)], ())

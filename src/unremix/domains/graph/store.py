@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unremix.domains.sampling import drawn
-
 if TYPE_CHECKING:
     from torch_geometric.data import Data  # type: ignore[import-untyped]
 
@@ -181,15 +179,12 @@ class GraphSet:
             )
         ]
 
-    def choose(self, limit: int | None) -> GraphSet:
-        """At most ``limit`` graphs, drawn with a fixed seed, in their order here."""
-        if limit is None or limit >= len(self):
-            return self
-        kept = drawn(len(self), limit)
+    def choose(self, indices: Tensor) -> GraphSet:
+        """Some of the graphs, in the order of the indices (B,)."""
         return GraphSet(
-            self.store.choose(kept),
-            [self.names[index] for index in kept.tolist()],
-            None if self.labels is None else self.labels[kept],
+            self.store.choose(indices),
+            [self.names[index] for index in indices.tolist()],
+            None if self.labels is None else self.labels[indices],
             self.classes,
         )
 

@@ -1,8 +1,9 @@
 """Random views of graphs, a batch at a time: GraphCL's augmentations.
 
-Nodes dropped, edges exchanged, attributes masked, or a connected part kept: one of these befalls
-each graph. Nothing loops over graphs, nodes or edges, and every number drawn is a function of the
-graph's key and of a place within the graph. So a view does not depend on what else is in the batch.
+Nodes dropped, edges exchanged, attributes masked, or a connected part kept: one of these is
+applied to each graph. Nothing loops over graphs, nodes or edges, and every number drawn is a
+function of the graph's key and of a place within the graph. So a view does not depend on what else
+is in the batch.
 
 Node features are not recomputed: a degree among them stays that of the whole graph.
 """
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unremix.console.values import bounded, check_bounds
 from unremix.domains.graph.store import GraphBatch
 from unremix.frameworks.randomness import uniforms
 
@@ -61,8 +63,8 @@ class GraphAugmentation:
     """
 
     kinds: Sequence[str] = (NODES, EDGES, ATTRIBUTES, SUBGRAPH)
-    ratio: float = 0.2
-    subgraph: float = 0.8
+    ratio: float = bounded(0.2, least=0, below=1)
+    subgraph: float = bounded(0.8, above=0, most=1)
 
     def __post_init__(self) -> None:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
@@ -70,10 +72,7 @@ class GraphAugmentation:
             raise ValueError(
                 f"expected kinds among {', '.join(KINDS)}, got {', '.join(unknown) or 'none'}"
             )
-        if not 0 <= self.ratio < 1:
-            raise ValueError(f"expected ratio in [0, 1), got {self.ratio}; some nodes must remain")
-        if not 0 < self.subgraph <= 1:
-            raise ValueError(f"expected subgraph in (0, 1], got {self.subgraph}")
+        check_bounds(self)
 
 
 class Places(NamedTuple):
@@ -127,10 +126,10 @@ def augment(batch: GraphBatch, settings: GraphAugmentation, keys: Tensor) -> Gra
             f"{tuple(keys.shape)}; draw them with unremix.frameworks.randomness.keys"
         )
     places = Places.of(batch, keys)
-    kind = choose(keys, len(settings.kinds))
+    kind = draw_kinds(keys, len(settings.kinds))
 
-    def befallen(name: str) -> Tensor:
-        """Whether this befalls each graph, shape (G,)."""
+    def gets(name: str) -> Tensor:
+        """Which graphs are changed this way, shape (G,)."""
         wanted = [index for index, other in enumerate(settings.kinds) if other == name]
         return torch.isin(kind, torch.tensor(wanted, dtype=kind.dtype, device=kind.device))
 
@@ -138,17 +137,17 @@ def augment(batch: GraphBatch, settings: GraphAugmentation, keys: Tensor) -> Gra
     dropped = torch.zeros_like(batch.graph, dtype=torch.bool)  # (n,)
     if ATTRIBUTES in settings.kinds or NODES in settings.kinds:
         picked = pick_nodes(places, settings.ratio)
-        x = x.masked_fill((picked & befallen(ATTRIBUTES)[batch.graph])[:, None], 0.0)
-        dropped = picked & befallen(NODES)[batch.graph]
+        x = x.masked_fill((picked & gets(ATTRIBUTES)[batch.graph])[:, None], 0.0)
+        dropped = picked & gets(NODES)[batch.graph]
     if SUBGRAPH in settings.kinds:
-        dropped |= outside_subgraph(edge_index, places, befallen(SUBGRAPH), settings.subgraph)
+        dropped |= outside_subgraph(edge_index, places, gets(SUBGRAPH), settings.subgraph)
     if EDGES in settings.kinds:
-        edge_index = exchange_edges(edge_index, places, befallen(EDGES), settings.ratio)
+        edge_index = exchange_edges(edge_index, places, gets(EDGES), settings.ratio)
     view = GraphBatch(x, edge_index, batch.graph, batch.num_graphs)
     return keep_nodes(view, ~dropped) if dropped.any() else view
 
 
-def choose(keys: Tensor, count: int) -> Tensor:
+def draw_kinds(keys: Tensor, count: int) -> Tensor:
     """One of 0..count-1 per graph, shape (G,)."""
     return (_numbers(keys, _KIND, torch.zeros_like(keys)) * count).long()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from unremix.domains.image.decoding import Array, Pixels
+from unremix.domains.image.decoding import Array, ArraySource, Pixels
 from unremix.domains.image.pickles import read_pickle
 from unremix.domains.image.splits import ACCEPTED, ImageSplits, Split, labeled, of_array
 from unremix.files.archives import Skipped, fill, open_maybe_packed, open_tar
@@ -85,40 +85,30 @@ def read_cifar(name: str, pickles: Mapping[str, bytes], path: Path) -> ImageSpli
             f"without; accepted are {ACCEPTED}"
         )
     absent = [] if train == ["train"] else [key for key in CIFAR_TRAIN[1:] if key not in pickles]
-    classes = _cifar_classes(pickles)
-    splits = []
+    parts: list[tuple[list[str], ArraySource, list[int]]] = []
     for title, keys in (("train", train), ("test", [key for key in CIFAR_TEST if key in pickles])):
         batches = [_cifar_batch(key, _unpickle(key, pickles[key])) for key in keys]
         if batches:
-            array = np.concatenate([images for images, _ in batches])
-            labels = [label for _, part in batches for label in part]
-            names, source, _ = of_array(title, array)
-            splits.append(Split(names, source, labels, classes))
-    most = max(max(split.labels or [0]) for split in splits)
-    if classes is None:
-        names = [str(label) for label in range(most + 1)]
-        splits = [Split(part.names, part.source, part.labels, names) for part in splits]
-    elif most >= len(classes):
+            names, source, _ = of_array(title, np.concatenate([images for images, _ in batches]))
+            parts.append((names, source, [label for _, labels in batches for label in labels]))
+    most = max(max(labels, default=0) for _, _, labels in parts)
+    classes = _cifar_classes(pickles) or [str(label) for label in range(most + 1)]
+    if most >= len(classes):
         raise ValueError(
             f"expected labels below {len(classes)}, the number of class names in {path}, got "
             f"{most}; the files belong to different data sets"
         )
+    splits = [Split(*part, classes) for part in parts]
     return ImageSplits(name, splits, [Skipped(key, "missing") for key in absent])
 
 
 def _cifar_classes(pickles: Mapping[str, bytes]) -> list[str] | None:
     for key, field_name in (("batches.meta", "label_names"), ("meta", "fine_label_names")):
-        if key not in pickles:
-            continue
-        names = _unpickle(key, pickles[key]).get(field_name)
+        names = _unpickle(key, pickles[key]).get(field_name) if key in pickles else None
         if names is None:
             continue
-        if (
-            not isinstance(names, list)
-            or not names
-            or len(names) > MOST_CLASSES
-            or not all(isinstance(name, str | bytes) for name in names)
-        ):
+        few = isinstance(names, list) and 0 < len(names) <= MOST_CLASSES
+        if not few or not all(isinstance(name, str | bytes) for name in names):
             raise ValueError(
                 f"expected {field_name} in {key} as a list of at most {MOST_CLASSES:,} names, "
                 f"got {shorten(names)}; download the official python version again"
@@ -129,14 +119,11 @@ def _cifar_classes(pickles: Mapping[str, bytes]) -> list[str] | None:
 
 def _cifar_batch(name: str, batch: Mapping[str, Any]) -> tuple[Pixels, list[int]]:
     """Images of shape (n, 32, 32, 3), and labels."""
-    data = batch.get("data")
-    labels = batch.get("fine_labels", batch.get("labels"))
+    data, labels = batch.get("data"), batch.get("fine_labels", batch.get("labels"))
     if (
         not isinstance(data, np.ndarray)
-        or data.ndim != 2
-        or data.shape[1] != 3072
         or not isinstance(labels, list)
-        or len(labels) != len(data)
+        or data.shape != (len(labels), 3072)
         or not all(type(label) is int and 0 <= label < MOST_CLASSES for label in labels)
     ):
         fields = shorten(", ".join(sorted(batch)))
@@ -173,22 +160,15 @@ def read_idx(name: str, files: Mapping[str, Path]) -> ImageSplits:
     parts = []
     for split in ("train", "test"):
         if (split, "images") in found:
-            images = _idx_array(found[split, "images"], 3)
-            labels = _idx_labels(found.get((split, "labels")), len(images))
+            images, where = _idx_array(found[split, "images"], 3), found.get((split, "labels"))
+            labels = None if where is None else _idx_array(where, 1).tolist()
+            if labels is not None and len(labels) != len(images):
+                raise ValueError(
+                    f"expected {len(images)} labels in {where}, one for each image, got "
+                    f"{len(labels)}; download the files again"
+                )
             parts.append(of_array(split, images, labels))
     return ImageSplits(name, labeled(parts))
-
-
-def _idx_labels(path: Path | None, count: int) -> list[int] | None:
-    if path is None:
-        return None
-    labels: list[int] = _idx_array(path, 1).tolist()
-    if len(labels) != count:
-        raise ValueError(
-            f"expected {count} labels in {path}, one for each image, got {len(labels)}; "
-            "download the files again"
-        )
-    return labels
 
 
 def _idx_array(path: Path, dimensions: int) -> Pixels:

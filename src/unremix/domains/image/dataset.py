@@ -13,33 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unremix.domains.image.decoding import FileSource, common_shape, decode_image, quiet_pillow
+from unremix.core.checks import check_number, check_positive
+from unremix.domains.image.decoding import FileSource, common_shape, quiet_pillow
 from unremix.domains.image.detection import find_images
 from unremix.domains.image.splits import ACCEPTED, ImageSplits
 from unremix.domains.image.stores import (
     CachedImages,
     ImageSet,
-    ImageStore,
     LazyImages,
     free_memory,
     store_images,
 )
-from unremix.domains.image.streamed import StreamedImages, stream_images, stream_split
+from unremix.domains.image.streamed import stream_images, stream_split
 from unremix.files.archives import RemoteSpan, Skipped, name_some
 from unremix.files.locate import candidates
 from unremix.files.remote import kept
-
-__all__ = [
-    "CachedImages",
-    "ImageData",
-    "ImageSet",
-    "ImageStore",
-    "LazyImages",
-    "Skipped",
-    "StreamedImages",
-    "decode_image",
-    "load_images",
-]
 
 
 @dataclass(frozen=True)
@@ -133,7 +121,7 @@ def load_images(
         >>> digits.train.images.batch(torch.tensor([0, 1])).shape
         torch.Size([2, 1, 8, 8])
     """
-    _check_positive("image_size", image_size)
+    check_positive(image_size=image_size)
     if channels not in (None, 1, 3):
         raise ValueError(f"expected channels to be 1 or 3, got {channels}")
     found = find_splits(data, limit=limit, validation=validation)
@@ -213,15 +201,10 @@ def find_splits(
         FileNotFoundError: If the data does not exist.
         ValueError: If the format is not accepted, or an option is out of range.
     """
-    _check_positive("limit", limit)
-    if validation is not None and not 0 < validation < 1:
-        raise ValueError(f"expected validation between 0 and 1, got {validation}; change it")
+    check_positive(limit=limit)
+    if validation is not None:
+        check_number("validation", validation, above=0, below=1)
     with quiet_pillow():
         found = find_images(data)
-    splits = found.splits if validation is None else found.splits[0].part(validation)
-    return replace(found, splits=[split.choose(limit) for split in splits])
-
-
-def _check_positive(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ValueError(f"expected {name} of at least 1, got {value}; or leave it out")
+    splits = found.splits if validation is None else found.splits[0].divided(validation)
+    return replace(found, splits=[split.limited(limit) for split in splits])

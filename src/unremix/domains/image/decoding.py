@@ -31,6 +31,7 @@ FORMATS = frozenset(
     ]
 )
 SIZE_SAMPLE = 200
+GRAY = frozenset(["1", "L", "LA", "La", "I", "F"])  # modes of Pillow; those of 16 bits come on top
 DEFAULT_SIZE_RANGE = (8, 224)
 HEADER_BYTES = 65536
 PIXEL_BYTES = 10  # memory that decoding takes for each pixel, at most
@@ -169,8 +170,8 @@ def reason_for(error: Exception) -> str:
 def quiet_pillow() -> Iterator[None]:
     """Silence Pillow's warnings, which our own single warning replaces.
 
-    Entered in the calling thread only, since filters belong to the whole process. Nothing depends
-    on it but the silence: whether a warning is shown, ignored or raised, the file is judged alike.
+    Entered in the calling thread only, since filters belong to the whole process. It only
+    silences: whether a warning is shown, ignored or raised, the file is judged the same way.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
@@ -192,7 +193,7 @@ def common_shape(source: Source, image_size: int | None) -> Shape:
     headers = _headers(source, sample) or _headers(source, range(len(source)))
     if not headers:
         return Shape(1, DEFAULT_SIZE_RANGE[0])  # every image will be skipped, with its reason
-    gray = all(_is_gray(mode) for _, mode in headers)
+    gray = all(mode in GRAY or mode.startswith("I;16") for _, mode in headers)
     low, high = DEFAULT_SIZE_RANGE
     median = int(statistics.median(side for side, _ in headers))
     return Shape(1 if gray else 3, image_size or min(max(median, low), high))
@@ -208,10 +209,6 @@ def _headers(source: Source, indices: Sequence[int]) -> list[tuple[int, str]]:
             continue  # met again, and reported, when the image is checked or decoded
         headers.append((min(image.size), image.mode))
     return headers
-
-
-def _is_gray(mode: str) -> bool:
-    return mode in ("1", "L", "LA", "La", "I", "F") or mode.startswith("I;16")
 
 
 def decode_into(row: Pixels, source: Source, index: int) -> str | None:
@@ -272,7 +269,7 @@ def _draft(image: Image.Image, size: int) -> Image.Image:
 
 
 def _unify(image: Image.Image, shape: Shape) -> Image.Image:
-    """An image of mode L or RGB, S x S: the central square, upright."""
+    """An image of mode L or RGB, S x S: the central square, upright, white where transparent."""
     image.load()
     with suppress(Exception):  # a broken tag says nothing, and the pixels are sound
         ImageOps.exif_transpose(image, in_place=True)
@@ -281,8 +278,15 @@ def _unify(image: Image.Image, shape: Shape) -> Image.Image:
         image.mode == "I" and image.format in ("PNG", "PPM")
     )
     # Cropped before it is resized, an image of 20000 x 10 never becomes one of 448000 x 224.
-    image = _central_square(image)
-    image = _eight_bits(image, 65535 if sixteen_bits else None)
+    width, height = image.size
+    side = min(width, height)
+    if width != height:
+        left, top = (width - side) // 2, (height - side) // 2
+        image = image.crop((left, top, left + side, top + side))
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = _scale(image, 65535 if sixteen_bits else None)
+    elif image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
+        image = _over_white(image)
     mode = "L" if shape.channels == 1 else "RGB"
     image = image if image.mode == mode else image.convert(mode)
     size = (shape.size, shape.size)
@@ -316,24 +320,6 @@ def decode_image(item: str | Path | Image.Image, *, channels: int, size: int) ->
         raise ValueError(f"expected a usable image, got {item} ({reason}){remedy}") from error
     decoded = torch.from_numpy(pixels)
     return decoded[None] if channels == 1 else decoded.permute(2, 0, 1)
-
-
-def _central_square(image: Image.Image) -> Image.Image:
-    width, height = image.size
-    if width == height:
-        return image
-    side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
-    return image.crop((left, top, left + side, top + side))
-
-
-def _eight_bits(image: Image.Image, maximum: int | None) -> Image.Image:
-    """An image of 8 bits per channel, white where it was transparent."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _scale(image, maximum)
-    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
-        return _over_white(image)
-    return image
 
 
 def _over_white(image: Image.Image) -> Image.Image:

@@ -103,7 +103,9 @@ def read_tree(name: str, files: Files, skipped: list[Skipped]) -> ImageSplits:
         if _is_image(file, span):
             images[file] = span
         else:
-            skipped.append(Skipped(file, _why_not(file, span)))
+            heif = posixpath.splitext(file)[1].lower() in HEIF_SUFFIXES
+            why = NEEDS_HEIF if heif else "not an image"
+            skipped.append(Skipped(file, why if span.size else "empty"))
     annotated = _annotated_classes(files)
     depth = _shared_folders(list(images))
     folders, outside = _split_by_folder(list(images), depth, annotated)
@@ -127,14 +129,6 @@ def _is_image(name: str, span: Span | RemoteSpan | ZipSpan) -> bool:
     except Exception as error:
         return reason_for(error).startswith("more than")  # an image, to be refused as too large
     return True
-
-
-def _why_not(name: str, span: Span | RemoteSpan | ZipSpan) -> str:
-    """Why a file whose name is not that of an image is left out."""
-    if span.size == 0:
-        return "empty"
-    heif = posixpath.splitext(name)[1].lower() in HEIF_SUFFIXES
-    return NEEDS_HEIF if heif else "not an image"
 
 
 def read_files(paths: Sequence[str | Path]) -> ImageSplits:
@@ -200,7 +194,7 @@ def _annotated_classes(files: Files) -> dict[str, str]:
         except Unusable:
             continue
         except OSError:
-            if isinstance(span, RemoteSpan):  # a server that is away is no reason to lose classes
+            if isinstance(span, RemoteSpan):  # an unreachable server must not cost the classes
                 raise
             continue
         for line in lines:
@@ -213,19 +207,16 @@ def _annotated_classes(files: Files) -> dict[str, str]:
 def _classes(
     names: list[str], depth: int, fewest: int, annotated: Mapping[str, str]
 ) -> list[str] | None:
-    """The class of each file as annotated, or else by its folder."""
+    """The class of each file as annotated, or else by its folder at ``depth``.
+
+    None if some lie in no such folder, or there are too few of these.
+    """
     if names and all(annotated.get(name) for name in names):
         return [annotated[name] for name in names]
-    return _class_folders(names, depth, fewest)
-
-
-def _class_folders(names: list[str], depth: int, fewest: int) -> list[str] | None:
-    """The folder at ``depth`` of each file, if all have one and there are enough of them."""
-    parts = [name.split("/") for name in names]
-    if any(len(part) <= depth + 1 for part in parts):
+    folders = [name.split("/")[depth:-1][:1] for name in names]
+    if not all(folders) or len({folder for (folder,) in folders}) < fewest:
         return None
-    folders = [part[depth] for part in parts]
-    return folders if len(set(folders)) >= fewest else None
+    return [folder for (folder,) in folders]
 
 
 def read_pattern(pattern: str) -> ImageSplits:

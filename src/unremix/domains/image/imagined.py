@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unremix.domains.image.dataset import ImageData, ImageSet
+from unremix.domains.image.dataset import ImageData
+from unremix.domains.image.stores import ImageSet
 from unremix.domains.options import TrainConfig
 
 # Images to train on in the data that the shipped settings name, as published.

@@ -15,21 +15,22 @@ from torch import Tensor, nn
 
 from unremix.console.values import check_types
 from unremix.domains.base import Ready, Trained, evaluating
-from unremix.domains.image.dataset import ImageData, ImageSet, StreamedImages, load_images
+from unremix.domains.image.dataset import ImageData, load_images
 from unremix.domains.image.decoding import HEIF_SUFFIXES, suffixes
 from unremix.domains.image.encoders import chosen_name, find_ready, make_encoder
 from unremix.domains.image.items import read_items
 from unremix.domains.image.options import LARGEST_IMAGE, ImageOptions
+from unremix.domains.image.stores import ImageSet
+from unremix.domains.image.streamed import StreamedImages
 from unremix.domains.image.views import SETTINGS, Augmentation, augment, plain, settings_for
 from unremix.domains.options import TrainConfig, make_head
-from unremix.domains.remembered import recall, remember
 from unremix.domains.sampling import permuted, pinned, read_ahead, spread, streamed
 from unremix.files.atomic_files import read_bytes
 from unremix.files.fingerprint import fingerprint
 from unremix.frameworks.base import Framework
 from unremix.frameworks.randomness import CROPS, VIEWS, keys
 
-# Small crops of SwAV: our choice for small images. Published are 96 of 224 pixels and 5 to 14 % of
+# Small crops of SwAV: our choice for small images. The paper uses 96 of 224 pixels and 5 to 14 % of
 # the area.
 CROP_SHARE = 18 / 32
 CROP_SCALE = (0.05, 0.25)
@@ -113,9 +114,6 @@ def set_features(
     batch: int = READ_AT_ONCE,
 ) -> Tensor:
     """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
-    known: Tensor | None = recall(encoder, images)
-    if known is not None:
-        return known
     # Without images, split gives one empty part, so that the width is known.
     places = torch.arange(len(images)).split(batch)
     device = torch.device("cpu") if encoder is None else next(encoder.parameters()).device
@@ -132,7 +130,7 @@ def set_features(
         else features_of(encoder, part, settings)
         for part in read_ahead(read, range(len(places)))
     ]
-    return remember(encoder, images, torch.cat(parts))
+    return torch.cat(parts)
 
 
 def check(config: TrainConfig) -> None:

@@ -71,7 +71,7 @@ def _files(split: Split) -> dict[str | RemoteFile, None]:
 
 
 def _identity(split: Split) -> Iterator[str | Tensor]:
-    """What tells images from others, also from others of the same names."""
+    """What distinguishes these images from others, even those of the same names."""
     yield from split.names
     yield repr((split.labels, split.classes))
     yield from map(_version, _files(split))

@@ -8,30 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unremix.core.pairs import Pairs
 from unremix.domains.base import Trained
 from unremix.domains.image.dataset import ImageData
 from unremix.domains.image.items import read_items
 from unremix.domains.image.model import features_of
-from unremix.domains.image.views import augment
 from unremix.domains.remembered import recall
-from unremix.domains.sample import (
-    FIRST_VIEW,
-    MOST_ITEMS,
-    SECOND_VIEW,
-    SHOWN_VIEWS,
-    Sample,
-    as_views,
-    draw_batch,
-    how_drawn,
-    projecting,
-)
+from unremix.domains.sample import MOST_ITEMS, Sample, sample_of
 from unremix.domains.sampling import drawn
 from unremix.frameworks.base import Framework
-from unremix.frameworks.randomness import keys
 from unremix.losses import TwoViewLoss
-
-EMBEDDED_AT_ONCE = 128
 
 
 def sample(run: Trained, data: ImageData, model: Framework, loss: TwoViewLoss | None) -> Sample:
@@ -39,69 +24,27 @@ def sample(run: Trained, data: ImageData, model: Framework, loss: TwoViewLoss | 
     settings, parts = run.shape.settings, [data.train]
     if data.test is not None and (data.test.labels is not None or data.train.labels is None):
         parts.append(data.test)  # without labels it would hide those of the training images
-    sizes = [len(part) for part in parts]
-    items = drawn(sum(sizes), MOST_ITEMS)
+    items, encoder = drawn(sum(map(len, parts)), MOST_ITEMS), run.encoder()
 
-    def images(numbers: Sequence[int]) -> Tensor:
-        """Images of items, in their order."""
-        rows = [int(items[number]) for number in numbers]
+    def read(numbers: Tensor) -> Tensor:
+        rows = items[numbers].tolist()
         found = thumbnails(data, rows)
         return torch.stack([found[row] for row in rows])
 
-    encoder = run.encoder()
+    def draw(images: Tensor) -> Tensor:
+        """Stored images as they are; views without their normalization."""
+        if images.dtype == torch.uint8:
+            return images
+        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
+        return (255 * (images.float() * std + mean)).round().clamp(0, 255).byte()
+
     embedded = [recall(encoder, part) for part in parts]
     if all(one is not None for one in embedded):
         features = torch.cat(embedded)[items]
     else:
-        features = torch.cat(
-            [
-                features_of(encoder, images(part.tolist()), settings)
-                for part in torch.arange(len(items)).split(512)
-            ]
-        )
-    known = [part.labels for part in parts if part.labels is not None]
-    names = [name for part in parts for name in part.names]
-    of_training = int((items < sizes[0]).sum())
-    batch = draw_batch(of_training)
-    model = projecting(model)
-    pictures = images(batch.tolist())
-
-    def embed(view: int) -> tuple[Tensor, Tensor]:
-        parts = []
-        for part in torch.arange(len(batch)).split(EMBEDDED_AT_ONCE):
-            key = keys(run.config.seed, 0, items[batch[part]], view)
-            shown = augment(pictures[part], settings, key)
-            parts.append(model.embed(shown.to(model.dtype)))
-        return torch.cat([z for z, _ in parts]), torch.cat([h for _, h in parts])
-
-    few = batch[:SHOWN_VIEWS]
-    mean = torch.tensor(settings.mean).view(-1, 1, 1)
-    std = torch.tensor(settings.std).view(-1, 1, 1)
-    shown = [
-        augment(images(few.tolist()), settings, keys(run.config.seed, 0, items[few], view))
-        for view in (FIRST_VIEW, SECOND_VIEW)
-    ]
-    views = [(255 * (view * std + mean)).round().clamp(0, 255).byte() for view in shown]
-    return Sample(
-        names=[names[index] for index in items.tolist()],
-        features=features,
-        total=sum(sizes),
-        how_drawn=how_drawn(items, sum(sizes)),
-        labels=torch.cat(known)[items] if len(known) == len(parts) else None,
-        classes=None if data.train.classes is None else list(data.train.classes),
-        batch=batch,
-        anchors=as_views(*embed(FIRST_VIEW)),
-        candidates=as_views(*embed(SECOND_VIEW)),
-        pairs=Pairs.one_way(len(batch)),
-        about_batch=(
-            f"One batch of {len(batch)} training images: the first view of each is an anchor, the "
-            "second views of all others are its negatives."
-        ),
-        finding="images find their own second view",
-        loss=loss,
-        images=images,
-        views=torch.stack(views, dim=1),
-    )
+        some = torch.arange(len(items)).split(512)
+        features = torch.cat([features_of(encoder, read(each), settings) for each in some])
+    return sample_of(run, data, model, loss, items, features, parts, read, draw)
 
 
 def thumbnails(data: ImageData, rows: Sequence[int]) -> dict[int, Tensor]:
@@ -139,6 +82,6 @@ def names_of(query: str, places: Sequence[Path]) -> list[str]:
     for folder in places:
         if path.is_file() and path.is_relative_to(folder.resolve()):
             parts = path.relative_to(folder.resolve()).parts
-            # Folders that wrap all the others are no part of a name.
+            # Outer folders that hold everything are not part of a name.
             names += ["/".join(parts[start:]) for start in range(len(parts))]
     return names

@@ -48,13 +48,13 @@ class Split:
         names = [self.names[index] for index in indices]
         return Split(names, self.source.choose(indices), labels, self.classes)
 
-    def choose(self, limit: int | None) -> Split:
+    def limited(self, limit: int | None) -> Split:
         """At most ``limit`` images, drawn with a fixed seed, in their order here."""
         if limit is None or limit >= len(self.names):
             return self
         return self.keep(drawn(len(self.names), limit).tolist())
 
-    def part(self, share: float) -> list[Split]:
+    def divided(self, share: float) -> list[Split]:
         """These images without a share of them, drawn with a fixed seed, and that share."""
         order = torch.randperm(len(self.names), generator=torch.Generator().manual_seed(1))
         cut = round(share * len(self.names))
@@ -81,7 +81,9 @@ def name_and_suffix(path: Path) -> tuple[str, str]:
     return path.name, ""
 
 
-def of_array(title: str, images: Pixels, values: Sequence[Any] | None = None) -> Part:
+def of_array(
+    title: str, images: Pixels, values: Sequence[Any] | None = None
+) -> tuple[list[str], ArraySource, Sequence[Any] | None]:
     """Images in an array as a part for :func:`labeled`; they are named by their numbers."""
     names = [f"{title}/{index:05d}" for index in range(len(images))]
     return names, ArraySource(images), values

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -216,19 +216,16 @@ def _in_parallel(
     """
     from joblib import cpu_count  # type: ignore[import-untyped]
 
+    from unremix.console.progress import showing
+
     workers = min(cpu_count(), torch.get_num_threads())
     # A few chunks per thread balance the load; few calls per chunk would cost more than they do.
     step = max(1, min(CHUNK, count // (4 * workers)))
     chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]
     results: list[Result] = []
     pool = ThreadPoolExecutor(workers)
-    advancing: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda _: None)
-    if title is not None and count:
-        from unremix.console.progress import showing
-
-        advancing = showing(title)
     try:
-        with advancing as advance:
+        with showing(title) if title and count else nullcontext(lambda _: None) as advance:
             for part in pool.map(lambda chunk: [function(index) for index in chunk], chunks):
                 results += part
                 advance(len(results) / count)

@@ -5,7 +5,7 @@ jitter the colors, drop them, blur, solarize, add noise, normalize. Every sample
 parameters, drawn from its key. Between operations values stay floats in [0, 1]: unlike a pipeline
 on PIL images, this one does not round to 256 levels after each step.
 
-An operation that befalls only some samples is computed for those only.
+An operation that applies to only some samples is computed for those only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unremix.console.values import bounded, check_bounds
 from unremix.frameworks.randomness import uniforms
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
@@ -65,24 +66,21 @@ class Augmentation:
 
     crop_scale: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
+    flip: float = bounded(0.5, least=0, most=1)
     jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
-    jitter_probability: float = 0.8
-    grayscale: float = 0.2
-    blur: float = 0.5
+    jitter_probability: float = bounded(0.8, least=0, most=1)
+    grayscale: float = bounded(0.2, least=0, most=1)
+    blur: float = bounded(0.5, least=0, most=1)
     blur_sigma: tuple[float, float] = (0.1, 2.0)
-    solarize: float = 0.0
-    rotation: float = 0.0
-    noise: float = 0.0
+    solarize: float = bounded(0.0, least=0, most=1)
+    rotation: float = bounded(0.0, least=0)
+    noise: float = bounded(0.0, least=0)
     size: int | None = None
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name in ("flip", "jitter_probability", "grayscale", "blur", "solarize"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"expected {name} from 0 to 1, got {value}; it is a probability")
+        check_bounds(self)
         for name in ("crop_scale", "crop_ratio", "blur_sigma"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
@@ -98,10 +96,6 @@ class Augmentation:
                 "expected jitter as (brightness, contrast, saturation, hue), none negative and hue "
                 f"at most 0.5 turns, got {self.jitter}"
             )
-        for name in ("rotation", "noise"):
-            value = getattr(self, name)
-            if value < 0:
-                raise ValueError(f"expected {name} of at least 0, got {value}")
         if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0:
             raise ValueError(
                 "expected mean and std with one number per channel, std positive, got "

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unremix.core.checks import check_positive
 from unremix.domains.sentence.tokens import Numbering, Vocabulary, tokenize
 from unremix.files.atomic_files import open_file, read_text, sweep, write_text
 from unremix.files.fingerprint import feed, fingerprint
@@ -258,11 +259,7 @@ def batches(num: int, batch_size: int, *, seed: int, epoch: int) -> Tensor:
         >>> sorted(batches(10, 4, seed=0, epoch=0).tolist())
         [0, 4, 6]
     """
-    if num < 1 or batch_size < 1:
-        raise ValueError(
-            f"expected at least 1 sentence and batches of at least 1, got num={num}, "
-            f"batch_size={batch_size}"
-        )
+    check_positive(num=num, batch_size=batch_size)
     starts = torch.arange(0, num, batch_size).clamp(max=max(0, num - batch_size))
     digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -328,13 +325,8 @@ def _write_files(
     sentences: Iterable[Sentence], folder: Path, vocabulary: Numbering, max_length: int
 ) -> dict[str, Any]:
     code = "H" if _token_type(len(vocabulary)) is np.uint16 else "i"
-    buffers = {
-        "tokens": array(code),
-        "offsets": array("q", [0]),
-        "documents": array("q"),
-        "texts": array("q"),
-    }
-    tokens, offsets, documents, texts = buffers.values()
+    tokens, offsets, documents, texts = array(code), array("q", [0]), array("q"), array("q")
+    buffers = {"tokens": tokens, "offsets": offsets, "documents": documents, "texts": texts}
     total = count = skipped = truncated = unknown = 0
     last, distinct = -1, 0
     with ExitStack() as stack:

@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
+from unremix.core.checks import check_choice, check_positive
 from unremix.domains.sentence import pydocs
 from unremix.domains.sentence.corpus import ABOUT, EncodedCorpus, Sentence, write_corpus
 from unremix.domains.sentence.text_files import (
@@ -195,10 +196,8 @@ def load_sentences(
         >>> data.counts
         Counts(sentences=2, documents=1)
     """
-    if format not in get_args(Format):
-        raise ValueError(f"expected the format 'auto', 'lines' or 'prose', got {format!r}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"expected a limit of at least 1 sentence, got {limit}")
+    check_choice("format", format, get_args(Format))
+    check_positive(limit=limit)
     if data == EMBEDDED:
         return SentenceData(EMBEDDED, (), limit=limit, topics=tuple(pydocs.topics()))
     name, files = find_files(data)
@@ -260,8 +259,7 @@ def build_vocabulary(
         >>> len(vocabulary), vocabulary.words[2], 0 < vocabulary.unknown_share < 0.1
         (1002, 'the', True)
     """
-    if size < 1:
-        raise ValueError(f"expected a vocabulary of at least 1 word, got size={size}")
+    check_positive(size=size)
     path = None
     if cache is not None:
         path = Path(cache) / f"vocabulary-{data.key(vocabulary=size)}.txt"
@@ -306,8 +304,7 @@ def encode_sentences(
     Raises:
         ValueError: If no sentence has a token, or an option is out of range.
     """
-    if max_length < 1:
-        raise ValueError(f"expected max_length of at least 1, got {max_length}")
+    check_positive(max_length=max_length)
     if vocabulary is None:
         vocabulary = build_vocabulary(data, size=vocabulary_size, cache=cache)
     words = hashlib.sha256("\n".join(vocabulary.words).encode()).hexdigest()

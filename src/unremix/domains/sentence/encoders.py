@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
+from unremix.core.checks import check_positive
 from unremix.domains.sentence.word_vectors import INITIAL, word_table
 
 
@@ -97,11 +98,9 @@ class TransformerEncoder(nn.Module):
         max_length: int = 30,
     ) -> None:
         super().__init__()
-        if min(layers, heads, max_length) < 1 or words % heads:
-            raise ValueError(
-                "expected at least 1 layer, head and word, and heads that divide the size, "
-                f"got layers={layers}, heads={heads}, max_length={max_length}, words={words}"
-            )
+        check_positive(layers=layers, heads=heads, max_length=max_length)
+        if words % heads:
+            raise ValueError(f"expected heads that divide words={words}, got heads={heads}")
         self.words = word_table(vocabulary_size, words)
         self.places = nn.Parameter(torch.empty(max_length, words).uniform_(-INITIAL, INITIAL))
         layer = nn.TransformerEncoderLayer(

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from unremix.core.checks import check_choice, checks_on
+from unremix.console.values import Checked, bounded
+from unremix.core.checks import checks_on
 from unremix.core.gather import find_joint_batch, gather_rows, gather_views, is_distributed
 from unremix.core.pairs import Pairs
 from unremix.core.views import ExtraNegatives, Views
 from unremix.domains.sentence.corpus import SentenceBatch
 from unremix.frameworks.base import Batch, Framework, refuse_nt_xent
-from unremix.losses import PRESETS, Fidelity, TwoViewLoss
+from unremix.losses import Fidelity, TwoViewLoss
 
 
 class TwinEncoder(nn.Module):
@@ -56,7 +57,7 @@ class TwinEncoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class QuickThoughtOptions:
+class QuickThoughtOptions(Checked):
     """Options of Quick-Thought.
 
     Args:
@@ -66,14 +67,9 @@ class QuickThoughtOptions:
             public code does; sound and paper leave it out.
     """
 
-    reach: int = 1
+    reach: int = bounded(1, least=1)
     mask_repeats: bool = True
     fidelity: Fidelity = "sound"
-
-    def __post_init__(self) -> None:
-        check_choice("fidelity", self.fidelity, tuple(PRESETS))
-        if self.reach < 1:
-            raise ValueError(f"expected reach to be at least 1, got {self.reach}")
 
 
 class QuickThought(Framework):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from unremix.core.checks import check_count, check_number, check_positive
 from unremix.domains.sentence.relatedness import (
     BATCH,
     EPOCHS_BETWEEN,
@@ -115,17 +116,12 @@ def evaluate(
     names = [canonical_name(task) for task in tasks]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"expected some tasks, each once, got {list(tasks)}")
-    if folds < 2 or batch_size < 1:
-        raise ValueError(
-            "expected at least 2 folds and batches of at least 1, "
-            f"got folds={folds}, batch_size={batch_size}"
-        )
+    check_count("folds", folds, 2, "10 are usual")
+    check_positive(batch_size=batch_size, jobs=jobs)
     if strengths is not None and (not len(strengths) or min(strengths) <= 0):
         raise ValueError(f"expected positive strengths C, got {list(strengths)}")
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"expected at least 1 job, got {jobs}")
-    if norm is not None and not norm > 0:
-        raise ValueError(f"expected a positive norm, got {norm}")
+    if norm is not None:
+        check_number("norm", norm, above=0)
     folder = find_folder(root)
     read = {name: read_task(folder, name) for name in names}
     for name in names:
@@ -223,12 +219,12 @@ def _checked(output: Any, sentences: list[str], size: int | None) -> Tensor:
             "expected encode to return an array or tensor of numbers, got "
             f"{type(output).__name__} ({error})"
         ) from error
-    expected = f"({len(sentences)}, {'D' if size is None else size})"
-    wrong_size = vectors.dim() == 2 and size is not None and vectors.shape[1] != size
-    if vectors.dim() != 2 or len(vectors) != len(sentences) or not vectors.shape[1] or wrong_size:
+    width = size or (vectors.shape[-1] if vectors.dim() else 0)
+    if not width or vectors.shape != (len(sentences), width):
         raise ValueError(
-            f"expected encode to return one vector per sentence, shape {expected}, got "
-            f"{tuple(vectors.shape)}; pool over words, and keep empty sentences"
+            "expected encode to return one vector per sentence, shape "
+            f"({len(sentences)}, {size or 'D'}), got {tuple(vectors.shape)}; pool over words, and "
+            "keep empty sentences"
         )
     broken = ~vectors.isfinite().all(1)
     if bool(broken.any()):
@@ -252,11 +248,24 @@ def _measure(
         return _measure_sick(splits, embeddings, seed)
     if name in STS:
         return _measure_sts(splits["test"], embeddings, seed)
-    if "test" in splits:
-        return _measure_test(name, splits, embeddings, seed, folds, strengths or HELD_OUT)
-    features = embeddings.features(splits["train"]).double()
-    labels = torch.from_numpy(splits["train"].targets)
-    return nested_folds(features, labels, seed=seed, folds=folds, strengths=strengths or NESTED)
+    train, test = splits["train"], splits.get("test")
+    features, labels = embeddings.features(train).double(), torch.from_numpy(train.targets)
+    if test is None:
+        return nested_folds(features, labels, seed=seed, folds=folds, strengths=strengths or NESTED)
+    truth = torch.from_numpy(test.targets)
+    predictions, card = choose_and_test(
+        torch.cat([features, embeddings.features(test).double()]),
+        torch.cat([labels, truth]),
+        len(train),
+        seed=seed,
+        folds=folds,
+        strengths=strengths or HELD_OUT,
+    )
+    accuracy = asdict(Accuracy.of(predictions == truth))
+    card = {"accuracy": accuracy, "examples": len(train), **card}
+    if name == "MRPC":
+        card["f1"] = asdict(f1(predictions.numpy(), truth.numpy(), seed=seed))
+    return card
 
 
 class _Logistic:
@@ -334,31 +343,6 @@ def _strength_card(chosen: list[int], strengths: Sequence[float]) -> dict[str, A
         "strengths": [strengths[best] for best in chosen],
         "at_the_edge": sum(best in edges for best in chosen) if len(strengths) > 1 else 0,
     }
-
-
-def _measure_test(
-    name: str,
-    splits: Splits,
-    embeddings: _Embeddings,
-    seed: int,
-    folds: int,
-    strengths: Sequence[float],
-) -> dict[str, Any]:
-    train, test = splits["train"], splits["test"]
-    features = torch.cat([embeddings.features(train), embeddings.features(test)]).double()
-    labels = torch.from_numpy(np.concatenate([train.targets, test.targets]))
-    predictions, card = choose_and_test(
-        features, labels, len(train), seed=seed, folds=folds, strengths=strengths
-    )
-    truth = labels[len(train) :]
-    card = {
-        "accuracy": asdict(Accuracy.of(predictions == truth)),
-        "examples": len(train),
-        **card,
-    }
-    if name == "MRPC":
-        card["f1"] = asdict(f1(predictions.numpy(), truth.numpy(), seed=seed))
-    return card
 
 
 def choose_and_test(

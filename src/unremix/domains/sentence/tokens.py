@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from unremix.core.checks import check_positive
 from unremix.files.atomic_files import read_text, write_text
 
 PADDING, UNKNOWN = 0, 1
@@ -188,8 +189,7 @@ class Vocabulary:
         Raises:
             ValueError: If the size is not positive, or there is no word.
         """
-        if size < 1:
-            raise ValueError(f"expected a vocabulary of at least 1 word, got size={size}")
+        check_positive(size=size)
         if not counts:
             raise ValueError("expected at least one word to build a vocabulary from, got none")
         kept = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unremix.core.checks import check_count, check_positive
 from unremix.domains.sentence.tokens import Vocabulary, tokenize
 from unremix.files.archives import open_maybe_packed
 from unremix.files.bounds import shorten
@@ -28,11 +32,8 @@ def word_table(vocabulary_size: int, words: int) -> nn.Embedding:
     Raises:
         ValueError: If a size is too small.
     """
-    if vocabulary_size < 2 or words < 1:
-        raise ValueError(
-            "expected at least 2 rows (padding and unknown) and vectors of at least 1, "
-            f"got vocabulary_size={vocabulary_size}, words={words}"
-        )
+    check_count("vocabulary_size", vocabulary_size, 2, "count padding and unknown")
+    check_positive(words=words)
     table = nn.Embedding(vocabulary_size, words, padding_idx=0)
     with torch.no_grad():
         table.weight[1:].uniform_(-INITIAL, INITIAL)
@@ -82,7 +83,7 @@ def _read(path: Path, wanted: Callable[[str], bool], most: int | None = None) ->
     with open_maybe_packed(path, path.name.lower().endswith(".gz")) as file:
         for line_number, line in enumerate(_lines(file, path)):
             text = line.decode("utf-8", errors="replace").rstrip()
-            if not text or (line_number == 0 and _is_header(text)):
+            if not text or (line_number == 0 and re.fullmatch(r"\d+\s+\d+", text)):  # a header
                 continue
             if size is None:
                 size = _size_of(text, path)
@@ -128,26 +129,22 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
         ) from error
 
 
-def _is_header(line: str) -> bool:
-    parts = line.split()
-    return len(parts) == 2 and all(part.isdigit() for part in parts)
-
-
 def _size_of(line: str, path: Path) -> int:
     """How many numbers a line ends in; one word at least comes before."""
-    parts = line.split(" ")
-    size = 0
-    while size < len(parts) - 1:
-        try:
-            float(parts[-1 - size])
-        except ValueError:
-            break
-        size += 1
+    _, *numbers = line.split(" ")
+    size = sum(1 for _ in takewhile(_is_number, reversed(numbers)))
     if not size:
         raise ValueError(
             f"expected a word and its numbers in the first line of {path}, got {line[:60]!r}"
         )
     return size
+
+
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
+        return True
+    return False
 
 
 @torch.no_grad()
