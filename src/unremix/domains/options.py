@@ -297,22 +297,22 @@ class TrainConfig:
     def _take(self, further: Mapping[str, Any]) -> None:
         """Sort options of the kind of data and of the parts from those of other kinds of data."""
         domain, known = find_domain(self.domain), sections()
-        own = {} if self.own is None else dict(vars(self.own))
-        if self.own is not None and not isinstance(self.own, domain.options):
-            self._refuse_foreign(_owner(type(self.own)), own)
-            own = {}
+        own: dict[str, Any] = {}
         parts = {name: vars(value) for name, value in (self.part_options or {}).items()}
+        if isinstance(self.own, domain.options):
+            own = dict(vars(self.own))
+        elif self.own is not None:
+            owner = next(one for one in DOMAINS.values() if one.options is type(self.own))
+            self._refuse_foreign(owner, vars(self.own))
         for name, value in further.items():
-            if value is None:
-                continue
-            if name in known:
+            if name in known and value is not None:
                 parts[name] = _mapping(name, value, known[name])
-            elif name == domain.section:
-                own = _mapping(name, value, domain.options)
-            elif not domain.section and name in _names(domain):
-                own[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
-            else:
-                self._refuse_foreign(*_foreign(name, value))
+            elif value is not None:
+                owner, values = _owner_of(name, value, domain)
+                if owner is not domain:
+                    self._refuse_foreign(owner, values)
+                else:
+                    own = values if owner.section else own | values
         prefix = f"{domain.section}." if domain.section else ""
         self._set("own", make_options(domain.options, own, prefix))
         made = {
@@ -470,14 +470,6 @@ def make_head(encoder: nn.Module, config: TrainConfig) -> nn.Sequential:
     )
 
 
-def _names(domain: Domain) -> list[str]:
-    return [its.name for its in fields(domain.options)]
-
-
-def _owner(kind: type) -> Domain:
-    return next(domain for domain in DOMAINS.values() if domain.options is kind)
-
-
 def _mapping(name: str, value: Any, kind: type) -> dict[str, Any]:
     """The options of a section, given as a mapping or as a dataclass; those that are not None."""
     if is_dataclass(value):
@@ -487,17 +479,17 @@ def _mapping(name: str, value: Any, kind: type) -> dict[str, Any]:
     return {str(key): one for key, one in value.items() if one is not None}
 
 
-def _foreign(name: str, value: Any) -> tuple[Domain, dict[str, Any]]:
-    """The kind of data that an option belongs to, and its options by name.
+def _owner_of(name: str, value: Any, domain: Domain) -> tuple[Domain, dict[str, Any]]:
+    """The kind of data that an option belongs to, this one first, and its options by name.
 
     Raises:
         ValueError: For an option that does not exist.
     """
-    for domain in DOMAINS.values():
-        if name == domain.section:
-            return domain, _mapping(name, value, domain.options)
-        if not domain.section and name in _names(domain):
-            return domain, {name: value}
+    for one in (domain, *DOMAINS.values()):
+        if one.section and name == one.section:
+            return one, _mapping(name, value, one.options)
+        if not one.section and name in (its.name for its in fields(one.options)):
+            return one, {name: os.fspath(value) if isinstance(value, os.PathLike) else value}
     raise UnknownOptionError(name, option_hints())
 
 

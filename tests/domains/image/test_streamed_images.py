@@ -15,8 +15,9 @@ import pytest
 import torch
 from shards import COUNTS, upload, write_digits
 
-from unremix.domains.image.dataset import ImageData, StreamedImages, load_images
+from unremix.domains.image.dataset import ImageData, load_images
 from unremix.domains.image.stores import LazyImages
+from unremix.domains.image.streamed import StreamedImages
 from unremix.files import remote
 
 pytestmark = pytest.mark.xdist_group("remote")

@@ -161,11 +161,12 @@ def check(config: TrainConfig) -> None:
             make_encoder(options.backbone, channels=1, image_size=32, width=1, stem=options.stem)
 
 
-def load(config: TrainConfig) -> ImageData:
-    """The images of a run."""
+def load(config: TrainConfig, shape: ImageShape | None = None) -> ImageData:
+    """The images of a run; in the size and channels of a shape, if it is known."""
     return load_images(
         config.data,
-        image_size=config.own.image_size,
+        image_size=config.own.image_size if shape is None else shape.image_size,
+        channels=None if shape is None else shape.channels,
         limit=config.limit,
         validation=config.validation,
         stream=config.stream is not None,
@@ -175,15 +176,11 @@ def load(config: TrainConfig) -> ImageData:
 
 def load_for(run: Trained, data: str | Sequence[str] | None) -> ImageData:
     """The run's own images, or others or a list of files, in the run's size and channels."""
-    config, shape = run.config, run.shape
+    shape, progress = run.shape, run.config.progress
+    if data is None:
+        return load(run.config, shape)
     return load_images(
-        config.data if data is None else data,
-        image_size=shape.image_size,
-        channels=shape.channels,
-        limit=config.limit if data is None else None,
-        validation=config.validation if data is None else None,
-        stream=data is None and config.stream is not None,
-        progress=config.progress,
+        data, image_size=shape.image_size, channels=shape.channels, progress=progress
     )
 
 

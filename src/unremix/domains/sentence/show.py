@@ -22,7 +22,7 @@ from unremix.domains.sample import (
 )
 from unremix.domains.sampling import drawn
 from unremix.domains.sentence.corpus import EncodedCorpus
-from unremix.domains.sentence.model import corpus_features, reader
+from unremix.domains.sentence.model import corpus_features, reader, sentence_features
 from unremix.domains.sentence.quickthought import QuickThought
 from unremix.domains.sentence.tokens import tokenize
 from unremix.files.atomic_files import read_text
@@ -45,14 +45,12 @@ def sample(run: Trained, data: EncodedCorpus, model: Framework, loss: TwoViewLos
     passages = drawn(-(-within // PASSAGE), MOST_ITEMS // PASSAGE).tolist()
     spans = [(PASSAGE * p, min(PASSAGE, within - PASSAGE * p)) for p in passages]
     encoder, vocabulary = reader(run)
-    encoder.eval()
     if len(spans) * PASSAGE >= within:
         features, documents = corpus_features(encoder, data, within)
         texts = data.batch(0, within).texts
     else:
         parts = [data.batch(*span) for span in spans]
-        features = torch.cat([encoder(part.tokens, part.lengths).float() for part in parts])
-        documents = torch.cat([part.documents for part in parts])
+        features, documents = sentence_features(encoder, parts)
         texts = torch.cat([part.texts for part in parts])
     numbers = torch.cat([torch.arange(start, start + count) for start, count in spans])
     wanted = set(numbers.tolist())
