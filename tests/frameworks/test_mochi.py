@@ -27,10 +27,10 @@ from torch import Tensor
 from unremix import InfoNCELoss, UnReMixLoss
 from unremix.core.views import ExtraNegatives
 from unremix.frameworks.base import Batch
-from unremix.frameworks.contrastive import NEGATIVES
 from unremix.frameworks.mixing import IMix, UnMix
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi
+from unremix.frameworks.randomness import NEGATIVES
 from unremix.frameworks.simclr import SimCLR
 from unremix.losses import TwoViewLoss
 

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from unremix.core.views import ExtraNegatives
 from unremix.frameworks.base import Batch
-from unremix.frameworks.contrastive import NEGATIVES, NEGATIVES_OF_MIXED, STREAMS
 from unremix.frameworks.mixing import IMix, UnMix, patch_negatives
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import Patches
+from unremix.frameworks.randomness import NEGATIVES, NEGATIVES_OF_MIXED, PER_VIEW
 from unremix.frameworks.randomness import keys as random_keys
 from unremix.frameworks.simclr import SimCLR
 
@@ -81,7 +81,7 @@ class TestPatches:
         zo, ho = [], []
         for view in range(2 if both else 1):
             patches = patch_negatives(
-                batch.views[view], batch.keys + STREAMS * view + NEGATIVES, smallest=2, largest=3
+                batch.views[view], batch.keys + PER_VIEW * view + NEGATIVES, smallest=2, largest=3
             )
             z, h = forward(model.encoder, model.head, patches)
             zo.append(z.detach()[:, None])
@@ -166,7 +166,7 @@ class TestPatches:
         samples = batch.samples[:, None]
         first, again, other = (
             Patches(2, 3)(model, model.embed(batch.views[0]), batch.views[0], samples, keys, 0)
-            for keys in (batch.keys, batch.keys, batch.keys + STREAMS)
+            for keys in (batch.keys, batch.keys, batch.keys + PER_VIEW)
         )
         assert torch.equal(first.embeddings, again.embeddings)
         assert not torch.isclose(first.embeddings, other.embeddings).any()

@@ -16,10 +16,8 @@ from unremix.core.views import ExtraNegatives
 from unremix.frameworks.base import Batch, Embedded, Projecting, refuse_nt_xent
 from unremix.frameworks.mixing import Joint, Mixed, Mixing
 from unremix.frameworks.queue import Queue
+from unremix.frameworks.randomness import MIXED, NEGATIVES, NEGATIVES_OF_MIXED, PER_VIEW
 from unremix.losses import TwoViewLoss
-
-# What a view draws in a step, each from keys of its own.
-MIXING, NEGATIVES, NEGATIVES_OF_MIXED, STREAMS = range(4)
 
 
 def shown_samples(samples: Tensor, mixed: Mixed | None, joint: JointBatch | None = None) -> Tensor:
@@ -201,7 +199,7 @@ class Contrastive(Projecting):
         """The images mixed, if they are to be; the same for the same batch and view."""
         if self.mixing is None:
             return None
-        stream = STREAMS * view + MIXING
+        stream = PER_VIEW * view + MIXED
         keys, batch_key = batch.keys + stream, batch.batch_key + stream
         joint = self._joint_batch(batch)
         if joint is None:
@@ -231,7 +229,7 @@ class Contrastive(Projecting):
         if self.negatives is None:
             return None
         images = batch.views[view] if mixed is None else mixed.images
-        stream = STREAMS * view + (NEGATIVES if mixed is None else NEGATIVES_OF_MIXED)
+        stream = PER_VIEW * view + (NEGATIVES if mixed is None else NEGATIVES_OF_MIXED)
         joint = None if mixed is None else self._joint_batch(batch)
         shown = shown_samples(batch.samples, mixed, joint)
         return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)

@@ -17,9 +17,8 @@ from unremix.frameworks.base import Batch, Embedded, refuse_nt_xent
 from unremix.frameworks.contrastive import Contrastive, Negatives
 from unremix.frameworks.mixing import Mixing, Target, permutation
 from unremix.frameworks.queue import Queue
+from unremix.frameworks.randomness import SHUFFLED
 from unremix.losses import TwoViewLoss
-
-SHUFFLING = 1 << 32  # from any keys to those that shuffle, out of the reach of other draws
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class MoCo(Contrastive):
     @torch.no_grad()
     def embed_keys(self, images: Tensor, keys: Tensor) -> Embedded:
         """Z and h by the key encoder, the images shuffled before they are grouped."""
-        order = permutation(keys[:1] + SHUFFLING, images.shape[0])
+        order = permutation(keys[:1] + SHUFFLED, images.shape[0])
 
         def forward(images: Tensor) -> Embedded:
             h = self.key_head[:-1](self.key_encoder(images))

@@ -17,6 +17,10 @@ OTHER_VIEWS = (2, 3)  # the two views that are measured and shown
 MIXING = 4
 CROPS = 8  # the first small crop; the others follow
 
+# What a step draws from a sample's key of the stream MIXING: offsets from it, for each view.
+MIXED, NEGATIVES, NEGATIVES_OF_MIXED, PER_VIEW = range(4)
+SHUFFLED = 1 << 32  # the order in which MoCo groups keys, out of the reach of other draws
+
 _WEYL = 0x9E3779B97F4A7C15  # 2⁶⁴ divided by the golden ratio, odd
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
