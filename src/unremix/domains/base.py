@@ -112,15 +112,8 @@ class Items:
 
 
 CODE_START = '"""Written by unremix'  # of Python beside an exported file
-TEXTS = (
-    "made_by",
-    "version",
-    "domain",
-    "layer",
-    "precision",
-    "crop",
-    "resize",
-)  # others are written as JSON
+# Facts that are texts; others are written as JSON.
+TEXTS = ("made_by", "version", "domain", "layer", "precision", "crop", "resize")
 
 
 def to_texts(facts: Mapping[str, Any]) -> dict[str, str]:

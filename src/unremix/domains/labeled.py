@@ -161,18 +161,12 @@ def _measure(
     train, labels = encode(encoder, data.train), data.train.labels
     test = encode(encoder, data.test) if has_test_labels(data) else None
     shares, truth = _neighbor_shares(train, test, data, config)
-    result: dict[str, Any] = {
-        "features": train.shape[1],
-        "knn": asdict(top_accuracy(shares, truth)),
-    }
+    knn = asdict(top_accuracy(shares, truth))
+    result: dict[str, Any] = {"features": train.shape[1], "knn": knn}
     if shares.shape[1] > TOP:
         result["neighbors"] = {"top5": asdict(top_accuracy(shares, truth, TOP))}
     if config.probe_epochs:
-
-        def told(epoch: int, _: float) -> None:
-            if progress is not None:
-                progress(f"{kind}: linear probe", epoch, config.probe_epochs)
-
+        what = f"{kind}: linear probe"
         if test is not None:
             parts = (train, labels, test, data.test.labels)
         else:
@@ -186,7 +180,7 @@ def _measure(
                 epochs=config.probe_epochs,
                 batch_size=probe_batch(len(parts[0])),
                 seed=config.seed,
-                progress=told,
+                progress=progress and (lambda epoch, _: progress(what, epoch, config.probe_epochs)),
             )
         )
     return result

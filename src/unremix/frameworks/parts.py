@@ -71,34 +71,28 @@ def merged(parts: Mapping[Any, Mapping[str, Any]]) -> dict[str, type]:
         >>> merged({"mixing": {"imix": IMix, "unmix": UnMix}})["mixture"](cutmix=0.25)
         MixtureOptions(alpha=None, cutmix=0.25)
     """
-    types: dict[str, dict[str, Any]] = {}
-    texts: dict[str, dict[str, str]] = {}
-    defaults: dict[str, dict[str, dict[str, str]]] = {}
-    for known in parts.values():
-        for name, part in known.items():
-            kind, section = options_type(part), section_of(part)
-            if kind is None:
-                continue
-            hints, told = get_type_hints(kind), described(kind)
-            for option, its in option_fields(part).items():
-                types.setdefault(section, {}).setdefault(option, hints[option] | None)
-                texts.setdefault(section, {}).setdefault(option, told.get(option, ""))
-                shown = its.metadata.get("unset", written(its.default))
-                of_parts = defaults.setdefault(section, {}).setdefault(option, {})
-                of_parts.setdefault(shown, name)
+    found: dict[str, dict[str, list[tuple[str, str, Any, str]]]] = {}  # by section and option
+    for name, part in ((name, part) for known in parts.values() for name, part in known.items()):
+        kind = options_type(part)
+        hints, texts = (get_type_hints(kind), described(kind)) if kind else ({}, {})
+        for option, its in option_fields(part).items():
+            usual = its.metadata.get("unset", written(its.default))
+            entries = found.setdefault(section_of(part), {}).setdefault(option, [])
+            entries.append((name, usual, hints[option] | None, texts.get(option, "")))
     made = {}
-    for section, options in types.items():
+    for section, options in found.items():
         lines = [f"Options in the section {section}; None leaves the recipe's value.", "", "Args:"]
-        for option in options:
-            values = {
-                value: of for value, of in defaults[section][option].items() if value != "None"
-            }
-            usual = ", ".join(v if len(values) == 1 else f"{v} ({of})" for v, of in values.items())
-            end = f" Default: {usual}." if usual else ""
-            lines.append(f"    {option}: {texts[section][option]}{end}")
+        for option, entries in options.items():
+            values: dict[str, str] = {}  # defaults, each with the first part that has it
+            for name, usual, _, _ in entries:
+                values.setdefault(usual, name)
+            values.pop("None", None)
+            shown = ", ".join(v if len(values) == 1 else f"{v} ({of})" for v, of in values.items())
+            end = f" Default: {shown}." if shown else ""
+            lines.append(f"    {option}: {entries[0][3]}{end}")
         made[section] = make_dataclass(
             f"{section.capitalize()}Options",
-            [(option, hint, None) for option, hint in options.items()],
+            [(option, entries[0][2], None) for option, entries in options.items()],
             frozen=True,
             namespace={"__doc__": "\n    ".join(lines)},
         )

@@ -216,7 +216,7 @@ def _check_graph(graph: Data, first: Data, index: int) -> None:
             "expected node features x in floating point, of shape (nodes, F) with at least one "
             f"node, got {received} in graph {index}"
         )
-    if first.x is not None and x.shape[1] != first.x.shape[1]:
+    if x.shape[1] != first.x.shape[1]:
         raise ValueError(
             f"expected {first.x.shape[1]} features per node, as in graph 0, got {x.shape[1]} "
             f"in graph {index}"
