@@ -205,7 +205,7 @@ def _require(command: str, missing: Sequence[str]) -> None:
 def _unknown(
     command: str, option: str, following: Sequence[str], hints: Mapping[str, Any] | None = None
 ) -> str:
-    """What to say of an option that the command does not have; empty if it has it."""
+    """The error for an option that the command does not have; empty if it has it."""
     if hints is None:
         hints = training_hints(command) if command in WITH_CONFIG else _parameters(command)
     name = option.lstrip("-")
@@ -216,14 +216,14 @@ def _unknown(
 
 
 def _superfluous(command: str, words: Sequence[str], word: str) -> str:
-    """What to say of a word that follows no option."""
+    """The error for a word that follows no option."""
     known = {"data", "recipes"} if command in WITH_CONFIG else set(_parameters(command))
     hint = f"; did you mean {_meant(word, words)}?" if "data" in known else "; see --help"
     return f"expected options of this command, got {word}{hint}"
 
 
 def _meant(word: str, words: Sequence[str]) -> str:
-    """What a word was meant for that follows no option.
+    """The option that a stray word was probably meant for.
 
     Example:
         >>> _meant("hcl", ["--recipes", "simclr", "hcl", "moco", "--epochs", "3"])

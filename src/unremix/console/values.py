@@ -246,7 +246,7 @@ def adapted(value: Any, hint: Any) -> Any:
 
 
 def mismatch(name: str, value: Any, hint: Any) -> str:
-    """What to say of a value that is not of an option's type.
+    """The error for a value of the wrong type.
 
     Example:
         >>> mismatch("epochs", "3", int | None)

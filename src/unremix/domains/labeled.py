@@ -188,7 +188,7 @@ def _measure(
 
 @dataclass(frozen=True, kw_only=True)
 class Labeled:
-    """What a kind of data with labels and two views does alike: its record names the methods.
+    """What kinds of data with labels and two views have in common; records refer to its methods.
 
     Args:
         encode: Features (n, F) of a split, given the encoder, the split and the shape; the raw

@@ -322,7 +322,7 @@ class TrainConfig:
         self._set("part_options", made)
 
     def _refuse_foreign(self, owner: Domain, values: Mapping[str, Any]) -> None:
-        """Refuse what only another kind of data has a use for; files may hold its defaults.
+        """Refuse options that only another kind of data uses; files may hold their defaults.
 
         The kind of data of a run to resume is not known yet.
         """
@@ -399,7 +399,7 @@ class TrainConfig:
         return self.encoder is not None or find_domain(self.domain).starts_from(self) is not None
 
     def composition(self) -> Composition:
-        """What the recipe and the changes to it come to.
+        """The recipe with the changes applied.
 
         Raises:
             ValueError: For parts that do not go together, and for options that would do nothing.
@@ -574,7 +574,7 @@ class UntrustedError(ValueError):
 
 
 def untrusted(code: Sequence[str], where: str) -> UntrustedError:
-    """What to raise for a file or folder that names code."""
+    """The error for a file or folder that names code."""
     return UntrustedError(
         f"expected {where} to name no code, got {', '.join(code)}, which would run with your "
         "rights; read it, then add --trust (in Python: trust=True)"

@@ -178,7 +178,7 @@ def options_of(recipe: Recipe) -> list[OptionValue]:
 
 @dataclass(frozen=True)
 class Composition:
-    """What a recipe and changes to it come to."""
+    """A recipe with changes applied."""
 
     parts: dict[Kind, str]  # the name of each part; ``none`` where there is none
     options: dict[str, dict[str, Any]]  # options of each section, those of the recipe included
@@ -255,7 +255,7 @@ def compose(
     epochs: int = 200,
     labels: bool | None = None,
 ) -> Composition:
-    """What a recipe and changes to it come to.
+    """A recipe with changes applied.
 
     Args:
         recipe: The recipe.

@@ -1,4 +1,4 @@
-"""From what a user names to the reader that understands it."""
+"""Find the reader for what a user names."""
 
 from __future__ import annotations
 
