@@ -218,7 +218,7 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"backbone": "resnet81"}, "did you mean 'resnet18'?"),
         ({"backbone": "nosuch:model"}, "expected nosuch to be installed"),
         ({"recipe": "unremix-nt-xent", "framework": "moco"}, "expected gradient='pseudo-label'"),
-        ({"recipe": "moco", "moco": {"momentum": 2.0}}, "expected momentum between 0 and 1"),
+        ({"recipe": "moco", "moco": {"momentum": 2.0}}, "momentum to be at most 1"),
         ({"recipe": "simclr", "loss": {"mix": "fixed"}}, "which would do nothing"),
         ({"augmentation": "none at all"}, "expected augmentation auto or one of"),
         ({"sentence": {"units": 3}}, "expected --sentence.units only for sentence data, got 3"),
