@@ -117,8 +117,7 @@ def encode(
     """
     if isinstance(sentences, str) or not len(sentences):
         raise ValueError(f"expected a list of sentences, got {sentences!r}")
-    if max_length is not None and max_length < 1:
-        raise ValueError(f"expected max_length of at least 1, got {max_length}")
+    check_positive(max_length=max_length)
     rows = [
         torch.tensor(numbering.numbered(text, tokenize(text), max_length)[0] or [numbering.unknown])
         for text in sentences
