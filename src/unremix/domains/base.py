@@ -215,6 +215,8 @@ class Domain:
     """The encoder that ``config.encoder`` names: by a prefix, or a callable of the user's own."""
     download: Callable[[str, Any], Mapping[str, Tensor]] | None = None
     """Weights by a name with a prefix, for a shape; from the network if they are not here."""
+    at_hand: Callable[[], tuple[str, str | None]] | None = None
+    """A ready encoder on this machine, or else one and the command that brings it."""
     describe: Callable[[TrainConfig, Any], str]  # the encoder, in a few words
     steps: Callable[[Any, TrainConfig], int] = steps_of  # per epoch
     # The samples of a step, over all processes.

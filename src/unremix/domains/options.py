@@ -64,7 +64,7 @@ SELECTIVE = (
 
 ADAPTING: Mapping[str, Any] = {
     "epochs": 5, "lr": 1e-3, "encoder_rate": 0.1, "layer_decay": 0.1, "warmup_epochs": 1,
-    "schedule": "cosine", "freeze_statistics": True, "keep": "best", "least_kept": 0.5,
+    "schedule": "cosine", "freeze_statistics": True, "keep": "best", "least_kept": 0.25,
 }  # fmt: skip
 """Defaults of a run that does not start from random weights, chosen by studies/adapting.py."""
 

@@ -34,9 +34,10 @@ from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
 from unremix.recipes import sections
 from unremix.training.building import settled
+from unremix.training.finding import ready_encoder
 from unremix.training.loop import Training, fit
-from unremix.training.preparation import Prepared, fit_to
-from unremix.training.progress import Progress
+from unremix.training.preparation import Prepared, fit_to, started
+from unremix.training.progress import Progress, ready_hint
 from unremix.training.run import Run
 
 TIMED = 3  # steps, after one that warms up
@@ -259,6 +260,7 @@ def load_or_imagine(domain: Domain, config: TrainConfig) -> tuple[Any, bool]:
 def estimate(
     config: TrainConfig,
     data: Any | None = None,
+    shape: Any | None = None,
     *,
     seconds: float = SECONDS,
     before: int | None = None,
@@ -271,6 +273,7 @@ def estimate(
     Args:
         config: The run's options.
         data: Its data; loaded by default.
+        shape: Of the encoder that it starts from; by default what the data decide.
         seconds: How long the steps may take, about.
         before: Bytes in memory before there was any model; what they are now by default.
 
@@ -284,7 +287,7 @@ def estimate(
     if data is None:
         data = load_or_imagine(domain, config)[0]
     config = settled(fit_to(domain, data, config))
-    shape = domain.shape(data, config)
+    shape = domain.shape(data, config) if shape is None else shape
     before = memory_in_use() if before is None else before
     whole = config.batch_size
     few = size = min(FEW, whole)
@@ -367,13 +370,20 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     console = console or Console()
     if config.resume is not None:
         raise ValueError("expected --dry_run for a new run, got --resume as well; leave it out")
-    domain = find_domain(config.domain)
+    domain, shape = find_domain(config.domain), None
     domain.check(config)
-    data, real = load_or_imagine(domain, config)
+    if config.encoder is not None:
+        start = ready_encoder(config, trust=config.trust)
+        config = start.config = started(config, start)
+        data, real, shape = domain.load_for(start, None), True, start.shape
+    else:
+        data, real = load_or_imagine(domain, config)
     config = settled(fit_to(domain, data, config))
-    cost = estimate(config, data)
-    about = domain.describe(config, domain.shape(data, config))
-    tables.show(console, (), [f"{config.composed_name} on {data.name}, {about}"])
+    cost = estimate(config, data, shape)
+    about = domain.describe(config, domain.shape(data, config) if shape is None else shape)
+    hint = ready_hint(config, domain.size(data)) if real else ""
+    first = f"{config.composed_name} on {data.name}, {about}"
+    tables.show(console, (), [first, *([hint] if hint else [])])
     table = tables.to_rich((), list(rows_of(cost, config, domain.unit).items()), texts=2, box=None)
     tables.show(console, [table], _notes(real, config, [cost]))
     return cost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from unremix.console.quantities import counted, roughly
 from unremix.core.engines import find_engine
 from unremix.domains import find_domain
 from unremix.domains.options import TrainConfig
+from unremix.evaluation.verdict import FEW_SAMPLES
 from unremix.losses import TwoViewLoss
 
 if TYPE_CHECKING:
@@ -39,6 +41,29 @@ SILENCE = 30.0  # seconds without a line in a log file, at most (but for a singl
 def faster_options(config: TrainConfig, shape: Any) -> str:
     """Options that make a run on a CPU take less time, as they are typed."""
     return " ".join(find_domain(config.domain).faster(config, shape)) or "fewer --epochs"
+
+
+def ready_hint(config: TrainConfig, count: int) -> str:
+    """Before the cost: that a ready encoder is usually far better, and how to use one here.
+
+    Args:
+        config: Options of a run from random weights.
+        count: Samples to train on.
+
+    Returns:
+        The hint; empty where there is no ready encoder of this kind of data.
+    """
+    domain = find_domain(config.domain)
+    if domain.at_hand is None or config.starts or config.data in domain.embedded:
+        return ""
+    encoder, brings = domain.at_hand()
+    first, data = f"\n  {brings}" if brings else "", quote(config.data)
+    return (
+        f"{count:,} {domain.unit} and random weights: a ready encoder is usually far better than "
+        f"what can be learned here. To look at them with one, and to start from it:{first}\n"
+        f"  unremix explore {data} --encoder {encoder}\n"
+        f"  unremix train --data {data} --encoder {encoder}"
+    )
 
 
 def start_in_words(config: TrainConfig) -> str:
@@ -173,8 +198,11 @@ class Progress:
             where.append(f"{find_engine(loss.options, parameters[0]).name} engine")
         encoder = training.domain.describe(config, run.shape)
         self.say(f"{encoder}, {count:,} parameters; {', '.join(where)}")
+        count = training.domain.size(data)
         if config.starts:
             self.say(start_in_words(config))
+        elif count < FEW_SAMPLES and not training.step and (hint := ready_hint(config, count)):
+            self.say(hint)
         if training.step:
             self.say(f"{run.path} resumes at step {training.step} of {training.total}")
 

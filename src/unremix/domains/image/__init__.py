@@ -49,6 +49,7 @@ DOMAIN = Domain(
     prefixes=encoders.LIBRARIES,
     ready=model.ready,
     download=lambda name, shape: encoders.download(name, shape.channels),
+    at_hand=encoders.at_hand,
     describe=model.describe,
     steps=model.steps,
     indices=model.indices_of,

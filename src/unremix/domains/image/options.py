@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unremix.console.values import bounded
+from unremix.domains.image.encoders import LIBRARIES
 from unremix.frameworks.recipe import NOTHING, Recipe
 
 LARGEST_IMAGE = 1 << 14  # pixels per side
@@ -47,7 +48,7 @@ def code_in(options: Mapping[str, Any]) -> tuple[str, ...]:
     """
     backbone = str(options.get("backbone") or "")
     source, colon, _ = backbone.partition(":")
-    return (backbone,) if colon and source not in ("timm", "torchvision") else ()
+    return (backbone,) if colon and source not in LIBRARIES else ()
 
 
 def _only(component: str) -> dict[str, dict[str, Any]]:
