@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgro
 export COVERAGE_CORE := $(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-all torture check format docs package size gallery tutorials bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
+.PHONY: help setup browser demo test test-slow test-all test-gpu torture check format docs package size gallery tutorials bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-slow: $(STAMP) ## Run the slow tests, then judge the coverage of `make test
 test-all: ## Run every test with the coverage threshold
 	$(MAKE) test
 	$(MAKE) test-slow
+
+test-gpu: $(STAMP) ## Run the tests that need a GPU; without one they are skipped and say so
+	$(BIN)/python -m pytest tests/gpu -rs
 
 # ONLY="kills" or "readers and text" runs a part, by name.
 torture: $(STAMP) ## Run the long tests: 1,000 kills, disk errors, damaged files, random calls (hours)

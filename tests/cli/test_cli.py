@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import re
 import shlex
 import subprocess
@@ -16,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import unremix
-from unremix.cli import doctor, main
+from unremix.cli import benchmark, doctor, main
 from unremix.cli.commands import show_results
 from unremix.cli.parser import parse
 from unremix.domains.image.encoders import make_encoder
@@ -185,6 +187,25 @@ def test_a_warning_is_kept_once(digits: Path) -> None:
     assert run.warnings == [*earlier, "something looks wrong", "and <this>"]
     assert main(["report", str(digits)]) == 0
     assert "and &lt;this&gt;" in (digits / "report.html").read_text()
+
+
+def test_the_benchmark_writes_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmark, "PAIRS", (8, 16))
+    monkeypatch.setattr(benchmark, "WIDTHS", {"cpu": (1,)})
+    monkeypatch.setattr(benchmark, "STEP_SECONDS", 0.5)
+    assert main(["doctor", "--benchmark", "-o", str(tmp_path / "b.json")]) == 0
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert [(one["loss"], one["pairs"]) for one in found["losses"]] == [
+        (name, pairs) for pairs in (8, 16) for name in ("InfoNCELoss", "HCLLoss", "UnReMixLoss")
+    ]
+    assert [one["precision"] for one in found["steps"]] == ["32-true", "bf16-mixed"]
+    measured = [one["ms"] for one in found["losses"]]
+    measured += [one["samples_per_second"] for one in found["steps"]]
+    assert min(measured) > 0
+    assert platform.node() not in json.dumps(found)
+    assert "can be sent with an issue" in capsys.readouterr().out
 
 
 def test_evaluate_report_recipes_doctor(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:

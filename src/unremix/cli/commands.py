@@ -672,12 +672,21 @@ def reproduce(
     )  # fmt: skip
 
 
-def doctor(cluster: bool = False) -> None:
+def doctor(
+    cluster: bool = False, benchmark: bool = False, output: str = "unremix-benchmark.json"
+) -> None:
     """Report what is installed, what is missing, and the command that installs it.
 
     Args:
         cluster: Report what Ray, SLURM, torchrun and object stores offer instead.
+        benchmark: Time losses and training steps on this device instead, in under two minutes.
+        output: The file that the benchmark's numbers go to, as JSON.
     """
+    if benchmark:
+        from unremix.cli.benchmark import benchmark as measure
+
+        measure(Path(output))
+        return
     if cluster:
         from unremix.cli.cluster_doctor import show_cluster
 

@@ -71,17 +71,18 @@ def measure_speed() -> Speed:
     return Speed(work / min(took[False]), work / min(took[True]))
 
 
-def _machine() -> str:
-    """What the speed depends on."""
+def processor() -> str:
+    """The name of the CPU."""
     with suppress(OSError):
         if found := re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()):
-            return f"{platform.node()}, {found[1]}, torch {torch.__version__}"
-    return f"{platform.node()}, {platform.processor()}, torch {torch.__version__}"
+            return found[1]
+    return platform.processor()
 
 
 def cpu_speed() -> Speed:
     """What this machine's CPU can do, from the cache if it was measured before."""
-    machine, known, file = _machine(), {}, None
+    machine = f"{platform.node()}, {processor()}, torch {torch.__version__}"
+    known, file = {}, None
     with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError):
         file = user_cache() / "speed.json"  # there may be no home folder
         known = json.loads(read_text(file, LARGEST_NOTE))
