@@ -9,9 +9,10 @@ from unremix.audit import Audit, audit
 
 if TYPE_CHECKING:
     from unremix.core.contrast import Importance
-    from unremix.hub import SharedRun as load
+    from unremix.experiments.compare import compare_recipes as compare
     from unremix.losses import HCLLoss, InfoNCELoss, UnReMixLoss, importance
     from unremix.mining.mine import Mined, mine_hard_negatives
+    from unremix.pipeline import OpenRun as load
     from unremix.pipeline import evaluate, train
     from unremix.report.classify import classify
     from unremix.signals.false_negatives import FalseNegatives
@@ -32,6 +33,7 @@ __all__ = [
     "UnReMixLoss",
     "audit",
     "classify",
+    "compare",
     "encoder",
     "evaluate",
     "importance",
@@ -54,10 +56,11 @@ _HOMES = {
     "Run": "unremix.training.run:Run",
     "UnReMixLoss": "unremix.losses:UnReMixLoss",
     "classify": "unremix.report.classify:classify",
+    "compare": "unremix.experiments.compare:compare_recipes",
     "encoder": "unremix.training.finding:encoder",
     "evaluate": "unremix.pipeline:evaluate",
     "importance": "unremix.losses:importance",
-    "load": "unremix.hub:SharedRun",
+    "load": "unremix.pipeline:OpenRun",
     "load_exported": "unremix.training.exported:load_exported",
     "mine_hard_negatives": "unremix.mining.mine:mine_hard_negatives",
     "train": "unremix.pipeline:train",

@@ -15,6 +15,7 @@ from unremix.training.run import Layer, Run
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelHubMixin
+    from typing_extensions import Self
 
 # What makes a run: its options, the shape of its data, the weights, what was measured.
 FILES = ("config.yaml", "shape.json", "encoder.safetensors", "evaluation.json")
@@ -28,7 +29,7 @@ class SharedRun(Run):
     """
 
     @classmethod
-    def of(cls, run: Run) -> SharedRun:
+    def of(cls, run: Run) -> Self:
         """The same run."""
         shared = cls.__new__(cls)
         shared.__dict__.update(run.__dict__)
@@ -94,7 +95,7 @@ class SharedRun(Run):
         local_files_only: bool = False,
         layer: Layer = "backbone",
         trust: bool = False,
-    ) -> SharedRun:
+    ) -> Self:
         """A run from the Hub, or from a folder.
 
         Args:

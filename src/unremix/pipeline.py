@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from unremix.domains import DOMAINS, find_domain
 from unremix.domains.options import TrainConfig
+from unremix.evaluation.card import card_table, label_of, measures_of, shown
 from unremix.evaluation.verdict import best_encoder, verdict
 from unremix.files.archives import name_some
-from unremix.files.atomic_files import write_text
+from unremix.files.atomic_files import open_file, write_text
+from unremix.files.fingerprint import feed
+from unremix.frameworks.recipe import RECIPES
 from unremix.hub import SharedRun
 from unremix.report import write_report
 from unremix.training.drift import WithoutLabels
+from unremix.training.export import Format, export_encoder
 from unremix.training.preparation import locked, prepare
 from unremix.training.progress import Progress
+from unremix.training.ready import nearest
 from unremix.training.run import Run
 from unremix.training.stopping import StopRequest, handling
 from unremix.training.threads import limited_threads
@@ -23,11 +33,127 @@ from unremix.training.threads import limited_threads
 NAMED = 50  # files left out that are named in warnings.txt
 
 
-def train(config: TrainConfig | None = None, **options: Any) -> Run:
+class OpenRun(SharedRun):
+    """A run to embed with, search, export and look at; ``train`` and ``unremix.load`` give it.
+
+    The arguments are those of :class:`unremix.Run`.
+    """
+
+    def __dir__(self) -> list[str]:
+        return [
+            "config", "domain", "embed", "encoder", "evaluation", "export", "from_pretrained",
+            "metrics", "neighbors", "path", "push_to_hub", "report", "save_pretrained", "shape",
+            "warnings",
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        measured = self._measured()
+        found = f"; {measured}" if measured else ""
+        config = self.config
+        return (
+            f"<run {self.path}: {config.composed_name} on {config.data}, "
+            f"{self.domain.describe(config, self.shape)}{found}>"
+        )
+
+    def _measured(self) -> str:
+        """The first measure of the trained encoder, in words."""
+        results = (self.evaluation or {}).get("results") or {}
+        measures = measures_of(results.get("trained", {}))
+        return next((f"{label_of(name)} {shown(one)}" for name, one in measures.items()), "")
+
+    def _repr_html_(self) -> str:
+        card = self.evaluation or {}
+        parts = [f"<p><code>{escape(repr(self))}</code></p>"]
+        if card.get("results"):
+            headings, rows = card_table(card)
+            lines = [("th", headings), *(("td", row) for row in rows)]
+            cells = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in line) for tag, line in lines)
+            parts.append(f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>")
+        said = card.get("verdict") or []
+        parts += [f"<p>{escape(one)}</p>" for one in ([said] if isinstance(said, str) else said)]
+        return "".join(parts)
+
+    def neighbors(
+        self, items: Any, k: int = 10, *, data: str | Sequence[str] | None = None
+    ) -> list[list[tuple[str, float]]]:
+        """What in the run's data, or in others, is most similar to items.
+
+        Args:
+            items: As for :meth:`embed`.
+            k: Neighbors of each item.
+            data: Where to look, a path; by default the run's own data.
+
+        Returns:
+            For each item, names in the data and cosine similarities, the most similar first.
+        """
+        return nearest(self, items, data, k)
+
+    def export(self, format: Format = "safetensors", output: str | Path | None = None) -> Path:
+        """Write the encoder for use elsewhere; the same as ``unremix export``."""
+        where = None if output is None else str(output)
+        return export_encoder(str(self.path), format, where, trust=bool(self.config.code)).path
+
+    def report(self) -> Path:
+        """Write report.html again, and give its path."""
+        return write_report(self)
+
+
+def written(data: Any, classes: Sequence[Any] | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options whose data are a path: data in memory are written below the folder of the runs.
+
+    Args:
+        data: A path, or items: arrays, PIL images, texts, or graphs of torch_geometric.
+        classes: The class of each item, for measures.
+        options: All other options.
+
+    Raises:
+        ValueError: For items of no known kind, or classes that do not fit.
+    """
+    if data is None or isinstance(data, str | os.PathLike):
+        if classes is not None:
+            raise ValueError(f"expected classes with data in memory, got {data!r}; leave them out")
+        return {**options, "data": data}
+    recipe = RECIPES.get(str(options.get("recipe")))
+    named = options.get("domain") or (recipe and recipe.domain)
+    kinds = [find_domain(named)] if named else [one for one in DOMAINS.values() if one.holds(data)]
+    domain = kinds[0] if kinds else None
+    if domain is None or domain.write is None or not len(data):
+        raise ValueError(
+            "expected a path, an array of images or rows, or a list of PIL images, texts or graphs "
+            f"of torch_geometric as data, got {type(data).__name__}; name the kind with domain="
+        )
+    if classes is not None and len(classes) != len(data):
+        raise ValueError(f"expected a class for each of {len(data)} items, got {len(classes)}")
+    folder = Path(options.get("runs") or "runs") / ".data"
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as temporary:
+        made = domain.write(data, classes, Path(temporary) / domain.unit)
+        digest = sha256()
+        for file in [made] if made.is_file() else sorted(made.rglob("*.png")):
+            digest.update(str(file.relative_to(temporary)).encode())
+            with open_file(file) as stream:
+                feed(digest, stream)
+        kept = folder / f"{domain.unit}-{digest.hexdigest()[:8]}{made.suffix}"
+        if not kept.exists():
+            made.rename(kept)
+    return {**options, "data": str(kept), "domain": domain.name}
+
+
+def train(
+    config: TrainConfig | None = None,
+    *,
+    data: Any = None,
+    classes: Sequence[Any] | None = None,
+    **options: Any,
+) -> OpenRun:
     """Train an encoder on unlabeled data; the same as ``unremix train``.
 
     Args:
         config: All options in one; or
+        data: A path, a URL, the name of embedded data; or items in memory: an array of images or
+            rows, or a list of PIL images, texts or graphs of torch_geometric. Items are written to
+            ``.data`` below the folder of the runs, so that the run can be resumed and measured.
+        classes: The class of each item in memory, for measures; the training does not see them.
         options: Those of :class:`unremix.domains.options.TrainConfig`, by name; a section such as
             ``loss`` may be a dictionary.
 
@@ -42,8 +168,8 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
         ``run = unremix.train(data="photos", epochs=200); run.embed(["photo.jpg"])``
     """
     if config is None:
-        config = TrainConfig(**options)
-    elif options:
+        config = TrainConfig(**written(data, classes, options))
+    elif options or data is not None or classes is not None:
         raise TypeError("expected either a config or options by name, got both; leave one out")
     prepared = prepare(config)
     from unremix.training.loop import fit  # seconds of imports, once all is well
@@ -83,7 +209,7 @@ def train(config: TrainConfig | None = None, **options: Any) -> Run:
     finally:
         prepared.unlock()
     run.forget_files()
-    return SharedRun.of(run)
+    return OpenRun.of(run)
 
 
 def _choose(run: Run, card: dict[str, Any], watch: WithoutLabels) -> None:

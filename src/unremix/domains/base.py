@@ -191,6 +191,10 @@ class Domain:
     # Data
     recognizes: Callable[[str], bool] = lambda _: False  # whether a path or name is of such data
     load: Callable[[TrainConfig], Any]  # the data of a run
+    holds: Callable[[Any], bool] = lambda _: False  # whether items in memory are of this kind
+    write: Callable[[Any, Sequence[Any] | None, Path], Path] | None = None
+    """Writes such items, with a class for each or None, for ``load`` to a path that gets an ending.
+    """
     load_for: Callable[[Trained, Any], Any]  # a run's data, or others read the same way
     source: Callable[[Sequence[str]], Any] | None = None  # one or several paths as one source
     shape: Callable[[Any, TrainConfig], Any]  # what the data decide about the model

@@ -38,11 +38,12 @@ from unremix.experiments.plan import (
 from unremix.experiments.results import Record
 from unremix.experiments.tables import Measure, TableRow
 from unremix.files.atomic_files import write_text
+from unremix.pipeline import written
 from unremix.report.comparison import write_comparison_of
 from unremix.report.figures import Panel, learning_curves, write_figure
 from unremix.training.record import versions
 
-__all__ = ["CompareConfig", "FinishedComparison", "compare"]
+__all__ = ["CompareConfig", "FinishedComparison", "compare", "compare_recipes"]
 
 
 @dataclass(frozen=True)
@@ -277,3 +278,53 @@ def compare(
                 _write_results(plan, laboratory, command, Console(quiet=True))
             raise
         return _write_results(plan, laboratory, command, console)
+
+
+def compare_recipes(
+    recipes: str | Sequence[str],
+    *,
+    data: Any = None,
+    classes: Sequence[Any] | None = None,
+    reference: str | None = None,
+    seeds: int = 3,
+    jobs: int | None = None,
+    output: str | Path | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> FinishedComparison:
+    """Train several recipes with several seeds, side by side; the same as ``unremix compare``.
+
+    Args:
+        recipes: Their names.
+        data: As for :func:`unremix.train`, also in memory.
+        classes: The class of each item in memory; a comparison needs labels.
+        reference: The recipe that the others are compared with; the first by default.
+        seeds: Runs of each recipe.
+        jobs: Runs at a time; by default one per GPU, or one per core.
+        output: Folder of the comparison; comparisons/<data> by default.
+        progress: Whether to show progress and the table.
+        options: Those of training that all runs share, by name.
+
+    Returns:
+        The comparison: its folder, how each run ended, and the table.
+
+    Raises:
+        ValueError: For invalid options, or options that differ from those the folder has.
+
+    Example:
+        ``unremix.compare(["simclr", "unremix-simclr"], data="photos", epochs=50)``
+    """
+    names = recipes if isinstance(recipes, str) else ",".join(recipes)
+    asked = {"recipe": names.partition(",")[0], **options}
+    if asked["recipe"] == "all":
+        del asked["recipe"]
+    config = CompareConfig(
+        recipes=names,
+        reference=reference,
+        seeds=seeds,
+        jobs=jobs,
+        output=None if output is None else str(output),
+        progress=progress,
+    )
+    console = Console(quiet=not progress)
+    return compare(config, TrainConfig(**written(data, classes, asked)), console=console)

@@ -7,14 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from unremix.domains import Domain, find_domain
 from unremix.domains.base import Features
 from unremix.domains.options import TrainConfig
+from unremix.mining.embeddings import unit_rows
+from unremix.mining.index import make_index
 from unremix.training.checkpoints import check_embeddings
+
+if TYPE_CHECKING:
+    from unremix.training.run import Run
 
 
 @dataclass(eq=False, repr=False)
@@ -99,6 +104,42 @@ class ReadyEncoder:
                 takes them.
         """
         return self.domain.features(self, self.domain.load_for(self, source_of(self.domain, data)))
+
+    def neighbors(
+        self, items: Any, data: str | Sequence[str], k: int = 10
+    ) -> list[list[tuple[str, float]]]:
+        """What in some data is most similar to items; see :func:`nearest`."""
+        return nearest(self, items, data, k)
+
+
+def nearest(
+    model: Run | ReadyEncoder, items: Any, data: str | Sequence[str] | None, k: int
+) -> list[list[tuple[str, float]]]:
+    """What in some data is most similar to items.
+
+    Args:
+        model: Embeds both.
+        items: What its kind of data takes; see :meth:`unremix.Run.embed`.
+        data: Where to look, a path; None for a run's own data.
+        k: Neighbors of each item.
+
+    Returns:
+        For each item, names in the data and cosine similarities, the most similar first.
+
+    Raises:
+        ValueError: For items the encoder cannot take.
+    """
+    if k < 1:
+        raise ValueError(f"expected k of at least 1, got {k}; ask for one neighbor or more")
+    domain = model.domain
+    found = domain.features(model, domain.load_for(model, source_of(domain, data)))
+    queries = unit_rows(model.embed(items).numpy())
+    corpus = unit_rows(found.embeddings.numpy())
+    best = make_index(corpus).search(queries, min(k, len(corpus)))
+    return [
+        [(found.names[row], float(cosine)) for row, cosine in zip(rows, cosines, strict=True)]
+        for rows, cosines in zip(best.rows, best.similarity, strict=True)
+    ]
 
 
 def source_of(domain: Domain, data: str | Sequence[str] | None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unremix.domains.base import Domain, Items
-from unremix.domains.graph import measure, model, options, show
+from unremix.domains.graph import json_lines, measure, model, options, show
 from unremix.domains.graph.dataset import recognizes
 from unremix.domains.graph.infograph import InfoGraph
 
@@ -36,6 +36,8 @@ DOMAIN = Domain(
     parts={"framework": ("simclr",)},
     recognizes=recognizes,
     load=model.load,
+    holds=json_lines.holds,
+    write=json_lines.write,
     load_for=model.load_for,
     shape=lambda data, config: model.GraphShape(data.encoding),
     shape_from=model.shape_from,

@@ -26,6 +26,7 @@ from unremix.domains.graph.features import (
     without_empty,
 )
 from unremix.files.archives import Skipped
+from unremix.files.atomic_files import write_text
 from unremix.files.bounds import FREE, shorten
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
@@ -110,6 +111,32 @@ def collect(
         )
     found = graphs.found(name, size)
     return replace(found, skipped=(*found.skipped, *skipped))
+
+
+def holds(items: Any) -> bool:
+    """Whether items in memory are graphs of torch_geometric."""
+    listed = isinstance(items, list | tuple) and len(items) > 0
+    return listed and all(hasattr(one, "edge_index") and hasattr(one, "num_nodes") for one in items)
+
+
+def write(items: Any, classes: Sequence[Any] | None, path: Path) -> Path:
+    """Write graphs of torch_geometric; their class is ``y`` unless classes are given."""
+    rows = []
+    for place, graph in enumerate(items):
+        row = {
+            "edges": graph.edge_index.T.tolist(),
+            "nodes": int(graph.num_nodes),
+            "directed": True,
+        }
+        if graph.x is not None:
+            row["node_features"] = graph.x.reshape(int(graph.num_nodes), -1).tolist()
+        label = classes[place] if classes is not None else getattr(graph, "y", None)
+        if label is not None and getattr(label, "numel", lambda: 1)() == 1:
+            whole = label.item() if hasattr(label, "item") else label
+            row["label"] = int(whole) if isinstance(whole, float) and whole % 1 == 0 else whole
+        rows.append(json.dumps(row) + "\n")
+    write_text(path.with_suffix(".jsonl"), "".join(rows))
+    return path.with_suffix(".jsonl")
 
 
 class _Graphs:

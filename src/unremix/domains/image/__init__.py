@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unremix.domains.base import Domain, Items
-from unremix.domains.image import encoders, export, measure, model, options, pieces, show
+from unremix.domains.image import encoders, export, items, measure, model, options, pieces, show
 from unremix.domains.image.dataset import count_classes
 from unremix.domains.image.imagined import imagine
 from unremix.domains.options import SELECTIVE
@@ -36,6 +36,8 @@ DOMAIN = Domain(
         "negatives": ("mochi", "patch"),
     },
     load=model.load,
+    holds=items.holds,
+    write=items.write,
     load_for=model.load_for,
     source=model.source_of,
     shape=lambda data, config: model.ImageShape.of(data.train, config),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unremix.domains.image.arrays import image_array
 from unremix.domains.image.decoding import decode_image
+from unremix.files.atomic_files import write_arrays
 
 ACCEPTED = "a list of paths, PIL images or arrays, or an array of pictures"
 
@@ -83,3 +84,42 @@ def _opened(item: Any, place: int) -> str | Path | Image.Image:
         f"expected a path, a PIL image or an array at position {place}, got "
         f"{type(item).__name__} {item!r}"
     )
+
+
+def holds(items: Any) -> bool:
+    """Whether items in memory are pictures: PIL images, arrays of them, or one array of all."""
+    if isinstance(items, np.ndarray | Tensor):
+        return items.ndim in (3, 4)
+    first = next(iter(items), None) if isinstance(items, list | tuple) else None
+    return isinstance(first, Image.Image) or (
+        isinstance(first, np.ndarray | Tensor) and first.ndim in (2, 3)
+    )
+
+
+def write(items: Any, classes: Sequence[Any] | None, path: Path) -> Path:
+    """Write pictures in memory: as an .npz, or as files of a folder if their sizes differ."""
+    if isinstance(items, Tensor):
+        items = items.detach().cpu().numpy()
+    if not isinstance(items, np.ndarray):
+        opened = [_opened(item, place) for place, item in enumerate(items)]
+        pictures = [one if isinstance(one, Image.Image) else Image.open(one) for one in opened]
+        if len({(one.size, one.mode) for one in pictures}) > 1:
+            return _write_files(pictures, classes, path)
+        items = np.stack([np.asarray(one) for one in pictures])
+    arrays = {"images": image_array(items, "the pictures")}
+    if classes is not None:
+        arrays["labels"] = np.asarray([str(one) for one in classes])
+    write_arrays(path.with_suffix(".npz"), arrays)
+    return path.with_suffix(".npz")
+
+
+def _write_files(
+    pictures: Sequence[Image.Image], classes: Sequence[Any] | None, path: Path
+) -> Path:
+    digits = len(str(len(pictures)))
+    for place, picture in enumerate(pictures):
+        folder = path if classes is None else path / str(classes[place])
+        folder.mkdir(parents=True, exist_ok=True)
+        rgb = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+        rgb.save(folder / f"{place:0{digits}d}.png")
+    return path

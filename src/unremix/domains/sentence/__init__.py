@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unremix.domains.base import Domain, Items
-from unremix.domains.sentence import measure, model, options, pretrained, show
+from unremix.domains.sentence import measure, model, options, pretrained, show, text_tables
 from unremix.domains.sentence.quickthought import QuickThought
 
 DOMAIN = Domain(
@@ -39,6 +39,8 @@ DOMAIN = Domain(
     parts={"framework": ("simclr",)},
     recognizes=lambda source: ".txt" in Path(source).suffixes and Path(source).is_file(),
     load=model.load,
+    holds=text_tables.holds,
+    write=text_tables.write,
     load_for=model.load_for,
     shape=model.shape_of,
     shape_from=model.shape_from,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from unremix.domains import rows
 from unremix.domains.rows import column
+from unremix.files.atomic_files import write_text
 from unremix.files.bounds import shorten
 
 TEXTS = ("text", "sentence", "content", "body", "document", "title", "question", "abstract")
@@ -42,3 +45,19 @@ def read_texts(path: Path, text: str | None, label: str | None) -> Iterator[tupl
             )
         found = [str(cell).strip() for cell in cells]
         yield found[0], found[1] if len(found) > 1 else None
+
+
+def holds(items: Any) -> bool:
+    """Whether items in memory are texts."""
+    listed = isinstance(items, list | tuple) and len(items) > 0
+    return listed and all(isinstance(one, str) for one in items)
+
+
+def write(items: Any, classes: Sequence[Any] | None, path: Path) -> Path:
+    """Write texts in memory as JSON lines."""
+    rows: list[dict[str, str]] = [{"text": text} for text in items]
+    for row, label in zip(rows, classes or (), strict=False):
+        row["label"] = str(label)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    write_text(path.with_suffix(".jsonl"), lines)
+    return path.with_suffix(".jsonl")

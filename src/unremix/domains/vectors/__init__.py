@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unremix.domains.base import Domain, Items
 from unremix.domains.options import SELECTIVE
-from unremix.domains.vectors import model, options, show
+from unremix.domains.vectors import files, model, options, show
 from unremix.domains.vectors.dataset import EMBEDDED, recognizes
 from unremix.domains.vectors.encoding import shape_from
 
@@ -36,6 +36,8 @@ DOMAIN = Domain(
     recipes=options.RECIPES,
     parts={"framework": ("simclr",)},
     recognizes=recognizes,
+    holds=files.holds,
+    write=files.write,
     load=model.load,
     load_for=model.load_for,
     shape=lambda data, config: data.shape,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unremix.files.atomic_files import checked, open_text
+from unremix.files.atomic_files import checked, open_text, write_arrays
 from unremix.files.bounds import shorten
 from unremix.mining.embeddings import NUMBERED, read_columns
 
@@ -127,3 +127,17 @@ READERS: dict[str, Callable[[Path], dict[str, NDArray[Any]]]] = {
     ".csv": _read_csv,
     ".safetensors": _read_safetensors,
 }
+
+
+def holds(items: Any) -> bool:
+    """Whether items in memory are rows of numbers."""
+    return getattr(items, "ndim", None) == 2 and hasattr(items, "dtype")
+
+
+def write(items: Any, classes: Sequence[Any] | None, path: Path) -> Path:
+    """Write rows of numbers in memory as an .npz."""
+    arrays = {"x": np.asarray(items)}
+    if classes is not None:
+        arrays["labels"] = np.asarray([str(one) for one in classes])
+    write_arrays(path.with_suffix(".npz"), arrays)
+    return path.with_suffix(".npz")
