@@ -21,6 +21,7 @@ except ImportError:  # a system without flock: nothing is locked there
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = re.compile(r"\.unremix-(\d+)-[0-9a-f]+\.tmp")  # with the number of its process
+OF_SAFETENSORS = re.compile(r"\.tmp\w{6}")  # what it writes to before it renames
 LARGEST = 2**28  # bytes of a file that is read whole
 # Opening waits for nobody, and no terminal takes over.
 READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -390,7 +391,8 @@ def sweep(folder: Path) -> None:
     """Remove what writers left in a folder that were killed; hold the folder's lock."""
     for entry in os.scandir(folder) if folder.is_dir() else ():
         found = TEMPORARY.fullmatch(entry.name)
-        if found is not None and not _is_alive(int(found[1])):
+        left = found is not None and not _is_alive(int(found[1]))
+        if left or OF_SAFETENSORS.fullmatch(entry.name):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:

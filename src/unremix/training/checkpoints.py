@@ -202,6 +202,11 @@ def digest_of(weights: Mapping[str, Tensor]) -> str:
     return fingerprint(part for name in sorted(weights) for part in (name, weights[name]))
 
 
+def digest_of_texts(texts: Mapping[str, str]) -> str:
+    """SHA-256 over names and texts."""
+    return fingerprint(part for name in sorted(texts) for part in (name, texts[name]))
+
+
 def read_safetensors(
     path: Path, inside: Path | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -220,7 +225,9 @@ def read_safetensors(
         raise
     except Exception as error:
         raise DamagedError(f"{path} cannot be read ({_first_line(error)})") from error
-    if texts.pop("sha256", None) not in (None, digest_of(weights)):
+    facts = texts.pop("facts_sha256", None)  # earlier versions wrote none
+    sound = texts.pop("sha256", None) in (None, digest_of(weights))
+    if not sound or facts not in (None, digest_of_texts(texts)):
         raise DamagedError(f"{path} cannot be read (its checksum does not match)")
     return weights, texts
 

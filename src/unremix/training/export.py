@@ -20,7 +20,7 @@ from unremix.console.templates import fill
 from unremix.domains import DOMAINS, find_domain
 from unremix.domains.base import CODE_START, TEXTS, to_texts
 from unremix.files.atomic_files import read_text, write_bytes, write_text
-from unremix.training.checkpoints import digest_of
+from unremix.training.checkpoints import digest_of, digest_of_texts
 from unremix.training.run import Run
 
 Format = Literal["safetensors", "torchvision", "onnx"]
@@ -74,7 +74,8 @@ def from_texts(texts: dict[str, str]) -> dict[str, Any]:
 def write_weights(facts: dict[str, Any], encoder: nn.Module, path: Path) -> None:
     """Write an encoder's weights as safetensors, with facts about it as metadata."""
     weights = {name: tensor.contiguous().cpu() for name, tensor in encoder.state_dict().items()}
-    texts = to_texts(facts) | {"sha256": digest_of(weights)}
+    texts = to_texts(facts)
+    texts |= {"sha256": digest_of(weights), "facts_sha256": digest_of_texts(texts)}
     data = save(weights, metadata=texts)  # safetensors' save_file makes its own temporary file
     write_bytes(path, data)
 
