@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,37 @@ PACKAGES = {
     "timm": ("--backbone timm:NAME", "pip install timm"),
     "torch_geometric": ("graphs", 'pip install "unremix[graph]"'),
 }
+
+
+# Versions below these have known holes: what somebody else's file can do there.
+SAFE = {
+    "torch": ("2.10", "weights in archives of torch can run code"),
+    "pillow": ("10.3", "pictures can write past their memory"),
+    "aiohttp": ("3.13.3", "servers can exhaust memory"),
+    "jinja2": ("3.1.6", "templates can leave their sandbox"),
+    "onnx": ("1.17", "models can name files outside of their folder"),
+    "pyarrow": ("14.0.1", "parquet files can run code"),
+    "timm": ("1.0.26", "names of models can reach pickles"),
+    "ray": ("2.52", "web pages can submit jobs to a local cluster"),
+}
+
+
+def holes(packages: Mapping[str, str | None]) -> list[str]:
+    """What is wrong with installed versions that have known holes.
+
+    Example:
+        >>> holes({"pillow": "9.5.0", "jinja2": "3.1.6", "onnx": None})
+        ['pillow 9.5.0: pictures can write past their memory; install pillow>=10.3']
+    """
+    return [
+        f"{name} {packages[name]}: {what}; install {name}>={safe}"
+        for name, (safe, what) in SAFE.items()
+        if (version := packages.get(name)) is not None and _numbers(version) < _numbers(safe)
+    ]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
 
 
 def version_of(package: str) -> str | None:
@@ -75,6 +107,10 @@ def show_installation() -> None:
     problem = torchvision_problem()
     if problem is not None:
         print(f"\n{problem}")
+    known = holes({name: version_of(name) for name in SAFE})
+    if known:
+        print("\nversions with known holes, which matter for files of others:")
+        print(*known, sep="\n")
 
 
 def torchvision_problem() -> str | None:

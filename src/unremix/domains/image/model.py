@@ -116,7 +116,8 @@ def set_features(
     """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
     # Without images, split gives one empty part, so that the width is known.
     places = torch.arange(len(images)).split(batch)
-    device = torch.device("cpu") if encoder is None else next(encoder.parameters()).device
+    weights = () if encoder is None else encoder.parameters()  # of an exported file, none
+    device = next((one.device for one in weights), torch.device("cpu"))
 
     def read(number: int) -> Tensor:
         if isinstance(images.images, StreamedImages):
