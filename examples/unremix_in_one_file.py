@@ -9,7 +9,7 @@ Read it from top to bottom. It needs torch, numpy, pillow and scikit-learn.
     python examples/unremix_in_one_file.py --data cifar10-images.zip --limit 10000 \
         --width 8 --epochs 10 --batch_size 128 --temperature 0.1
 
-        kNN accuracy on 10,000 test images of CIFAR-10: 44.4 % (the library: 43.9 +- 0.5, five seeds)
+        kNN accuracy on 10,000 test images of CIFAR-10: 44.4 % (the library: 43.9, sd 0.5)
 
 `unremix train --recipe unremix-simclr` runs the same method, with every option the method has. A
 test holds this file equal to it: the loss to 1e-6, and the accuracy on the digits.

@@ -124,6 +124,14 @@ def test_the_readme_names_every_make_target_it_uses() -> None:
     assert used <= targets
 
 
+def test_the_size_of_blocks_is_that_of_the_code() -> None:
+    from unremix.core.problem import BLOCK_ELSEWHERE, BLOCK_ON_CPU
+
+    page = (ROOT / "docs" / "method.md").read_text()
+    assert f"{4 * BLOCK_ON_CPU >> 20} MiB per array on a CPU" in page
+    assert f"of {4 * BLOCK_ELSEWHERE >> 20} MiB on an accelerator" in page
+
+
 def test_every_preset_option_is_in_the_fidelity_table() -> None:
     from dataclasses import fields
 

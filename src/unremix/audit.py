@@ -34,7 +34,7 @@ class Audit:
         auc: For each score, for the weights and for the evidence, if any: how often a
             negative of the anchor's label has more of it than one of another label (ties count
             half), mean over anchors that have both. 0.5 is chance; above, false negatives get more.
-        k: k.
+        k: How many of the most weighted negatives were looked at, per anchor.
     """
 
     false_negative_rate: float
