@@ -132,6 +132,11 @@ def test_a_command_of_the_readme_works(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     write_photos(tmp_path / "photos")
+    if " compare " in command:  # needs labels
+        for number, photo in enumerate(sorted((tmp_path / "photos").glob("*.jpg"))):
+            folder = tmp_path / "photos" / f"class {number % 2}"
+            folder.mkdir(exist_ok=True)
+            photo.rename(folder / photo.name)
     write_graphs(tmp_path / "MUTAG.zip")
     write_books(tmp_path / "books")
     write_table(tmp_path / "table.csv")
