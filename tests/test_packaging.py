@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import os
 import re
 import runpy
@@ -20,6 +19,7 @@ import unremix
 tomllib = pytest.importorskip("tomllib")
 
 ROOT = Path(__file__).parents[1]
+VERSION = unremix.__version__
 pytestmark = pytest.mark.xdist_group("wheel")  # one worker installs it, and torch with it
 PACKAGE = {"PIL": "pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 # timm is asked for by name on the command line; umap is used where it is; typing_extensions is for
@@ -69,7 +69,8 @@ def test_every_declared_package_is_used() -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    assert f"\nversion: {unremix.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{VERSION}]\n" in (ROOT / "CHANGELOG.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "version" in project["dynamic"]  # hatchling reads unremix.__version__
 
@@ -112,8 +113,7 @@ def test_with_torch_alone(installed: Path, tmp_path: Path) -> None:
     def unremix(*words: str) -> subprocess.CompletedProcess[str]:
         return run(installed / "unremix", *words, folder=tmp_path)
 
-    version = importlib.metadata.version("unremix")
-    assert unremix("--version").stdout.strip() == version
+    assert unremix("--version").stdout.strip() == VERSION
     usage = unremix()
     assert usage.returncode == 0
     assert 'pip install "unremix[train,report]"' in usage.stdout

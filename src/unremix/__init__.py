@@ -42,7 +42,7 @@ __all__ = [
     "mine_hard_negatives",
     "train",
 ]
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # Imported when asked for: the losses need torch, training needs the extra [train], and the command
 # line answers `--help` without either.
