@@ -32,9 +32,12 @@ AT_RUN_TIME = {  # named in a string, or needed by another package
     "onnxruntime",
     "onnxscript",
     "pillow-heif",
+    "rdkit",
     "s3fs",
     "sentencex",
     "tensorboard",
+    "timm",
+    "transformers",
 }
 
 

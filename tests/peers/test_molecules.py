@@ -10,7 +10,7 @@ import torch
 import unremix
 from unremix.domains.graph.dataset import load_graphs
 
-Chem = pytest.importorskip("rdkit.Chem", reason="rdkit is in no extra; pip install rdkit")
+Chem = pytest.importorskip("rdkit.Chem", reason="pip install rdkit")
 
 MOLECULES = {
     "ethanol": ("CCO", 1), "water": ("O", 0), "benzene": ("c1ccccc1", 1),

@@ -127,7 +127,8 @@ def embed(
         output: An .npz, .parquet or .csv file, by default embeddings.npz in the run's folder or,
             for --encoder, here. With --on ray a folder of parquet parts, which may be a URL, by
             default embeddings there.
-        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
+        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
+            file.py:callable, an exported file.
         domain: What kind of data the encoder is for, if its name does not say so.
         layer: The encoder's output (backbone), or the projection head's behind it (head).
         normalize: Scale each embedding to length 1.
@@ -349,7 +350,8 @@ def neighbors(
         source: A run's folder, a file of embeddings, or data for --encoder.
         query: Picture files, sentences, a .txt file of sentences, or names of samples.
         k: Neighbors of each query.
-        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
+        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
+            file.py:callable, an exported file.
         data: Where to look; by default the run's own data.
         output: An .html page, by default neighbors.html in the run's folder or here; the table is
             written beside it as .csv.
@@ -385,7 +387,8 @@ def duplicates(
         source: A run's folder, a file of embeddings, or data for --encoder.
         threshold: The cosine from which two samples are near-duplicates; by default one that
             samples of these data hardly reach by chance.
-        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
+        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
+            file.py:callable, an exported file.
         data: Where to look; by default the run's own data.
         output: An .html page, by default duplicates.html in the run's folder or here; the table is
             written beside it as .csv.
@@ -418,7 +421,8 @@ def cluster(
     Args:
         source: A run's folder, a file of embeddings, or data for --encoder.
         clusters: How many; by default the square root of half the number of samples.
-        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
+        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
+            file.py:callable, an exported file.
         data: What to sort; by default the run's own data.
         output: An .html page, by default clusters.html in the run's folder or here; the table is
             written beside it as .csv.
@@ -445,7 +449,8 @@ def explore(
 
     Args:
         source: Data for --encoder, a run's folder, or a file of embeddings.
-        encoder: A ready encoder: timm:NAME, file.py:callable, an exported file.
+        encoder: A ready encoder: timm:NAME, sentence-transformers:NAME, file.py:callable, an
+            exported file.
         data: Data in place of the run's own; with a file of embeddings, the pictures it names.
         output: An .html page, by default explore.html in the run's folder or here.
         domain: What kind of data it is, if neither the run nor the encoder's name says so.
@@ -477,7 +482,8 @@ def classify(
     Args:
         source: A run's folder, a file of embeddings, or data for --encoder.
         labels: A .csv file with a name and a label on each line, with or without a heading.
-        encoder: A ready encoder in place of a run: timm:NAME, file.py:callable, an exported file.
+        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
+            file.py:callable, an exported file.
         data: What to classify; by default the run's own data.
         output: A .csv file, by default predictions.csv in the run's folder or here; a page is
             written beside it as .html.

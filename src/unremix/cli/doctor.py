@@ -34,8 +34,10 @@ PACKAGES = {
     "onnx": ("export to ONNX", 'pip install "unremix[export]"'),
     "onnxruntime": ("ONNX, export and load", 'pip install "unremix[export]"'),
     "faiss-cpu": ("mine --index ivf", 'pip install "unremix[mine]"'),
-    "timm": ("--backbone timm:NAME", "pip install timm"),
+    "timm": ("--encoder timm:NAME", "pip install timm"),
+    "transformers": ("--encoder sentence-transformers:NAME", "pip install transformers"),
     "torch_geometric": ("graphs", 'pip install "unremix[graph]"'),
+    "rdkit": ("molecules from SMILES", 'pip install "unremix[molecules]"'),
 }
 
 

@@ -34,10 +34,13 @@ EXTRAS = {
     "onnxscript": "export",
     "pyarrow": "export",
     "ray": "ray",
+    "rdkit": "molecules",
     "s3fs": "s3",
     "sentencex": "text",
     "submitit": "slurm",
+    "tokenizers": "pretrained",
     "torch_geometric": "graph",
+    "transformers": "pretrained",
 }
 
 

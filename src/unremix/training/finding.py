@@ -22,9 +22,10 @@ def encoder(name: str, *, domain: str | None = None, trust: bool = False) -> Rea
     """An encoder that is ready to embed, without a training run; nothing is downloaded.
 
     Args:
-        name: ``LIBRARY:NAME`` (such as ``timm:resnet18``), ``package.module:callable`` or
-            ``file.py:callable``, each perhaps with ``:FILE``, a file of weights; an exported
-            ``.onnx`` or ``.safetensors`` file; or a run's folder.
+        name: ``LIBRARY:NAME`` (such as ``timm:resnet18``, ``sentence-transformers:NAME`` or
+            ``transformers:FOLDER``), ``package.module:callable`` or ``file.py:callable``; those of
+            images perhaps with ``:FILE``, a file of weights; an exported ``.onnx`` or
+            ``.safetensors`` file; or a run's folder.
         domain: What kind of data it is for; by default what the name says.
         trust: Whether code may run that a run's folder names. A callable that ``name`` names
             itself runs.

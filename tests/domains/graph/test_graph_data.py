@@ -782,5 +782,5 @@ def test_molecules_say_what_reads_them(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "rdkit", None)
     path = tmp_path / "molecules.smi"
     path.write_text("CCO ethanol\n")
-    with pytest.raises(ImportError, match="pip install rdkit"):
+    with pytest.raises(ImportError, match=r"rdkit .*unremix\[molecules\]"):
         load_graphs(path)
