@@ -54,7 +54,7 @@ Keep = Literal["best", "blend", "last"]
 ScheduleName = Literal["constant", "cosine"]
 
 # Of a call, not of the run: no file holds them.
-OF_A_CALL = ("given", "from_file", "trust", "allow_changed_data")
+OF_A_CALL = ("given", "from_file", "trust", "allow_changed_data", "profile")
 INTERNAL = ("given", "from_file", "own", "part_options")  # fields that are not options
 SELECTIVE = (
     "stream", "head_hidden", "head_output", "head_batch_norm", "chunk", "validation",
@@ -166,6 +166,7 @@ class TrainConfig:
         runs: Folder of all runs.
         resume: Folder of a run to continue. It keeps its options; with --epochs it trains further.
         progress: Whether to show progress.
+        profile: Whether to show at the end where the time went, and write a trace of a few steps.
         own: The options of the kind of data, as its dataclass.
         part_options: The options of the parts, by section; None in them leaves the recipe's value.
         given: Names of the options that were given; determined automatically, and kept by
@@ -237,6 +238,7 @@ class TrainConfig:
     runs: str = option("runs")
     resume: str | None = option()
     progress: bool = option(True)
+    profile: bool = option(False, rare=True)
     own: Any = field(default=None)
     part_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     given: frozenset[str] | None = field(default=None, repr=False, compare=False)

@@ -40,8 +40,8 @@ CONFIDENCE = 0.95
 INCIDENTAL = (
     "seed", "name", "runs", "resume", "progress", "threads", "given", "accelerator", "devices",
     "num_nodes", "timeout_minutes", "evaluate_every", "audit_every", "checkpoint_every",
-    "log_every", "loggers", "trust", "allow_changed_data", "recipe", "framework", "weighting",
-    "mixing", "negatives",
+    "log_every", "loggers", "trust", "allow_changed_data", "profile", "recipe", "framework",
+    "weighting", "mixing", "negatives",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from unremix.training.building import build_model, precision_of
 from unremix.training.export import export_facts, write_weights
 from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer, temperature_at
 from unremix.training.preparation import Prepared, processes_here
+from unremix.training.profile import Profile
 from unremix.training.progress import Progress
 from unremix.training.record import device_in_words
 from unremix.training.run import Run, reading
@@ -104,6 +106,13 @@ class Training:
         self.model.reserve(self.domain.size(self.data))
         if state:
             self.run.restore(self.model, state)
+        self.profile: Profile | None = None
+        if self.config.profile and fabric.is_global_zero:
+            self.profile = Profile(self.model.encoder, fabric.device, self.run.path / "trace.json")
+
+    def _stage(self, name: str) -> AbstractContextManager[None]:
+        """Where the time of what is done within counts, if it is to be shown where time goes."""
+        return self.profile.stage(name) if self.profile else nullcontext()
 
     @property
     def epoch(self) -> int:
@@ -137,7 +146,8 @@ class Training:
             self.progress.epoch_ended(self, self._add_row(0))
         self.since = time.perf_counter()
         while self.step < self.total and not self.stopped:
-            for indices, fetched in self._batches():
+            batches = self._batches()
+            for indices, fetched in self.profile.reading(batches) if self.profile else batches:
                 self.training_step(indices, fetched)
                 if self.asked and self.step % self.steps_per_epoch:
                     self.save()
@@ -206,22 +216,21 @@ class Training:
             )
         self.optimizer.zero_grad()
         with self.fabric.autocast():
-            batch = make_batch(
-                self.domain, fetched, indices, self.model, config, self.run.shape, step=self.step,
-                epoch=self.epoch,
-            )  # fmt: skip
+            with self._stage("views"):
+                batch = make_batch(
+                    self.domain, fetched, indices, self.model, config, self.run.shape,
+                    step=self.step, epoch=self.epoch,
+                )  # fmt: skip
             if config.chunk is None or config.chunk >= len(indices):
-                loss = self.wrapped(batch)
-                self.fabric.backward(loss)
+                with self._stage("loss"):  # the head included; the encoder is a stage of its own
+                    loss = self.wrapped(batch)
+                with self._stage("backward"):
+                    self.fabric.backward(loss)
             else:
-                loss = self._chunked(batch, config.chunk)
-        if config.clip is not None:
-            self.fabric.clip_gradients(
-                self.model, self.optimizer, max_norm=config.clip, error_if_nonfinite=False
-            )
-        self.fabric.strategy.optimizer_step(self.optimizer)
-        forget(self.model.encoder)
-        self.model.after_step()
+                with self._stage("backward"):
+                    loss = self._chunked(batch, config.chunk)
+        with self._stage("optimizer"):
+            self._update()
         asked = self.stop is not None and self.stop.asked
         numbers = torch.stack([loss.detach().double(), loss.new_tensor(asked).double()])
         value, anywhere = self._mean(numbers).tolist()
@@ -243,6 +252,16 @@ class Training:
         every = config.checkpoint_every
         if every is not None and self.step % every == 0 and within:
             self.save()
+
+    def _update(self) -> None:
+        """A step of the optimizer, and what follows it."""
+        if self.config.clip is not None:
+            self.fabric.clip_gradients(
+                self.model, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
+            )
+        self.fabric.strategy.optimizer_step(self.optimizer)
+        forget(self.model.encoder)
+        self.model.after_step()
 
     def _interrupt(self) -> None:
         """End the training, whose checkpoint is written; on SLURM, queue the job again if asked."""
@@ -333,11 +352,13 @@ class Training:
         self._count_time()
         limit, least = self.config.max_minutes, self.config.least_kept
         over = limit is not None and self.seconds >= 60 * limit
-        row = self._add_row(self.epoch)
+        with self._stage("measuring"):
+            row = self._add_row(self.epoch)
         over = over or (least is not None and row.get("neighbors_kept", 1.0) < least)
         self.stopped = bool(self.fabric.broadcast(over))
         self.since = time.perf_counter()  # measuring does not count
-        self.save()
+        with self._stage("saving"):
+            self.save()
         self.progress.epoch_ended(self, row)
 
     def write_metrics(self) -> None:
@@ -472,6 +493,7 @@ def _agree(fabric: Fabric, prepared: Prepared) -> None:
     known = (run.path, options, run.shape, prepared.state, prepared.record["data"])
     path, options, shape, state, data = fabric.broadcast(known)
     config = config_from_yaml(options, trust=True).trusted(trust=True, where="the first process")
+    config = replace(config, profile=prepared.config.profile)
     if data != prepared.record["data"]:
         raise ValueError(
             f"expected the data of the first process in all, got others from {config.data!r} in "
@@ -553,6 +575,10 @@ def fit(
                 if fabric.is_global_zero:  # that of an earlier end, or of an export meanwhile
                     (run.path / "encoder.safetensors").unlink(missing_ok=True)
                 training()
+                if training.profile:
+                    training.profile.close()
+                    progress.say("\n".join(training.profile.lines()))
+                    progress.say(f"{training.profile.trace}: a trace of a few steps")
                 for logger in fabric.loggers:
                     logger.finalize("success")
             elif is_new:

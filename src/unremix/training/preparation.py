@@ -295,7 +295,11 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | No
     if state is not None and longer.keys() - {"threads"}:
         state["stopped"] = False  # by max_minutes
     runs = str(run.path.parent)  # wherever the folder is now
-    return run, replace(run.config, progress=config.progress, runs=runs, **longer), state
+    return (
+        run,
+        replace(run.config, progress=config.progress, profile=config.profile, runs=runs, **longer),
+        state,
+    )
 
 
 def _check_record(
@@ -350,6 +354,7 @@ def prepare(config: TrainConfig) -> Prepared:
         config = replace(
             earlier.config,
             progress=config.progress,
+            profile=config.profile,
             threads=config.threads or earlier.config.threads,
             resume=str(earlier.path),
             allow_changed_data=config.allow_changed_data,
