@@ -9,11 +9,10 @@ import gzip
 import json
 import warnings
 import zlib
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,8 @@ OPTIONAL = ("node_labels", "node_features", "label")  # in every line or in none
 LONGEST = 2**25  # characters of a line; as objects of Python they take 25 times the memory
 LONGEST_NAME = 1000  # characters of a graph's name
 MOST_IGNORED = 20  # unknown keys that a warning names
-NODE_BYTES = 64  # memory that a node without edges, labels and features takes
+NODE_BYTES = 48  # memory that a node without edges, labels and features takes
+LINE_BYTES = 400  # likewise a graph
 FACTOR = 6  # times the files: memory that the graphs may take, beside a fixed amount
 
 
@@ -101,16 +101,57 @@ def collect(
     Raises:
         ValueError: If there is none, or they do not fit to each other.
     """
-    graphs = _Graphs(FREE + FACTOR * size)
+    graphs: list[Line] = []
+    known: dict[int | str, int] = {}  # labels of nodes, numbered as they come
+    codes: list[Ints] = []
+    most, used = FREE + FACTOR * size, 0
     for line in lines:
-        graphs.add(line)
-    if not graphs.names:
+        labels, features = line.node_labels, line.node_features
+        used += LINE_BYTES + NODE_BYTES * line.nodes + line.edges.nbytes + 2 * len(line.name)
+        used += 0 if features is None else features.nbytes
+        if used > most:
+            raise ValueError(
+                f"expected graphs that take at most {most:,} bytes of memory, for files of "
+                f"their size, got more with the {line.nodes:,} nodes in {line.where}; remove "
+                "nodes without edges, or write the graphs to larger files that are not packed"
+            )
+        if labels is not None:
+            codes.append(np.array([known.setdefault(each, len(known)) for each in labels], int))
+        graphs.append(replace(line, node_labels=labels and []))  # as numbers, they are smaller
+    if not graphs:
         raise ValueError(
             f"expected a graph per line in {name}, got no line; give each graph a line like "
             '{"edges": [[0, 1], [1, 2]]}'
         )
-    found = graphs.found(name, size)
-    return replace(found, skipped=(*found.skipped, *skipped))
+    _check_alike(graphs)
+    sizes: Ints = np.array([line.nodes for line in graphs])
+    kept, empty = without_empty(sizes, [line.name for line in graphs])
+    if not kept.any():
+        raise ValueError(f"expected nodes in {name}, got only graphs without any")
+    graphs, sizes = [line for line in graphs if line.nodes], sizes[kept]
+    starts = (np.cumsum(sizes) - sizes).tolist()
+    numbers = [line.node_features for line in graphs if line.node_features is not None]
+    named = [line.label for line in graphs if line.label is not None]
+    classes: tuple[Any, Any] = label_codes(named) if named else (None, None)
+    node_labels = None
+    if known:
+        place, values = label_codes(known)
+        node_labels = NodeLabels(place[np.concatenate(codes)][:, None], (values,))
+    return RawGraphs(
+        name=name,
+        names=[line.name for line in graphs],
+        sizes=sizes,
+        edges=np.concatenate(
+            [line.edges + start for line, start in zip(graphs, starts, strict=True)]
+        ).T,
+        node_labels=node_labels,
+        attributes=np.concatenate(numbers) if numbers else None,
+        use_attributes=True,  # features in such a file are there to be used
+        labels=classes[0],
+        classes=classes[1],
+        skipped=(*empty, *skipped),
+        file_bytes=size,
+    )
 
 
 def holds(items: Any) -> bool:
@@ -139,103 +180,26 @@ def write(items: Any, classes: Sequence[Any] | None, path: Path) -> Path:
     return path.with_suffix(".jsonl")
 
 
-class _Graphs:
-    """Graphs in flat arrays of ``most`` bytes: one object each would take many times the memory."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.used, self.nodes = most, 0, 0
-        self.names: list[str] = []
-        self.sizes, self.edges, self.features = array("q"), array("q"), array("f")
-        self.width: tuple[int, str] | None = None  # features of a node, and where that was said
-        self.node_labels: dict[int | str, int] = {}  # numbered as they come
-        self.codes = array("q")
-        self.labels: list[int | str] = []
-        self.missing = dict.fromkeys(OPTIONAL, 0)  # lines without it
-        # By optional key: the first line that has it, and the first that lacks it.
-        self.first_with: dict[str, str] = {}
-        self.first_without: dict[str, str] = {}
-
-    def add(self, line: Line) -> None:
-        """Add a graph.
-
-        Raises:
-            ValueError: If it does not fit to the others, or takes too much memory.
-        """
-        for key in OPTIONAL:
-            lacks = getattr(line, key) is None
-            self.missing[key] += lacks
-            (self.first_without if lacks else self.first_with).setdefault(key, line.where)
-        self.used += NODE_BYTES * line.nodes + line.edges.nbytes + 2 * len(line.name) + 200
-        if line.node_features is not None:
-            self._add_features(line.node_features, line.where)
-        if self.used > self.most:
+def _check_alike(graphs: Sequence[Line]) -> None:
+    """Refuse labels or features that only some graphs have, and features of different widths."""
+    for key in OPTIONAL:
+        lacking = [line.where for line in graphs if getattr(line, key) is None]
+        if lacking and len(lacking) < len(graphs):
+            having = next(line.where for line in graphs if getattr(line, key) is not None)
             raise ValueError(
-                f"expected graphs that take at most {self.most:,} bytes of memory, for files of "
-                f"their size, got more with the {line.nodes:,} nodes in {line.where}; remove "
-                "nodes without edges, or write the graphs to larger files that are not packed"
+                f"expected {key!r} in every line or in none, got it in {having} and not in "
+                f"{lacking[0]} ({len(lacking)} of {len(graphs)} lines lack it); complete or "
+                "remove it"
             )
-        self.names.append(line.name)
-        self.sizes.append(line.nodes)
-        self.edges.frombytes((line.edges + self.nodes).tobytes())
-        self.nodes += line.nodes
-        if not line.nodes:
-            return
-        if line.node_labels is not None:
-            place = self.node_labels
-            self.codes.extend([place.setdefault(each, len(place)) for each in line.node_labels])
-        if line.label is not None:
-            self.labels.append(line.label)
-
-    def _add_features(self, features: Floats, where: str) -> None:
-        if not len(features):
-            return
-        if self.width is None:
-            self.width = (features.shape[1], where)
-        if features.shape[1] != self.width[0]:
+    widths = [
+        (one.where, one.node_features.shape[1]) for one in graphs if one.node_features is not None
+    ]
+    for where, width in widths:
+        if width != widths[0][1]:
             raise ValueError(
-                f"expected {self.width[0]} node_features per node, as in {self.width[1]}, got "
-                f"{features.shape[1]} in {where}; give all nodes the same features"
+                f"expected {widths[0][1]} node_features per node, as in {widths[0][0]}, got "
+                f"{width} in {where}; give all nodes the same features"
             )
-        self.used += features.nbytes
-        self.features.frombytes(np.ascontiguousarray(features).tobytes())
-
-    def found(self, name: str, size: int) -> RawGraphs:
-        """All graphs together.
-
-        Raises:
-            ValueError: If only some have labels or features, or none has a node.
-        """
-        for key in OPTIONAL:
-            if key in self.first_with and key in self.first_without:
-                raise ValueError(
-                    f"expected {key!r} in every line or in none, got it in {self.first_with[key]} "
-                    f"and not in {self.first_without[key]} ({self.missing[key]} of "
-                    f"{len(self.names)} lines lack it); complete or remove it"
-                )
-        sizes: Ints = np.frombuffer(self.sizes, np.int64)
-        kept, skipped = without_empty(sizes, self.names)
-        if not kept.any():
-            raise ValueError(f"expected nodes in {name}, got only graphs without any")
-        codes, classes = label_codes(self.labels) if self.labels else (None, None)
-        node_labels = None
-        if self.node_labels:
-            place, values = label_codes(self.node_labels)
-            node_labels = NodeLabels(place[np.frombuffer(self.codes, np.int64)][:, None], (values,))
-        return RawGraphs(
-            name=name,
-            names=[each for each, keep in zip(self.names, kept, strict=True) if keep],
-            sizes=sizes[kept],
-            edges=np.frombuffer(self.edges, np.int64).reshape(-1, 2).T,
-            node_labels=node_labels,
-            attributes=None
-            if self.width is None
-            else np.frombuffer(self.features, np.float32).reshape(-1, self.width[0]),
-            use_attributes=True,  # features in a file of one's own are meant to be used
-            labels=codes,
-            classes=classes,
-            skipped=skipped,
-            file_bytes=size,
-        )
 
 
 def _read(path: Path, ignored: dict[str, tuple[str, int]]) -> Iterator[Line]:
@@ -261,10 +225,11 @@ def _read(path: Path, ignored: dict[str, tuple[str, int]]) -> Iterator[Line]:
 
 
 def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]) -> Line:
-    def refuse(expected: str, got: Any, remedy: str) -> NoReturn:
-        got = got[:60] if isinstance(got, str) else got
-        shown = got if isinstance(got, list | dict) else json.dumps(got)
-        raise ValueError(f"expected {expected} in {where}, got {shorten(shown, 60)}; {remedy}")
+    def demand(holds: bool, expected: str, got: Any, remedy: str) -> None:
+        if not holds:
+            got = got[:60] if isinstance(got, str) else got
+            shown = got if isinstance(got, list | dict) else json.dumps(got)
+            raise ValueError(f"expected {expected} in {where}, got {shorten(shown, 60)}; {remedy}")
 
     try:
         graph = json.loads(text)
@@ -274,58 +239,48 @@ def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]
             f"expected a JSON object in {where}, got something else ({reason}); write one "
             "object per line"
         ) from error
-    if not isinstance(graph, dict) or "edges" not in graph:
-        refuse("a JSON object with the key 'edges'", graph, 'as in {"edges": [[0, 1], [1, 2]]}')
+    example = 'as in {"edges": [[0, 1], [1, 2]]}'
+    has_edges = isinstance(graph, dict) and "edges" in graph
+    demand(has_edges, "a JSON object with the key 'edges'", graph, example)
     for key in graph:
         if key not in KEYS and (key in ignored or len(ignored) < MOST_IGNORED):
             first, count = ignored.get(key, (where, 0))
             ignored[key] = (first, count + 1)
     edges = _array(graph["edges"], np.int64, 2)
-    if edges is None:
-        refuse("'edges' as pairs of integers", graph["edges"], 'as in {"edges": [[0, 1], [1, 2]]}')
-    labels = graph.get("node_labels")
-    if labels is not None and not (
-        isinstance(labels, list) and all(_is_label(label) for label in labels)
-    ):
-        refuse("'node_labels' as a list of integers or strings", labels, "name every node's label")
-    features = None
-    if graph.get("node_features") is not None:
-        features = _array(graph["node_features"], np.float32, None)
-        if features is None:
-            refuse(
-                "'node_features' as a list of equally many numbers per node, finite in float32",
-                graph["node_features"],
-                "repair the line",
-            )
-    given = {"node_labels": labels, "node_features": features}
-    counts = {key: len(part) for key, part in given.items() if part is not None}
+    demand(edges is not None, "'edges' as pairs of integers", graph["edges"], example)
+    labels, given = graph.get("node_labels"), graph.get("node_features")
+    are_labels = isinstance(labels, list) and all(map(_is_label, labels))
+    wanted = "'node_labels' as a list of integers or strings"
+    demand(labels is None or are_labels, wanted, labels, "name every node's label")
+    features = None if given is None else _array(given, np.float32, None)
+    wanted = "'node_features' as a list of equally many numbers per node, finite in float32"
+    demand(given is None or features is not None, wanted, given, "repair the line")
+    parts = {"node_labels": labels, "node_features": features}
+    counts = {key: len(part) for key, part in parts.items() if part is not None}
     highest = int(edges.max(initial=-1)) + 1
     nodes = graph.get("nodes", next(iter(counts.values()), highest))
-    if not counts and "nodes" not in graph and highest > max(1000, GAPS * edges.size):
-        refuse(
-            "nodes counted from 0 without large gaps",
-            highest - 1,
-            f'correct the edge, or give the number of nodes by {{"nodes": {highest}}}',
-        )
-    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 0:
-        refuse("'nodes' as the number of nodes", nodes, "or leave it out")
+    is_count = isinstance(nodes, int) and not isinstance(nodes, bool) and nodes >= 0
+    demand(
+        bool(counts) or "nodes" in graph or highest <= max(1000, GAPS * edges.size),
+        "nodes counted from 0 without large gaps",
+        highest - 1,
+        f'correct the edge, or give the number of nodes by {{"nodes": {highest}}}',
+    )
+    demand(is_count, "'nodes' as the number of nodes", nodes, "or leave it out")
     for key, count in counts.items():
-        if count != nodes:
-            refuse(f"{key!r} for each of {nodes} nodes", count, "give one per node")
-    if highest > nodes or edges.min(initial=0) < 0:
-        wrong = edges[((edges < 0) | (edges >= nodes)).any(1)][0].tolist()
-        keys = ("nodes", "node_labels", "node_features")  # the first of them says how many
-        by = next((f", or {key!r}" for key in keys if key in graph), "")
-        refuse(f"edges between nodes 0 to {nodes - 1}", wrong, f"correct the edge{by}")
-    label = graph.get("label")
-    if label is not None and not _is_label(label):
-        refuse("'label' as an integer or a string", label, "name the class")
-    directed = graph.get("directed", False)
-    if not isinstance(directed, bool):
-        refuse("'directed' as true or false", directed, "or leave it out")
+        demand(count == nodes, f"{key!r} for each of {nodes} nodes", count, "give one per node")
+    wrong = edges[((edges < 0) | (edges >= nodes)).any(1)][:1].tolist()
+    keys = ("nodes", "node_labels", "node_features")  # the first of them says how many
+    by = next((f", or {key!r}" for key in keys if key in graph), "")
+    got = wrong[0] if wrong else None
+    demand(not wrong, f"edges between nodes 0 to {nodes - 1}", got, f"correct the edge{by}")
+    label, directed = graph.get("label"), graph.get("directed", False)
+    is_label = label is None or _is_label(label)
+    demand(is_label, "'label' as an integer or a string", label, "name the class")
+    demand(isinstance(directed, bool), "'directed' as true or false", directed, "or leave it out")
     named = graph.get("name", name)
-    if not _is_label(named) or len(str(named)) > LONGEST_NAME:
-        refuse(f"'name' as text of at most {LONGEST_NAME:,} characters", named, "shorten it")
+    is_name = _is_label(named) and len(str(named)) <= LONGEST_NAME
+    demand(is_name, f"'name' as text of at most {LONGEST_NAME:,} characters", named, "shorten it")
     ends = edges if directed else np.concatenate([edges, edges[:, ::-1]])
     return Line(where, str(named), nodes, ends, labels, features, label)
 
