@@ -185,9 +185,9 @@ def _present(folder: str, plan: dict[str, Any]) -> set[str]:
     Raises:
         ValueError: If they are of another run, other data or other options.
     """
-    names = _names_in(folder)
+    names, written = _names_in(folder), json.dumps(plan).encode()
     if PLAN in names:
-        if not _holds(read_place(f"{folder}/{PLAN}"), plan):
+        if read_place(f"{folder}/{PLAN}") != written:
             raise ValueError(
                 f"expected a new folder or one of the same embeddings, got {folder!r} with "
                 "those of another run, other data or other options; choose another --output"
@@ -198,16 +198,8 @@ def _present(folder: str, plan: dict[str, Any]) -> set[str]:
             f"{min(names)!r}; choose another --output"
         )
     else:
-        write_place(f"{folder}/{PLAN}", json.dumps(plan).encode())
+        write_place(f"{folder}/{PLAN}", written)
     return {name for name in names if name.startswith("part-")}
-
-
-def _holds(data: bytes | None, plan: dict[str, Any]) -> bool:
-    """Whether a file holds this plan; a damaged one does not."""
-    try:
-        return bool(json.loads(data or b"") == plan)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _summary(data: bytes | None) -> PartSummary:

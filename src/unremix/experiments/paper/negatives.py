@@ -149,14 +149,16 @@ def make_gallery(setting: Setting) -> Made:
             figsize=(PAGE, 0.35 + PAGE * rows * height / (columns * width)), layout="constrained"
         )
         axes = figure.subplots()
-        importance = {name: seen.importance() for name, seen in looks.items()}
+        by_row = {name: seen.importance() for name, seen in looks.items()}
+        frames_of_row: dict[str, list[str]] = {name: [] for name in looks}
         for place, anchor in enumerate(anchors):
             left, top = (place % columns) * width, -(place // columns) * height
             _show(axes, first.images[anchor], left, top - 1.5, GRAYS[0])
-            for line, (name, found) in enumerate(importance.items()):
-                picked = heaviest(found, anchor, count)
+            for line, (name, importance) in enumerate(by_row.items()):
+                picked = heaviest(importance, anchor, count)
                 images = [one % len(first.labels) for one in picked]
                 frames = frames_of(anchor, images, first.labels)
+                frames_of_row[name] += frames
                 axes.text(left + 1.1, top - line - 0.5, name, rotation=90, va="center", size=6)
                 for number, (image, frame) in enumerate(zip(images, frames, strict=True)):
                     _show(
@@ -168,7 +170,7 @@ def make_gallery(setting: Setting) -> Made:
                             "data": source.title, "row": name, "anchor": anchor,
                             "anchor_class": int(first.labels[anchor]), "place": number,
                             "image": image, "class": int(first.labels[image]),
-                            "weight": float(found.weights[anchor, picked[number]]),
+                            "weight": float(importance.weights[anchor, picked[number]]),
                             "frame": frame,
                         }
                     )  # fmt: skip
@@ -177,26 +179,20 @@ def make_gallery(setting: Setting) -> Made:
             axes.plot([], [], "--" if frame == REDUNDANT else "-", color=color, lw=2, label=frame)
         add_legend(figure)
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
-        for name, found in importance.items():
-            own = [
-                one["frame"] for one in records if (one["data"], one["row"]) == (source.title, name)
-            ]
-            measured = audit(found, first.labels, k=count)
+        for name, importance in by_row.items():
+            every = range(len(importance.weights))
             everywhere.append(
                 {
                     "data": source.title, "row": name, "labels": _line(first.labels.tolist()),
-                    "heaviest": [
-                        _line(heaviest(found, one, count)) for one in range(len(found.weights))
-                    ],
+                    "heaviest": [_line(heaviest(importance, one, count)) for one in every],
                 }
             )  # fmt: skip
-            lines.append(
-                [
-                    name, source.title, *(str(own.count(frame)) for frame in FRAMES),
-                    f"{100 * measured.false_negative_rate:.1f}", f"{100 * measured.base_rate:.1f}",
-                    f"{100 * measured.distinct_class_share:.1f}",
-                ]
+            audited = audit(importance, first.labels, k=count)
+            rates = (
+                audited.false_negative_rate, audited.base_rate, audited.distinct_class_share
             )  # fmt: skip
+            counts = (str(frames_of_row[name].count(frame)) for frame in FRAMES)
+            lines.append([name, source.title, *counts, *(f"{100 * rate:.1f}" for rate in rates)])
     headings = [
         "row", "data", *FRAMES, "false among the heaviest, %", "false among all, %",
         "distinct classes, %",
@@ -360,7 +356,7 @@ def make_gradients(setting: Setting) -> Made:
     drawn = figure.subplots(len(setting.sources), 2, squeeze=False, sharey="row")
     looks = looks_of(row.name for row in setting.rows)
     lines, records, sizes = [], [], []
-    views: dict[str, None] = {}
+    views = []
     for line, source in zip(drawn, setting.sources, strict=True):
         gradients_by_row: dict[str, np.ndarray] = {}
         for row in setting.rows:
@@ -369,9 +365,8 @@ def make_gradients(setting: Setting) -> Made:
             own = seen.model.loss.temperature
             t = own if options.gradient == "nt-xent" else options.posterior_temperature
             gradients = gradients_of(seen, options.gradient, t)
-            every = 2 * len(seen.labels)
-            some = len(gradients) < every
-            views[f"{len(gradients)} of the {every} views" if some else f"all {every} views"] = None
+            some, every = len(gradients), 2 * len(seen.labels)
+            views.append(f"{some} of the {every} views" if some < every else f"all {every} views")
             gradients_by_row[row.name] = gradients.flatten().numpy()
         limit = max(
             float(np.percentile(np.abs(values), 99.9)) for values in gradients_by_row.values()
@@ -394,8 +389,9 @@ def make_gradients(setting: Setting) -> Made:
                 for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
             ]
     headings = ["row", "data", "standard deviation", "mean size"]
+    shown = " or ".join(dict.fromkeys(views))
     note = (
-        f"Values of the gradients by the last layer's weights, of {' or '.join(views)} of a fixed "
+        f"Values of the gradients by the last layer's weights, of {shown} of a fixed "
         "batch; histograms cover 99.9 % of them."
     )
     return Made(
