@@ -20,6 +20,7 @@ import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
+from unremix.losses import FORGOTTEN_AFTER
 
 LOSSES = [InfoNCELoss, HCLLoss, UnReMixLoss]
 
@@ -655,3 +656,35 @@ def test_constructors_show_the_names_and_defaults_of_their_options() -> None:
         InfoNCELoss(tiles=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="positional"):
         InfoNCELoss(0.5)  # type: ignore[misc]
+
+
+def test_embeddings_without_gradient_have_no_backward_pass() -> None:
+    """As for a loss without parameters, where torch says so; the value can be read."""
+    loss_fn = UnReMixLoss()
+    with torch.no_grad():
+        z0, z1 = torch.randn(2, 6, 4)
+    loss = loss_fn(z0, z1)
+    assert loss.isfinite()
+    with pytest.raises(ValueError, match="expected embeddings with gradient, got none"):
+        loss.backward()
+    views = Views(z0)
+    with pytest.raises(ValueError, match="expected embeddings with gradient, got none"):
+        loss_fn.against(views, Views(z1), Pairs.one_way(6)).backward()
+    loss_fn(z0.requires_grad_(), z1).backward()  # the mix alone, on purpose
+    assert loss_fn.mix_parameters is not None
+    assert loss_fn.mix_parameters.grad is not None
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_a_mix_that_no_optimizer_moves_is_noticed(forgotten: bool) -> None:
+    loss_fn, encoder = UnReMixLoss(), torch.nn.Linear(3, 4)
+    groups = [{"params": encoder.parameters()}, *(loss_fn.param_groups(0.1) * (not forgotten))]
+    optimizer = torch.optim.SGD(groups, lr=0.01)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(FORGOTTEN_AFTER + 5):
+            optimizer.zero_grad()
+            loss_fn(encoder(torch.randn(4, 3)), encoder(torch.randn(4, 3))).backward()
+            optimizer.step()
+    said = [str(each.message) for each in caught if "has not moved" in str(each.message)]
+    assert len(said) == forgotten

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unremix.audit import Audit, audit
 
 if TYPE_CHECKING:
+    from unremix.core.chunks import InChunks, cached
     from unremix.core.contrast import Importance
     from unremix.experiments.compare import compare_recipes as compare
     from unremix.losses import HCLLoss, InfoNCELoss, UnReMixLoss, importance
@@ -26,12 +27,14 @@ __all__ = [
     "FalseNegatives",
     "HCLLoss",
     "Importance",
+    "InChunks",
     "InfoNCELoss",
     "Mined",
     "ReadyEncoder",
     "Run",
     "UnReMixLoss",
     "audit",
+    "cached",
     "classify",
     "compare",
     "encoder",
@@ -50,11 +53,13 @@ _HOMES = {
     "FalseNegatives": "unremix.signals.false_negatives:FalseNegatives",
     "HCLLoss": "unremix.losses:HCLLoss",
     "Importance": "unremix.core.contrast:Importance",
+    "InChunks": "unremix.core.chunks:InChunks",
     "InfoNCELoss": "unremix.losses:InfoNCELoss",
     "Mined": "unremix.mining.mine:Mined",
     "ReadyEncoder": "unremix.training.ready:ReadyEncoder",
     "Run": "unremix.training.run:Run",
     "UnReMixLoss": "unremix.losses:UnReMixLoss",
+    "cached": "unremix.core.chunks:cached",
     "classify": "unremix.report.classify:classify",
     "compare": "unremix.experiments.compare:compare_recipes",
     "encoder": "unremix.training.finding:encoder",

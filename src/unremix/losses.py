@@ -59,6 +59,7 @@ T = TypeVar("T")
 L = TypeVar("L", bound="LossOptions")
 W = TypeVar("W", bound="WeightingOptions")
 
+FORGOTTEN_AFTER = 100  # calls in which the mix of a training moves
 LARGEST_LOGIT_SCALE = 100.0  # 1/τ of a learned temperature, as in CLIP
 
 
@@ -313,6 +314,23 @@ def _computation(given: Computation) -> dict[str, Any]:
     return {its.name: getattr(given, its.name) for its in fields(Computation)}
 
 
+def with_gradient(loss: Tensor, *embeddings: Tensor) -> Tensor:
+    """The loss; its backward pass is an error where no gradient would reach the embeddings."""
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if traced or not loss.requires_grad or any(each.requires_grad for each in embeddings):
+        return loss
+
+    def refuse(_: Tensor) -> None:
+        raise ValueError(
+            "expected embeddings with gradient, got none, so that only the loss's own parameters "
+            "would learn; embed outside torch.no_grad(), or, to train those alone on purpose, pass "
+            "embeddings.requires_grad_()"
+        )
+
+    loss.register_hook(refuse)
+    return loss
+
+
 def accepts(
     options: Callable[P, T],
 ) -> Callable[[Callable[[Any, T], None]], Callable[Concatenate[Any, P], None]]:
@@ -473,7 +491,8 @@ class TwoViewLoss(FindsFalseNegatives):
             if self.layout == "symmetric":
                 back = arrange(second, first, self.layout, joint)
                 loss = (loss + self._contrast(back, None, learned, options)) / 2
-            return self._finite(loss, **_by_name(first, second))
+            loss = self._finite(loss, **_by_name(first, second))
+            return with_gradient(loss, z0, z1)
 
     def aimed(
         self,
@@ -502,7 +521,8 @@ class TwoViewLoss(FindsFalseNegatives):
             options = self._options(positives_in_denominator=True)
             compared = arrange(first, second, self.layout, self._joint_batch(first), (keys, shares))
             loss = self._contrast(compared, extra, self.learned(), options)
-            return self._finite(loss, **_by_name(first, second))
+            loss = self._finite(loss, **_by_name(first, second))
+            return with_gradient(loss, z0, z1)
 
     def against(
         self,
@@ -554,7 +574,7 @@ class TwoViewLoss(FindsFalseNegatives):
                     extra_negatives=None if extra is None else extra.embeddings,
                     extra_inputs=None if extra is None else extra.inputs,
                 )
-            return self._finite(loss)
+            return with_gradient(self._finite(loss), anchors.embeddings, candidates.embeddings)
 
     def compare(
         self,
@@ -932,6 +952,8 @@ class UnReMixLoss(TwoViewLoss):
         if modules:  # scores with parameters or buffers of their own
             self.score_modules = nn.ModuleDict(modules)
         self._set_mix(given.mix, len(self.component_names))
+        self._calls = 0  # until it is known whether the mix moves
+        self._first_mix = torch.empty(0)
 
     def _set_mix(self, mix: Mix, count: int) -> None:
         """Make the parameters that λ is learned by, or keep λ as it is given."""
@@ -954,6 +976,25 @@ class UnReMixLoss(TwoViewLoss):
             self.mix_parameters = nn.Parameter(start.expm1().log())
         else:
             self.mix_parameters = nn.Parameter(torch.zeros(count))
+
+    def learned(
+        self, temperature: Tensor | float | None = None
+    ) -> tuple[Tensor | None, Tensor | float]:
+        """See :meth:`TwoViewLoss.learned`; notices once a mix that no optimizer moves."""
+        learns = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if learns and (mine := self.mix_parameters) is not None and self._calls < FORGOTTEN_AFTER:
+            self._calls += 1
+            if self._calls == 1:
+                self._first_mix = mine.detach().clone()
+            elif self._calls == FORGOTTEN_AFTER and mine.grad is not None:
+                moved = not torch.equal(mine.detach(), self._first_mix.to(mine.device))
+                if bool(mine.grad.any()) and not moved:
+                    warnings.warn(
+                        f"the mix has a gradient and has not moved in {FORGOTTEN_AFTER} calls; add "
+                        "loss_fn.param_groups(lr=...) to the optimizer, or use mix='fixed'",
+                        stacklevel=2,
+                    )
+        return super().learned(temperature)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
         if not self.component_names:  # kept by earlier versions, without any number in it

@@ -424,6 +424,21 @@ class MixCallback(TrainerCallback):
                 "leave the callback out"
             )
 
+    def attach(self, trainer: Any) -> None:
+        """Add the callback to a trainer before those that report, so that they log the mix too.
+
+        ``callbacks=[...]`` of the trainer come after the reports to TensorBoard, W&B and MLflow,
+        which then lack the mix; ``state.log_history`` has it either way.
+
+        Args:
+            trainer: A ``SentenceTransformerTrainer``.
+
+        Example:
+            ``loss.callback().attach(trainer)``
+        """
+        handler = trainer.callback_handler
+        handler.callbacks = [self, *(each for each in handler.callbacks if each is not self)]
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore what a checkpoint holds, if training resumes from one."""
         if state.global_step == 0:

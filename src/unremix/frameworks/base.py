@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from unremix.core.chunks import embed_in_chunks
 from unremix.core.contrast import Importance
 from unremix.losses import TwoViewLoss
 
@@ -135,6 +136,9 @@ class Projecting(Framework, ABC):
             layer's input h is known to the uncertainty.
     """
 
+    chunk: int | None = None
+    """How many inputs are embedded at a time, with the gradient of all; None: all at once."""
+
     def __init__(self, encoder: nn.Module, head: nn.Sequential) -> None:
         super().__init__()
         last = head[-1]
@@ -167,7 +171,14 @@ class Projecting(Framework, ABC):
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch; each input is normalized by its own batch statistics, as in HCL."""
-        return self.objective([self.embed(images) for images in self.inputs(batch)], batch)
+        return self.objective([self._embedded(images) for images in self.inputs(batch)], batch)
+
+    def _embedded(self, images: Any) -> Embedded:
+        """As :meth:`embed`, in chunks where there are more inputs than in one."""
+        if self.chunk is None or self.chunk >= len(images):
+            return self.embed(images)
+        z, h = embed_in_chunks(self.embed, images, self.chunk, self)
+        return z, h
 
     def importance(self, first: Embedded, second: Embedded, samples: Tensor) -> Importance | None:
         """Scores and weights of the negatives of a batch; None where there are no negatives.

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -32,7 +32,6 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import unremix
 from unremix.console.printing import to_csv
@@ -44,7 +43,7 @@ from unremix.files.atomic_files import refuse_link, write_text
 from unremix.frameworks.base import Framework, Projecting
 from unremix.frameworks.randomness import scramble
 from unremix.losses import TwoViewLoss
-from unremix.training.adapting import batch_norms, freeze, held_layers, rates_of
+from unremix.training.adapting import freeze, held_layers, rates_of
 from unremix.training.building import build_model, precision_of
 from unremix.training.export import export_facts, write_weights
 from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer, temperature_at
@@ -88,6 +87,8 @@ class Training:
         if self.config.sync_batchnorm and fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(fabric.device).train()
+        if isinstance(self.model, Projecting):  # the domain refuses chunks elsewhere
+            self.model.chunk = self.config.chunk
         freeze(self.model.encoder, self.config.freeze)
         self.held = held_layers(self.model, statistics=self.config.freeze_statistics)
         self.model.read_labels(self.domain.labels(self.data))
@@ -221,14 +222,10 @@ class Training:
                     self.domain, fetched, indices, self.model, config, self.run.shape,
                     step=self.step, epoch=self.epoch,
                 )  # fmt: skip
-            if config.chunk is None or config.chunk >= len(indices):
-                with self._stage("loss"):  # the head included; the encoder is a stage of its own
-                    loss = self.wrapped(batch)
-                with self._stage("backward"):
-                    self.fabric.backward(loss)
-            else:
-                with self._stage("backward"):
-                    loss = self._chunked(batch, config.chunk)
+            with self._stage("loss"):  # the head included; the encoder is a stage of its own
+                loss = self.wrapped(batch)
+            with self._stage("backward"):
+                self.fabric.backward(loss)
         with self._stage("optimizer"):
             self._update()
         asked = self.stop is not None and self.stop.asked
@@ -314,39 +311,6 @@ class Training:
         assert isinstance(mean, Tensor)
         return mean
 
-    def _chunked(self, batch: Any, size: int) -> Tensor:
-        """The gradient of the whole batch with the memory of a chunk.
-
-        Embed chunk by chunk without graph, take the loss on all, then embed each chunk again and
-        pass on what the loss derived for it. BatchNorm uses the statistics of a chunk, the same
-        both times, and its running statistics move once.
-        """
-        assert isinstance(self.model, Projecting)  # the domain refuses chunks elsewhere
-        inputs = [images.split(size) for images in self.model.inputs(batch)]
-        alone: AbstractContextManager[None] = nullcontext()
-        if isinstance(self.wrapped, DistributedDataParallel):
-            # It would average after the first chunk; we do so at the end.
-            alone = self.wrapped.no_sync()
-        with alone:
-            with torch.no_grad(), _running_statistics_held(self.model):
-                chunked = [[self.model.embed(chunk) for chunk in chunks] for chunks in inputs]
-            embedded = [
-                (torch.cat([z for z, _ in view]).requires_grad_(), torch.cat([h for _, h in view]))
-                for view in chunked
-            ]
-            loss: Tensor = self.model.objective(embedded, batch)
-            self.fabric.backward(loss)
-            for chunks, (z, _) in zip(inputs, embedded, strict=True):
-                assert z.grad is not None
-                for chunk, gradient in zip(chunks, z.grad.split(size), strict=True):
-                    again, _ = self.model.embed(chunk)
-                    torch.autograd.backward(again, gradient.to(again.dtype))
-        if self.fabric.world_size > 1:
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad = self._mean(parameter.grad)
-        return loss
-
     def _end_epoch(self) -> None:
         """Observe, write a row of metrics, save; stop if the time is up, or at too many changes."""
         self._count_time()
@@ -392,19 +356,6 @@ class Training:
             state["optimizer"] = optimizer
             state["precision"] = self.fabric.strategy.precision.state_dict()
         self.run.save_checkpoint(state)
-
-
-@contextmanager
-def _running_statistics_held(model: nn.Module) -> Iterator[None]:
-    """BatchNorm layers do not move their running statistics."""
-    layers = batch_norms(model)
-    for layer in layers:
-        layer.track_running_stats = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.track_running_stats = True
 
 
 def _loggers(config: TrainConfig, run: Run) -> list[Logger]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,9 @@ class Recorder:
     copy or pickle of the layer carries it along; there it records nothing.
     """
 
+    mode: ClassVar[str] = "usual"
+    """What all recorders do: within ``parts`` they keep all calls, within ``none`` no call."""
+
     def __init__(self, active: bool = True) -> None:
         self.active = active
         self.keeps_all = False
@@ -55,10 +58,11 @@ class Recorder:
 
     def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Record the input of a forward call."""
-        if not self.active or not inputs:
+        if not self.active or not inputs or Recorder.mode == "none":
             return
+        keeps_all = layer.training or self.keeps_all or Recorder.mode == "parts"
         h, earlier = inputs[0].detach(), self.latest
-        if torch.compiler.is_compiling() or not (layer.training or self.keeps_all):
+        if torch.compiler.is_compiling() or not keeps_all:
             earlier.previous = None
         else:
             size = h.numel() * h.element_size()
@@ -69,7 +73,7 @@ class Recorder:
 
     def record_end(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """Record what the modules after the layer made of it; a hook of the last of them."""
-        if self.active and isinstance(output, Tensor):
+        if self.active and Recorder.mode != "none" and isinstance(output, Tensor):
             self.latest.end = output.detach()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -139,6 +143,12 @@ def recorded(given: Tensor, layer: nn.Linear, watch: Watch, *, check: bool) -> L
     return LayerInputs(best.inputs.to(given.dtype), None if exact else best.made.to(given.dtype))
 
 
+def whole(parameter: Tensor) -> Tensor:
+    """A parameter, also where each process holds a part of it (FSDP); all ask for it together."""
+    full: Tensor | None = getattr(parameter, "full_tensor", lambda: None)()
+    return parameter if full is None else full
+
+
 class Fit(NamedTuple):
     """Recorded rows that may be those of given embeddings."""
 
@@ -152,7 +162,8 @@ def _fits(layer: nn.Linear, recordings: list[Recording], given: Tensor) -> Itera
 
     Recordings are run as a whole and in their own precision: bit for bit what the layer made.
     """
-    weight, bias = layer.weight, layer.bias
+    weight = whole(layer.weight)
+    bias = None if layer.bias is None else whole(layer.bias)
     calls: list[Fit] = []  # the latest first
     for recording in recordings:
         h, dtype, end = recording.h, recording.dtype, recording.end
