@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +48,18 @@ def test_a_missing_library_is_named_with_its_command(
     message = str(raised.value)
     assert "\n" not in message
     assert message.endswith(f'pip install "{PACKAGES[adapter]}"')
+
+
+def test_every_adapter_has_an_extra_and_an_install_line() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    for adapter, package in PACKAGES.items():
+        extra = adapter.replace("_", "-")
+        declared = {re.sub(r"\[.*?\]", "", one) for one in project["optional-dependencies"][extra]}
+        assert package in declared
+        page = (root / "docs" / "adapters" / f"{extra}.md").read_text()
+        assert page.split("```")[1] == f'bash\npip install "unremix[{extra}]"\n'
 
 
 def test_no_other_adapter() -> None:

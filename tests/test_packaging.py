@@ -21,13 +21,18 @@ tomllib = pytest.importorskip("tomllib")
 ROOT = Path(__file__).parents[1]
 VERSION = unremix.__version__
 pytestmark = pytest.mark.xdist_group("wheel")  # one worker installs it, and torch with it
-PACKAGE = {"PIL": "pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-# timm is asked for by name on the command line; umap is used where it is; typing_extensions is for
-# type checking only; the adapters serve libraries that their users have.
-OPTIONAL = {
-    *("datasets", "timm", "typing_extensions", "umap"),
-    *("lightly", "open_clip", "pytorch_metric_learning", "sentence_transformers", "transformers"),
+PACKAGE = {
+    "PIL": "pillow",
+    "faiss": "faiss-cpu",
+    "open_clip": "open_clip_torch",
+    "pytorch_metric_learning": "pytorch-metric-learning",
+    "sentence_transformers": "sentence-transformers",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
 }
+# timm is asked for by name on the command line; umap is used where it is; typing_extensions is for
+# type checking only; datasets and transformers come with sentence-transformers.
+OPTIONAL = {"datasets", "timm", "transformers", "typing_extensions", "umap"}
 AT_RUN_TIME = {  # named in a string, or needed by another package
     "onnxruntime",
     "onnxscript",
