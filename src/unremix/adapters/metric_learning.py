@@ -126,7 +126,7 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
         if len(anchor) == 0 or len(other_anchor) == 0 or all(len(each) <= 1 for each in indices):
             zero: dict[str, Any] = self.zero_losses()
             return zero
-        among_themselves = ref_emb is embeddings
+        among_themselves, dtype = ref_emb is embeddings, embeddings.dtype
         embeddings, ref_emb = at_least_float32(embeddings), at_least_float32(ref_emb)
         with full_precision(embeddings.device):
             # A miner may name a pair more than once: it counts as often.
@@ -159,7 +159,7 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
             )
         return {
             "loss": {
-                "losses": losses_of_pairs,
+                "losses": losses_of_pairs.to(dtype),  # in which reducers compute
                 "indices": (anchor, positive),
                 "reduction_type": "pos_pair",
             }
