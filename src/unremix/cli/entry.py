@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import io
 import os
 import shlex
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _answer(list(arguments))
     # What this process starts, such as workers, imports nothing from the current folder.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    _pass_over_settings_here()
     gc.disable()  # imports make many objects and no garbage
     if sys.argv[1:2] in (["train"], ["embed"]):
         keep_freed_memory()
@@ -44,6 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def _pass_over_settings_here() -> None:
+    """Import matplotlib elsewhere if it would take a file of the current folder as its settings."""
+    if os.path.lexists("matplotlibrc") and find_spec("matplotlib") is not None:
+        here = os.open(os.curdir, os.O_RDONLY)
+        os.chdir(os.sep)
+        try:
+            importlib.import_module("matplotlib")
+        finally:
+            os.fchdir(here)
+            os.close(here)
 
 
 def _answer(typed: list[str]) -> int:
