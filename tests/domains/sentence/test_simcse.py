@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, normalize
 import unremix
 from unremix.domains.options import TrainConfig
 from unremix.domains.sentence.corpus import SentenceBatch
+from unremix.domains.sentence.model import shape_from
 from unremix.domains.sentence.simcse import SentenceView, SingleEncoder, masked
 from unremix.domains.sentence.tokens import Vocabulary
 from unremix.frameworks.randomness import keys
@@ -133,3 +134,12 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         unremix.train(runs=str(tmp_path), **{**SMALL, **options})
+
+
+@pytest.mark.parametrize("wrong", [{"pooling": "sum"}, {"max_length": 0}, {"lower": "yes"}])
+def test_a_shape_that_nothing_wrote_is_refused(wrong: dict[str, Any]) -> None:
+    values = {"tokenizer": "{}", "network": "{}", "pooling": "cls", "normalize": True,
+              "max_length": 8}  # fmt: skip
+    assert shape_from(values).single
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        shape_from({**values, **wrong})

@@ -25,6 +25,7 @@ from unremix.domains.sentence.gru import GRUEncoder
 from unremix.domains.sentence.options import SentenceOptions
 from unremix.domains.sentence.pretrained import (
     LIBRARIES,
+    POOLING,
     PretrainedShape,
     PretrainedTransformer,
     find_pretrained,
@@ -246,6 +247,11 @@ def shape_from(values: dict[str, Any]) -> AnyShape:
     if "tokenizer" in values:
         pretrained = PretrainedShape(**values)
         check_types(pretrained)
+        if pretrained.pooling not in POOLING or pretrained.max_length < 1:
+            raise ValueError(
+                f"expected a pooling among {', '.join(POOLING)} and max_length of at least 1, got "
+                f"{pretrained.pooling!r} and {pretrained.max_length}; restore shape.json"
+            )
         return pretrained
     shape = SentenceShape(
         tuple(values["words"]),
