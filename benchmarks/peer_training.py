@@ -72,7 +72,8 @@ def lightly_example(given: argparse.Namespace) -> None:
     for _ in range(given.epochs):
         for batch in loader:
             first, second = batch[0]
-            loss = criterion(model(first), model(second))
+            with torch.autocast("cpu", torch.bfloat16, enabled=given.bf16):
+                loss = criterion(model(first), model(second))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -135,6 +136,7 @@ def lightning_loop(given: argparse.Namespace) -> None:
     trainer = lightning.Trainer(
         max_epochs=given.epochs,
         accelerator="cpu",
+        precision="bf16-mixed" if given.bf16 else "32-true",
         devices=1,
         logger=False,
         enable_checkpointing=False,
@@ -154,6 +156,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="a folder with a folder per class")
     for name in ("epochs", "workers", "width", "size", "batch_size", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--bf16", action="store_true", help="mixed precision, as by autocast")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     LOOPS[given.loop](given)

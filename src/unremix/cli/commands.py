@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 # Options that are typed without a value, and that no file can set.
-SWITCHES = ("trust", "allow_changed_data")
+SWITCHES = ("trust", "allow_changed_data", "profile")
 
 
 def say(text: str) -> None:
