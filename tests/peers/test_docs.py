@@ -1,8 +1,10 @@
-"""The code shown on the adapters' pages runs as it stands."""
+"""The code on the adapters' pages, and the tutorial with a ready encoder, run as they stand."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,3 +128,10 @@ def test_before_and_after_are_short(page: Path) -> None:
         r"(?:Before|After).*?:\n\n```python\n(.*?)```", page.read_text(), re.DOTALL
     ):
         assert len(code.splitlines()) <= 13
+
+
+def test_the_tutorial_with_a_ready_encoder_runs() -> None:
+    script = Path(__file__).parents[2] / "examples" / "tutorials.py"
+    words = [sys.executable, str(script), "--check", "photos"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
