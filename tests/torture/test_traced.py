@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_runs
+from PIL import Image
 
 import unremix
 
@@ -52,6 +53,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("text.usetex: true\n")
     (folder / "libgomp.so.1").symlink_to("/dev/null")
     (folder / "named").mkdir()
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "named" / "q.png")
     small_runs.digits(folder / "named", width=4)
     rows = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     np.savez(folder / "named" / "x.npz", embeddings=rows)
@@ -78,7 +80,7 @@ COMMANDS = {
     "evaluate": ["evaluate", "named/digits"],
     "export": ["export", "named/digits", "-o", "named/e.safetensors"],
     "export onnx": ["export", "named/digits", "--format", "onnx", "-o", "named/e.onnx"],
-    "neighbors": ["neighbors", "named/digits", "--query", "0", "-o", "named/n.html"],
+    "neighbors": ["neighbors", "named/digits", "--query", "named/q.png", "-o", "named/n.html"],
     "duplicates": ["duplicates", "named/digits", "-o", "named/d.html"],
     "cluster": ["cluster", "named/digits", "-o", "named/c.html"],
     "study": ["study", "named/study.yaml"],

@@ -13,6 +13,7 @@ from unremix.console.suggestions import needed_for
 from unremix.domains import find_domain
 from unremix.domains.options import TrainConfig, make_config
 from unremix.files.bounds import shorten
+from unremix.files.onnx import import_onnxruntime
 from unremix.training.building import embeds_in, outlined, refuse_other
 from unremix.training.checkpoints import DamagedError, check_finite, read_safetensors
 from unremix.training.export import from_texts
@@ -68,7 +69,7 @@ def _facts(path: Path, texts: dict[str, str] | None) -> dict[str, Any]:
 
 def _from_onnx(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str, Any]]:
     with needed_for("an .onnx file"):
-        import onnxruntime
+        onnxruntime = import_onnxruntime()
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no base of their own

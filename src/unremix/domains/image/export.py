@@ -23,6 +23,7 @@ from unremix.domains.image.model import ImageShape, shape_from
 from unremix.domains.image.resnet import ResNet, SmallCNN, to_torchvision
 from unremix.files.atomic_files import write_whole
 from unremix.files.bounds import shorten
+from unremix.files.onnx import import_onnxruntime
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -200,8 +201,9 @@ def write_onnx(encoder: nn.Module, facts: dict[str, Any], path: Path) -> ExportN
     """Write ONNX: uint8 images in, features out; checked against PyTorch."""
     with needed_for("the format onnx"):
         import onnx  # noqa: F401
-        import onnxruntime
         import onnxscript  # noqa: F401
+
+        onnxruntime = import_onnxruntime()
     shape = (2, facts["channels"], facts["size"], facts["size"])
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
