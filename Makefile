@@ -121,6 +121,7 @@ bench: $(STAMP) ## Time losses, augmentation, training step, graphs and sentence
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/augmentation.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/embedding.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/mining.py
 	$(BIN)/python benchmarks/graph.py
