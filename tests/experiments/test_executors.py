@@ -28,7 +28,7 @@ from unremix.experiments.compare import CompareConfig, compare
 from unremix.experiments.executors import Slurm, make_task
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job, Plan
-from unremix.experiments.processes import RETRIES, Local, LostError, Process, Share, Task
+from unremix.experiments.processes import RETRIES, Local, LostError, Process, Running, Share, Task
 from unremix.files.atomic_files import try_lock
 
 pytestmark = pytest.mark.xdist_group("compare")
@@ -267,17 +267,25 @@ def test_what_slurm_takes_away_or_a_person_stops_is_continued(
     while "begins at epoch 1" not in folder.log(job).read_text():  # submitit has put it back
         time.sleep(0.02)
     begun.stop(signal.SIGTERM)
-    begun.job._process.wait()
+    with suppress(LostError):
+        await_end(begun, folder.path)
     os.close(await_lock(folder, job))
     fake()
     again = executor.start(job, folder, Share(1, 1), 0)
-    while again.poll() is None:
-        time.sleep(0.02)
-    again.job._process.wait()
+    await_end(again, folder.path)
     assert again.code == 0
     value = lambda path: json.loads((path / "runs/simclr-0/evaluation.json").read_text())  # noqa: E731
     assert value(tmp_path / "slurm") == value(tmp_path / "local")
     assert folder.log(job).read_text().count("--resume") >= 2, folder.log(job).read_text()
+
+
+def await_end(running: Running, path: Path) -> None:
+    """Wait until a run has ended, and the worker with it."""
+    with suppress(LookupError):
+        while worker_in(path):
+            time.sleep(0.02)
+    while running.poll() is None:
+        time.sleep(0.02)
 
 
 def worker_in(path: Path) -> int:
