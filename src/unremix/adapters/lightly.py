@@ -60,6 +60,11 @@ class UnReMixLoss(Weighted, nn.Module):
     @accepts(Options)
     def __init__(self, options: Options) -> None:
         super().__init__()
+        if options.gather_distributed and not torch.distributed.is_available():
+            raise ValueError(
+                "expected a torch with torch.distributed for gather_distributed=True, got one "
+                "without; leave it out"
+            )
         self.memory_bank = MemoryBankModule(
             size=options.memory_bank_size, gather_distributed=options.gather_distributed
         )
