@@ -68,7 +68,7 @@ def test_every_output_states_its_formats_and_default() -> None:
     for name, text in texts.items():
         if text is not None:
             assert "by default" in text, name
-            assert re.search(r"\.(html|csv|npz|onnx)\b|folder", text), name
+            assert re.search(r"\.(html|csv|npz|onnx|json)\b|folder", text), name
     assert ".csv" in str(texts["embed"])
     assert ".html" in str(texts["cluster"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -49,10 +50,8 @@ def test_a_run_of_an_experiment_imports_nothing_from_here(
     folder, job = Folder(tmp_path / "comparison"), Job("simclr", 0, "simclr-0", TrainConfig())
     lock = try_lock(folder.lock(job))
     assert lock is not None
-    command = processes.Command((*processes.TRAIN, "--help"), "epochs: 1\n", ())
-    process = processes.start_process(
-        job, folder, command, dict(os.environ), lock, directory=str(strange), bound=bound
-    )
+    task = processes.Task.of(job, folder, dict(os.environ), str(strange))
+    process = replace(task, program=(*processes.TRAIN, "--help")).begin(lock, bound=bound)
     os.close(lock)
     assert process.wait(60) == 0, folder.log(job).read_text()
     assert "--epochs" in folder.log(job).read_text()

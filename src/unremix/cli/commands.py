@@ -686,7 +686,7 @@ def doctor(
     Args:
         cluster: Report what Ray, SLURM, torchrun and object stores offer instead.
         benchmark: Time losses and training steps on this device instead, in under two minutes.
-        output: The file that the benchmark's numbers go to, as JSON.
+        output: The .json file of the benchmark's numbers; by default unremix-benchmark.json.
     """
     if benchmark:
         from unremix.cli.benchmark import benchmark as measure
