@@ -43,7 +43,7 @@ def test_the_loss_is_the_library_s(temperature: float) -> None:
     library.backward()
     torch.testing.assert_close(mine.grad.view_as(z), theirs.grad, rtol=1e-4, atol=1e-6)
 
-    attention = torch.zeros(3, requires_grad=True)
+    attention, z = torch.zeros(3, requires_grad=True), z.requires_grad_()
     learned = unremix.UnReMixLoss(temperature=temperature)
     learned(*z.unbind(), h0=h[0], h1=h[1]).backward()
     z, h = z.flatten(0, 1), h.flatten(0, 1)

@@ -665,9 +665,16 @@ def test_weights_of_another_shape(model: Encoder, loss_fn: UnReMixLoss) -> None:
 
 
 def test_inputs_of_other_dimensions(loss_fn: UnReMixLoss, model: Encoder) -> None:
-    z = model.head(torch.randn(2, 5, 8))
+    """Both views in one call along a further dimension: found in the graph, not in a recording."""
+    h = torch.randn(2, 5, 8)
+    z = model.head(h)
+    for first, second in ((0, 1), (1, 0)):
+        expected = UnReMixLoss()(z[first], z[second], h0=h[first], h1=h[second])
+        torch.testing.assert_close(loss_fn(z[first], z[second]), expected)
+    with torch.no_grad():
+        z = model.head(h)
     with pytest.raises(ValueError, match=r"recorded inputs \(2, 5, 8\)"):
-        loss_fn(z[0], z[1])
+        loss_fn.importance(z[0], z[1])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ process of its own runs this, since a device is registered for good.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -42,8 +43,13 @@ class Pretended(_DummyBackendModule):
         return [torch.bfloat16, torch.float16]
 
 
-_setup_privateuseone_for_python_backend("pretended", backend_module=Pretended())
-GPU = torch.device("pretended:0")
+@cache
+def gpu() -> torch.device:
+    """The device; registered by the first test, not on import, which collecting doctests does."""
+    _setup_privateuseone_for_python_backend("pretended", backend_module=Pretended())
+    return torch.device("pretended:0")
+
+
 HOST_RANDOM = ("rand", "normal", "uniform", "bernoulli", "multinomial", "poisson", "exponential")
 
 LOSSES: dict[str, Any] = {
@@ -66,6 +72,7 @@ MODE = FakeTensorMode()
 
 @pytest.fixture(autouse=True)
 def pretending() -> Iterator[None]:
+    gpu()
     with MODE:
         yield
 
@@ -74,10 +81,10 @@ def pretended(model: nn.Module) -> None:
     """Bring the outline of a model, on meta, to the pretended GPU."""
     for module in model.modules():
         for name, one in module.named_parameters(recurse=False):
-            fake = FakeTensor(MODE, one.detach(), GPU)
+            fake = FakeTensor(MODE, one.detach(), gpu())
             setattr(module, name, nn.Parameter(fake, requires_grad=one.requires_grad))
         for name, one in module.named_buffers(recurse=False):
-            setattr(module, name, FakeTensor(MODE, one, GPU))
+            setattr(module, name, FakeTensor(MODE, one, gpu()))
 
 
 class Watched(TorchDispatchMode):
@@ -93,7 +100,7 @@ class Watched(TorchDispatchMode):
         made, name = function(*args, **(kwargs or {})), function.name()
         given = [one for one in args if isinstance(one, Tensor)]
         waits = not (kwargs or {}).get("non_blocking", False)
-        if isinstance(made, Tensor) and made.device == GPU and "copy" in name and waits:
+        if isinstance(made, Tensor) and made.device == gpu() and "copy" in name and waits:
             self.seen += [name for one in given if one.device.type == "cpu" and one.dim()]
         if any(word in name for word in HOST_RANDOM):
             self.seen.append(name)
@@ -103,18 +110,20 @@ class Watched(TorchDispatchMode):
 def views_of(
     count: int, width: int, hidden: int, numbers: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
-    z = [torch.empty(count, width, dtype=numbers, device=GPU, requires_grad=True) for _ in range(2)]
-    return (*z, *(torch.empty(count, hidden, dtype=numbers, device=GPU) for _ in range(2)))
+    z = [
+        torch.empty(count, width, dtype=numbers, device=gpu(), requires_grad=True) for _ in range(2)
+    ]
+    return (*z, *(torch.empty(count, hidden, dtype=numbers, device=gpu()) for _ in range(2)))
 
 
 def peak_of(make: Any, count: int, width: int, hidden: int) -> int:
     """Bytes that forward and backward take at most."""
-    with GPU:
+    with gpu():
         loss_fn = make()
     views, tracker = views_of(count, width, hidden), MemTracker()
     with tracker:
         loss_fn(*views).backward()
-    return int(tracker.get_tracker_snapshot("peak")[GPU]["Total"])
+    return int(tracker.get_tracker_snapshot("peak")[gpu()]["Total"])
 
 
 def bound(count: int, width: int, hidden: int) -> int:
@@ -125,26 +134,26 @@ def bound(count: int, width: int, hidden: int) -> int:
 
 def test_what_reads_a_value_raises() -> None:
     with pytest.raises(DataDependentOutputException):
-        bool(torch.empty(3, device=GPU).sum() > 0)
+        bool(torch.empty(3, device=gpu()).sum() > 0)
     with pytest.raises(RuntimeError, match="device"):
-        torch.empty(3, device=GPU) + torch.empty(3)
+        torch.empty(3, device=gpu()) + torch.empty(3)
     with Watched() as watched:
-        torch.empty(3).to(GPU)
-        torch.rand(3, device=GPU)
+        torch.empty(3).to(gpu())
+        torch.rand(3, device=gpu())
     assert len(watched.seen) == 2
 
 
 @pytest.mark.parametrize("numbers", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name: str, numbers: torch.dtype) -> None:
-    with GPU:
+    with gpu():
         loss_fn = LOSSES[name]()
     views = views_of(6, 5, 7, numbers)
     with Watched() as watched:
         loss = loss_fn(*views)
         loss.backward()
     assert loss.dtype == torch.float32
-    assert all(one.grad is not None and one.grad.device == GPU for one in views[:2])
+    assert all(one.grad is not None and one.grad.device == gpu() for one in views[:2])
     assert not watched.seen
 
 
@@ -170,8 +179,8 @@ def test_a_step(recipe: str) -> None:
         pretended(model)
     model.reserve(64)
     optimizer = make_optimizer(model, model.undecayed(), name="adam", lr=1e-3, weight_decay=1e-6)
-    images = torch.empty(8, 3, 32, 32, dtype=torch.uint8, device=GPU)
-    indices = torch.empty(8, dtype=torch.long, device=GPU)
+    images = torch.empty(8, 3, 32, 32, dtype=torch.uint8, device=gpu())
+    indices = torch.empty(8, dtype=torch.long, device=gpu())
     for step in range(2):
         with Watched() as watched:
             batch = make_batch(domain, images, indices, model, config, shape, step=step, epoch=0)
@@ -179,7 +188,7 @@ def test_a_step(recipe: str) -> None:
             loss.backward()
         optimizer.step()
         model.after_step()
-        assert loss.device == GPU
+        assert loss.device == gpu()
         assert loss.dtype == torch.float32
         if step:  # in the first, constants are copied, once for all
             assert not watched.seen

@@ -28,7 +28,7 @@ from unremix.domains.graph.views import (
     _nodes_of,
     _pair,
     augment,
-    choose,
+    draw_kinds,
     exchange_edges,
     outside_subgraph,
     pick_nodes,
@@ -238,7 +238,7 @@ def share_error(share: float) -> float:
 
 
 def test_kinds_are_equally_likely() -> None:
-    counts = torch.bincount(choose(sample_keys(COUNT), 4), minlength=4) / COUNT
+    counts = torch.bincount(draw_kinds(sample_keys(COUNT), 4), minlength=4) / COUNT
     assert (counts - 0.25).abs().max() < share_error(0.25)
 
 
