@@ -56,9 +56,10 @@ class OpenRun(SharedRun):
         )
 
     def _measured(self) -> str:
-        """The first measure of the trained encoder, in words."""
-        results = (self.evaluation or {}).get("results") or {}
-        measures = measures_of(results.get("trained", {}))
+        """The first measure of the encoder that the run keeps, in words."""
+        card = self.evaluation or {}
+        results = card.get("results") or {}
+        measures = measures_of(results.get(card.get("kept", "trained"), {}))
         return next((f"{label_of(name)} {shown(one)}" for name, one in measures.items()), "")
 
     def _repr_html_(self) -> str:

@@ -100,6 +100,7 @@ def test_an_encoder_is_kept_unless_another_is_better() -> None:
     told, kept = verdict({"results": results, "kept": "start"})[:2]
     assert told.startswith("Training did not measurably help")
     assert "the encoder as it came; --keep last" in kept
+    assert "the average of both, which is what was compared" in kept  # not the last weights
 
 
 def test_a_smaller_squared_error_is_better() -> None:

@@ -282,3 +282,7 @@ def test_data_of_a_ready_encoder(
     found_all = classify(labels, photos, encoder=encoder[1])
     assert found_all.predicted == [name.partition("/")[0] for name in found_all.names]
     assert list((tmp_path / "cache" / "unremix" / "embeddings").iterdir()) == [kept]
+    # Other code with the same weights is another encoder.
+    (tmp_path / "net.py").write_text(ENCODER.replace("nn.AvgPool2d(8)", "nn.MaxPool2d(8)"))
+    assert main(["cluster", photos, *encoder]) == 0
+    assert len(list(kept.parent.iterdir())) == 2

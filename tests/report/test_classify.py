@@ -85,6 +85,12 @@ def test_a_label_that_is_wrong_is_named(embeddings: Path, tmp_path: Path) -> Non
     assert "differ from a sure prediction" in (tmp_path / "p.html").read_text()
 
 
+def test_labels_that_are_no_text_are_refused(embeddings: Path) -> None:
+    for label in (0, None, float("nan")):
+        with pytest.raises(TypeError, match=f"got {label!r} for '5.png'"):
+            unremix.classify({"5.png": label}, str(embeddings))  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -137,6 +137,7 @@ def test_a_start_that_training_does_not_better_is_kept(start: Path, tmp_path: Pa
     assert run.metrics()[0]["knn"] == pytest.approx(card["results"]["start"]["knn"]["value"])
     came, kept = (load_file(path / "encoder.safetensors") for path in (start, run.path))
     assert all(torch.equal(came[name], kept[name]) for name in came)
+    assert f"kNN {100 * card['results']['start']['knn']['value']:.1f}" in repr(run)
     # So does the run, read again, and its evaluation; the head is that of the training.
     again = Run(run.path)
     assert all(torch.equal(came[n], t) for n, t in again.encoder().state_dict().items())

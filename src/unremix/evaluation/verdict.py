@@ -28,7 +28,7 @@ KEPT = {
     "blend": "encoder.safetensors is the average of the trained encoder and the one it started "
     "from.",
     "start": "encoder.safetensors is the encoder as it came; --keep last keeps the trained one, "
-    "--keep blend the average of both.",
+    "--keep blend the average of both, which is what was compared with it.",
 }
 
 

@@ -153,7 +153,7 @@ def write_classified(
 
 def _predict(source: Source, labels: str | Path | Mapping[str, str], seed: int) -> Predictions:
     where = "the labels" if isinstance(labels, Mapping) else str(labels)
-    lines = labels.items() if isinstance(labels, Mapping) else _label_lines(Path(labels))
+    lines = _label_pairs(labels) if isinstance(labels, Mapping) else _label_lines(Path(labels))
     by_row = _rows_of(source, enumerate(lines, start=1), where)
     classes = sorted(set(by_row.values()))
     given = np.full(len(source.names), -1, dtype=np.int64)
@@ -163,6 +163,20 @@ def _predict(source: Source, labels: str | Path | Mapping[str, str], seed: int) 
         source.features.embeddings, torch.from_numpy(given), classes=classes, seed=seed
     )
     return Predictions(source.names, classes, given, found)
+
+
+def _label_pairs(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Name and label of each item.
+
+    Raises:
+        TypeError: For labels that are no text, such as numbers or a missing value.
+    """
+    for name, label in labels.items():
+        if not isinstance(label, str):
+            raise TypeError(
+                f"expected text as each label, got {label!r} for {name!r}; give its class's name"
+            )
+        yield name, label
 
 
 def _label_lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -212,7 +226,7 @@ def _rows_of(
         elif row in found:
             twice.append(f"{name!r} in lines {first[row]} and {number}")
         else:
-            found[row], first[row] = str(label), number
+            found[row], first[row] = label, number
     if unknown:
         number, name = unknown[0]
         more = f" and {len(unknown) - 1:,} more" if unknown[1:] else ""

@@ -193,10 +193,11 @@ def _says(
         labels = sample.labels.unique(return_inverse=True)[1]
         k = usual_neighbors(labels, MOST_NEIGHBORS)
         accuracy = leave_one_out_knn(units, labels, k=k)
+        others = f"{k} nearest others" if k > 1 else "nearest other"
         guess = 100 * int(labels.bincount().max()) / len(labels)
         says.append(
-            f"kNN accuracy {accuracy}: each of {len(labels):,} {source.unit} by its {k} nearest "
-            f"others. To guess the most frequent class is right in {guess:.1f} %."
+            f"kNN accuracy {accuracy}: each of {len(labels):,} {source.unit} by its {others}. "
+            f"To guess the most frequent class is right in {guess:.1f} %."
         )
     near = int((cosines[:, 0] >= threshold).sum()) if cosines.numel() else 0
     says.append(

@@ -233,6 +233,9 @@ def _digest(model: Run | ReadyEncoder, source: str, data: Any) -> str:
         digest.update(repr((model.name, model.shape)).encode())
         digest.update(digest_of(model.encoder().state_dict()).encode())
         files = [path for path in (model.path,) if path.is_file()]
+    # The same weights in other code are another encoder.
+    code = (Path(name.partition(":")[0]) for name in model.config.code)
+    files += [path for path in code if path.is_file()]
     for where in candidates(source):
         files += sorted(path for path in (where, *where.rglob("*")) if path.is_file())
     for path in files:
