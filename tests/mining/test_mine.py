@@ -214,6 +214,107 @@ def test_min_score_and_skip() -> None:
     assert (bounded.indices == np.where(top.similarity >= 0.4, top.indices, -1)).all()
 
 
+@pytest.mark.parametrize("kind", ["exact", "flat"])
+def test_the_window_ends_at_a_rank(kind: Any) -> None:
+    """Ranks count rows above the margin, but no positives, whatever the pool."""
+    if kind != "exact":
+        pytest.importorskip("faiss")
+    anchors, corpus, positives = problem()
+    options: dict[str, Any] = {"sampling": "top", "duplicate_threshold": 2, "index": kind}
+    found = mine_hard_negatives(
+        anchors, corpus, positives, 5, range_max=12, pool=6, skip=1, max_score=0.7, **options
+    )
+    products = unit(anchors) @ unit(corpus).T
+    bound = np.minimum(found.positive_similarity * np.float32(0.95), 0.7)
+    cut = 0
+    for number, own in enumerate(positives):
+        ranked = [j for j in np.argsort(-products[number], kind="stable") if j not in own]
+        kept = [j for j in ranked[:12] if products[number, j] <= bound[number]][1:6]
+        cut += len(kept) < 5
+        assert found.indices[number].tolist() == kept + [-1] * (5 - len(kept))
+    assert 0 < cut < 12
+
+
+def test_positives_may_be_candidates() -> None:
+    """All of the corpus in order, as a reranker is evaluated; nothing is held back."""
+    anchors, corpus, positives = problem()
+    corpus[199] = corpus[positives[2][0]] * 3  # a near-duplicate of a positive, and a copy of it
+    options: dict[str, Any] = {"sampling": "top", "include_positives": True}
+    found = mine_hard_negatives(anchors, corpus, positives, 8, **options)
+    products = unit(anchors) @ unit(corpus[:199]).T
+    assert (found.indices == np.argsort(-products, kind="stable")[:, :8]).all()
+    assert found.left_out["positive"].sum() == found.left_out["near_duplicate"].sum() == 0
+    named = [f"text {n}" for n in range(200)]
+    named[150] = "Anchor 0"
+    texts = {"anchor_texts": [f"anchor {n}" for n in range(12)], "corpus_texts": named}
+    again = mine_hard_negatives(anchors, corpus, positives, 199, **options, **texts)
+    assert set(again.indices[0]) == {*range(199), -1} - {150}  # its own text is no candidate
+
+
+def letters(pairs: list[tuple[str, str]]) -> Tensor:
+    """A cross-encoder of a kind: scores in [-8, 8] that cosines know nothing of."""
+    return torch.tensor([8 * np.sin(7 * int(a[1:]) + 3 * int(b[1:])) for a, b in pairs])
+
+
+@pytest.mark.parametrize("sampling", ["top", "importance"])
+def test_a_cross_encoder_scores_the_pool(sampling: Any) -> None:
+    anchors, corpus, positives = problem()
+    texts = [f"a{n}" for n in range(12)], [f"c{n}" for n in range(200)]
+    options: dict[str, Any] = {"anchor_texts": texts[0], "corpus_texts": texts[1], "pool": 40}
+    found = mine_hard_negatives(
+        anchors, corpus, positives, 4, cross_encoder=letters, sampling=sampling, skip=2,
+        relative_margin=0.1, min_score=-7, components=["similarity"], duplicate_threshold=2,
+        **options,
+    )  # fmt: skip
+    products = unit(anchors) @ unit(corpus).T
+    for number, own in enumerate(positives):
+        score = [float(letters([(f"a{number}", f"c{j}")])[0]) for j in range(200)]
+        least = min(score[j] for j in own)
+        assert found.positive_similarity[number] == pytest.approx(least)
+        ranked = [j for j in np.argsort(-products[number], kind="stable") if j not in own][:40]
+        kept = [j for j in ranked if -7 <= score[j] <= least - 0.1 * abs(least)]
+        kept = sorted(kept, key=lambda j: -score[j])[2:6]
+        assert [j for j in found.indices[number].tolist() if j >= 0] == kept
+        assert found.similarity[number, : len(kept)] == pytest.approx([score[j] for j in kept])
+    assert 0 < len(found.short) < 12
+
+
+def test_a_cross_encoder_enters_the_mix() -> None:
+    """A score that is twice the cosine leaves the choice as it is; its negative does not."""
+    anchors, corpus, positives = problem()
+    texts = {
+        "anchor_texts": [str(n) for n in range(12)],
+        "corpus_texts": list(map(str, range(200))),
+    }
+    products = unit(anchors) @ unit(corpus).T
+    plain = mine_hard_negatives(anchors, corpus, positives, 5, relative_margin=None, **texts)
+
+    def mined(factor: float) -> Mined:
+        return mine_hard_negatives(
+            anchors, corpus, positives, 5, relative_margin=None, **texts,
+            cross_encoder=lambda pairs: [factor * products[int(a), int(b)] for a, b in pairs],
+        )  # fmt: skip
+
+    assert (mined(2).indices == plain.indices).all()
+    assert (mined(-1).indices != plain.indices).any()
+
+
+def test_another_cross_encoder_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    anchors, corpus, positives = problem()
+    texts = {
+        "anchor_texts": [f"a{n}" for n in range(12)],
+        "corpus_texts": [f"c{n}" for n in range(200)],
+    }
+    found = [
+        mine_hard_negatives(
+            anchors, corpus, positives, 3, relative_margin=None, sampling="top", folder=tmp_path,
+            cross_encoder=scorer, **texts,
+        ).indices
+        for scorer in (letters, lambda pairs: -letters(pairs))
+    ]  # fmt: skip
+    assert (found[0] != found[1]).any()
+
+
 def test_random_draws_from_the_pool_by_the_seed() -> None:
     anchors, corpus, positives = problem()
     options = {"sampling": "random", "pool": 20}
@@ -331,6 +432,16 @@ def test_equal_and_zero_rows_are_finite() -> None:
         ({"mix": (1e308, 1e308, 1e308)}, r"between 1e-06 and 1e\+06, got "),
         ({"mix": (1e-320, 1e-320, 0.0)}, r"between 1e-06 and 1e\+06, got "),
         ({"pool": 3}, "pool to be .*at least 5, got 3"),
+        ({"range_max": 3}, "pool to be .*at least 5, got 3"),
+        ({"cross_encoder": letters}, "anchor_texts and corpus_texts with cross_encoder"),
+        (
+            {
+                "cross_encoder": lambda pairs: [[0.0, 1.0]] * len(pairs),
+                "anchor_texts": ["a"] * 12,
+                "corpus_texts": list(map(str, range(200))),
+            },
+            r"each of 16 pairs .*, got shape \(16, 2\)",
+        ),
         ({"skip": -1}, "skip to be .*at least 0, got -1"),
         ({"positives": [0]}, "positives of 12 anchors, got 1"),
         ({"positives": [[0.5]] * 12}, "row numbers as .*anchor 0"),

@@ -120,6 +120,68 @@ def test_top_equals_the_library(
             assert list(found[name]) == list(expected[name])
 
 
+class Overlap:
+    """A cross-encoder of a kind: shared letters beside a number of the pair, so that none tie."""
+
+    def predict(self, pairs: list[tuple[str, str]], **options: Any) -> Any:
+        hashed = [int.from_bytes(f"{a}|{b}".encode(), "big") % 9973 / 9973 for a, b in pairs]
+        shared = [len(set(a) & set(b)) for a, b in pairs]
+        scores = torch.tensor(shared) - 10 + torch.tensor(hashed)
+        return scores if options.get("convert_to_tensor") else scores.numpy()
+
+
+def single_pairs() -> Any:
+    """A positive for each anchor, among its most similar texts."""
+    rows = pairs()
+    return rows.select([n for n in range(len(rows)) if rows["answer"][n].endswith("of 0.")])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"relative_margin": 0.05, "range_max": 59},
+        {"absolute_margin": 1.0, "relative_margin": None, "range_max": 59, "range_min": 2},
+        {"relative_margin": None, "max_score": 2.0, "min_score": -4.0, "range_max": 59},
+    ],
+)
+@pytest.mark.parametrize("output_format", ["triplet", "labeled-list"])
+def test_a_cross_encoder_is_used_as_the_library_uses_it(
+    model: Any, options: dict[str, Any], output_format: str
+) -> None:
+    settings = COMMON | options | {"output_format": output_format, "output_scores": True}
+    encoder: Any = Overlap()
+    expected = theirs(single_pairs(), model, cross_encoder=encoder, **settings)
+    found = ours(single_pairs(), model, cross_encoder=encoder, duplicate_threshold=2, **settings)
+    assert len(expected) > 0
+    for name in expected.column_names:
+        if name == "scores":
+            for one, other in zip(found[name], expected[name], strict=True):
+                assert one == pytest.approx(other, abs=1e-4)
+        else:
+            assert list(found[name]) == list(expected[name])
+    plain = ours(single_pairs(), model, duplicate_threshold=2, **settings)
+    assert list(plain["scores"]) != list(found["scores"])
+
+
+def test_positives_are_included_as_the_library_does(model: Any) -> None:
+    settings = COMMON | {"num_negatives": 10, "include_positives": True, "range_max": 40}
+    expected = theirs(pairs(), model, **settings)
+    found = ours(pairs(), model, **settings)
+    assert found.column_names == expected.column_names
+    for name in expected.column_names:
+        assert list(found[name]) == list(expected[name])
+    assert any(row["answer"] == row["negative_1"] for row in found)
+
+
+def test_the_window_ends_where_the_library_ends_it(model: Any) -> None:
+    """A positive that is found takes a place beyond the last rank in both."""
+    settings = COMMON | {"num_negatives": 6, "relative_margin": 0.3, "range_max": 12}
+    expected = theirs(single_pairs(), model, **settings)
+    found = ours(single_pairs(), model, duplicate_threshold=2, **settings)
+    assert 0 < len(expected) < 6 * len(single_pairs())  # the margin leaves too few of 12
+    assert list(found["negative"]) == list(expected["negative"])
+
+
 def test_importance_is_the_default_and_returns_no_positive(model: Any) -> None:
     found = ours(pairs(), model, num_negatives=4, verbose=False)
     top = ours(pairs(), model, num_negatives=4, verbose=False, sampling_strategy="top")

@@ -14,10 +14,11 @@ from unremix.mining.embeddings import Floats, digest_of, kept_embeddings, unit_r
 from unremix.mining.index import Kind
 from unremix.mining.mine import Mined, Sampling
 from unremix.mining.mine import mine_hard_negatives as mine
+from unremix.mining.rescoring import Rescoring, ScorePairs
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import CrossEncoder, SentenceTransformer
 
 Format = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
 
@@ -28,6 +29,7 @@ def mine_hard_negatives(
     anchor_column_name: str | None = None,
     positive_column_name: str | None = None,
     corpus: list[str] | None = None,
+    cross_encoder: CrossEncoder | ScorePairs | None = None,
     *,
     range_min: int = 0,
     range_max: int | None = None,
@@ -41,6 +43,7 @@ def mine_hard_negatives(
     query_prompt: str | None = None,
     corpus_prompt_name: str | None = None,
     corpus_prompt: str | None = None,
+    include_positives: bool = False,
     output_format: Format = "triplet",
     output_scores: bool = False,
     batch_size: int = 32,
@@ -57,10 +60,11 @@ def mine_hard_negatives(
 
     Takes the arguments of ``sentence_transformers.util.mine_hard_negatives`` and returns the same
     formats. With ``sampling_strategy="top"`` and ``duplicate_threshold=2`` it finds the same
-    negatives, except that it looks further where that function finds too few, and leaves out the
-    text of the anchor, texts that differ from it or from a positive in case and white space only,
-    and further rows with equal embeddings. Similarity is the cosine for every model. It has no
-    ``cross_encoder``, ``faiss_batch_size``, ``include_positives`` and ``use_multi_process``.
+    negatives, except that it looks further where that function finds too few, unless ``range_max``
+    or a cross-encoder says how far, and leaves out the text of the anchor, texts that differ from
+    it or from a positive in case and white space only, and further rows with equal embeddings.
+    Similarity is the cosine for every model. It has no ``faiss_batch_size`` and
+    ``use_multi_process``.
 
     Args:
         dataset: Pairs; an anchor in several rows has several positives.
@@ -68,8 +72,12 @@ def mine_hard_negatives(
         anchor_column_name: By default the first column.
         positive_column_name: By default the second column.
         corpus: Further texts to find negatives in.
+        cross_encoder: Scores the candidates, or any function of a list of pairs of texts does; its
+            scores stand for the similarity in bounds, order, mix and output, with or without a
+            bound.
         range_min: So many of the most similar candidates are passed over.
-        range_max: Candidates to choose from, by default 10 per negative and at least 50.
+        range_max: The last rank of a candidate. By default candidates are 10 per negative and at
+            least 50, and more are looked for if these are too few.
         max_score: The largest similarity of a negative.
         min_score: The smallest.
         absolute_margin: See :func:`unremix.mine_hard_negatives`, and so the next.
@@ -80,6 +88,8 @@ def mine_hard_negatives(
         query_prompt: Goes before ``query_prompt_name``.
         corpus_prompt_name: For embedding the corpus, and so the next.
         corpus_prompt: Goes before ``corpus_prompt_name``.
+        include_positives: Whether positives are candidates too, as a reranker is evaluated. Then
+            margins and ``duplicate_threshold`` do not apply, and the format is ``n-tuple``.
         output_format: ``triplet``, ``n-tuple``, ``labeled-pair`` or ``labeled-list``. An n-tuple
             needs all its negatives: anchors with fewer are left out.
         output_scores: Whether to add the similarities of the positive and the negatives.
@@ -97,6 +107,8 @@ def mine_hard_negatives(
         ValueError: If the dataset is empty or lacks a column, or an option is out of range.
     """
     check_choice("output_format", output_format, get_args(Format))
+    if include_positives:  # as the library: in other formats each candidate is called a negative
+        output_format = "n-tuple"
     if num_negatives < 1:
         raise ValueError(
             f"expected num_negatives of at least 1, got {num_negatives}; ask for one or more"
@@ -129,6 +141,7 @@ def mine_hard_negatives(
     queries = embed("query", anchors, prompt_name=query_prompt_name, prompt=query_prompt)
     rows = embed("document", texts, prompt_name=corpus_prompt_name, prompt=corpus_prompt)
     index: Kind = "exact" if use_faiss is False else "flat" if use_faiss is True else use_faiss
+    score: ScorePairs | None = getattr(cross_encoder, "predict", cross_encoder)
     mined = mine(
         queries,
         rows,
@@ -145,8 +158,10 @@ def mine_hard_negatives(
         mix=mix,
         posterior_temperature=posterior_temperature,
         sampling=sampling_strategy,
-        pool=range_max,
         skip=range_min,
+        range_max=range_max,
+        include_positives=include_positives,
+        cross_encoder=score,
         index=index,
         folder=folder,
         seed=seed,
@@ -154,12 +169,15 @@ def mine_hard_negatives(
     if verbose:
         print(*mined.summary(), sep="\n")
     numbers = np.repeat(np.arange(len(anchors)), [len(one) for one in positives])
-    pairs = list(zip(numbers.tolist(), [row for one in positives for row in one], strict=True))
-    units = unit_rows(queries)[numbers], unit_rows(rows[[row for _, row in pairs]])
-    similarity = np.einsum("nd,nd->n", *units).tolist()
+    of = np.concatenate(positives).astype(np.int64)
+    if score is None:
+        similarity = np.einsum("nd,nd->n", unit_rows(queries)[numbers], unit_rows(rows[of]))
+    else:
+        similarity = Rescoring(score, anchors, texts).of(numbers, of)
+    pairs = list(zip(numbers.tolist(), of.tolist(), strict=True))
     columns = _formatted(
         output_format, output_scores, anchor_name, positive_name, anchors, texts, pairs,
-        similarity, mined,
+        similarity.tolist(), mined,
     )  # fmt: skip
     from datasets import Dataset
 

@@ -37,6 +37,7 @@ from unremix.mining.filters import (
     positive_similarity,
 )
 from unremix.mining.index import GROWTH, Advance, Index, Kind, make_index
+from unremix.mining.rescoring import Rescoring, ScorePairs
 from unremix.mining.selection import Chosen, choose_greedily, choose_largest, pool_scores
 
 Sampling = Literal["importance", "top", "random"]
@@ -59,7 +60,8 @@ class Mined:
             were found.
         scores: What each was chosen by: the mix of its scaled components, or the similarity;
             shape (A, k), NaN for missing negatives.
-        similarity: s, the cosine of anchor and negative, shape (A, k).
+        similarity: s, the cosine of anchor and negative, or their score by the cross-encoder;
+            shape (A, k). So are the other similarities here.
         uncertainty: u, shape (A, k); NaN if it was no component.
         representativeness: r, shape (A, k); of the first negative over the pool, of the others
             over the negatives chosen before. NaN if it was no component.
@@ -114,6 +116,7 @@ class Choice:
     k: int
     pool: int
     skip: int
+    range_max: int
     sampling: Sampling
     components: tuple[str, ...]
     mix: tuple[float, ...]
@@ -143,6 +146,9 @@ def mine_hard_negatives(
     sampling: Sampling = "importance",
     pool: int | None = None,
     skip: int = 0,
+    range_max: int | None = None,
+    include_positives: bool = False,
+    cross_encoder: ScorePairs | None = None,
     index: Kind | Index = "exact",
     folder: str | Path | None = None,
     seed: int = 0,
@@ -182,8 +188,15 @@ def mine_hard_negatives(
         posterior_temperature: t of the pseudo-posterior in the uncertainty.
         sampling: ``importance`` chooses by the mix; ``top`` takes the most similar rows of the
             pool, as :mod:`sentence_transformers` does; ``random`` draws from the pool.
-        pool: P, rows to choose from, by default 10 k and at least 50.
+        pool: P, rows to choose from, by default ``range_max``, or else 10 k and at least 50.
         skip: So many of the most similar rows of a pool are passed over.
+        range_max: The pool, however it grows, ends with the row of this rank by similarity to the
+            anchor. Positives, the anchor and its text have no rank; rows above the margin have.
+        include_positives: Whether the positives may be returned too, as a reranker is evaluated:
+            neither the margins nor the rule of near-duplicates applies.
+        cross_encoder: Takes a list of (anchor text, corpus text) and returns their scores, such as
+            ``CrossEncoder(...).predict``. The index finds the pool; within it, these scores stand
+            for the similarity in bounds, order and mix. The pool does not grow.
         index: ``exact``, ``flat``, ``ivf`` or ``hnsw``, or an index of this corpus; see
             :func:`unremix.mining.index.make_index`.
         folder: Keeps finished blocks and the index: the same call resumes after an interruption.
@@ -216,12 +229,16 @@ def mine_hard_negatives(
     check_count("k", k, 1, "ask for one negative or more")
     check_count("skip", skip, 0, "0 passes over nothing")
     if pool is None:
-        pool = max(POOL_PER_NEGATIVE * k, SMALLEST_POOL) + skip
+        pool = range_max or max(POOL_PER_NEGATIVE * k, SMALLEST_POOL) + skip
     check_count("pool", pool, k + skip, "it is to hold k + skip rows: enlarge it")
+    if range_max is None:
+        range_max = total if cross_encoder is None else pool
+    check_count("range_max", range_max, 1, "the most similar row has rank 1")
     choice = Choice(
         k=int(k),
         pool=int(pool),
         skip=int(skip),
+        range_max=int(range_max),
         sampling=check_choice("sampling", sampling, get_args(Sampling)),
         components=tuple(components),
         mix=_checked_mix(components, mix),
@@ -246,17 +263,30 @@ def mine_hard_negatives(
             raise ValueError(f"expected {length} {name}, got {len(texts)}; one for each row")
     if anchor_texts is not None and corpus_texts is None:
         raise ValueError("expected corpus_texts with anchor_texts, got none; pass both")
+    rescoring = None
+    if cross_encoder is not None:
+        if anchor_texts is None or corpus_texts is None:
+            raise ValueError(
+                "expected anchor_texts and corpus_texts with cross_encoder, got none; pass both: "
+                "it reads them"
+            )
+        rescoring = Rescoring(cross_encoder, anchor_texts, corpus_texts)
     known = as_lists(positives, size, total)
     own = _own_rows(anchor_rows, size, total, same)
     step = max(1, NUMBERS_AT_ONCE // queries.shape[1])
     units = np.concatenate([unit_rows(queries[n : n + step]) for n in range(0, size, step)])
-    positive = positive_similarity(units, rows, known)
+    if rescoring is None:
+        positive = positive_similarity(units, rows, known)
+    else:
+        positive = rescoring.least_of_positives(known)
     highest = highest_similarity(
         positive,
-        relative_margin=relative_margin,
-        absolute_margin=absolute_margin,
+        relative_margin=None if include_positives else relative_margin,
+        absolute_margin=None if include_positives else absolute_margin,
         max_score=max_score,
     )
+    if include_positives:
+        known = Lists.of([[]] * size)
     forbidden = forbidden_rows(known, own, anchor_texts, corpus_texts)
     where = None if folder is None else Path(folder)
     if isinstance(index, str):
@@ -265,9 +295,10 @@ def mine_hard_negatives(
     if where is not None:
         same_text = forbidden.same_text
         lists = known.rows, known.starts, same_text.rows, same_text.starts
-        digest = digest_of(index.kind, units, rows, *lists, own, highest, choice)
+        scores = () if rescoring is None else (positive,)  # what tells cross-encoders apart
+        digest = digest_of(index.kind, units, rows, *lists, own, highest, choice, *scores)
         kept = where / f"mined-{digest}"  # finished blocks, by their first anchor
-    miner = Miner(index, units, forbidden, known, highest, choice)
+    miner = Miner(index, units, forbidden, known, highest, choice, rescoring)
     blocks: dict[int, Block] = {}  # by their first anchor; empty while they are missing
     missing = []
     for first in range(0, size, ANCHORS_AT_ONCE):
@@ -362,6 +393,7 @@ class Miner:
         positives: Of the A anchors.
         highest: The largest similarity allowed, shape (A,).
         choice: How to choose.
+        rescoring: A cross-encoder's scores in place of the similarity.
     """
 
     index: Index
@@ -370,11 +402,14 @@ class Miner:
     positives: Lists
     highest: Floats
     choice: Choice
+    rescoring: Rescoring | None = None
 
     def mine(self, part: slice, advance: Advance) -> Block:
         """The negatives of a block of anchors: the arrays of :class:`Mined`, by name."""
-        anchors = self.anchors[part]
-        allowed = self.forbidden.allowed(part, self.highest[part])
+        anchors, highest = self.anchors[part], self.highest[part]
+        # A cross-encoder's bounds say nothing about cosines.
+        bound = highest if self.rescoring is None else np.full_like(highest, np.inf)
+        allowed = self.forbidden.allowed(part, bound)
         size, k = len(anchors), self.choice.k
         arrays: Block = {"indices": np.full((size, k), -1, dtype=np.int64)}
         for name in ("scores", *PAPER_COMPONENTS):
@@ -382,25 +417,34 @@ class Miner:
         for name in ("too_similar", "near_duplicate", "copy"):
             arrays[name] = np.zeros(size, dtype=np.int64)
         waiting, width = np.arange(size), self.choice.pool
+        widest = min(self.choice.range_max, len(self.index.corpus))
         report: Advance | None = advance
         while len(waiting):
             result = self.index.search(anchors[waiting], width, allowed.of(waiting), report)
             report = None  # further searches are for a few anchors
             arrays["too_similar"][waiting] = result.above
-            rows = result.rows
+            rank = 1 + result.above[:, None] + np.arange(result.rows.shape[1])
+            rows = np.where(rank <= self.choice.range_max, result.rows, -1)
+            similarity = result.similarity
+            if self.rescoring is not None:
+                rows, similarity = self.rescoring.sort(part.start + waiting, rows)
+                too_high = (rows >= 0) & (similarity > highest[waiting, None])
+                arrays["too_similar"][waiting] = too_high.sum(1)
+                rows = np.where(too_high, -1, rows)
             if self.choice.min_score is not None:
-                rows = np.where(result.similarity >= self.choice.min_score, rows, -1)
+                rows = np.where(similarity >= self.choice.min_score, rows, -1)
             for some in self._chunks(len(waiting), rows.shape[1]):
                 who = waiting[some]
-                chosen = self._choose(anchors[who], rows[some], part.start + who)
+                scores = None if self.rescoring is None else torch.from_numpy(similarity[some])
+                chosen = self._choose(anchors[who], rows[some], part.start + who, scores)
                 for name, values in chosen.items():
                     arrays[name][who] = values
             # Search further for anchors with too few negatives, unless the corpus has no more.
-            if width >= len(self.index.corpus):
+            if width >= widest:
                 break
             enough = (arrays["indices"][waiting, -1] >= 0) | (rows[:, -1] < 0)
             waiting = waiting[~enough]
-            width = min(width * GROWTH, len(self.index.corpus))
+            width = min(width * GROWTH, widest)
         return arrays
 
     def _chunks(self, count: int, width: int) -> list[slice]:
@@ -408,7 +452,9 @@ class Miner:
         step = max(1, NUMBERS_AT_ONCE // (width * max(width, self.anchors.shape[1])))
         return [slice(first, first + step) for first in range(0, count, step)]
 
-    def _choose(self, anchors: Floats, rows: Integers, numbers: Integers) -> dict[str, Any]:
+    def _choose(
+        self, anchors: Floats, rows: Integers, numbers: Integers, rescored: Tensor | None
+    ) -> dict[str, Any]:
         """Filter the pools (B, P) of some anchors, and choose from them."""
         choice, corpus = self.choice, self.index.corpus
         pool = torch.from_numpy(_gather(corpus, rows))  # (B, P, D)
@@ -425,7 +471,7 @@ class Miner:
         if choice.skip:
             valid &= valid.cumsum(1) > choice.skip
         queries = torch.from_numpy(anchors)
-        chosen = self._chosen(queries, pool, valid, products, numbers)
+        chosen = self._chosen(queries, pool, valid, products, numbers, rescored)
         places = chosen.places.numpy()
         arrays = {
             "indices": np.where(places >= 0, np.take_along_axis(rows, places.clip(0), 1), -1),
@@ -436,14 +482,23 @@ class Miner:
         return arrays | {name: values.numpy() for name, values in chosen.components.items()}
 
     def _chosen(
-        self, anchors: Tensor, pool: Tensor, valid: Tensor, products: Tensor, numbers: Integers
+        self,
+        anchors: Tensor,
+        pool: Tensor,
+        valid: Tensor,
+        products: Tensor,
+        numbers: Integers,
+        rescored: Tensor | None,
     ) -> Chosen:
-        choice = self.choice
-        similarity = torch.bmm(pool, anchors[:, :, None])[:, :, 0]  # (B, P)
+        choice, similarity = self.choice, rescored  # (B, P)
+        if similarity is None:
+            similarity = torch.bmm(pool, anchors[:, :, None])[:, :, 0]
         if choice.sampling == "importance":
             scores = pool_scores(
                 anchors, pool, valid, choice.components, temperature=choice.posterior_temperature
             )
+            if rescored is not None and "similarity" in scores:
+                scores["similarity"] = rescored
             chosen = choose_greedily(scores, products, valid, choice.mix, choice.k)
             cosines = similarity.gather(1, chosen.places.clamp(min=0))
             cosines = torch.where(chosen.places >= 0, cosines, torch.nan)
