@@ -2,6 +2,22 @@
 
 Each is a folder of files and the name of what to read in it, as in ``data_seeds``. Those that need
 links or pipes are made by a function.
+
+What the readers promise, and these files attack:
+
+- CIFAR's pickles are read as data (``domains/image/pickles.py``). Nothing in them is imported or
+  called: the names of NumPy's functions are only recognized. Only ``u1`` arrays in row-major order
+  whose shape matches their bytes, text, numbers and lists of these are accepted.
+- Archives are never unpacked. Members of a zip that overlap are refused. A member is read only up
+  to a size that its packed size can justify. Headers of a tar that lead back, or do not end, are
+  refused, and files with holes are left out.
+- The header of an idx or npz file is compared with its size before memory is taken. A parquet file
+  of more values than its size can justify is refused.
+- Threads share 512 MiB for decoding images; a larger one is decoded alone.
+- A link to a folder is followed, unless it leads back to a folder that it lies in. A folder that
+  links reach more than 100 times is refused. Pipes and devices are not opened.
+- Nodes, edges and features of graphs are bounded by the size of the files. A line of JSON has at
+  most 33,554,432 characters, a name 1,000.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import shutil
-import socket
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from unremix.evaluation.cache import cached
 from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
 from unremix.experiments.results import Record, Results
+from unremix.files import remote
 from unremix.files.atomic_files import append_json, copy_file, sweep
 from unremix.mining.embeddings import kept_embeddings, read_columns
 from unremix.mining.files import write_rows
@@ -238,21 +241,44 @@ def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "x.jsonl").read_text())["name"] == texts[0]
 
 
-def test_a_report_requests_nothing_that_a_folder_names(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[str]]]:
+    """A web server of this machine: its address, and what it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}", asked
+        running.shutdown()
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_report_requests_nothing_that_only_a_folder_names(
+    sound: Path,
+    tmp_path: Path,
+    server: tuple[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    trust: bool,
 ) -> None:
+    monkeypatch.setattr(remote, "PAUSE", 0.0)
+    address, asked = server
     run = tmp_path / "run"
     shutil.copytree(sound, run)
     (run / "report.npz").unlink()
     text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("data: digits", "data: http://127.0.0.1:9/x.tar"))
-    asked: list[object] = []
-
-    def connect(_: socket.socket, address: object) -> None:
-        asked.append(address)
-        raise ConnectionRefusedError(str(address))
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    assert main(["report", str(run)]) == 0
-    assert "add --trust to have them requested" in (run / "report.html").read_text()
-    assert asked == []
+    assert "data: digits" in text
+    (run / "config.yaml").write_text(text.replace("data: digits", f"data: {address}/x.tar"))
+    assert main(["report", str(run), *["--trust"] * trust]) == 0
+    assert ("/x.tar" in asked) == trust
+    assert ("add --trust to have them requested" in (run / "report.html").read_text()) != trust
+    if not trust:
+        assert asked == []

@@ -1,8 +1,9 @@
 """A process that has imported everything, and forks a child for each run that is asked for.
 
-Reads requests as lines of JSON and answers each with a line: ``words`` (of a command line), or
-``options`` (of ``unremix.train``: parsing takes as long as training), ``log`` (where its output
-goes), ``folder``, ``operation``, ``mode`` and ``error`` (see faults.c), ``kill_after`` (seconds).
+Reads requests as lines of JSON and answers each with a line: ``words`` (of a command line, or
+``save_pretrained``, a run and a folder), or ``options`` (of ``unremix.train``: parsing takes as
+long as training), ``log`` (where its output goes), ``folder``, ``operation``, ``mode`` and
+``error`` (see faults.c), ``kill_after`` (seconds).
 """
 
 from __future__ import annotations
@@ -40,6 +41,18 @@ SMALL = [
 ]
 
 
+def save_pretrained(run: str, folder: str) -> int:
+    """Write a run for others; an error is said and counted as that of a command."""
+    import unremix
+
+    try:
+        unremix.load(run).save_pretrained(folder)
+    except (OSError, ValueError) as error:
+        print(f"unremix: {getattr(error, 'strerror', None) or error}")
+        return 1
+    return 0
+
+
 def child(request: dict[str, Any]) -> None:
     """Run a command and leave; never returns."""
     code = 70
@@ -53,11 +66,13 @@ def child(request: dict[str, Any]) -> None:
 
         where = request["folder"].encode()
         faults.faults_arm(where, request["operation"], request["mode"], request["error"])
-        if request["options"] is None:
-            code = main(request["words"])
-        else:
+        if request["options"] is not None:
             unremix.train(**request["options"])
             code = 0
+        elif request["words"][0] == "save_pretrained":
+            code = save_pretrained(*request["words"][1:])
+        else:
+            code = main(request["words"])
         sys.stdout.flush()
         print(f"operations: {faults.faults_seen()}", flush=True)
     except BaseException:

@@ -14,7 +14,9 @@ import pytest
 import small_runs
 from faults import FAIL_FROM, FAIL_ONCE, KILLS, Nursery, compiler
 
+from unremix.cli import main
 from unremix.experiments.results import Record, Results
+from unremix.hub import FILES
 
 TORTURE = os.environ.get("UNREMIX_TORTURE") == "1"
 MODES = {**KILLS, "fails": FAIL_ONCE, "is full from there on": FAIL_FROM}
@@ -29,6 +31,13 @@ pytestmark = [
     ),
 ]
 
+COMPARED = [
+    "--data", "digits", "--recipes", "simclr,unmix", "--seeds", "1", "--limit", "48",
+    "--epochs", "1", "--batch_size", "16", "--probe_epochs", "0", "--width", "4",
+    "--head_hidden", "[8]", "--head_output", "4", "--accelerator", "cpu", "--jobs", "1",
+    "--progress", "false",
+]  # fmt: skip
+
 # A command, and what it writes.
 COMMANDS = {
     "embed": (["embed", "RUN", "-o", "OUT/e.npz"], ["e.npz"]),
@@ -38,6 +47,11 @@ COMMANDS = {
               "-o", "OUT/t.csv"], ["t.csv", "t.report.json"]),
     "duplicates": (["duplicates", "RUN", "-o", "OUT/d.html"], ["d.csv"]),
     "study": (["study", "OUT/study.yaml", "--output", "OUT/study"], ["study/report.md"]),
+    "compare": (["compare", *COMPARED, "--output", "OUT/compared"],
+                ["compared/results.csv", "compared/results.json", "compared/table.csv",
+                 "compared/table.md", "compared/report.html", "compared/comparison.yaml"]),
+    "save_pretrained": (["save_pretrained", "RUN", "OUT/shared"],
+                        [f"shared/{name}" for name in (*FILES, "README.md")]),
 }  # fmt: skip
 
 
@@ -67,6 +81,14 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Results(root / "study" / "results.jsonl").add(
         Record(job.name, "simclr", 0, epochs=1, loss=1.0, results=measured, cpu_seconds=1.0)
     )
+    compared = (
+        root / "compared"
+    )  # its runs have ended and are noted: what is left is to report them
+    assert main(["compare", *COMPARED, "--output", str(compared)]) == 0
+    kept = {"comparison.yaml", "results.jsonl", "runs", "logs", ".locks"}
+    for path in compared.iterdir():
+        if path.name not in kept:
+            path.unlink()
     return root
 
 

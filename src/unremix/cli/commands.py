@@ -586,7 +586,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
         runs: A run's folder, a comparison's folder, or several run folders to compare.
         output: An .html page; by default report.html in the folder, for several runs
             comparison.html here, unless that compares other runs.
-        trust: Allow code that a run's folder names to run.
+        trust: Allow code that a run's folder names to run, and data at a URL to be requested.
     """
     from unremix.files.atomic_files import copy_file
     from unremix.report import (
