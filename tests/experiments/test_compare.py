@@ -734,7 +734,7 @@ def test_the_run_of_a_plan_is_one_that_train_understands(
     assert config == config_from_yaml(file.read_text())
     assert config == replace(
         TINY, epochs=2, recipe="hcl", seed=0, name="hcl-0", runs=str(tmp_path / "c" / "runs"),
-        loss=dict(hardness=2.0), clip=1.0, threads=None, precision="32-true",
+        loss=dict(hardness=2.0), clip=1.0, threads=None, precision="32-true", compile=False,
     )  # fmt: skip
 
 

@@ -131,6 +131,8 @@ class TrainConfig:
             the whole batch (but BatchNorm sees one chunk at a time).
         precision: Numbers to compute in: auto is bf16-mixed where the device multiplies 16 bits
             fast and the model gains from it, else 32-true. The loss and all measures take 32 bits.
+        compile: Whether training steps run the encoder as code of torch.compile; auto: in long runs
+            of one process, where it is faster. Settled before the first step, and recorded.
         accelerator: cpu, gpu or auto.
         devices: Processes on this machine, or auto; torchrun and SLURM are recognized.
         num_nodes: Machines.
@@ -213,6 +215,7 @@ class TrainConfig:
     highest_temperature: float | None = option(above=0, rare=True)
     chunk: int | None = option(least=1, rare=True)
     precision: Literal["auto", "32-true", "64-true", "bf16-mixed", "16-mixed"] = option("auto")
+    compile: bool | Literal["auto"] = option("auto", rare=True)
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto")
     devices: int | Literal["auto"] = option("auto", least=1, most=1024, rare=True)
     num_nodes: int = option(1, least=1, most=65_536, rare=True)

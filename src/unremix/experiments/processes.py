@@ -180,6 +180,7 @@ class Task:
             resume=None,
             progress=True,
             threads=None,  # the environment says
+            compile=job.train.compile is True,  # alike in all runs, on whatever machine
         )
         options, code = config_to_yaml(config), tuple(_code_words(job.train))
         return cls(job.name, folder.path, TRAIN, options, code, environment, directory)

@@ -40,11 +40,12 @@ from unremix.domains.options import TrainConfig, config_from_yaml, config_to_yam
 from unremix.domains.remembered import forget
 from unremix.domains.sampling import pinned, read_ahead
 from unremix.files.atomic_files import refuse_link, write_text
-from unremix.frameworks.base import Framework, Projecting
+from unremix.frameworks.base import Batch, Framework, Projecting
 from unremix.frameworks.randomness import scramble
 from unremix.losses import TwoViewLoss
 from unremix.training.adapting import freeze, held_layers, rates_of
 from unremix.training.building import build_model, precision_of
+from unremix.training.compiling import Compiled, settle
 from unremix.training.export import export_facts, write_weights
 from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer, temperature_at
 from unremix.training.preparation import Prepared, processes_here
@@ -107,6 +108,7 @@ class Training:
         self.model.reserve(self.domain.size(self.data))
         if state:
             self.run.restore(self.model, state)
+        self.compiled: Compiled | None = None
         self.profile: Profile | None = None
         if self.config.profile and fabric.is_global_zero:
             self.profile = Profile(self.model.encoder, fabric.device, self.run.path / "trace.json")
@@ -149,6 +151,8 @@ class Training:
         while self.step < self.total and not self.stopped:
             batches = self._batches()
             for indices, fetched in self.profile.reading(batches) if self.profile else batches:
+                if self.config.compile and self.compiled is None:
+                    self._settle_compile(indices, fetched)
                 self.training_step(indices, fetched)
                 if self.asked and self.step % self.steps_per_epoch:
                     self.save()
@@ -194,11 +198,48 @@ class Training:
         fetched = self.domain.fetch(self.data, indices)
         return pinned(indices, self.fabric.device), pinned(fetched, self.fabric.device)
 
+    def _settle_compile(self, indices: Tensor, fetched: Any) -> None:
+        """Before the first step, compile the encoder if that is asked for or pays; record it."""
+
+        def step(model: Framework) -> float:
+            self._seed()
+            with self.fabric.autocast():
+                loss: Tensor = model(self._batch(indices, fetched, model))
+                loss.backward()
+            return loss.item()
+
+        anyway = self.config.compile is True
+        if self.fabric.world_size > 1 or self.config.chunk or not isinstance(fetched, Tensor):
+            why = "is for one process, without --chunk, and samples of one shape"
+            said = f"trains without --compile, which {why}" if anyway else ""
+        else:
+            for layer in self.held:
+                layer.eval()
+            self.compiled, said = settle(
+                self.model, step, anyway=anyway,
+                forecast=lambda seconds: self.progress.seconds_left(self, seconds),
+            )  # fmt: skip
+        if said and self.fabric.is_global_zero:
+            self.progress.say(said)
+        self.config = replace(self.config, compile=self.compiled is not None)
+        self.prepared.config = self.config
+        self.run.extend(self.config, write=self.fabric.is_global_zero)
+
+    def _seed(self) -> None:
+        """For what draws at random inside the model, such as dropout."""
+        torch.manual_seed(scramble(self.config.seed, self.step, self.fabric.global_rank))
+
+    def _batch(self, indices: Tensor, fetched: Any, model: Framework) -> Batch:
+        """What the model sees of samples in this step."""
+        return make_batch(
+            self.domain, fetched, indices, model, self.config, self.run.shape,
+            step=self.step, epoch=self.epoch,
+        )  # fmt: skip
+
     def training_step(self, indices: Tensor, fetched: Any) -> None:
         """Views, loss, gradient, step."""
         config = self.config
-        # For what draws at random inside the model, such as dropout.
-        torch.manual_seed(scramble(config.seed, self.step, self.fabric.global_rank))
+        self._seed()
         rate = rate_at(
             self.step,
             lr=config.lr,
@@ -216,12 +257,10 @@ class Training:
                 self.step, low=self.temperature, high=config.highest_temperature, total=self.total
             )
         self.optimizer.zero_grad()
-        with self.fabric.autocast():
+        compiled = self.compiled.in_place() if self.compiled else nullcontext()
+        with self.fabric.autocast(), compiled:
             with self._stage("views"):
-                batch = make_batch(
-                    self.domain, fetched, indices, self.model, config, self.run.shape,
-                    step=self.step, epoch=self.epoch,
-                )  # fmt: skip
+                batch = self._batch(indices, fetched, self.model)
             with self._stage("loss"):  # the head included; the encoder is a stage of its own
                 loss = self.wrapped(batch)
             with self._stage("backward"):

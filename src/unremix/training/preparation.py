@@ -34,6 +34,7 @@ from unremix.training.building import (
     refuse_other,
     settled,
 )
+from unremix.training.compiling import FEWEST
 from unremix.training.export import export_facts, write_weights
 from unremix.training.finding import ready_encoder
 from unremix.training.initialization import find_weights, initialize
@@ -127,7 +128,7 @@ def _stopped_early(config: TrainConfig) -> Run | None:
         raise FileExistsError(f"{taken} and cannot be read; choose another --name") from error
     earlier, asked = run.config.options(), config.options()
     ignored = {*OF_A_CALL, "resume", "progress", "runs", "threads"}
-    ignored |= {name for name in ("batch_size", "precision") if asked[name] == "auto"}
+    ignored |= {name for name in ("batch_size", "compile", "precision") if asked[name] == "auto"}
     changed = [name for name in asked if name not in ignored and asked[name] != earlier.get(name)]
     if run.evaluation is None and not changed:
         return run
@@ -416,6 +417,8 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
         config = fit_to(domain, data, config)
         if config.threads is None:
             config = replace(config, threads=choose_threads(processes_here(config)))
+        if config.compile == "auto" and config.epochs * domain.steps(data, config) < FEWEST:
+            config = replace(config, compile=False)
     record = make_record(domain.fingerprint(data), config.threads)
     if run is not None and state is not None:
         _check_record(run, state.get("record", {}), record, any_data=asked.allow_changed_data)

@@ -148,10 +148,10 @@ class Progress:
         """How long the remaining steps take, evaluation aside."""
         if self.speed is None or training.step == training.total or training.stopped:
             return []
-        return [f"about {roughly(self._seconds_left(training, self.batch_size / self.speed))} left"]
+        return [f"about {roughly(self.seconds_left(training, self.batch_size / self.speed))} left"]
 
     @staticmethod
-    def _seconds_left(training: Training, step: float) -> float:
+    def seconds_left(training: Training, step: float) -> float:
         """Seconds that the remaining steps take at this many per step, within max_minutes."""
         left, minutes = (training.total - training.step) * step, training.config.max_minutes
         return left if minutes is None else max(0.0, min(left, 60 * minutes - training.seconds))
@@ -166,7 +166,7 @@ class Progress:
             return
         self.took = None
         config = training.config
-        left = self._seconds_left(training, median(timed))
+        left = self.seconds_left(training, median(timed))
         if left < WORTH_SAYING:
             return
         said = f"training takes about {roughly(left)} more, evaluation not included"

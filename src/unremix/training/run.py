@@ -137,6 +137,8 @@ class Run:
             ) from error
         if config.precision == "auto":  # runs say what they were trained in; early ones did not
             config = replace(config, precision="32-true")
+        if config.compile == "auto":  # likewise; or it ended before that was settled
+            config = replace(config, compile=False)
         self.config = config.trusted(trust=True, where=str(self.path)) if trust else config
 
     def __repr__(self) -> str:
