@@ -132,6 +132,41 @@ def test_the_weights_count_and_the_mix_learns(model: SentenceTransformer, direct
     assert loss_fn.weighted.mix_parameters.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("rows", [1, 6])
+def test_weights_of_mined_columns_alone(model: SentenceTransformer, rows: int) -> None:
+    """By a loop: in-batch negatives count 1; mined ones are weighted as if they were all."""
+    columns = [torch.randn(rows, 5, dtype=torch.float64, requires_grad=True) for _ in range(4)]
+    anchors, documents = columns[0], torch.cat(columns[1:])
+    uniform = UnReMixLoss(model, weights="mined", components=())
+    torch.testing.assert_close(
+        uniform.compute_loss_from_embeddings(columns),
+        MultipleNegativesRankingLoss(model).compute_loss_from_embeddings(columns, None),
+    )
+    loss_fn = UnReMixLoss(
+        model, weights="mined", components=["similarity"], scaling="minmax", mass="mean",
+        similarity_gradient=False,
+    )  # fmt: skip
+    found = loss_fn.compute_loss_from_embeddings(columns)
+    cosines = cos_sim(anchors, documents)
+    terms = []
+    for number in range(rows):
+        mined = cosines[number, rows:]
+        spread = mined.detach() - mined.detach().min()
+        weights = spread / spread.mean()
+        others = [cosines[number, j] for j in range(rows) if j != number]
+        total = (20 * cosines[number, number]).exp() + (weights * (20 * mined).exp()).sum()
+        total = total + sum((20 * each).exp() for each in others)
+        terms.append(total.log() - 20 * cosines[number, number])
+    expected = torch.stack(terms).mean()
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(each, columns) for each in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(ValueError, match="columns of hard negatives"):
+        loss_fn.compute_loss_from_embeddings(columns[:2])
+    with pytest.raises(ValueError, match="with weights='mined'"):
+        UnReMixLoss(model, weights="mined", class_prior=0.1)
+
+
 def test_one_way_pairs_are_the_plain_loss(model: SentenceTransformer) -> None:
     """Pairs in one direction: the adapter adds nothing to unremix.UnReMixLoss."""
     import unremix

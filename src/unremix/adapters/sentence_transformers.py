@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -80,6 +80,8 @@ class Options(AdapterOptions):
             part, gradients of the whole. None: all at once.
         duplicates: What a text is that is the same as the anchor's positive, or that belongs to the
             same query: a negative (``keep``), as in the library, or none (``exclude``).
+        weights: Which negatives are weighted: ``all``, or the ``mined`` columns alone; documents
+            of other anchors then count 1, and a mined one is scored among mined ones.
         use_labels: Whether a column of labels says which pairs are of one class, -1 for none: their
             documents are positives of each other. Hard negatives have no class.
         last_layer: The ``Dense`` module that makes the embeddings, such as ``model[2]``, or its
@@ -94,6 +96,7 @@ class Options(AdapterOptions):
     partition_mode: PartitionMode = "joint"
     mini_batch_size: int | None = None
     duplicates: Literal["keep", "exclude"] = field(default="keep", kw_only=True)
+    weights: Literal["all", "mined"] = field(default="all", kw_only=True)
     use_labels: bool = field(default=False, kw_only=True)
     last_layer: nn.Module | None = field(default=None, kw_only=True)
 
@@ -106,6 +109,7 @@ class Options(AdapterOptions):
                 f"got {self.similarity_fct!r}; use one of them"
             )
         check_choice("duplicates", self.duplicates, ("keep", "exclude"))
+        check_choice("weights", self.weights, ("all", "mined"))
         check_choice("partition_mode", self.partition_mode, get_args(PartitionMode))
         for each in self.directions:
             check_choice("each of directions", each, get_args(Direction))
@@ -127,6 +131,16 @@ class Options(AdapterOptions):
                     f"expected {name} to be left out with several directions in one sum, got "
                     f"{getattr(self, name)!r}; use directions=('query_to_doc',), or "
                     "partition_mode='per_direction'"
+                )
+        if self.weights == "mined":
+            refused = ["class_prior", "decoupled", "use_labels", "false_negatives"]
+            if tuple(self.directions) != ("query_to_doc",) or any(
+                map(self.__getattribute__, refused)
+            ):
+                raise ValueError(
+                    "expected directions=('query_to_doc',) and no class_prior, decoupled, "
+                    "use_labels or false_negatives with weights='mined'; leave them out, or use "
+                    "weights='all'"
                 )
         if self.mini_batch_size is not None and self.mini_batch_size < 1:
             raise ValueError(
@@ -158,6 +172,7 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         self.similarity_fct = options.similarity_fct
         self.logits: Logits = "dot" if options.similarity_fct is dot_score else "cosine"
         self.duplicates, self.use_labels = options.duplicates, options.use_labels
+        self.weights = options.weights
         self.gather_across_devices = options.gather_across_devices
         self.directions = tuple(options.directions)
         self.partition_mode = options.partition_mode
@@ -260,6 +275,11 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
                 f"expected at least 2 columns, anchors and positives, got {len(embeddings)}; "
                 "add a column to the data set"
             )
+        if self.weights == "mined" and len(embeddings) == 2:
+            raise ValueError(
+                "expected columns of hard negatives with weights='mined', got anchors and "
+                "positives alone; mine negatives, or use weights='all'"
+            )
         own, everything, joint = self._columns(embeddings)
         total, count = (each[0].embeddings.shape[0] for each in (everything, own))
         if total == 1 and len(embeddings) == 2:
@@ -299,6 +319,8 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         documents, given = list(range(1, len(embeddings))), self.directions
         back = [0] * ("doc_to_query" in given) + documents * ("doc_to_doc" in given)
         forth = side(0, documents + [0] * ("query_to_query" in given), total)
+        if self.weights == "mined":
+            return self._mined_loss(joint, forth, total)
         if not back:
             return self._against(forth)
         if self.partition_mode == "per_direction":
@@ -358,8 +380,24 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             weighted_negatives(self.weighted, *side[:3], logits=self.logits)
             for side in (forth, back)
         )
-        positive = logits.gather(1, forth.pairs.positives)[:, 0]
-        total = torch.stack([positive + math.log(self._holding), sums, others]).logsumexp(0)
+        return self._mean(joint, forth.pairs, logits, sums, others)
+
+    def _mined_loss(self, joint: JointBatch | None, forth: Side, in_batch: int) -> Tensor:
+        """The same with w = 1 for the first candidates, those of the batch."""
+        pairs, first = forth.pairs, torch.arange(forth.pairs.num_candidates)[None] < in_batch
+        first = first.to(pairs.candidate_ids.device)  # (1, M)
+        excluded = first if pairs.excluded is None else first | pairs.excluded
+        mined = replace(pairs, excluded=excluded)
+        sums, logits = weighted_negatives(self.weighted, *forth[:2], mined, logits=self.logits)
+        unweighted = torch.where(pairs.negatives() & first, logits, -torch.inf).logsumexp(1)
+        return self._mean(joint, pairs, logits, sums, unweighted)
+
+    def _mean(
+        self, joint: JointBatch | None, pairs: Pairs, logits: Tensor, *sums: Tensor
+    ) -> Tensor:
+        """The mean of -log p of the positives; ``sums`` are log Σ of negatives, each (N,)."""
+        positive = logits.gather(1, pairs.positives)[:, 0]
+        total = torch.stack([positive + math.log(self._holding), *sums]).logsumexp(0)
         count = mean_count(positive.new_tensor(len(positive)), joint)
         loss: Tensor = (total - positive).sum() / count
         return loss
@@ -373,6 +411,7 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             "scale": self.scale,
             "similarity_fct": similarity_fct_name(self.similarity_fct),
             "duplicates": self.duplicates,
+            "weights": self.weights,
             "use_labels": self.use_labels,
             "gather_across_devices": self.gather_across_devices,
             "directions": list(self.directions),
