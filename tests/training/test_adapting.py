@@ -137,7 +137,6 @@ def test_a_start_that_training_does_not_better_is_kept(start: Path, tmp_path: Pa
     assert run.metrics()[0]["knn"] == pytest.approx(card["results"]["start"]["knn"]["value"])
     came, kept = (load_file(path / "encoder.safetensors") for path in (start, run.path))
     assert all(torch.equal(came[name], kept[name]) for name in came)
-    assert f"kNN {100 * card['results']['start']['knn']['value']:.1f}" in repr(run)
     # So does the run, read again, and its evaluation; the head is that of the training.
     again = Run(run.path)
     assert all(torch.equal(came[n], t) for n, t in again.encoder().state_dict().items())
@@ -147,6 +146,29 @@ def test_a_start_that_training_does_not_better_is_kept(start: Path, tmp_path: Pa
     assert repeated["kept"] == "start"
     assert json.loads(json.dumps(repeated["results"])) == json.loads(json.dumps(card["results"]))
     Run(run.path, layer="head").encoder()
+    # A run is shown with the accuracy of the encoder that it keeps.
+    card["results"]["trained"]["knn"]["value"] = 0.0123
+    (run.path / "evaluation.json").write_text(json.dumps(card))
+    assert f"kNN {100 * card['results']['start']['knn']['value']:.1f}" in repr(run)
+
+
+def test_a_finished_run_that_is_stopped_while_measured_again(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its card never names another encoder than its file holds."""
+    run = unremix.train(small(tmp_path, init=str(start), epochs=1, lr=1e-5))
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unremix.pipeline, "_choose", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            unremix.train(resume=str(run.path), progress=False)
+    assert (Run(run.path).kept, Run(run.path).evaluation) == ("trained", None)
+    card = unremix.train(resume=str(run.path), progress=False).evaluation
+    assert card is not None
+    assert card["kept"] == Run(run.path).kept == "start"
 
 
 def test_the_last_weights_are_kept_if_asked(start: Path, tmp_path: Path) -> None:

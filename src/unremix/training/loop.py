@@ -581,6 +581,8 @@ def fit(
     if fabric.is_global_zero:
         run.model = model.cpu().eval()
         run.trained = run.model.encoder
+        if run.kept != "trained":  # it is chosen again, and the run is not finished until then
+            (run.path / "evaluation.json").unlink(missing_ok=True)
         keep(run, run.model.encoder, "trained")
         run.rows = [dict(row) for row in training.rows]
     return fabric.is_global_zero
