@@ -248,5 +248,5 @@ def test_an_export_whose_preprocessing_has_other_channels(
     texts[name] = "[1, 2, 3]"
     del texts["facts_sha256"]  # as a stranger would, or an earlier version
     save_file(load_file(path), path, metadata=texts)
-    with pytest.raises(ValueError, match=f"{name} of 3 channels"):
+    with pytest.raises(ValueError, match=f"a {name} of 1 channel, got one of 3"):
         unremix.load_exported(path)

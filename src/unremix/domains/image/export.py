@@ -109,8 +109,7 @@ def shape_of(facts: dict[str, Any], path: Path) -> ImageShape:
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"expected 1 or 3 channels and a size in pixels in {path}, got {shorten(channels)} and "
-            f"{shorten(size)}; write it again with 'unremix export RUN'"
+            f"{shorten(error)} in {path}; write it again with 'unremix export RUN'"
         ) from error
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unremix.console.quantities import counted
 from unremix.console.values import check_types
 from unremix.domains.base import Ready, Trained, evaluating
 from unremix.domains.image.dataset import ImageData, load_images
@@ -218,9 +219,14 @@ def shape_from(values: dict[str, Any]) -> ImageShape:
     shape = ImageShape(**plain)
     check_types(shape)
     sound = 1 <= shape.seen <= shape.image_size <= LARGEST_IMAGE and shape.channels in (1, 3)
-    numbers = [one for one in (shape.mean, shape.std) if one is not None]
-    if not sound or any(len(one) != shape.channels for one in numbers):
+    if not sound:
         raise ValueError(f"expected 1 or 3 channels and a size in pixels, got {shape}")
+    for name, numbers in (("mean", shape.mean), ("std", shape.std)):
+        if numbers is not None and len(numbers) != shape.channels:
+            raise ValueError(
+                f"expected a {name} of {counted(shape.channels, 'channel')}, got one of "
+                f"{counted(len(numbers), 'channel')}"
+            )
     return shape
 
 
