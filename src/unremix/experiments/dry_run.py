@@ -218,6 +218,7 @@ def _measuring(config: TrainConfig) -> TrainConfig:
     return replace(
         config, epochs=1, warmup_epochs=0, max_minutes=None, devices=1, num_nodes=1, **cold,
         sync_batchnorm=False, checkpoint_every=None, loggers=(), progress=False, resume=None,
+        compile=False,  # seconds of compiling, for a few steps
     )  # fmt: skip
 
 
