@@ -166,7 +166,7 @@ def operations(case: Case, settings: Augmentation) -> dict[str, Run]:
     """The operations of one batch, each alone and on the samples it befalls."""
     images, view_keys = photographs(case), keys(0, 0, torch.arange(case.batch), view=0)
     draws = image.draw(settings, view_keys, case.size)
-    x = image.crop(images, draws.boxes, draws.flip)
+    x = image.crop(images, draws.boxes, draws.flip, case.size)
     jittered, greyed, blurred = (
         chosen.nonzero()[:, 0] for chosen in (draws.jitter, draws.grayscale, draws.blur)
     )
@@ -181,7 +181,7 @@ def operations(case: Case, settings: Augmentation) -> dict[str, Run]:
 
     return {
         "draw": lambda: image.draw(settings, view_keys, case.size),
-        "crop and flip": lambda: image.crop(images, draws.boxes, draws.flip),
+        "crop and flip": lambda: image.crop(images, draws.boxes, draws.flip, case.size),
         "jitter": lambda: image.jitter(x, draws.jitter, draws.factors, draws.orders),
         "of which hue": lambda: image.shift_hue(pixels, shifts),
         "gray": gray,
