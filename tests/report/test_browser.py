@@ -895,7 +895,7 @@ def test_items_are_selected_and_listed(explored: dict[str, Path], opened: Opened
     assert all(row["cluster"].isdigit() for row in rows)
     page.locator("#threshold").evaluate("one => { one.value = 1; }")
     page.locator("#threshold").dispatch_event("input")
-    page.wait_for_function("document.querySelectorAll('#duplicate-rows section').length === 0")
+    page.locator("#duplicate-rows section").first.wait_for(state="detached")
     page.get_by_role("button", name="As advised").click()
     assert page.locator("#duplicate-rows section").count() == 3
     # A cluster, what contradicts its neighbors, and the keyboard.
