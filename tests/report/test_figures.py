@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from pages import same_figures
 
-from unremix.report.figures import Bars, Panel, bar_chart, learning_curves, mean_curve, write_figure
+from unremix.report.charts import Chart, mean_line
+from unremix.report.figures import Bars, bar_chart, learning_curves, write_figure
 from unremix.report.style import COLORS, looks_of
 
 
@@ -18,16 +19,17 @@ def test_mean_curves() -> None:
         [{"epoch": 1.0, "knn": 0.6}, {"epoch": 2.0, "knn": 0.7}],
         [{"epoch": 1.0, "loss": 3.0}],
     ]
-    curve = mean_curve(seeds, "knn")
-    assert curve is not None
-    assert (curve.epochs, curve.mean.tolist()) == ([1.0], [0.5])
-    assert curve.deviation == pytest.approx(np.std([0.4, 0.6], ddof=1))
-    alone = mean_curve(seeds[:1], "knn")
-    assert alone is not None
-    assert alone.epochs == [1.0, 3.0]
-    assert alone.deviation is None
-    assert mean_curve(seeds, "svm") is None
-    assert mean_curve([[{"epoch": 1.0, "a": 1.0}], [{"epoch": 2.0, "a": 1.0}]], "a") is None
+    line = mean_line("hcl", seeds, "knn")
+    assert line.points == [(1.0, 0.5)]
+    half = np.std([0.4, 0.6], ddof=1)
+    assert line.band == [pytest.approx([0.5 - half, 0.5 + half])]
+    alone = mean_line("hcl", seeds[:1], "knn")
+    assert alone.points == [(1.0, 0.4), (3.0, 0.8)]
+    assert alone.band is None
+    assert mean_line("hcl", seeds, "svm").points == []
+    assert (
+        mean_line("hcl", [[{"epoch": 1.0, "a": 1.0}], [{"epoch": 2.0, "a": 1.0}]], "a").points == []
+    )
 
 
 def test_settings_have_the_color_of_their_method() -> None:
@@ -63,7 +65,7 @@ def test_a_band_is_announced_where_there_is_one() -> None:
     one = [{"epoch": 1.0, "a": 0.1}, {"epoch": 2.0, "a": 0.2}]
     other = [{"epoch": 1.0, "b": 0.1}, {"epoch": 2.0, "b": 0.2}]
     for runs, title in (([one, other], ""), ([one, one], "mean ± standard deviation")):
-        figure = learning_curves({"hcl": runs}, [Panel("a", "A"), Panel("b", "B")])
+        figure = learning_curves(Chart(name, [mean_line("hcl", runs, name)]) for name in "ab")
         assert figure is not None
         assert figure.legends[0].get_title().get_text() == title
 
@@ -71,7 +73,8 @@ def test_a_band_is_announced_where_there_is_one() -> None:
 @pytest.mark.parametrize("name", ["hcl", "unremix-simclr temperature=0.1", "a" * 60])
 def test_the_legend_of_the_curves_fits_the_figure(name: str) -> None:
     rows = [{"epoch": 1.0, "knn": 0.1}]
-    figure = learning_curves({f"{name}{n}": [rows] for n in range(5)}, [Panel("knn", "kNN")])
+    lines = [mean_line(f"{name}{n}", [rows], "knn") for n in range(5)]
+    figure = learning_curves([Chart("kNN", lines)])
     assert figure is not None
     figure.draw_without_rendering()
     (legend,) = figure.legends
@@ -86,8 +89,9 @@ def test_the_figure_shows_twelve_recipes_apart(tmp_path: Path) -> None:
                         for s in (0, 1)]
         for n in range(12)
     }  # fmt: skip
-    panels = [Panel("knn", "kNN", percent=True, levels={"raw pixels": 0.2}), Panel("loss", "loss")]
-    figure = learning_curves(runs, panels)
+    knn, loss = ([mean_line(one, runs[one], name) for one in runs] for name in ("knn", "loss"))
+    charts = [Chart("kNN", knn, {"raw pixels": 0.2}, percent=True), Chart("loss", loss)]
+    figure = learning_curves(charts)
     assert figure is not None
     (axes,) = figure.axes  # nobody has a loss
     lines = {line.get_label(): line for line in axes.get_lines()}
@@ -100,11 +104,11 @@ def test_the_figure_shows_twelve_recipes_apart(tmp_path: Path) -> None:
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(lines)
     write_figure(figure, tmp_path / "one")
-    again = learning_curves(runs, panels)
+    again = learning_curves(charts)
     assert again is not None
     write_figure(again, tmp_path / "two")
     for suffix in (".png", ".svg"):
         first, second = (tmp_path / f"{name}{suffix}" for name in ("one", "two"))
         assert same_figures(first, second)
     assert "recipe 11" in (tmp_path / "one.svg").read_text()
-    assert learning_curves({}, panels) is None
+    assert learning_curves([]) is None

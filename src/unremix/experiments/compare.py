@@ -39,8 +39,9 @@ from unremix.experiments.results import Record
 from unremix.experiments.tables import Measure, TableRow
 from unremix.files.atomic_files import write_text
 from unremix.pipeline import written
+from unremix.report.charts import Chart, mean_line
 from unremix.report.comparison import write_comparison_of
-from unremix.report.figures import Panel, learning_curves, write_figure
+from unremix.report.figures import learning_curves, write_figure
 from unremix.training.record import versions
 
 __all__ = ["CompareConfig", "FinishedComparison", "compare", "compare_recipes"]
@@ -154,12 +155,16 @@ def _curves(
     well = [one for one in records if one.failure is None]
     runs = {name: [one.metrics for one in well if one.row == name] for name in plan.recipes}
     percent = {measure.path: measure.percent for measure in measures}
-    panels = []
-    for path in monitored((row for one in well for row in one.metrics), percent):
+
+    def chart(path: str, title: str, percent: bool = False) -> Chart:
+        lines = [mean_line(name, metrics, path) for name, metrics in runs.items()]
         floors = [row for row in rows if row.baseline and path in row.cells]
         levels = {row.name: row.cells[path].summary.mean for row in floors}
-        panels.append(Panel(path, label_of(path), percent.get(path, True), levels))
-    figure = learning_curves(runs, [*panels, Panel("loss", "loss (each recipe has its own)")])
+        return Chart(title, lines, levels, percent)
+
+    columns = monitored((row for one in well for row in one.metrics), percent)
+    charts = [chart(path, label_of(path), percent.get(path, True)) for path in columns]
+    figure = learning_curves([*charts, chart("loss", "loss (each recipe has its own)")])
     if figure is not None:
         write_figure(figure, folder / "curves")
 

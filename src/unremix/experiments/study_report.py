@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -13,14 +14,8 @@ from unremix.experiments.results import Record
 from unremix.experiments.study import Arm, Stage, Standing, group_of, label_of
 from unremix.experiments.tables import Measure
 from unremix.files.atomic_files import write_text
-from unremix.report.figures import (
-    Compared,
-    Panel,
-    Row,
-    interval_chart,
-    learning_curves,
-    write_figure,
-)
+from unremix.report.charts import Chart, Row, mean_line
+from unremix.report.figures import Compared, interval_chart, learning_curves, write_figure
 
 LINEAR_PROBE = "linear.top1"
 AUDITED = {
@@ -35,13 +30,13 @@ AUDITED = {
 }
 """Columns of metrics.csv that say what the weights pick, and their headings."""
 OF_HEAVIEST = tuple(AUDITED)[4:7]  # say nothing of equal weights, of which none is the heaviest
-AUDIT_PANELS = (
-    *(
-        Panel(column, AUDITED[column], levels={"chance": 0.5}, at_least=(0.45, 0.65))
+AUDIT_CHARTS = {
+    **{
+        column: Chart(AUDITED[column], [], {"chance": 0.5}, at_least=(0.45, 0.65))
         for column in tuple(AUDITED)[:3]
-    ),
-    Panel("audit_false_negative_rate", "heaviest: false", percent=True, at_least=(0, 0.2)),
-)
+    },
+    "audit_false_negative_rate": Chart("heaviest: false", [], percent=True, at_least=(0, 0.2)),
+}
 MOST_CURVES = 6  # settings in one figure
 
 
@@ -94,7 +89,7 @@ def _metrics(records: Sequence[Record]) -> dict[str, list[list[Row]]]:
     """Rows of metrics.csv by arm and seed, without what means nothing."""
     by_arm: dict[str, list[list[Row]]] = {}
     for record in records:
-        rows = []
+        rows: list[Row] = []
         for row in record.metrics:
             unsaid = OF_HEAVIEST if row.get("audit_spread_weights") == 0 else ()
             rows.append({column: row[column] for column in row if column not in unsaid})
@@ -154,7 +149,11 @@ def _audit(standing: Standing, name: str, arms: Sequence[Arm], folder: Path) -> 
     if len(arms) > MOST_CURVES:
         keep = 1 if stage.within is not None else MOST_CURVES
         arms = standing.final_best(name, keep)[:MOST_CURVES]
-    figure = learning_curves(_metrics(_records(standing, stage, arms)), AUDIT_PANELS)
+    runs = _metrics(_records(standing, stage, arms))
+    figure = learning_curves(
+        replace(chart, lines=[mean_line(name, seeds, column) for name, seeds in runs.items()])
+        for column, chart in AUDIT_CHARTS.items()
+    )
     if figure is not None:
         write_figure(figure, folder / f"{name}-scores")
         paragraphs.append(f"![What the scores know over the epochs]({name}-scores.svg)")

@@ -1,4 +1,7 @@
-"""Charts as inline SVG: colors, dashes and fonts come from the page's style sheet."""
+"""Curves over the epochs, and charts of them as inline SVG.
+
+Colors, dashes and fonts come from the page's style sheet.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from markupsafe import Markup
 
 from unremix.console.printing import rows_to_csv
@@ -17,6 +21,9 @@ FEW_POINTS = 30  # up to here every point gets a marker
 LEAST_SPAN = 0.2  # of a chart of shares: less would show noise as if it were progress
 LONGEST_NAME = 48  # letters of a name that fit above its interval
 SERIES = 7  # colors; then they come again, dashed
+
+
+Row = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,37 @@ class Line:
         return [(epoch, ends[end]) for (epoch, _), ends in pairs]
 
 
+def points_of(rows: Iterable[Row], column: str) -> dict[float, float]:
+    """The finite values of a column of metrics.csv, by epoch."""
+    return {row["epoch"]: row[column] for row in rows if math.isfinite(row.get(column, math.nan))}
+
+
+def mean_line(name: str, runs: Iterable[Sequence[Row]], column: str) -> Line:
+    """The mean of several seeds, in a band of one standard deviation, at the epochs all have.
+
+    Args:
+        name: What it is called.
+        runs: Rows of metrics.csv, for each seed.
+        column: Which measure; seeds without any of it are left out.
+
+    Example:
+        >>> first = [{"epoch": 1.0, "knn": 0.5}, {"epoch": 2.0, "knn": 0.7}]
+        >>> mean_line("hcl", [first, [{"epoch": 1.0, "knn": 0.7}]], "knn").points
+        [(1.0, 0.6)]
+    """
+    seeds = [found for rows in runs if (found := points_of(rows, column))]
+    epochs = sorted(set.intersection(*map(set, seeds))) if seeds else []
+    values = np.array([[found[epoch] for epoch in epochs] for found in seeds])  # (S, E)
+    if not epochs:
+        return Line(name, [])
+    mean = values.mean(0)
+    points = list(zip(epochs, mean.tolist(), strict=True))
+    if len(seeds) == 1:
+        return Line(name, points)
+    deviation = values.std(0, ddof=1)
+    return Line(name, points, np.stack([mean - deviation, mean + deviation], 1).tolist())
+
+
 @dataclass(frozen=True)
 class Chart:
     """What is drawn."""
@@ -45,6 +83,55 @@ class Chart:
     good: str = ""  # a line that says what is good
     from_zero: bool = False  # whether the axis begins at 0
     unit: str = "epoch"  # of the horizontal axis
+    at_least: tuple[float, float] | None = None  # range that a figure covers, so noise looks small
+
+    @property
+    def drawn(self) -> list[Line]:
+        """The lines that have points."""
+        return [line for line in self.lines if line.points]
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether a line has a band."""
+        return any(line.band for line in self.lines)
+
+    @property
+    def looks(self) -> list[tuple[str, str]]:
+        """Name and class of each line and level, for a legend."""
+        return [
+            (line.name, line.look or f"series-{number % SERIES}" + " again" * (number >= SERIES))
+            for number, line in enumerate(self.drawn)
+        ] + [(name, f"level level-{number % 3}") for number, name in enumerate(self.levels)]
+
+    @property
+    def svg(self) -> Markup:
+        """The chart for a page.
+
+        Example:
+            >>> svg = Chart("Loss", [Line("loss", [(1, 3.0), (2, 2.5)])]).svg
+            >>> svg.startswith('<svg class="chart"'), "Loss" in svg
+            (True, True)
+        """
+        return _draw(self)
+
+    @property
+    def csv(self) -> str:
+        """Its values: a row per epoch, a column per line and per end of its band.
+
+        Example:
+            >>> print(Chart("Loss", [Line("loss", [(1, 3.0), (2, 2.5)])]).csv, end="")
+            epoch,loss
+            1,3.0
+            2,2.5
+        """
+        columns: dict[str, dict[float, float]] = {}
+        for line in self.lines:
+            columns[line.name] = dict(line.points)
+            for end, name in enumerate(("low", "high") if line.band else ()):
+                columns[f"{line.name} {name}"] = dict(line.edge(end))
+        epochs = sorted({epoch for values in columns.values() for epoch in values})
+        rows = ([f"{epoch:g}", *(c.get(epoch, "") for c in columns.values())] for epoch in epochs)
+        return rows_to_csv([[self.unit, *columns], *rows])
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -67,33 +154,18 @@ def _range(chart: Chart) -> tuple[float, float]:
     values += list(chart.levels.values())
     low, high = min(values), max(values)
     if chart.percent:
-        middle = (low + high) / 2
-        half = max(LEAST_SPAN, 1.1 * (high - low)) / 2
-        low, high = middle - half, middle + half
-        if low < 0:
-            low, high = 0.0, min(1.0, high - low)
-        if high > 1:
-            low, high = max(0.0, low - (high - 1)), 1.0
-        return low, high
+        span = max(LEAST_SPAN, 1.1 * (high - low))
+        low = min(max(0.0, (low + high - span) / 2), max(0.0, 1 - span))
+        return low, min(1.0, low + span)
     if chart.from_zero:
         return 0.0, 1.08 * max(high, 1e-9)
     pad = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
     return low - pad, high + pad
 
 
-def draw(chart: Chart) -> Markup | None:
-    """A chart as SVG; None if there is nothing to draw.
-
-    Example:
-        >>> svg = draw(Chart("Loss", [Line("loss", [(1, 3.0), (2, 2.5)])]))
-        >>> svg.startswith('<svg class="chart"'), "Loss" in svg
-        (True, True)
-    """
-    lines = [line for line in chart.lines if line.points]
-    if not lines:
-        return None
+def _draw(chart: Chart) -> Markup:
     low, high = _range(chart)
-    epochs = [epoch for line in lines for epoch, _ in line.points]
+    epochs = [epoch for line in chart.drawn for epoch, _ in line.points]
     first, last = min(epochs), max(epochs)
     if first == last:
         first, last = first - 0.5, last + 0.5
@@ -107,13 +179,13 @@ def draw(chart: Chart) -> Markup | None:
     factor = 100 if chart.percent else 1
     ends = ", ".join(
         f"{line.name} from {factor * line.points[0][1]:.3g} to {factor * line.points[-1][1]:.3g}"
-        for line in lines
+        for line in chart.drawn
     )
     return draw_template(
         "chart.svg",
         title=f"{chart.title}: {ends}, {chart.unit} {min(epochs):g} to {max(epochs):g}",
         chart=chart,
-        lines=[(line, look) for line, (_, look) in zip(lines, looks(chart), strict=False)],
+        lines=[(line, look) for line, (_, look) in zip(chart.drawn, chart.looks, strict=False)],
         vertical=ticks(factor * low, factor * high),
         horizontal=ticks(first, last, 7),
         factor=factor,
@@ -126,43 +198,6 @@ def draw(chart: Chart) -> Markup | None:
         x=x,
         y=y,
     )
-
-
-def looks(chart: Chart) -> list[tuple[str, str]]:
-    """Name and class of each line and level, for a legend."""
-    lines = [line for line in chart.lines if line.points]
-    return [
-        (line.name, line.look or f"series-{number % SERIES}" + " again" * (number >= SERIES))
-        for number, line in enumerate(lines)
-    ] + [(name, f"level level-{number % 3}") for number, name in enumerate(chart.levels)]
-
-
-def chart_csv(chart: Chart) -> str:
-    """The values of a chart: a row per epoch, a column per line and per end of its band.
-
-    Example:
-        >>> print(chart_csv(Chart("Loss", [Line("loss", [(1, 3.0), (2, 2.5)])])), end="")
-        epoch,loss
-        1,3.0
-        2,2.5
-    """
-    columns: dict[str, dict[float, float]] = {}
-    for line in chart.lines:
-        columns[line.name] = dict(line.points)
-        for end, name in enumerate(("low", "high") if line.band else ()):
-            columns[f"{line.name} {name}"] = dict(line.edge(end))
-    epochs = sorted({epoch for values in columns.values() for epoch in values})
-    rows = ([f"{epoch:g}", *(c.get(epoch, "") for c in columns.values())] for epoch in epochs)
-    return rows_to_csv([[chart.unit, *columns], *rows])
-
-
-def drawn_charts(charts: Iterable[Chart]) -> list[tuple[Chart, Markup, list[tuple[str, str]], str]]:
-    """Charts that have something to show: each with its drawing, its legend and its values."""
-    return [
-        (chart, svg, looks(chart), chart_csv(chart))
-        for chart in charts
-        if (svg := draw(chart)) is not None
-    ]
 
 
 Interval = tuple[str, float, float | None, float | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -24,7 +24,7 @@ from unremix.evaluation.card import FEATURES, in_percent, judged, label_of, meas
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
 from unremix.files.atomic_files import read_text, refuse_link, write_text
-from unremix.report.charts import Chart, Line, draw_intervals, drawn_charts
+from unremix.report.charts import Chart, draw_intervals, mean_line
 from unremix.report.page import page_data
 from unremix.report.rendering import as_json, render
 from unremix.report.storage import Stored
@@ -279,27 +279,14 @@ def _interval_plot(groups: Sequence[Group], path: str) -> dict[str, Any] | None:
 
 
 def _curves(groups: Sequence[Group]) -> list[Chart]:
-    from unremix.report.figures import mean_curve
-
     charts = []
     seeds = " The band is one standard deviation over seeds."
     for column, (title, percent, good) in CURVES.items():
-        lines = []
-        for group in groups:
-            curve = mean_curve(group.metrics, column)
-            if curve is None:
-                continue
-            points = list(zip(curve.epochs, curve.mean.tolist(), strict=True))
-            band = None
-            if curve.deviation is not None:
-                ends = [curve.mean - curve.deviation, curve.mean + curve.deviation]
-                band = list(zip(*(end.tolist() for end in ends), strict=True))
-            lines.append(Line(group.name, points, band))
-        if lines:
-            said = good + (seeds if any(line.band for line in lines) else "")
-            from_zero = column.startswith("effective")
-            charts.append(Chart(title, lines, percent=percent, good=said, from_zero=from_zero))
-    return charts
+        lines = [mean_line(group.name, group.metrics, column) for group in groups]
+        from_zero = column.startswith("effective")
+        chart = Chart(title, lines, percent=percent, good=good, from_zero=from_zero)
+        charts.append(replace(chart, good=good + seeds * chart.has_bands))
+    return [chart for chart in charts if chart.drawn]
 
 
 CURVES = {
@@ -475,7 +462,7 @@ def write_comparison(
         plots=plots,
         table=table,
         table_csv=table_csv,
-        charts=drawn_charts(_curves(groups)),
+        charts=_curves(groups),
         data=None if negatives is None else as_json(negatives),
         about=negatives,
         why=why,

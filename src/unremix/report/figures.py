@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import cycle, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -16,129 +17,64 @@ from matplotlib.ticker import MaxNLocator
 
 from unremix.evaluation.statistics import Difference
 from unremix.files.atomic_files import write_whole
-from unremix.report.style import BLACK, BLUE, GRAYS, PAGE, VERMILION, looks_of
-
-Row = dict[str, float]
-
-FEW_POINTS = 30  # up to here every point gets a marker
+from unremix.report.charts import FEW_POINTS, Chart
+from unremix.report.style import BLACK, BLUE, LEVELS, PAGE, VERMILION, Look, looks_of
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One measure over the epochs."""
-
-    column: str  # of metrics.csv
-    title: str
-    percent: bool = False  # whether values are shares
-    levels: Mapping[str, float] = field(default_factory=dict)  # what there is without training
-    at_least: tuple[float, float] | None = None  # range that the axis covers, so noise looks small
-    axis: str = "epoch"  # what the epochs are of
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A measure over the epochs, over seeds."""
-
-    epochs: list[float]  # at which every seed was measured, E of them
-    mean: np.ndarray  # shape (E,)
-    deviation: np.ndarray | None  # shape (E,); None for a single seed
-
-
-def mean_curve(runs: Sequence[Sequence[Row]], column: str) -> Curve | None:
-    """The mean curve of several seeds, at the epochs that all of them have.
-
-    Args:
-        runs: Rows of metrics.csv, for each seed.
-        column: Which measure; seeds without any of it are left out.
-
-    Returns:
-        The curve; None if no epoch is common to all.
-
-    Example:
-        >>> first = [{"epoch": 1.0, "knn": 0.5}, {"epoch": 2.0, "knn": 0.7}]
-        >>> second = [{"epoch": 1.0, "knn": 0.7}]
-        >>> curve = mean_curve([first, second], "knn")
-        >>> curve.epochs, curve.mean.round(3).tolist(), curve.deviation.round(3).tolist()
-        ([1.0], [0.6], [0.141])
-    """
-    series = [
-        {row["epoch"]: row[column] for row in rows if math.isfinite(row.get(column, math.nan))}
-        for rows in runs
-    ]
-    series = [points for points in series if points]
-    if not series:
-        return None
-    epochs = sorted(set.intersection(*(set(points) for points in series)))
-    if not epochs:
-        return None
-    values = np.array([[points[epoch] for epoch in epochs] for points in series])  # (S, E)
-    deviation = values.std(0, ddof=1) if len(series) > 1 else None
-    return Curve(epochs, values.mean(0), deviation)
-
-
-def _draw(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[Sequence[Row]]]) -> None:
-    scale = 100 if panel.percent else 1
-    looks = looks_of(runs)
-    for name, seeds in runs.items():
-        curve = mean_curve(seeds, panel.column)
-        if curve is None:
-            continue
-        look = looks[name]
-        marker = look.marker if len(curve.epochs) <= FEW_POINTS else None
-        mean = scale * curve.mean
+def _draw(axes: Axes, chart: Chart, looks: Mapping[str, Look]) -> None:
+    scale = 100 if chart.percent else 1
+    for line in chart.drawn:
+        look = looks[line.name]
+        epochs, values = np.array(line.points).T
         axes.plot(
-            curve.epochs, mean, color=look.color, linestyle=look.dash, lw=1.5, label=name,
-            marker=marker, ms=4 if look.turn else 3, mfc="white" if look.turn else look.color,
+            epochs, scale * values, color=look.color, linestyle=look.dash, lw=1.5,
+            label=line.name, marker=look.marker if len(epochs) <= FEW_POINTS else None,
+            ms=4 if look.turn else 3, mfc="white" if look.turn else look.color,
         )  # fmt: skip
-        if curve.deviation is not None:
-            half = scale * curve.deviation
-            axes.fill_between(
-                curve.epochs, mean - half, mean + half, color=look.color, alpha=0.13, lw=0
-            )
-    patterns = ((0, (4, 3)), (0, (1, 2)))
-    for number, (name, value) in enumerate(panel.levels.items()):
-        axes.axhline(
-            scale * value, color=GRAYS[number % 2], linestyle=patterns[number % 2], lw=1.2,
-            label=name, zorder=1,
-        )  # fmt: skip
-    axes.set(title=panel.title, xlabel=panel.axis, ylabel="%" if panel.percent else "")
-    if panel.at_least is not None:
+        if line.band:
+            low, high = scale * np.array(line.band).T
+            axes.fill_between(epochs, low, high, color=look.color, alpha=0.13, lw=0)
+    for (name, value), (color, dash) in zip(chart.levels.items(), cycle(LEVELS), strict=False):
+        axes.axhline(scale * value, color=color, linestyle=dash, lw=1.2, label=name, zorder=1)
+    axes.set(title=chart.title, xlabel=chart.unit, ylabel="%" if chart.percent else "")
+    if chart.at_least is not None:
         low, high = axes.get_ylim()
-        axes.set_ylim(min(low, scale * panel.at_least[0]), max(high, scale * panel.at_least[1]))
+        axes.set_ylim(min(low, scale * chart.at_least[0]), max(high, scale * chart.at_least[1]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
     axes.grid(alpha=0.3)
 
 
-LETTERS = 96  # of a legend's line, in the width of a page
-
-
 def learning_curves(
-    runs: Mapping[str, Sequence[Sequence[Row]]], panels: Sequence[Panel]
+    charts: Iterable[Chart], rows: int = 1, looks: Mapping[str, Look] | None = None
 ) -> Figure | None:
-    """A line per recipe, the mean over its seeds, within a band of one standard deviation.
+    """Charts side by side: a line per recipe, the mean over its seeds, within a band.
 
     Args:
-        runs: For each recipe, for each of its seeds, the rows of metrics.csv.
-        panels: What to show, side by side.
+        charts: What to show; those without points are left out.
+        rows: How many rows of charts there are.
+        looks: How lines are drawn, by name; by default as the methods of these names.
 
     Returns:
         The figure; None if there is nothing to draw.
     """
-    panels = [
-        panel
-        for panel in panels
-        if any(mean_curve(seeds, panel.column) is not None for seeds in runs.values())
-    ]
-    if not panels:
+    charts = [chart for chart in charts if chart.drawn]
+    if not charts:
         return None
-    height = 2.6 + 0.17 * math.ceil((len(runs) + 2) / _legend_columns(runs))
+    names = list(dict.fromkeys(line.name for chart in charts for line in chart.lines))
+    height = 0.7 + 1.9 * rows + 0.17 * math.ceil((len(names) + 2) / _legend_columns(names))
     figure = Figure(figsize=(PAGE, height), layout="constrained")
-    drawn = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, panel in zip(drawn, panels, strict=True):
-        _draw(axes, panel, runs)
-    bands = any(axes.collections for axes in drawn)
+    drawn = figure.subplots(rows, math.ceil(len(charts) / rows), squeeze=False).flat
+    for axes, chart in zip_longest(drawn, charts):
+        if chart is None:
+            axes.set_axis_off()
+        else:
+            _draw(axes, chart, looks_of(names) if looks is None else looks)
+    bands = any(chart.has_bands for chart in charts)
     add_legend(figure, "mean ± standard deviation" if bands else None)
     return figure
+
+
+LETTERS = 96  # of a legend's line, in the width of a page
 
 
 def _legend_columns(names: Iterable[str]) -> int:
@@ -221,12 +157,14 @@ def _draw_bars(axes: Axes, groups: Sequence[int], rows: Sequence[Bars]) -> None:
                 places, published[number], "D", color=BLACK, ms=3.2, mfc="white",
                 linestyle="none", label="paper",
             )  # fmt: skip
-    for number, (row, values) in enumerate(zip(levels, percent(levels, "means"), strict=True)):
-        for place, value in enumerate(values):
-            axes.hlines(
-                value, place - 0.45, place + 0.45, color=GRAYS[number % 2],
-                linestyle=((0, (4, 2)), (0, (1, 1.5)))[number % 2], lw=1.2, label=row.name,
-            )  # fmt: skip
+    middles = np.arange(len(groups))
+    for row, values, (color, dash) in zip(
+        levels, percent(levels, "means"), cycle(LEVELS), strict=False
+    ):
+        axes.hlines(
+            values, middles - 0.45, middles + 0.45, color=color, linestyle=dash, lw=1.2,
+            label=row.name,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +19,27 @@ from unremix.evaluation.accuracy import wilson_interval
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.files.atomic_files import refuse_link, write_text
 from unremix.files.remote import is_url
-from unremix.report.charts import Chart, Line, drawn_charts
+from unremix.report.charts import Chart, Line, Row, mean_line
 from unremix.report.rendering import as_json, asset, numbers, render
 from unremix.report.storage import NAME, Stored
 from unremix.report.words import headline, in_python, next_commands
 from unremix.training.run import Run, reading
 
-Row = Mapping[str, float]
-
 MOST_CLASSES = 24  # listed; of more, only the worst and the most frequent confusions
 LISTED = 12
 
 
-def _points(rows: Sequence[Row], column: str) -> list[tuple[float, float]]:
-    return [
-        (row["epoch"], row[column]) for row in rows if column in row and math.isfinite(row[column])
-    ]
-
-
 def _measure_chart(rows: Sequence[Row], card: Mapping[str, Any] | None) -> Chart:
     """kNN over the epochs, with its error and what there is without training."""
-    points = _points(rows, "knn")
+    line = mean_line("kNN", [rows], "knn")
     results = (card or {}).get("results") or {}
     # Some cards measure kNN on other items than the curve does, or not at all, and give both.
     measured = (card or {}).get("monitored") or {
         kind: measures_of(result).get("knn") for kind, result in results.items()
     }
     count = (measured.get("trained") or {}).get("count")
-    band = None
     if count:
-        band = [wilson_interval(value, count) for _, value in points]
+        line = replace(line, band=[wilson_interval(value, count) for _, value in line.points])
     levels = {
         FEATURES.get(kind, kind): measure["value"]
         for kind, measure in measured.items()
@@ -57,16 +48,15 @@ def _measure_chart(rows: Sequence[Row], card: Mapping[str, Any] | None) -> Chart
     error = f" The band is the 95 % error over {count:,} items." if count else ""
     above = " above the lines of what there is without training" if levels else ""
     good = f"Good: it rises{above}.{error}"
-    return Chart("kNN accuracy, %", [Line("kNN", points, band)], levels, True, good)
+    return Chart("kNN accuracy, %", [line], levels, True, good)
 
 
 def training_charts(rows: Sequence[Row], card: Mapping[str, Any] | None) -> dict[str, Chart]:
     """The charts of a run by name, each with a line that says what is good."""
-    mix = [Line(name, _points(rows, f"mix_{name}"), look=name) for name in PAPER_COMPONENTS]
+    mix = [replace(mean_line(name, [rows], f"mix_{name}"), look=name) for name in PAPER_COMPONENTS]
 
     def one(column: str, title: str, good: str, *, from_zero: bool = False) -> Chart:
-        line = Line(title, _points(rows, column))
-        return Chart(title, [line], good=good, from_zero=from_zero)
+        return Chart(title, [mean_line(title, [rows], column)], good=good, from_zero=from_zero)
 
     charts = {
         "loss": one("loss", "Loss", "It should fall, then level off."),
@@ -84,7 +74,7 @@ def training_charts(rows: Sequence[Row], card: Mapping[str, Any] | None) -> dict
         ),
         "geometry": Chart(
             "Alignment and uniformity",
-            [Line(name, _points(rows, name)) for name in ("alignment", "uniformity")],
+            [mean_line(name, [rows], name) for name in ("alignment", "uniformity")],
             good="Low alignment: views of one item agree. Low uniformity: items lie apart.",
         ),
         "negatives": one(
@@ -93,7 +83,7 @@ def training_charts(rows: Sequence[Row], card: Mapping[str, Any] | None) -> dict
         ),
         "probe": _probe_chart(card),
     }  # fmt: skip
-    return {name: chart for name, chart in charts.items() if any(one.points for one in chart.lines)}
+    return {name: chart for name, chart in charts.items() if chart.drawn}
 
 
 def _probe_chart(card: Mapping[str, Any] | None) -> Chart:
@@ -222,7 +212,6 @@ def write_report(
         classes = None if stored is None else class_table(stored)
     with reading(run.path / "evaluation.json", "'unremix evaluate' writes it again"):
         charts = training_charts(rows, card)
-        drawn = drawn_charts(charts.values())
         said, tone = headline(card, rows[-1] if rows else {}, about)
         measured = card if card and card["results"] else None
         page = render(
@@ -239,7 +228,7 @@ def write_report(
             missing=missing,
             data=shown,
             classes=classes,
-            charts=drawn,
+            charts=charts.values(),
             card=card,
             table=measured and card_table(measured),
             card_csv=measured and card_csv(measured),
@@ -252,9 +241,8 @@ def write_report(
         )
     refuse_link(run.path / "figures")
     style = f" xmlns='http://www.w3.org/2000/svg'><style>{asset('styles', 'figure.css')}</style>"
-    for name, (_, svg, *_rest) in zip(charts, drawn, strict=True):
-        text = str(svg).replace(">", style, 1)
-        write_text(run.path / "figures" / f"{name}.svg", text)
+    for name, chart in charts.items():
+        write_text(run.path / "figures" / f"{name}.svg", str(chart.svg).replace(">", style, 1))
     path = run.path / "report.html"
     write_text(path, page)
     return path

@@ -43,6 +43,7 @@ SOLID: Dash = "-"
 DASHED: Dash = (0, (5.0, 1.5))
 DOTTED: Dash = (0, (1.2, 1.2))
 DASH_DOTTED: Dash = (0, (5.0, 1.5, 1.2, 1.5))
+LEVELS = ((GRAYS[0], DASHED), (GRAYS[1], DOTTED))  # lines of what there is without training
 DASHES = (SOLID, DASHED, DOTTED, DASH_DOTTED)
 MARKERS = ("o", "s", "^", "D")
 HATCHES = ("", "////", "....", "xxxx")

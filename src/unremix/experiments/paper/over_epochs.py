@@ -4,85 +4,59 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
-
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.evaluation.card import FEATURES
 from unremix.evaluation.statistics import summarize
 from unremix.experiments.paper.comparison import make_comparison, records_of
-from unremix.experiments.paper.records import Made, Row, Setting
-from unremix.experiments.paper.scales import Source
+from unremix.experiments.paper.records import Made, Setting
 from unremix.experiments.results import TRAINED
-from unremix.experiments.tables import Grid
-from unremix.report.figures import Panel, add_legend, learning_curves, mean_curve
-from unremix.report.style import COMPONENT_COLORS, DASHES, GRAYS, PAGE, looks_of
+from unremix.experiments.tables import Grid, Measure
+from unremix.report.charts import Chart, Line, mean_line, points_of
+from unremix.report.figures import learning_curves
+from unremix.report.style import COMPONENT_COLORS, Look
 
 UNTRAINED = "untrained"
+FIXED = "fixed"  # the row of Table 3 whose three shares are equal and stay so
+SHARE = Measure("share", "λ", percent=False, decimals=3)
 
 
 def make_probe_curves(setting: Setting) -> Made:
     """Linear accuracy over the probe's epochs, a panel per data set."""
-    runs: dict[str, list[list[dict[str, float]]]] = {}
-    ends: dict[tuple[str, str], list[float]] = {}  # of the baselines, by data set and kind
-    lines, records = [], []
-    for row, source, record in setting.finished:
-        curves = record.probe_curves
-        for kind in (kind for kind in FEATURES if kind != TRAINED):
-            ends.setdefault((source.title, kind), []).extend(curves.get(kind, [])[-1:])
-        points = list(enumerate(curves.get(TRAINED, []), start=1))
-        rows = [{"epoch": float(epoch), source.title: value} for epoch, value in points]
-        runs.setdefault(row.name, []).append(rows)
-        records += [
-            {"row": row.name, "data": source.title, "seed": record.seed,
-             "probe_epoch": epoch, "accuracy": value}
-            for epoch, value in points
-        ]  # fmt: skip
-    titles = [source.title for source in setting.sources]
-    for name, seeds in runs.items():
-        cells = []
-        for title in titles:
-            curve = mean_curve(seeds, title)
-            marks = [] if curve is None else [curve.mean[0], curve.mean[-1]]
-            cells.append(" → ".join(f"{100 * value:.1f}" for value in marks) or "–")
-        lines.append([name, *cells])
-    headings = ["row", *(f"{title}, %, first → last probe epoch" for title in titles)]
-    panels = []
-    for title in titles:
-        levels = {
-            FEATURES[kind]: fmean(values)
-            for (data, kind), values in ends.items()
-            if data == title and values
-        }
-        panels.append(Panel(title, title, percent=True, levels=levels, axis="probe epoch"))
-    figure = learning_curves(runs, panels)
+    records = [
+        {"row": row.name, "data": source.title, "seed": record.seed,
+         "probe_epoch": epoch, "accuracy": value}
+        for row, source, record in setting.finished
+        for epoch, value in enumerate(record.probe_curves.get(TRAINED, []), start=1)
+    ]  # fmt: skip
+    names = dict.fromkeys(row.name for row, _, _ in setting.finished)
+    charts = []
+    for source in setting.sources:
+        runs: dict[str, list[list[dict[str, float]]]] = {name: [] for name in names}
+        ends: dict[str, list[float]] = {name: [] for name in FEATURES.values()}
+        for row in setting.rows_on(source):
+            for record in setting.records(row, source):
+                curve = record.probe_curves.get(TRAINED, [])
+                runs[row.name].append([{"epoch": e, "top1": v} for e, v in enumerate(curve, 1)])
+                for kind, name in FEATURES.items():
+                    ends[name] += record.probe_curves.get(kind, [])[-1:]
+        del ends[FEATURES[TRAINED]]
+        lines = [mean_line(name, seeds, "top1") for name, seeds in runs.items()]
+        levels = {name: fmean(values) for name, values in ends.items() if values}
+        charts.append(Chart(source.title, lines, levels, percent=True, unit="probe epoch"))
+
+    def ends_of(line: Line) -> str:
+        ends = [*line.points[:1], *line.points[-1:]]
+        return " → ".join(f"{100 * value:.1f}" for _, value in ends) or "–"
+
+    cells = zip(names, *([ends_of(line) for line in chart.lines] for chart in charts), strict=True)
+    headings = ["row", *(f"{chart.title}, %, first → last probe epoch" for chart in charts)]
+    figure = learning_curves(charts)
     return Made(
-        [("", Grid(headings, lines))],
+        [("", Grid(headings, list(map(list, cells))))],
         records,
         {} if figure is None else {setting.experiment.name: figure},
     )
-
-
-FIXED = "fixed"  # the row of Table 3 whose three shares are equal and stay so
-
-Shares = dict[str, dict[str, dict[int, list[dict[str, float]]]]]
-
-
-def _shares(setting: Setting, source: Source) -> Shares:
-    """By row, component and seed: the share over the epochs, as rows of metrics."""
-    shares: Shares = {}
-    for row in setting.rows_on(source):
-        for record in setting.records(row, source):
-            for component in PAPER_COMPONENTS:
-                points = [
-                    {"epoch": one["epoch"], "share": one[f"mix_{component}"]}
-                    for one in record.metrics
-                    if f"mix_{component}" in one
-                ]
-                shares.setdefault(row.name, {}).setdefault(component, {})[record.seed] = points
-    return shares
 
 
 def make_mix(setting: Setting) -> Made:
@@ -91,90 +65,57 @@ def make_mix(setting: Setting) -> Made:
     A panel for each data set and each way of learning them.
     """
     compared = make_comparison(setting) if records_of(setting) else Made((), ())
-    headings = ["row", "data", *PAPER_COMPONENTS]
-    lines: list[list[str]] = []
-    records: list[dict[str, Any]] = []
-    learned = [row.name for row in setting.rows if row.name != FIXED]
-    figure = Figure(figsize=(PAGE, 0.6 + 1.7 * len(setting.sources)), layout="constrained")
-    drawn = figure.subplots(
-        len(setting.sources), len(learned), squeeze=False, sharex=True, sharey="row"
-    )
-    for panels, source in zip(drawn, setting.sources, strict=True):
-        for name, components in _shares(setting, source).items():
-            axes = None if name == FIXED else panels[learned.index(name)]
-            last = []
-            for (component, seeds), dash in zip(components.items(), DASHES, strict=False):
-                curve = mean_curve(list(seeds.values()), "share")
-                if curve is None:
-                    last.append("–")
-                    continue
-                if axes is not None:
-                    axes.plot(
-                        curve.epochs, curve.mean, color=COMPONENT_COLORS[component], lw=1.5,
-                        linestyle=dash, label=component,
-                    )  # fmt: skip
-                ends = summarize([points[-1]["share"] for points in seeds.values() if points])
-                spread = "–" if ends.deviation is None else f"{ends.deviation:.3f}"
-                last.append(f"{ends.mean:.3f} ± {spread}")
+    lines, records, charts = [], [], []
+    for source in setting.sources:
+        for row in setting.rows_on(source):
+            runs = setting.records(row, source)
+            cells = []
+            for component in PAPER_COMPONENTS:
+                shares = {run.seed: points_of(run.metrics, f"mix_{component}") for run in runs}
+                ends = [[*points.values()][-1] for points in shares.values() if points]
+                cells.append(SHARE.summary(summarize(ends)) if ends else "–")
                 records += [
-                    {"row": name, "data": source.title, "component": component, "seed": seed,
-                     "epoch": point["epoch"], "share": point["share"]}
-                    for seed, points in seeds.items()
-                    for point in points
+                    {"row": row.name, "data": source.title, "component": component, "seed": seed,
+                     "epoch": epoch, "share": share}
+                    for seed, points in shares.items()
+                    for epoch, share in points.items()
                 ]  # fmt: skip
-            lines.append([name, source.title, *last])
-        for axes in panels:
-            axes.axhline(1 / len(PAPER_COMPONENTS), color=GRAYS[0], lw=0.8, label=FIXED)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-            axes.grid(True)
-        panels[0].set_ylabel(f"λ, {source.title}".replace(", ", ",\n"))
-    for axes, name in zip(drawn[0], learned, strict=True):
-        axes.set_title(name)
-    for axes in drawn[-1]:
-        axes.set_xlabel("epoch")
-    add_legend(figure)
+            if runs:
+                lines.append([row.name, source.title, *cells])
+            if row.name != FIXED:
+                metrics = [run.metrics for run in runs]
+                drawn = [mean_line(name, metrics, f"mix_{name}") for name in PAPER_COMPONENTS]
+                charts.append(Chart(f"λ, {row.name}, {source.title}", drawn, {FIXED: 1 / 3}))
+    looks = {name: Look(COMPONENT_COLORS[name], turn) for turn, name in enumerate(PAPER_COMPONENTS)}
+    figure = learning_curves(charts, rows=len(setting.sources), looks=looks)
     return replace(
         compared,
-        grids=[("λ at the end", Grid(headings, lines)), *compared.grids],
+        grids=[("λ at the end", Grid(["row", "data", *PAPER_COMPONENTS], lines)), *compared.grids],
         records=records,
-        figures={setting.experiment.name: figure},
+        figures={} if figure is None else {setting.experiment.name: figure},
     )
 
 
 def make_diversity(setting: Setting) -> Made:
     """Accuracy against the number of classes that negatives come from."""
     compared = make_comparison(setting)
-    (path,) = setting.experiment.measures
-    figure = Figure(figsize=(PAGE, 2.7), layout="constrained")
-    drawn = figure.subplots(1, len(setting.sources), squeeze=False)[0]
-    look = looks_of(["simclr"])["simclr"]
-    for axes, source in zip(drawn, setting.sources, strict=True):
-        rows = setting.rows_on(source)
-        summaries = {
-            int(row.options["loss.negative_classes"]): summarize(values)
-            for row in rows
-            if (values := _values(setting, row, source, TRAINED, path))
-        }
-        axes.errorbar(
-            list(summaries), [one.mean for one in summaries.values()],
-            yerr=[one.deviation or 0.0 for one in summaries.values()],
-            color=look.color, marker=look.marker, ms=4, lw=1.5, capsize=2, label="SimCLR",
-        )  # fmt: skip
-        floors = [one for row in rows for one in _values(setting, row, source, UNTRAINED, path)]
-        if floors:
-            axes.axhline(
-                summarize(floors).mean, color=GRAYS[0], linestyle=DASHES[1], lw=1,
-                label=FEATURES[UNTRAINED],
-            )  # fmt: skip
-        axes.set(title=source.title, xlabel="classes that negatives come from")
-        axes.set_xticks(list(summaries))
-        axes.grid(True)
-    drawn[0].set_ylabel("kNN, top 5, %")
-    add_legend(figure)
+    ((path, label),) = setting.experiment.measures.items()
+    charts = []
+    for source in setting.sources:
+        points, band, floors = [], [], list[float]()
+        for row in setting.rows_on(source):
+            runs = setting.records(row, source)
+            values = [value for run in runs if (value := run.measure(path)) is not None]
+            floors += [v for run in runs if (v := run.measure(path, UNTRAINED)) is not None]
+            if values:
+                found = summarize(values)
+                spread = found.deviation or 0.0
+                points.append((row.options["loss.negative_classes"], found.mean))
+                band.append((found.mean - spread, found.mean + spread))
+        levels = {FEATURES[UNTRAINED]: fmean(floors)} if floors else {}
+        line = Line("SimCLR", points, band)
+        unit = "classes that negatives come from"
+        charts.append(Chart(f"{label}, {source.title}", [line], levels, percent=True, unit=unit))
+    figure = learning_curves(charts)
+    assert figure is not None  # a comparison has runs
     return replace(compared, figures={setting.experiment.name: figure})
-
-
-def _values(setting: Setting, row: Row, source: Source, kind: str, path: str) -> list[float]:
-    """A measure of a row's finished runs on a data set, in percent."""
-    values = [record.measure(path, kind) for record in setting.records(row, source)]
-    return [100 * value for value in values if value is not None]
