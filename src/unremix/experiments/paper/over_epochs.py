@@ -85,7 +85,7 @@ def make_mix(setting: Setting) -> Made:
             if row.name != FIXED:
                 metrics = [run.metrics for run in runs]
                 drawn = [mean_line(name, metrics, f"mix_{name}") for name in PAPER_COMPONENTS]
-                charts.append(Chart(f"λ, {row.name}, {source.title}", drawn, {FIXED: 1 / 3}))
+                charts.append(Chart(f"λ: {row.name}\n{source.title}", drawn, {FIXED: 1 / 3}))
     looks = {name: Look(COMPONENT_COLORS[name], turn) for turn, name in enumerate(PAPER_COMPONENTS)}
     figure = learning_curves(charts, rows=len(setting.sources), looks=looks)
     return replace(
@@ -113,7 +113,7 @@ def make_diversity(setting: Setting) -> Made:
                 points.append((row.options["loss.negative_classes"], found.mean))
                 band.append((found.mean - spread, found.mean + spread))
         levels = {FEATURES[UNTRAINED]: fmean(floors)} if floors else {}
-        line = Line("SimCLR", points, band)
+        line = Line("SimCLR", points, band if any(low < high for low, high in band) else None)
         unit = "classes that negatives come from"
         charts.append(Chart(f"{label}, {source.title}", [line], levels, percent=True, unit=unit))
     figure = learning_curves(charts)
