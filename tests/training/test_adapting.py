@@ -6,6 +6,7 @@ import json
 import shlex
 from copy import deepcopy
 from pathlib import Path
+from shutil import rmtree
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,6 +192,34 @@ def test_a_blend_is_kept_if_asked(start: Path, tmp_path: Path) -> None:
     for name, tensor in Run(run.path).encoder().named_parameters():
         wanted = 0.75 * came.get_parameter(name) + 0.25 * last.get_parameter(name)
         torch.testing.assert_close(tensor, wanted)
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [("last", ["trained"]), ("blend", ["blend"]), ("best", [])],
+)
+def test_a_run_is_measured_again_without_its_checkpoints(
+    keep: str, left: list[str], start: Path, tmp_path: Path
+) -> None:
+    run = unremix.train(small(tmp_path, init=str(start), epochs=1, lr=1e-5, keep=keep))
+    before = run.evaluation
+    assert before is not None
+    rmtree(run.path / "checkpoints")
+    (run.path / "report.npz").unlink()
+    if not left:  # the start was kept
+        with pytest.raises(
+            FileNotFoundError, match="found only the one that it started from.*'chec"
+        ):
+            unremix.pipeline.evaluate(run.path)
+        return
+    after = json.loads(json.dumps(unremix.pipeline.evaluate(run.path)))
+    assert [
+        kind for kind in after["results"] if kind not in ("start", "untrained", "pixels")
+    ] == left
+    for part in ("results", "unlabeled"):
+        for kind, measured in after[part].items():
+            assert measured == before[part][kind]
+    assert after["kept"] == before["kept"]
 
 
 def test_a_run_ends_when_it_has_forgotten_its_neighbors(start: Path, tmp_path: Path) -> None:

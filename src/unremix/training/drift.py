@@ -11,6 +11,7 @@ from unremix.domains.sampling import permuted, spread
 from unremix.evaluation.health import effective_rank
 from unremix.frameworks.base import Framework
 from unremix.training.adapting import neighbors_kept, views_found
+from unremix.training.building import build_model
 from unremix.training.ready import ReadyEncoder
 from unremix.training.run import Run
 
@@ -59,7 +60,9 @@ class WithoutLabels:
         if run.domain.has_views:
             count = run.domain.size(self.data)
             indices = permuted(count, min(VIEWED, count), seed=0, step=0)
-            view, model = fixed_views(self.data, run.shape, run.config), run.framework()
+            # Views depend on what the model is, not on its weights, which may be gone.
+            model = build_model(run.config, run.shape) if run.model is None else run.model
+            view = fixed_views(self.data, run.shape, run.config)
             with evaluating(encoder):
                 first, second = (encoder(view(model, indices, number)) for number in (0, 1))
             found["views_found"] = views_found(first, second)

@@ -337,14 +337,28 @@ class Run:
         return self.start
 
     def encoders(self) -> dict[str, nn.Module]:
-        """What an evaluation compares: the encoder as trained, as it came, with random weights."""
+        """What an evaluation compares: the encoder as trained, as it came, with random weights.
+
+        Without checkpoints, as trained is whatever ``encoder.safetensors`` holds.
+
+        Raises:
+            FileNotFoundError: If that is the encoder as it came.
+        """
         start, untrained = self.started(), self.encoder(trained=False)
         if start is None or self.layer == "head":
             return {"trained": self.encoder(), "untrained": untrained}
-        trained = self.framework().encoder
-        found = {"trained": trained}
-        if self.config.keep != "last":
-            found["blend"] = blend(deepcopy(start), trained, self.config.blend)
+        if self.has_checkpoint:
+            found = {"trained": self.framework().encoder}
+        elif self.kept == "start":
+            raise FileNotFoundError(
+                f"expected the trained encoder in {self.path}, found only the one that it started "
+                "from: its checkpoints are gone, and encoder.safetensors is the encoder as it came;"
+                " restore the folder 'checkpoints', or train a new run"
+            )
+        else:
+            found = {self.kept: self.encoder()}
+        if "trained" in found and self.config.keep != "last":
+            found["blend"] = blend(deepcopy(start), found["trained"], self.config.blend)
         return found | {"start": start, "untrained": untrained}
 
     def restored(self, state: dict[str, Any]) -> Framework:
