@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shlex
@@ -21,6 +22,7 @@ import unremix
 from unremix.cli import benchmark, doctor, main
 from unremix.cli.commands import show_results
 from unremix.cli.parser import parse
+from unremix.console import suggestions
 from unremix.domains.image.encoders import make_encoder
 from unremix.recipes import RECIPES
 
@@ -403,11 +405,34 @@ def test_doctor_reports_a_torchvision_that_does_not_load(
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    monkeypatch.setattr(doctor, "version_of", lambda _: "0.99")
+    monkeypatch.setattr(suggestions, "version_of", lambda _: "0.99")
     told = doctor.torchvision_problem()
     assert told is not None
     assert "operator nms does not exist" in told
     assert "pip install" in told
+    with pytest.raises(ImportError, match=r"torchvision 0\.99 does not load .*operator nms"):
+        make_encoder("torchvision:resnet18", channels=3, image_size=32)
     (tmp_path / "torchvision.py").write_text("")
     assert doctor.torchvision_problem() is None
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    (tmp_path / "torchvision.py").unlink()
+    assert doctor.torchvision_problem() is None  # there is none
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+
+
+def test_training_beside_a_torchvision_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+    """Lightning imports it, whatever is trained."""
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator nms does not exist')")
+    facts = tmp_path / "torchvision-0.99.dist-info" / "METADATA"
+    facts.parent.mkdir()
+    facts.write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.99\n")
+    search = os.pathsep.join([str(tmp_path), str(Path(unremix.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-m", "unremix", "train", "--limit", "32", "--dry_run"],
+        env=os.environ | {"PYTHONPATH": search}, cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("unremix: torchvision 0.99 does not load beside torch")
+    assert "operator nms does not exist" in line

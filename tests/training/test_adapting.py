@@ -208,7 +208,7 @@ def test_a_run_is_measured_again_without_its_checkpoints(
     (run.path / "report.npz").unlink()
     if not left:  # the start was kept
         with pytest.raises(
-            FileNotFoundError, match="found only the one that it started from.*'chec"
+            FileNotFoundError, match=r"found only the one that it started from.*'chec"
         ):
             unremix.pipeline.evaluate(run.path)
         return

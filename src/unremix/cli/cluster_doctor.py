@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from unremix.cli.doctor import show_packages, version_of
+from unremix.cli.doctor import show_packages
 from unremix.console.printing import one_line, printable
 from unremix.console.quantities import counted
+from unremix.console.suggestions import version_of
 from unremix.files.remote import cache_folder
 
 PACKAGES = {

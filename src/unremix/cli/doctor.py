@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -14,8 +12,9 @@ from pathlib import Path
 import torch
 
 import unremix
-from unremix.console.printing import one_line, printable
+from unremix.console.printing import printable
 from unremix.console.quantities import counted
+from unremix.console.suggestions import torchvision_problem, version_of
 from unremix.core.engines import engine_report
 from unremix.training.precision import cpu_speed, device_kind, fast_precision
 
@@ -72,14 +71,6 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
 
 
-def version_of(package: str) -> str | None:
-    """The installed version of a package, if it is installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def show_installation() -> None:
     """Print what there is and what is missing; needs torch alone."""
     print(f"unremix {unremix.__version__}, Python {platform.python_version()}")
@@ -113,23 +104,6 @@ def show_installation() -> None:
     if known:
         print("\nversions with known holes, which matter for files of others:")
         print(*known, sep="\n")
-
-
-def torchvision_problem() -> str | None:
-    """What is wrong with an installed torchvision that does not load, and what to install."""
-    if version_of("torchvision") is None:
-        return None
-    try:
-        importlib.import_module("torchvision")
-    except Exception as error:  # a build for another torch fails in many ways while it registers
-        why = f"{type(error).__name__}: {one_line(str(error))[:120]}"
-        return (
-            f"torchvision {version_of('torchvision')} does not load beside torch "
-            f"{torch.__version__} ({why}), so timm does not either. Install the one that was built "
-            "for this torch, from the index that torch came from: pip install --force-reinstall "
-            "--no-deps --index-url INDEX torchvision"
-        )
-    return None
 
 
 def show_packages(packages: Mapping[str, tuple[str, str]]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+
+from unremix.console.printing import one_line
 
 
 class Mistyped(ValueError):
@@ -103,3 +107,44 @@ def needed_for(purpose: str, otherwise: str | None = None) -> Iterator[None]:
         raise ImportError(
             f"expected {name} for {purpose}, but it is not installed; pip install {package}{rest}"
         ) from error
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a package, if it is installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def torchvision_problem() -> str | None:
+    """What is wrong with an installed torchvision that does not load, and what to install."""
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # a build for another torch fails in many ways while it registers
+        if isinstance(error, ModuleNotFoundError) and error.name == "torchvision":
+            return None  # it is not installed
+        why = f"{type(error).__name__}: {one_line(str(error))[:120]}"
+        return (
+            f"torchvision {version_of('torchvision')} does not load beside torch "
+            f"{version_of('torch')} ({why}), so nothing that imports it does: timm, transformers, "
+            "lightning. Install the one that was built for this torch, from the index that torch "
+            "came from: pip install --force-reinstall --no-deps --index-url INDEX torchvision"
+        )
+    return None
+
+
+@contextmanager
+def importing_torchvision() -> Iterator[None]:
+    """Name a torchvision that does not load where an import inside fails because of it.
+
+    Raises:
+        ImportError: If that is why.
+    """
+    try:
+        yield
+    except Exception as error:
+        problem = torchvision_problem()
+        if problem is None:
+            raise
+        raise ImportError(problem) from error

@@ -24,17 +24,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
-from lightning.fabric.loggers.logger import Logger
-from lightning.fabric.loggers.tensorboard import TensorBoardLogger
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
-from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor, nn
 
 import unremix
 from unremix.console.printing import to_csv
+from unremix.console.suggestions import importing_torchvision
 from unremix.domains.base import Observer, make_batch
 from unremix.domains.options import TrainConfig, config_from_yaml, config_to_yaml
 from unremix.domains.remembered import forget
@@ -56,6 +50,15 @@ from unremix.training.run import Run, reading
 from unremix.training.sharding import divide, gathered, is_divided, shard
 from unremix.training.stopping import StopRequest, requeue, resume_command
 from unremix.training.threads import limited_threads
+
+with importing_torchvision():  # which Lightning does where it is installed
+    from lightning.fabric import Fabric
+    from lightning.fabric.loggers.logger import Logger
+    from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning.fabric.strategies.ddp import DDPStrategy
+    from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+    from lightning.fabric.strategies.strategy import Strategy
 
 WATCHED = 0.5  # seconds between looks at the other processes
 GRACE = 10.0  # seconds in which the loss of one should be noticed

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.console.suggestions import did_you_mean, expecting
+from unremix.console.suggestions import did_you_mean, expecting, importing_torchvision
 from unremix.domains.extensions import find_callable
 from unremix.domains.image.resnet import ResNet, SmallCNN, Stem
 from unremix.domains.image.views import SETTINGS
@@ -419,18 +419,13 @@ def download(name: str, channels: int) -> Mapping[str, Tensor]:
 def _library(name: str) -> ModuleType:
     """Import timm or torchvision, here and not at the top: both are optional."""
     try:
-        return importlib.import_module(name)
+        with importing_torchvision():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         needed = (error.name or name).partition(".")[0]
         raise ImportError(
             f"expected {needed} to be installed for an encoder '{name}:...', found none; "
             f"install it with: pip install {needed}"
-        ) from error
-    except Exception as error:  # a build for another torch fails in many ways while it registers
-        raise ImportError(
-            f"expected {name} to load, got {type(error).__name__}: {error}; it must be built "
-            f"for the installed torch {torch.__version__}. Install a matching pair with: "
-            "pip install --upgrade torch torchvision"
         ) from error
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.console.suggestions import expecting, needed_for
+from unremix.console.suggestions import expecting, importing_torchvision, needed_for
 from unremix.domains.sentence.encoders import positions
 from unremix.files.atomic_files import read_text, write_text
 
@@ -185,7 +185,7 @@ def _without_pooler(make: Any, *given: Any, **options: Any) -> Any:
 
 
 def _transformers() -> Any:
-    with needed_for("a pretrained transformer"):
+    with importing_torchvision(), needed_for("a pretrained transformer"):
         found = importlib.import_module("transformers")
         with expecting(
             "the library transformers to load", "it must fit the installed torch: run doctor"
@@ -233,7 +233,8 @@ def find_pretrained(
     if library == "sentence-transformers":
         inner, pooling, normalize = _modules(folder)
     remedy = f"check the files in {inner}"
-    with _quiet(transformers), expecting(f"a transformer in {inner}", remedy):
+    what = f"a transformer in {inner}"
+    with _quiet(transformers), importing_torchvision(), expecting(what, remedy):
         options = {"local_files_only": True, "trust_remote_code": False}
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(inner), **options)
         network, loaded = _without_pooler(
