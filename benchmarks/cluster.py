@@ -117,7 +117,7 @@ def race_streams(options: Options, folder: Path, caches: Path) -> Race:
         return images
 
     def epoch(found: StreamedImages) -> None:
-        images = StreamedImages(found.lazy, found.shards)
+        images = StreamedImages(found.source, found.names, found.channels, found.size)
         ahead = len(images) // SHARDS * LANES // BATCH
         steps = len(images) // BATCH
         for step in range(steps):

@@ -175,7 +175,7 @@ def test_raw_pixels_are_left_out_where_they_are_too_many(
     run = unremix.load(digits)
     data = run.domain.load_for(run, None)
     assert set(run.domain.evaluate(run, data)["results"]) == {"trained", "untrained", "pixels"}
-    monkeypatch.setattr("unremix.domains.image.measure.MOST_PIXELS", len(data.train) * 64 - 1)
+    monkeypatch.setattr("unremix.domains.image.model.MOST_PIXELS", len(data.train) * 64 - 1)
     card = run.domain.evaluate(run, data)
     assert set(card["results"]) == {"trained", "untrained"}
     assert "left out" in card["protocol"]["pixels"]

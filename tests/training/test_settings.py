@@ -12,7 +12,7 @@ from unremix.cli import main
 from unremix.cli.parser import parse
 from unremix.domains import find_domain
 from unremix.domains.image.encoders import make_encoder
-from unremix.domains.image.imagined import PUBLISHED
+from unremix.domains.image.model import PUBLISHED
 from unremix.domains.options import make_config, nested_options, option_hints
 from unremix.experiments.plan import OWN
 from unremix.training.settings import FOLDER, find_config, shipped

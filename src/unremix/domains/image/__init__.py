@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from unremix.domains.base import Domain, Items
-from unremix.domains.image import encoders, export, items, measure, model, options, pieces, show
+from unremix.domains.image import encoders, export, items, model, options, pieces, show
 from unremix.domains.image.dataset import count_classes
-from unremix.domains.image.imagined import imagine
 from unremix.domains.options import SELECTIVE
 
 DOMAIN = Domain(
@@ -44,7 +43,7 @@ DOMAIN = Domain(
     shape_from=model.shape_from,
     fingerprint=model.fingerprint_of,
     classes=lambda config: count_classes(config.data),
-    imagine=imagine,
+    imagine=model.imagine,
     to_label="Put them into a folder per class",
     build=model.build,
     starts_from=model.starts_from,
@@ -61,11 +60,11 @@ DOMAIN = Domain(
     ahead=model.ahead,
     expect=model.expect,
     embed=model.embed,
-    features=measure.LABELED.features,
+    features=model.LABELED.features,
     cut=pieces.cut,
     exports=export.EXPORTS,
-    observe=measure.LABELED.observe,
-    evaluate=measure.LABELED.evaluate,
+    observe=model.LABELED.observe,
+    evaluate=model.LABELED.evaluate,
     sample=show.sample,
     thumbnails=show.thumbnails,
     ask=show.ask,

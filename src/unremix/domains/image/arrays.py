@@ -8,14 +8,15 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unremix.domains.image.decoding import Array, ArraySource, Pixels
+from unremix.domains.image.decoding import Array, Pixels
 from unremix.domains.image.pickles import read_pickle
-from unremix.domains.image.splits import ACCEPTED, ImageSplits, Split, labeled, of_array
+from unremix.domains.image.splits import ACCEPTED, ImageSplits, labeled, of_array
 from unremix.files.archives import Skipped, fill, open_maybe_packed, open_tar
 from unremix.files.bounds import allowance, shorten
 from unremix.files.npz import read_arrays
@@ -85,20 +86,20 @@ def read_cifar(name: str, pickles: Mapping[str, bytes], path: Path) -> ImageSpli
             f"without; accepted are {ACCEPTED}"
         )
     absent = [] if train == ["train"] else [key for key in CIFAR_TRAIN[1:] if key not in pickles]
-    parts: list[tuple[list[str], ArraySource, list[int]]] = []
+    splits = []
     for title, keys in (("train", train), ("test", [key for key in CIFAR_TEST if key in pickles])):
         batches = [_cifar_batch(key, _unpickle(key, pickles[key])) for key in keys]
         if batches:
-            names, source, _ = of_array(title, np.concatenate([images for images, _ in batches]))
-            parts.append((names, source, [label for _, labels in batches for label in labels]))
-    most = max(max(labels, default=0) for _, _, labels in parts)
+            labels = [label for _, labels in batches for label in labels]
+            splits.append(of_array(title, np.concatenate([some for some, _ in batches]), labels))
+    most = max((label for split in splits for label in split.labels or ()), default=0)
     classes = _cifar_classes(pickles) or [str(label) for label in range(most + 1)]
     if most >= len(classes):
         raise ValueError(
             f"expected labels below {len(classes)}, the number of class names in {path}, got "
             f"{most}; the files belong to different data sets"
         )
-    splits = [Split(*part, classes) for part in parts]
+    splits = [replace(split, classes=classes) for split in splits]
     return ImageSplits(name, splits, [Skipped(key, "missing") for key in absent])
 
 

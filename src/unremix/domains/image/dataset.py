@@ -14,9 +14,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unremix.core.checks import check_number, check_positive
-from unremix.domains.image.decoding import FileSource, common_shape, quiet_pillow
-from unremix.domains.image.detection import find_images
-from unremix.domains.image.splits import ACCEPTED, ImageSplits
+from unremix.domains.base import refuse_other_kinds
+from unremix.domains.image.arrays import read_cifar, read_digits, read_npz, tar_pickles
+from unremix.domains.image.decoding import (
+    HEIF_SUFFIXES,
+    FileSource,
+    common_shape,
+    quiet_pillow,
+    suffixes,
+)
+from unremix.domains.image.folders import (
+    read_files,
+    read_folder,
+    read_pattern,
+    read_tars,
+    read_tree,
+    read_url,
+    zip_files,
+)
+from unremix.domains.image.splits import ACCEPTED, IMAGES, ImageSplits, name_and_suffix
 from unremix.domains.image.stores import (
     CachedImages,
     ImageSet,
@@ -24,10 +40,10 @@ from unremix.domains.image.stores import (
     free_memory,
     store_images,
 )
-from unremix.domains.image.streamed import stream_images, stream_split
+from unremix.domains.image.streamed import StreamedImages, stream_split
 from unremix.files.archives import RemoteSpan, Skipped, name_some
-from unremix.files.locate import candidates
-from unremix.files.remote import kept
+from unremix.files.locate import candidates, locate
+from unremix.files.remote import is_url, kept
 
 
 @dataclass(frozen=True)
@@ -138,11 +154,11 @@ def load_images(
             shape = shape._replace(channels=channels)
         for title, split in zip(("train", "test"), splits, strict=False):
             if stream:
-                sets.append(stream_images(split, shape))
+                streamed = StreamedImages(split.source, split.names, *shape)
+                sets.append(ImageSet.of(split, streamed))
                 continue
-            images, bad = store_images(
-                split, shape, budget, f"{title} images" if progress else None
-            )
+            said = f"{title} images" if progress else None
+            images, bad = store_images(split, shape, budget, said)
             sets.append(images)
             skipped += bad
             if isinstance(images.images, CachedImages):
@@ -205,6 +221,40 @@ def find_splits(
     if validation is not None:
         check_number("validation", validation, above=0, below=1)
     with quiet_pillow():
-        found = find_images(data)
+        found = _find(data)
     splits = found.splits if validation is None else found.splits[0].divided(validation)
     return replace(found, splits=[split.limited(limit) for split in splits])
+
+
+def _find(data: str | Path | Sequence[str | Path]) -> ImageSplits:
+    """Recognize the format and find the images."""
+    if not isinstance(data, str | Path):
+        return read_files(data)
+    if str(data) == "digits":
+        return read_digits()
+    if is_url(data) and name_and_suffix(Path(data))[1] in ("", ".tar"):
+        return read_url(str(data))
+    if "{" in str(data) and not Path(data).exists():
+        return read_pattern(str(data))
+    refuse_other_kinds(str(data), "image")
+    path = locate(data, IMAGES)
+    if path.is_dir():
+        return read_folder(path)
+    if not path.is_file():  # opening a pipe would wait forever
+        raise ValueError(f"expected a file or a folder, got {path}, which is neither")
+    name, suffix = name_and_suffix(path)
+    if suffix == ".zip":
+        files, skipped = zip_files(path)
+        return read_tree(name, files, skipped)
+    if suffix == ".npz":
+        return read_npz(name, path)
+    if suffix in (".tar.gz", ".tgz"):
+        return read_cifar(name, tar_pickles(path), path)
+    if suffix == ".tar":
+        return read_tars(name, [(path.name, path)])
+    if path.suffix.lower() in suffixes() | HEIF_SUFFIXES:
+        raise ValueError(
+            f"expected a folder of pictures, got the single picture {path}; put pictures into a "
+            "folder, and name the folder"
+        )
+    raise ValueError(f"expected one of: {ACCEPTED}; got the file {path}")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from unremix.files.archives import RemoteSpan, Span, Unusable, ZipSpan
 from unremix.files.atomic_files import read_bytes
+from unremix.files.remote import RemoteFile
 
 # Only formats that Pillow decodes itself: for others, such as EPS, it would start a program.
 FORMATS = frozenset(
@@ -51,6 +52,11 @@ class FileSource:
 
     def __len__(self) -> int:
         return len(self.spans)
+
+    @property
+    def files(self) -> list[str | RemoteFile]:
+        """The file or archive that each lies in."""
+        return [one.file if isinstance(one, RemoteSpan) else one.path for one in self.spans]
 
     def header(self, index: int) -> Image.Image:
         """The image from its first bytes, or from all if those are not enough."""

@@ -18,7 +18,7 @@ from unremix.domains.image.decoding import (
     reason_for,
     suffixes,
 )
-from unremix.domains.image.splits import IMAGES, ImageSplits, Part, Split, labeled
+from unremix.domains.image.splits import IMAGES, ImageSplits, Split, labeled
 from unremix.files.archives import (
     RemoteSpan,
     Sample,
@@ -110,13 +110,13 @@ def read_tree(name: str, files: Files, skipped: list[Skipped]) -> ImageSplits:
     depth = _shared_folders(list(images))
     folders, outside = _split_by_folder(list(images), depth, annotated)
     skipped += [Skipped(file, "outside the folders for train and test") for file in outside]
-    parts: list[Part] = []
+    splits: list[Split] = []
     for names, base in folders:
         # Test images of a single class still have labels if the training images have.
-        fewest = 1 if parts and parts[0][2] is not None else 2
+        fewest = 1 if splits and splits[0].labels is not None else 2
         source = FileSource([images[file] for file in names])
-        parts.append((names, source, _classes(names, base, fewest, annotated)))
-    return ImageSplits(name, labeled(parts), skipped)
+        splits.append(Split(names, source, _classes(names, base, fewest, annotated)))
+    return ImageSplits(name, labeled(splits), skipped)
 
 
 def _is_image(name: str, span: Span | RemoteSpan | ZipSpan) -> bool:
@@ -260,11 +260,11 @@ def read_tars(
 
     Shards are given by name and place, and ``read`` gives their samples.
     """
-    splits, outside = _split_by_name(shards)
+    chosen, outside = _split_by_name(shards)
     skipped = [Skipped(shard, "outside the shards for train and test") for shard in outside]
-    parts: list[Part] = []
-    for split in splits:
-        samples, bad = read(split)
+    splits = []
+    for some in chosen:
+        samples, bad = read(some)
         labels = [sample.label for sample in samples if sample.label is not None]
         if labels and len(labels) < len(samples):
             warnings.warn(
@@ -274,9 +274,9 @@ def read_tars(
             )
         skipped += bad
         source = FileSource([sample.image for sample in samples])
-        values = labels if labels and len(labels) == len(samples) else None
-        parts.append(([sample.name for sample in samples], source, values))
-    return ImageSplits(name, labeled(parts), skipped)
+        known = labels if labels and len(labels) == len(samples) else None
+        splits.append(Split([sample.name for sample in samples], source, known))
+    return ImageSplits(name, labeled(splits), skipped)
 
 
 def _split_by_name(

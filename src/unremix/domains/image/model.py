@@ -21,9 +21,10 @@ from unremix.domains.image.decoding import HEIF_SUFFIXES, suffixes
 from unremix.domains.image.encoders import chosen_name, find_ready, make_encoder
 from unremix.domains.image.items import read_items
 from unremix.domains.image.options import LARGEST_IMAGE, ImageOptions
-from unremix.domains.image.stores import ImageSet
+from unremix.domains.image.stores import CachedImages, ImageSet
 from unremix.domains.image.streamed import StreamedImages
 from unremix.domains.image.views import SETTINGS, Augmentation, augment, plain, settings_for
+from unremix.domains.labeled import Labeled
 from unremix.domains.options import TrainConfig, make_head
 from unremix.domains.sampling import permuted, pinned, read_ahead, spread, streamed
 from unremix.files.atomic_files import read_bytes
@@ -42,9 +43,17 @@ AT_ONCE_ON_CPU = 1 << 12  # divided by their side
 AT_ONCE = 1 << 21  # divided by their area: layers of large encoders take 500 times that
 READ_AT_ONCE = 512  # while those before are embedded
 SMALL_IMAGE = 32  # pixels
+MOST_PIXELS = 2**30  # values of raw pixels that are measured: 4 GiB; of more images than that, none
 SIZES = "width, head_hidden, head_output or the sizes of the framework, such as moco.queue"
 FINGERPRINTED = 512  # images, at least
 FINGERPRINTED_BYTES = 1 << 28
+# Images to train on in the data that the shipped settings name, as published.
+PUBLISHED = {
+    "cifar-10-python.tar.gz": 50_000,
+    "cifar-100-python.tar.gz": 50_000,
+    "tiny-imagenet-200.zip": 100_000,
+    "imagenet-1k-wds": 1_281_167,
+}
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,20 @@ def load(config: TrainConfig, shape: ImageShape | None = None) -> ImageData:
         validation=config.validation,
         stream=config.stream is not None,
         progress=config.progress,
+    )
+
+
+def imagine(config: TrainConfig) -> ImageData | None:
+    """Noise, as many images as published; None for data of another name, or of unknown size."""
+    size = config.own.image_size
+    if config.data not in PUBLISHED or size is None:
+        return None
+    count = min(PUBLISHED[config.data], config.limit or PUBLISHED[config.data])
+    noise = torch.Generator().manual_seed(0)
+    one = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8, generator=noise)
+    images = CachedImages(one.expand(count, -1, -1, -1))  # in the memory of one
+    return ImageData(
+        ImageSet(images, [""] * count, torch.arange(count) % 10, None), None, config.data, ()
     )
 
 
@@ -374,3 +397,24 @@ def embed(run: Trained, items: Any) -> Tensor:
     shape = run.shape
     images = read_items(items, channels=shape.channels, size=shape.image_size)
     return features_of(run.encoder(), images, shape.settings)
+
+
+def _facts(run: Trained, data: ImageData) -> dict[str, Any]:
+    """What the card of a run on images says beside the counts."""
+    size = run.shape.image_size
+    backbone = chosen_name(run.config.own.backbone, size)
+    return {"skipped_files": len(data.skipped), "backbone": backbone, "image_size": size}
+
+
+def _raw(run: Trained, data: ImageData) -> tuple[str, str | None]:
+    """What is compared with the encoders, if it fits into memory."""
+    fits = len(data.train) * run.shape.channels * run.shape.image_size**2 <= MOST_PIXELS
+    return "pixels", None if fits else "left out: they would not fit into memory"
+
+
+LABELED = Labeled(
+    encode=lambda encoder, images, shape: set_features(encoder, images, shape.settings),
+    layer="backbone output, before the projection head; eval mode; images not augmented",
+    facts=_facts,
+    raw=_raw,
+)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from unremix.domains.base import Cut, Features, Trained
 from unremix.domains.image.dataset import find_splits
-from unremix.domains.image.decoding import ArraySource, FileSource, Shape, quiet_pillow
+from unremix.domains.image.decoding import ArraySource, FileSource, Shape, Source, quiet_pillow
 from unremix.domains.image.model import set_features
 from unremix.domains.image.splits import Split
 from unremix.domains.image.stores import store_images
 from unremix.domains.sampling import ranges
-from unremix.files.archives import RemoteSpan, Skipped
+from unremix.files.archives import Skipped
 from unremix.files.remote import RemoteFile, cache_folder
 
 
@@ -35,7 +35,7 @@ class ImagePiece:
         Raises:
             FileNotFoundError: If this machine does not see a file.
         """
-        for file in _files(self.split):
+        for file in _files(self.split.source):
             if isinstance(file, str) and not os.path.exists(file):
                 raise FileNotFoundError(
                     f"expected {file} on {os.uname().nodename}, found none; put --data on storage "
@@ -63,18 +63,16 @@ def cut(run: Trained, source: Any, rows: int) -> Cut:
     return Cut(pieces, identity, found.skipped)
 
 
-def _files(split: Split) -> dict[str | RemoteFile, None]:
+def _files(source: Source) -> dict[str | RemoteFile, None]:
     """The files that images lie in, each once; none if they are in memory."""
-    source = split.source
-    spans = source.spans if isinstance(source, FileSource) else ()
-    return dict.fromkeys(s.file if isinstance(s, RemoteSpan) else s.path for s in spans)
+    return dict.fromkeys(source.files if isinstance(source, FileSource) else ())
 
 
 def _identity(split: Split) -> Iterator[str | Tensor]:
     """What distinguishes these images from others, even those of the same names."""
     yield from split.names
     yield repr((split.labels, split.classes))
-    yield from map(_version, _files(split))
+    yield from map(_version, _files(split.source))
     if isinstance(split.source, ArraySource):
         yield torch.from_numpy(np.ascontiguousarray(split.source.array))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,13 @@ class Split:
     Args:
         names: The name of each image.
         source: The images.
-        labels: The class of each, in 0..k-1; None if unknown.
+        labels: The class of each, in 0..k-1, or as :func:`labeled` takes it; None if unknown.
         classes: Names of the k classes; None if unknown.
     """
 
     names: list[str]
     source: Source
-    labels: list[int] | None = None
+    labels: Sequence[Any] | None = None
     classes: list[str] | None = None
 
     def keep(self, indices: Sequence[int]) -> Split:
@@ -61,9 +61,6 @@ class Split:
         return [self.keep(sorted(order[cut:].tolist())), self.keep(sorted(order[:cut].tolist()))]
 
 
-Part = tuple[list[str], Source, Sequence[Any] | None]
-
-
 @dataclass(frozen=True)
 class ImageSplits:
     """The splits of a data set: one for training, perhaps one for testing."""
@@ -81,32 +78,26 @@ def name_and_suffix(path: Path) -> tuple[str, str]:
     return path.name, ""
 
 
-def of_array(
-    title: str, images: Pixels, values: Sequence[Any] | None = None
-) -> tuple[list[str], ArraySource, Sequence[Any] | None]:
-    """Images in an array as a part for :func:`labeled`; they are named by their numbers."""
+def of_array(title: str, images: Pixels, labels: Sequence[Any] | None = None) -> Split:
+    """Images in an array, which are named by their numbers."""
     names = [f"{title}/{index:05d}" for index in range(len(images))]
-    return names, ArraySource(images), values
+    return Split(names, ArraySource(images), labels)
 
 
-def labeled(parts: Sequence[Part]) -> list[Split]:
-    """Splits whose labels 0..k-1 count through all of them.
+def labeled(splits: Sequence[Split]) -> list[Split]:
+    """Splits whose labels, any values that can be sorted, become 0..k-1 through all of them.
 
     The sorted values of the first split come first, so that it defines the labels; then those that
     only later splits have.
-
-    Args:
-        parts: Of each split the images' names, the images and, where known, the values that become
-            labels.
     """
     classes: list[Any] = []
-    for _, _, values in parts:
-        classes += sorted(set(values or ()) - set(classes))
+    for split in splits:
+        classes += sorted(set(split.labels or ()) - set(classes))
     number = {value: index for index, value in enumerate(classes)}
-    names_of_classes = [str(value) for value in classes]
+    names = [str(value) for value in classes]
     return [
-        Split(names, source)
-        if values is None
-        else Split(names, source, [number[value] for value in values], names_of_classes)
-        for names, source, values in parts
+        split
+        if split.labels is None
+        else replace(split, labels=[number[value] for value in split.labels], classes=names)
+        for split in splits
     ]

@@ -18,27 +18,14 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from unremix.domains.image.decoding import FileSource, Shape
+from unremix.domains.image.decoding import FileSource
 from unremix.domains.image.splits import Split
-from unremix.domains.image.stores import ImageSet, LazyImages
-from unremix.files.archives import RemoteSpan, Span
+from unremix.domains.image.stores import LazyImages
+from unremix.files.archives import RemoteSpan, ZipSpan
 from unremix.files.remote import RemoteFile, fetch_and_hold
 
 AT_ONCE = 4  # shards that are fetched ahead at a time
 DENSE = 1 / 8  # share of a shard in one batch for which it is fetched whole, though not expected
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A shard of a split.
-
-    Args:
-        file: Where it is: a path, or a file behind a URL.
-        count: How many of its samples are used.
-    """
-
-    file: str | RemoteFile
-    count: int
 
 
 def stream_split(split: Split) -> Split:
@@ -49,8 +36,9 @@ def stream_split(split: Split) -> Split:
     """
     source = split.source
     spans = source.spans if isinstance(source, FileSource) else ()
-    files = {_file(span) for span in spans if isinstance(span, Span | RemoteSpan)}
-    if (len(spans) and not 0 < len(files) < len(spans)) or not isinstance(source, FileSource):
+    files = {span.file if isinstance(span, RemoteSpan) else span.path for span in spans}
+    zipped = any(isinstance(span, ZipSpan) for span in spans)
+    if zipped or len(files) == len(spans) > 0 or not isinstance(source, FileSource):
         raise ValueError(
             "expected WebDataset shards of several images each for --stream, got images of another "
             "format; pack them into .tar files, or leave out --stream"
@@ -59,27 +47,10 @@ def stream_split(split: Split) -> Split:
     return replace(split, source=FileSource(apart))
 
 
-def _file(span: Span | RemoteSpan) -> str | RemoteFile:
-    return span.file if isinstance(span, RemoteSpan) else span.path
-
-
-def shards_of(source: FileSource) -> list[Shard]:
-    """The shards of images that lie in them one after the other."""
-    files = [_file(span) for span in source.spans if isinstance(span, Span | RemoteSpan)]
-    return [Shard(file, len(list(of))) for file, of in groupby(files)]
-
-
 @dataclass(frozen=True)
-class StreamedImages:
-    """Images that are decoded each time they are asked for, from shards that come and go.
+class StreamedImages(LazyImages):
+    """Images from shards that come and go, in which they lie one after the other."""
 
-    Args:
-        lazy: The images.
-        shards: The shards they lie in, in order.
-    """
-
-    lazy: LazyImages
-    shards: list[Shard]
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _few: threading.Semaphore = field(
         default_factory=lambda: threading.Semaphore(AT_ONCE), repr=False
@@ -87,34 +58,31 @@ class StreamedImages:
     _expected: set[int] = field(default_factory=set, repr=False)
     _held: dict[int, int] = field(default_factory=dict, repr=False)
 
-    @property
-    def channels(self) -> int:
-        """C: 1 (gray) or 3 (RGB)."""
-        return self.lazy.channels
+    @cached_property
+    def _runs(self) -> list[tuple[str | RemoteFile, int]]:
+        """Each shard, and how many images it has."""
+        assert isinstance(self.source, FileSource)
+        return [(file, len(list(of))) for file, of in groupby(self.source.files)]
 
-    @property
-    def size(self) -> int:
-        """S: height and width."""
-        return self.lazy.size
+    @cached_property
+    def shards(self) -> tuple[str | RemoteFile, ...]:
+        """Where the shards are: paths, or files behind URLs."""
+        return tuple(file for file, _ in self._runs)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Images of each shard."""
-        return tuple(shard.count for shard in self.shards)
+        return tuple(count for _, count in self._runs)
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The server's tags of the shards, which change with their contents; empty without."""
-        files = [shard.file for shard in self.shards]
-        tags = [file.tag for file in files if isinstance(file, RemoteFile)]
-        return tuple(tags) if len(tags) == len(files) and all(tags) else ()
+        tags = [file.tag if isinstance(file, RemoteFile) else "" for file in self.shards]
+        return tuple(tags) if all(tags) else ()
 
     @cached_property
     def _ends(self) -> Tensor:
         return torch.tensor(self.counts).cumsum(0)
-
-    def __len__(self) -> int:
-        return len(self.lazy)
 
     def expect(self, indices: Tensor) -> None:
         """Begin to fetch the shards of images (B,) that will be asked for.
@@ -158,7 +126,7 @@ class StreamedImages:
             done = [shard for shard in self._held if shard not in self._expected | touched.keys()]
             for shard in done:
                 os.close(self._held.pop(shard))
-        return self.lazy.batch(indices)
+        return super().batch(indices)
 
     def _remote(self, indices: Tensor) -> dict[int, int]:
         """The shards behind URLs that images lie in, and how many of them do in each."""
@@ -167,11 +135,11 @@ class StreamedImages:
         return {
             shard: count
             for shard, count in zip(found.tolist(), counts.tolist(), strict=True)
-            if isinstance(self.shards[shard].file, RemoteFile)
+            if isinstance(self.shards[shard], RemoteFile)
         }
 
     def _hold(self, shard: int) -> int | None:
-        file = self.shards[shard].file
+        file = self.shards[shard]
         assert isinstance(file, RemoteFile)
         return fetch_and_hold(file)
 
@@ -190,11 +158,3 @@ class StreamedImages:
                 self._keep(shard, descriptor)
             elif descriptor is not None:
                 os.close(descriptor)
-
-
-def stream_images(split: Split, shape: Shape) -> ImageSet:
-    """The images of a split that :func:`stream_split` prepared."""
-    source = split.source
-    assert isinstance(source, FileSource)
-    images = StreamedImages(LazyImages(source, split.names, *shape), shards_of(source))
-    return ImageSet.of(split, images)
