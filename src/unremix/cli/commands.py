@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from unremix.domains.options import TrainConfig
     from unremix.experiments.plan import CompareConfig
     from unremix.report.browse import Written
+    from unremix.report.sources import Source
 
 
 # Options that are typed without a value, and that no file can set.
@@ -332,179 +334,155 @@ def mine(
     say(f"Wrote {path}, and beside it {beside.name}")
 
 
-def neighbors(
-    source: str | None = None,
-    *,
-    query: list[str],
-    k: int = 10,
-    encoder: str | None = None,
-    data: str | None = None,
-    output: str | None = None,
-    index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
-    domain: str | None = None,
-    trust: bool = False,
-) -> None:
+@dataclass(kw_only=True)
+class OnEmbeddings:
+    """A command about data with embeddings.
+
+    Args:
+        source: A run's folder, a file of embeddings, or data for --encoder.
+        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
+            file.py:callable, an exported file.
+        data: Data in place of the run's own.
+        output: An .html page, by default named after the command, in the run's folder or here; the
+            table is written beside it as .csv.
+        domain: What kind of data it is, if neither the run nor the encoder's name says so.
+        trust: Allow code that the run's folder names to run.
+    """
+
+    source: str | None = None
+    encoder: str | None = None
+    data: str | None = None
+    output: str | None = None
+    domain: str | None = None
+    trust: bool = False
+
+    def __call__(self) -> None:
+        """Do what is asked."""
+        raise NotImplementedError
+
+    def open(self) -> Source:
+        """The data with their embeddings."""
+        from unremix.report.sources import open_source
+
+        asked = {"encoder": self.encoder, "data": self.data, "domain": self.domain}
+        return open_source(self.source, **asked, trust=self.trust)
+
+
+@dataclass(kw_only=True)
+class Neighbors(OnEmbeddings):
     """Show what is most similar to a file, a text or a sample.
 
     Args:
-        source: A run's folder, a file of embeddings, or data for --encoder.
         query: Picture files, sentences, a .txt file of sentences, or names of samples.
         k: Neighbors of each query.
-        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
-            file.py:callable, an exported file.
-        data: Where to look; by default the run's own data.
-        output: An .html page, by default neighbors.html in the run's folder or here; the table is
-            written beside it as .csv.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
-        domain: What kind of data it is, if neither the run nor the encoder's name says so.
-        trust: Allow code that the run's folder names to run.
     """
-    from unremix.console.progress import showing
-    from unremix.report.browse import write_neighbors
-    from unremix.report.sources import open_source
 
-    if k < 1:
-        raise ValueError(f"expected k of at least 1, got {k}; ask for one neighbor or more")
-    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
-    with showing("searching") as advance:
-        written = write_neighbors(found, query, k, output, index, advance)
-    _say(written)
+    query: list[str]
+    k: int = 10
+    index: Literal["exact", "flat", "ivf", "hnsw"] = "exact"
+
+    def __call__(self) -> None:
+        """Search, and write the page."""
+        from unremix.console.progress import showing
+        from unremix.report.browse import write_neighbors
+
+        if self.k < 1:
+            raise ValueError(
+                f"expected k of at least 1, got {self.k}; ask for one neighbor or more"
+            )
+        found = self.open()
+        with showing("searching") as advance:
+            written = write_neighbors(found, self.query, self.k, self.output, self.index, advance)
+        _say(written)
 
 
-def duplicates(
-    source: str | None = None,
-    threshold: float | None = None,
-    encoder: str | None = None,
-    data: str | None = None,
-    output: str | None = None,
-    index: Literal["exact", "flat", "ivf", "hnsw"] = "exact",
-    domain: str | None = None,
-    trust: bool = False,
-) -> None:
+@dataclass(kw_only=True)
+class Duplicates(OnEmbeddings):
     """Find near-duplicates in the data of a run, or in any that are embedded.
 
     Args:
-        source: A run's folder, a file of embeddings, or data for --encoder.
         threshold: The cosine from which two samples are near-duplicates; by default one that
             samples of these data hardly reach by chance.
-        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
-            file.py:callable, an exported file.
-        data: Where to look; by default the run's own data.
-        output: An .html page, by default duplicates.html in the run's folder or here; the table is
-            written beside it as .csv.
         index: All rows (exact), or faiss (flat, ivf, hnsw).
-        domain: What kind of data it is, if neither the run nor the encoder's name says so.
-        trust: Allow code that the run's folder names to run.
     """
-    from unremix.console.progress import showing
-    from unremix.report.browse import write_duplicates
-    from unremix.report.sources import open_source
 
-    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
-    with showing("searching") as advance:
-        written = write_duplicates(found, threshold, output, index, advance)
-    _say(written)
+    threshold: float | None = None
+    index: Literal["exact", "flat", "ivf", "hnsw"] = "exact"
+
+    def __call__(self) -> None:
+        """Search, and write the page."""
+        from unremix.console.progress import showing
+        from unremix.report.browse import write_duplicates
+
+        found = self.open()
+        with showing("searching") as advance:
+            written = write_duplicates(found, self.threshold, self.output, self.index, advance)
+        _say(written)
 
 
-def cluster(
-    source: str | None = None,
-    clusters: int | None = None,
-    encoder: str | None = None,
-    data: str | None = None,
-    output: str | None = None,
-    seed: int = 0,
-    domain: str | None = None,
-    trust: bool = False,
-) -> None:
+@dataclass(kw_only=True)
+class Cluster(OnEmbeddings):
     """Sort the data of a run, or any that are embedded, into clusters.
 
     Args:
-        source: A run's folder, a file of embeddings, or data for --encoder.
         clusters: How many; by default the square root of half the number of samples.
-        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
-            file.py:callable, an exported file.
-        data: What to sort; by default the run's own data.
-        output: An .html page, by default clusters.html in the run's folder or here; the table is
-            written beside it as .csv.
         seed: Of the start.
-        domain: What kind of data it is, if neither the run nor the encoder's name says so.
-        trust: Allow code that the run's folder names to run.
     """
-    from unremix.report.browse import write_clusters
-    from unremix.report.sources import open_source
 
-    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
-    _say(write_clusters(found, clusters, output, seed))
+    clusters: int | None = None
+    seed: int = 0
+
+    def __call__(self) -> None:
+        """Sort, and write the page."""
+        from unremix.report.browse import write_clusters
+
+        _say(write_clusters(self.open(), self.clusters, self.output, self.seed))
 
 
-def explore(
-    source: str | None = None,
-    encoder: str | None = None,
-    data: str | None = None,
-    output: str | None = None,
-    domain: str | None = None,
-    trust: bool = False,
-) -> None:
+@dataclass(kw_only=True)
+class Explore(OnEmbeddings):
     """Look at data without training: a map, search, duplicates, negatives.
 
     Args:
-        source: Data for --encoder, a run's folder, or a file of embeddings.
-        encoder: A ready encoder: timm:NAME, sentence-transformers:NAME, file.py:callable, an
-            exported file.
         data: Data in place of the run's own; with a file of embeddings, the pictures it names.
         output: An .html page, by default explore.html in the run's folder or here.
-        domain: What kind of data it is, if neither the run nor the encoder's name says so.
-        trust: Allow code that the run's folder names to run.
     """
-    from unremix.report.explore import write_explore
-    from unremix.report.sources import open_source
 
-    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
-    page, says = write_explore(found, output)
-    for line in says:
-        say(line)
-    say(f"Wrote {page}")
+    def __call__(self) -> None:
+        """Write the page."""
+        from unremix.report.explore import write_explore
+
+        page, says = write_explore(self.open(), self.output)
+        say("\n".join([*says, f"Wrote {page}"]))
 
 
-def classify(
-    source: str | None = None,
-    *,
-    labels: str,
-    encoder: str | None = None,
-    data: str | None = None,
-    output: str | None = None,
-    seed: int = 0,
-    domain: str | None = None,
-    trust: bool = False,
-) -> None:
+@dataclass(kw_only=True)
+class Classify(OnEmbeddings):
     """Train a classifier on few labels, say how good it is, and predict the rest.
 
     Args:
-        source: A run's folder, a file of embeddings, or data for --encoder.
         labels: A .csv file with a name and a label on each line, with or without a heading.
-        encoder: A ready encoder in place of a run: timm:NAME, sentence-transformers:NAME,
-            file.py:callable, an exported file.
-        data: What to classify; by default the run's own data.
         output: A .csv file, by default predictions.csv in the run's folder or here; a page is
             written beside it as .html.
         seed: Draws the folds.
-        domain: What kind of data it is, if neither the run nor the encoder's name says so.
-        trust: Allow code that the run's folder names to run.
     """
-    from unremix.report.classify import write_classified
-    from unremix.report.sources import open_source
 
-    found = open_source(source, encoder=encoder, data=data, domain=domain, trust=trust)
-    written = write_classified(found, labels, output, seed)[1]
-    for line in (*written.summary, *written.listed):
-        say(line)
-    say(f"Wrote {written.table}, and beside it {written.page.name}")
+    labels: str
+    seed: int = 0
+
+    def __call__(self) -> None:
+        """Predict, and write the table."""
+        from unremix.report.classify import write_classified
+
+        written = write_classified(self.open(), self.labels, self.output, self.seed)[1]
+        _say(written, written.table, written.page)
 
 
-def _say(written: Written) -> None:
-    for line in (*written.summary, *written.listed):
-        say(line)
-    say(f"Wrote {written.page}, and beside it {written.table.name}")
+def _say(written: Written, *files: Path) -> None:
+    first, beside = files or (written.page, written.table)
+    ending = f"Wrote {first}, and beside it {beside.name}"
+    say("\n".join([*written.summary, *written.listed, ending]))
 
 
 def recipes(recipe: str | None = None) -> None:
@@ -703,16 +681,16 @@ def doctor(
     show_installation()
 
 
-COMMANDS: dict[str, Callable[..., int | None]] = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": evaluate_run,
     "embed": embed,
     "export": export,
     "mine": mine,
-    "neighbors": neighbors,
-    "duplicates": duplicates,
-    "cluster": cluster,
-    "explore": explore,
-    "classify": classify,
+    "neighbors": Neighbors,
+    "duplicates": Duplicates,
+    "cluster": Cluster,
+    "explore": Explore,
+    "classify": Classify,
     "recipes": recipes,
     "report": report,
     "study": study,

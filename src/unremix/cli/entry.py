@@ -133,7 +133,8 @@ def _run(command: str, typed: list[str]) -> int:
     if command in commands.COMMANDS:
         if command == "reproduce":
             chosen[HIDDEN] = words
-        return commands.COMMANDS[command](**chosen) or 0
+        done = commands.COMMANDS[command](**chosen)
+        return (done() if callable(done) else done) or 0
     from unremix.domains.options import TrainConfig, config_to_yaml, nested_options
     from unremix.experiments.plan import CompareConfig, domain_of
 
