@@ -54,8 +54,8 @@ def parse(command: str, words: Sequence[str]) -> dict[str, Any]:
     if command in WITH_CONFIG:
         return _parse_training(command, words)
     hints = get_type_hints(COMMANDS[command])
-    del hints["return"]
-    hints.pop(HIDDEN, None)
+    for name in ("return", HIDDEN):
+        hints.pop(name, None)
     parameters = _parameters(command)
     given = _split(
         command, words, [n for n, one in parameters.items() if by_position(command, one)]

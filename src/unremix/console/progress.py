@@ -6,19 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from unremix.console.quantities import roughly
 
 SILENCE = 30.0  # seconds without a line in a log file, at most
+
+
+def times() -> tuple[str | rich.ProgressColumn, ...]:
+    """Columns of a bar: how long it has taken, and how long it still takes."""
+    return rich.TimeElapsedColumn(), "elapsed", rich.TimeRemainingColumn(), "left"
 
 
 @contextmanager
@@ -33,14 +31,11 @@ def showing(what: str, console: Console | None = None) -> Iterator[Callable[[flo
         A function that is called with the share of the work that is done.
     """
     console = console or Console(stderr=True)
-    bars = Progress(
-        TextColumn(what),
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
+    bars = rich.Progress(
+        what,
+        rich.BarColumn(bar_width=None),
+        rich.TaskProgressColumn(),
+        *times(),
         console=console,
         disable=not console.is_terminal,
         transient=True,

@@ -8,17 +8,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
 
-from unremix.console.printing import printable
+from unremix.console.printing import say
+from unremix.console.progress import SILENCE, times
 from unremix.console.quantities import counted, roughly
 from unremix.core.engines import find_engine
 from unremix.domains import find_domain
@@ -27,15 +21,12 @@ from unremix.evaluation.verdict import FEW_SAMPLES
 from unremix.losses import TwoViewLoss
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from unremix.training.loop import Training
 
 EARLY = 4  # steps after which the rest is forecast; the first is slower than the others
 PATIENCE = 20.0  # seconds after which fewer steps have to do
 WORTH_SAYING = 60.0  # seconds; of less, the lines of the epochs say enough
 SLOW = 3600.0  # seconds on a CPU from which faster settings are named
-SILENCE = 30.0  # seconds without a line in a log file, at most (but for a single slow step)
 
 
 def faster_options(config: TrainConfig, shape: Any) -> str:
@@ -93,20 +84,14 @@ class Progress:
     """A line per epoch, and a bar on a terminal or a line every 30 seconds elsewhere."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.epochs = config.epochs
-        self.batch_size = config.batch_size
-        self.every = config.log_every
-        self.unit = find_domain(config.domain).unit
+        self.config, self.unit = config, find_domain(config.domain).unit
         self.console = Console(quiet=not config.progress)
-        self.bars = Bars(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+        self.bars = rich.Progress(
+            rich.TextColumn("{task.description}", markup=False),
+            rich.BarColumn(bar_width=None),
+            rich.MofNCompleteColumn(),
+            "{task.fields[numbers]}",
+            *times(),
             console=self.console,
             disable=not (config.progress and self.console.is_terminal),
         )
@@ -120,12 +105,7 @@ class Progress:
         self.last = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bars.stop()
         for task in self.bars.task_ids:  # what the terminal shows stays; the next start fresh
             self.bars.remove_task(task)
@@ -134,9 +114,9 @@ class Progress:
     def say(self, message: str) -> None:
         """Show a message, above the bars."""
         self.said = time.perf_counter()
-        self.console.print(printable(message), highlight=False, markup=False, soft_wrap=True)
+        say(self.console, message)
 
-    def _advance(self, what: str, done: int, total: int, numbers: str = "") -> None:
+    def measured(self, what: str, done: int, total: int, numbers: str = "") -> None:
         """Move a bar; elsewhere than on a terminal, break a long silence."""
         if what not in self.tasks:
             self.tasks[what] = self.bars.add_task(what, total=total, numbers="")
@@ -148,7 +128,8 @@ class Progress:
         """How long the remaining steps take, evaluation aside."""
         if self.speed is None or training.step == training.total or training.stopped:
             return []
-        return [f"about {roughly(self.seconds_left(training, self.batch_size / self.speed))} left"]
+        seconds = self.seconds_left(training, self.config.batch_size / self.speed)
+        return [f"about {roughly(seconds)} left"]
 
     @staticmethod
     def seconds_left(training: Training, step: float) -> float:
@@ -182,23 +163,22 @@ class Progress:
         run, data, config, model = training.run, training.data, training.config, training.model
         train, test = getattr(data, "train", data), getattr(data, "test", None)
         classes = getattr(train, "classes", None) or getattr(train, "topics", None)
-        parts = [f"{training.domain.size(data):,} {self.unit}"]
+        count, processes = training.domain.size(data), training.fabric.world_size
+        parts = [f"{count:,} {self.unit}"]
         parts += [f"{len(classes)} classes"] if classes else []
-        parts += [f"{len(test):,} more to test on"] if test is not None else ["no test split"]
+        parts += ["no test split" if test is None else f"{len(test):,} more to test on"]
         if training.prepared.said:
             self.say(training.prepared.said)
         self.say(f"{config.composed_name} on {data.name}: {', '.join(parts)}")
         parameters = list(model.encoder.parameters())
-        count = sum(parameter.numel() for parameter in parameters)
         where = [str(training.fabric.device), counted(torch.get_num_threads(), "thread")]
-        if training.fabric.world_size > 1:
-            where.append(f"{training.fabric.world_size} processes")
-        where.append(config.precision)
+        where += [f"{processes} processes"] if processes > 1 else []
+        where += [config.precision]
         if isinstance(loss := getattr(model, "loss", None), TwoViewLoss):
             where.append(f"{find_engine(loss.options, parameters[0]).name} engine")
         encoder = training.domain.describe(config, run.shape)
-        self.say(f"{encoder}, {count:,} parameters; {', '.join(where)}")
-        count = training.domain.size(data)
+        size = sum(parameter.numel() for parameter in parameters)
+        self.say(f"{encoder}, {size:,} parameters; {', '.join(where)}")
         if config.starts:
             self.say(start_in_words(config))
         elif count < FEW_SAMPLES and not training.step and (hint := ready_hint(config, count)):
@@ -210,21 +190,17 @@ class Progress:
         """After every step."""
         now = time.perf_counter()
         seconds, self.last = max(now - self.last, 1e-9), now
-        speed = self.batch_size / seconds
+        speed = self.config.batch_size / seconds
         self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
         if not training.fabric.is_global_zero:
             return
         self._forecast(training, seconds)
         numbers = f"loss {loss:.3f} · {self.speed:,.0f} {self.unit}/s"
-        within = training.step % training.steps_per_epoch
-        if not self.console.is_terminal and self.every and within and within % self.every == 0:
+        within, every = training.step % training.steps_per_epoch, self.config.log_every
+        if not self.console.is_terminal and every and within and within % every == 0:
             parts = [f"step {training.step}/{training.total}", numbers, *self._left(training)]
             self.say(" · ".join(parts))
-        self._advance("step", training.step, training.total, numbers)
-
-    def measured(self, what: str, done: int, total: int) -> None:
-        """While an encoder is measured."""
-        self._advance(what, done, total)
+        self.measured("step", training.step, training.total, numbers)
 
     def epoch_ended(self, training: Training, row: dict[str, float]) -> None:
         """After every epoch: what was measured in it."""
@@ -232,7 +208,7 @@ class Progress:
         if not training.fabric.is_global_zero:
             return
         begun = "loss" not in row
-        parts = ["as it came" if begun else f"epoch {int(row['epoch'])}/{self.epochs}"]
+        parts = ["as it came" if begun else f"epoch {int(row['epoch'])}/{self.config.epochs}"]
         parts += [] if begun else [f"loss {row['loss']:.3f}"]
         parts += [f"kNN {row['knn']:.1%}"] if "knn" in row else []
         if "neighbors_kept" in row and not begun:
