@@ -35,7 +35,7 @@ from unremix.core.gather import (
     mean_gradient,
     withdraw,
 )
-from unremix.core.last_layer import LayerInputs, Watched, watch
+from unremix.core.last_layer import Watched, watch
 from unremix.core.last_layer.sketch import sketch
 from unremix.core.objectives import InfoNCE, JensenShannon, ObjectiveName
 from unremix.core.pairs import ContrastInput, Layout, Pairs, arrange, with_labels
@@ -299,16 +299,6 @@ class UnReMixOptions(Computation, WeightingOptions, LossOptions):
             check_count("sketch", self.sketch, 1, "use a number of dimensions, or None")
 
 
-def _by_name(first: Views, second: Views) -> dict[str, Tensor | None]:
-    """The tensors of two views, by their names in the call."""
-    return {
-        "z0": first.embeddings,
-        "z1": second.embeddings,
-        "h0": first.inputs,
-        "h1": second.inputs,
-    }
-
-
 def _computation(given: Computation) -> dict[str, Any]:
     """How a loss is computed, by the names of the options."""
     return {its.name: getattr(given, its.name) for its in fields(Computation)}
@@ -480,19 +470,15 @@ class TwoViewLoss(FindsFalseNegatives):
                     "expected no extra negatives with layout='symmetric', got some; use "
                     "layout='one-way'"
                 )
-            first, second = self._prepare_together(z0, z1, h0, h1, ids, labels)
+            first, second = self._prepare(z0, z1, h0, h1, ids, labels)
             if z0.shape[0] == 1 and extra is None and not self.gathers:
                 return self._loss_of_one_pair(first, second, temperature)
             joint = self._joint_batch(first)
-            options = self._options(positives_in_denominator and labels is not None)
-            compared = arrange(first, second, self.layout, joint)
-            learned = self.learned(temperature)
-            loss = self._contrast(compared, extra, learned, options)
+            compared = [arrange(first, second, self.layout, joint)]
             if self.layout == "symmetric":
-                back = arrange(second, first, self.layout, joint)
-                loss = (loss + self._contrast(back, None, learned, options)) / 2
-            loss = self._finite(loss, **_by_name(first, second))
-            return with_gradient(loss, z0, z1)
+                compared.append(arrange(second, first, self.layout, joint))
+            options = self._options(positives_in_denominator and labels is not None)
+            return self._loss(compared, options, extra, temperature)
 
     def aimed(
         self,
@@ -517,12 +503,9 @@ class TwoViewLoss(FindsFalseNegatives):
         check_tensors(z0=z0, z1=z1, h0=h0, h1=h1, ids=ids, keys=keys, shares=shares)
         with full_precision(z0.device):
             self.check_evidence("mixed views")
-            first, second = self._prepare_together(z0, z1, h0, h1, ids)
-            options = self._options(positives_in_denominator=True)
+            first, second = self._prepare(z0, z1, h0, h1, ids)
             compared = arrange(first, second, self.layout, self._joint_batch(first), (keys, shares))
-            loss = self._contrast(compared, extra, self.learned(), options)
-            loss = self._finite(loss, **_by_name(first, second))
-            return with_gradient(loss, z0, z1)
+            return self._loss([compared], self._options(positives_in_denominator=True), extra)
 
     def against(
         self,
@@ -562,9 +545,7 @@ class TwoViewLoss(FindsFalseNegatives):
             anchors, candidates = compared.anchors, compared.candidates
             if positives_in_denominator is None:
                 positives_in_denominator = anchors.labels is not None
-            options = self._options(positives_in_denominator, logits, objective)
-            loss = self._contrast(compared, extra, self.learned(temperature), options)
-            if checks_on(self.options.check, loss):
+            if checks_on(self.options.check, anchors.embeddings):
                 # A NaN in an unused candidate reaches only the gradient.
                 check_finite(
                     anchors=anchors.embeddings,
@@ -574,7 +555,8 @@ class TwoViewLoss(FindsFalseNegatives):
                     extra_negatives=None if extra is None else extra.embeddings,
                     extra_inputs=None if extra is None else extra.inputs,
                 )
-            return with_gradient(self._finite(loss), anchors.embeddings, candidates.embeddings)
+            options = self._options(positives_in_denominator, logits, objective)
+            return self._loss([compared], options, extra, temperature)
 
     def compare(
         self,
@@ -640,9 +622,7 @@ class TwoViewLoss(FindsFalseNegatives):
                     "expected layout 'both' or 'one-way' for importance, got 'symmetric', which "
                     "has two tables; use layout='one-way' in each direction"
                 )
-            first, second = self._prepare(z0, z1, h0, h1, ids, labels, needs_inputs=True)
-            if checks_on(self.options.check, z0):
-                check_finite(**_by_name(first, second))
+            first, second = self._prepare(z0, z1, h0, h1, ids, labels, alone=True)
             return self._examine(arrange(first, second, self.layout))
 
     @torch.no_grad()
@@ -661,10 +641,30 @@ class TwoViewLoss(FindsFalseNegatives):
             second = self.describe_views(self._ready(candidates))
             return self._examine(ContrastInput(first, second, pairs))
 
-    def find_inputs(self, z0: Tensor, z1: Tensor) -> tuple[LayerInputs, ...]:
-        """h of both views, each from its own layer where there are two; ``last_layer`` is known."""
-        assert self.last_layer is not None
-        return self.last_layer.find(z0, z1, check=checks_on(self.options.check, z0))
+    def views_of(self, *embeddings: Tensor, all_scores: bool = False) -> list[Views]:
+        """Embeddings, each (N, D), with what is known of the layer that made them, if it is needed.
+
+        Args:
+            embeddings: Of the first views, then of the second, which may have a layer of their own.
+            all_scores: Whether all scores are computed, not those of the weights alone.
+        """
+        views, layer = [Views(each) for each in embeddings], self.last_layer
+        if layer is None:
+            return views
+        if not (all_scores or self.weighting.needs_gradients):
+            layer.release()
+            return views
+        found = layer.find(*embeddings, check=checks_on(self.options.check, embeddings[0]))
+        views = [
+            Views(z, its.inputs, outputs=its.outputs)
+            for z, its in zip(embeddings, found, strict=True)
+        ]
+        # All processes share what the layer made, or none does.
+        if is_distributed() or any(each.outputs is not None for each in views):
+            for place, each in enumerate(views):
+                if each.outputs is None:
+                    views[place] = replace(each, outputs=each.embeddings.detach())
+        return views
 
     def learned(
         self, temperature: Tensor | float | None = None
@@ -694,8 +694,6 @@ class TwoViewLoss(FindsFalseNegatives):
         """The loss of a batch without negatives, which is checked as any other."""
         if temperature is not None:
             check_temperature(temperature, self.options.check)
-        if checks_on(self.options.check, first.embeddings):
-            check_finite(**_by_name(first, second))
         if not self._warned and not torch.compiler.is_compiling():
             self._warned = True
             warnings.warn(
@@ -732,18 +730,34 @@ class TwoViewLoss(FindsFalseNegatives):
             h = h if self.sketch is None else sketch(h, self.sketch)
         return replace(views, embeddings=embeddings, inputs=h)
 
-    def _contrast(
+    def _loss(
         self,
-        compared: ContrastInput,
-        extra: ExtraNegatives | None,
-        learned: tuple[Tensor | None, Tensor | float],
+        compared: Sequence[ContrastInput],
         options: Options,
+        extra: ExtraNegatives | None = None,
+        temperature: Tensor | float | None = None,
     ) -> Tensor:
-        compared = self.settle(compared, update=self.training)
-        if extra is not None:
-            compared = replace(compared, extra=self._ready(extra))
-        mix, temperature = learned
-        return contrast(compared, options, temperature=temperature, mix=mix)
+        """The mean loss of comparisons; an error if it, or its gradient at the mix, overflows."""
+        mix, temperature = self.learned(temperature)
+        losses = []
+        for each in compared:
+            each = self.settle(each, update=self.training)
+            if extra is not None:
+                each = replace(each, extra=self._ready(extra))
+            losses.append(contrast(each, options, temperature=temperature, mix=mix))
+        loss = torch.stack(losses).mean()
+        if checks_on(options.check, loss):
+            dtypes = {loss.dtype, *(each.dtype for each in self.parameters())}
+            largest = min(torch.finfo(dtype).max for dtype in dtypes)
+            if not abs(loss.item()) <= largest:
+                raise ValueError(
+                    f"expected a finite loss, at most {largest:.2g}, got {loss.item()} from "
+                    "finite input: numbers overflow; scale embeddings and inputs down, or use "
+                    "mass='mean'"
+                )
+        return with_gradient(
+            loss, compared[0].anchors.embeddings, compared[0].candidates.embeddings
+        )
 
     def _examine(self, compared: ContrastInput) -> Importance:
         compared = self.settle(compared, update=False)
@@ -764,20 +778,6 @@ class TwoViewLoss(FindsFalseNegatives):
         anchors = replace(anchors, labels=of_anchors)
         return anchors, anchors if shared else replace(candidates, labels=of_candidates)
 
-    def _finite(self, loss: Tensor, **made_of: Tensor | None) -> Tensor:
-        """The loss; if it, or its gradient at the mix, overflows, an error that says why."""
-        if checks_on(self.options.check, loss):
-            dtypes = {loss.dtype, *(each.dtype for each in self.parameters())}
-            largest = min(torch.finfo(dtype).max for dtype in dtypes)
-            if not abs(loss.item()) <= largest:
-                check_finite(**made_of)
-                raise ValueError(
-                    f"expected a finite loss, at most {largest:.2g}, got {loss.item()} from "
-                    "finite input: numbers overflow; scale embeddings and inputs down, or use "
-                    "mass='mean'"
-                )
-        return loss
-
     def _joint_batch(self, views: Views) -> JointBatch | None:
         """This process's part of the joint batch, where the loss gathers."""
         if not self.gathers:
@@ -785,28 +785,6 @@ class TwoViewLoss(FindsFalseNegatives):
         return find_joint_batch(
             views.embeddings, views.inputs, labels=views.labels, equal=self.gather == "equal"
         )
-
-    def _prepare_together(
-        self,
-        z0: Tensor,
-        z1: Tensor,
-        h0: Tensor | None,
-        h1: Tensor | None,
-        ids: Tensor | None,
-        labels: Tensor | None = None,
-    ) -> tuple[Views, Views]:
-        """As :meth:`_prepare`; a failure here is reported to the other processes."""
-        try:
-            first, second = self._prepare(z0, z1, h0, h1, ids, labels)
-            unused = first.inputs is not None and not self.weighting.needs_gradients
-            # The loss would not show NaN in unused inputs, or not in which process it arose.
-            if (unused or self.gathers) and checks_on(self.options.check, z0):
-                check_finite(**_by_name(first, second))
-        except ValueError:
-            if self.gathers and self.gather != "equal":
-                withdraw()
-            raise
-        return first, second
 
     def _prepare(
         self,
@@ -816,32 +794,38 @@ class TwoViewLoss(FindsFalseNegatives):
         h1: Tensor | None,
         ids: Tensor | None = None,
         labels: Tensor | None = None,
-        needs_inputs: bool | None = None,
+        *,
+        alone: bool = False,
     ) -> tuple[Views, Views]:
-        """Two views with everything that the scores need."""
-        check_call(z0, z1, h0, h1, ids)
-        if labels is not None:
-            check_labels(labels, z0.shape[0], self.options.check)
-            labels = labels.to(z0.device, torch.int64, non_blocking=True)
-        ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
-        needs = self.weighting.needs_gradients if needs_inputs is None else needs_inputs
-        outputs: tuple[Tensor | None, Tensor | None] = (None, None)
-        if self.last_layer is not None and not (h0 is None and needs):
-            self.last_layer.release()
-        elif self.last_layer is not None:
-            first, second = self.find_inputs(z0, z1)
-            h0, h1 = first.inputs, second.inputs
-            check_two_views("h", h0, h1, rows=z0.shape[0])
-            # All processes share what the layer made, or none does.
-            if self.gathers or first.outputs is not None or second.outputs is not None:
-                outputs = (
-                    z0 if first.outputs is None else first.outputs,
-                    z1 if second.outputs is None else second.outputs,
+        """Two views with everything that the scores need; ``alone``: of all scores.
+
+        Unless ``alone``, a failure is reported to the other processes.
+        """
+        try:
+            check_call(z0, z1, h0, h1, ids)
+            if labels is not None:
+                check_labels(labels, z0.shape[0], self.options.check)
+                labels = labels.to(z0.device, torch.int64, non_blocking=True)
+            ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
+            views = [Views(z0, h0), Views(z1, h1)]
+            if h0 is None:
+                views = self.views_of(z0, z1, all_scores=alone)
+                if views[0].inputs is not None and views[1].inputs is not None:
+                    check_two_views("h", views[0].inputs, views[1].inputs, rows=len(z0))
+            elif self.last_layer is not None:
+                self.last_layer.release()
+            ready = (self._ready(replace(each, ids=ids, labels=labels)) for each in views)
+            first, second = self.describe_samples(*ready)
+            if checks_on(self.options.check, z0):
+                # The loss does not show NaN in unused inputs, nor in which process it arose.
+                check_finite(
+                    z0=first.embeddings, z1=second.embeddings, h0=first.inputs, h1=second.inputs
                 )
-        return self.describe_samples(
-            self._ready(Views(z0, h0, ids, outputs=outputs[0], labels=labels)),
-            self._ready(Views(z1, h1, ids, outputs=outputs[1], labels=labels)),
-        )
+        except ValueError:
+            if self.gathers and self.gather != "equal" and not alone:
+                withdraw()
+            raise
+        return first, second
 
 
 class InfoNCELoss(TwoViewLoss):

@@ -137,7 +137,7 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
             positives[anchor, positive] = True
             pairs = Pairs.from_masks(positives & (counts == 0), counts > 0)
             if among_themselves:
-                anchors = self._views(embeddings)
+                (anchors,) = self.weighted.views_of(embeddings)
                 compared = ContrastInput(anchors, anchors, pairs)
             elif ref_labels is not None and _is_joint(embeddings, ref_emb):
                 everyone = Views(ref_emb)
@@ -164,13 +164,6 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
                 "reduction_type": "pos_pair",
             }
         }
-
-    def _views(self, embeddings: Tensor) -> Views:
-        layer = self.weighted.last_layer
-        if layer is None or not self.weighted.weighting.needs_gradients:
-            return Views(embeddings)
-        (known,) = layer.find(embeddings)
-        return Views(embeddings, known.inputs, outputs=known.outputs)
 
     def get_default_distance(self) -> CosineSimilarity:
         """The library's name of what is compared."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.adapters import missing
-from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss, with_inputs
+from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
 from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32
 from unremix.core.views import Views
@@ -130,14 +130,7 @@ class UnReMixClipLoss(Weighted, nn.Module):
         if self.world_size == 1:
             loss: Tensor = self.weighted(images, texts, labels=labels, temperature=temperature)
             return loss
-        own = [Views(images), Views(texts)]
-        if self.weighted.last_layer is not None and self.weighted.weighting.needs_gradients:
-            own = [
-                with_inputs(images_or_texts, known)
-                for images_or_texts, known in zip(
-                    (images, texts), self.weighted.find_inputs(images, texts), strict=True
-                )
-            ]
+        own = self.weighted.views_of(images, texts)
         gathered = gather_features(  # with gradient as open_clip would have it
             images,
             texts,

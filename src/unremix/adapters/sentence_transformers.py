@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from unremix.adapters import missing
 from unremix.adapters.dense import weighted_negatives
-from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss, with_inputs
+from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
 from unremix.core.checks import check_choice, check_number
 from unremix.core.gather import (
     JointBatch,
@@ -333,12 +333,8 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         self, embeddings: Sequence[Tensor]
     ) -> tuple[list[Views], list[Views], JointBatch | None]:
         """The columns with what is known of the last layer: of this process, and of all."""
-        layer, weighting = self.weighted.last_layer, self.weighted.weighting
         embeddings = [at_least_float32(each) for each in embeddings]
-        views = [Views(each) for each in embeddings]
-        if layer is not None and weighting.needs_gradients:
-            inputs = [layer.find(each)[0] for each in embeddings]
-            views = [with_inputs(z, each) for z, each in zip(embeddings, inputs, strict=True)]
+        views = self.weighted.views_of(*embeddings)
         if not self.weighted.gathers:
             return views, views, None
         joint = find_joint_batch(embeddings[0])

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torch import Tensor
-
 from unremix import losses
-from unremix.core.last_layer import LayerInputs
 from unremix.core.pairs import Layout
-from unremix.core.views import Views
 from unremix.losses import FalseNegatives, Rule
 
 
@@ -66,12 +62,6 @@ def weighted_loss(
         projection=projection,
         **chosen,
     )
-
-
-def with_inputs(embeddings: Tensor, known: LayerInputs) -> Views:
-    """Embeddings (N, D) with all that is known of their layer, alike on every process."""
-    outputs = embeddings.detach() if known.outputs is None else known.outputs
-    return Views(embeddings, known.inputs, outputs=outputs)
 
 
 class Weighted:
