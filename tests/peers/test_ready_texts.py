@@ -109,6 +109,80 @@ def test_a_plain_transformer_is_pooled_by_the_mean(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
+OWN = """
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+
+WORDS = ["[PAD]", "[UNK]", "cat", "dog", "bank", "loan", "soup", "the"]
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        numbering = models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]")
+        tokenizer = Tokenizer(numbering)
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        self.preprocessing = {"tokenizer": tokenizer, "max_length": 5, "lower": True}
+        self.table = nn.Embedding(len(WORDS), 6)
+
+    def forward(self, tokens, lengths):
+        known = torch.arange(tokens.shape[1]) < lengths[:, None]
+        return (self.table(tokens) * known[:, :, None]).sum(1) / lengths[:, None]
+
+def words(pretrained=True):
+    torch.manual_seed(3 if pretrained else 4)
+    return Words()
+
+def silent():
+    model = Words()
+    del model.preprocessing
+    return model
+
+def pair():
+    model = Words()
+    model.forward = lambda tokens, lengths: (tokens, lengths)
+    return model
+"""
+
+
+def test_a_callable_in_a_file_is_an_encoder_of_sentences(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own_words.py").write_text(OWN)
+    found = unremix.encoder("own_words.py:words", domain="sentence")
+    torch.manual_seed(3)
+    vectors = torch.nn.Embedding(8, 6).weight.detach()
+    names = ["[PAD]", "[UNK]", "cat", "dog", "bank", "loan", "soup", "the"]
+    texts = ["The cat", "dog the Bank", "cat dog cat dog cat soup", ""]
+    expected = []
+    for text in texts:  # a slow loop
+        words = text.lower().split()[:5] or ["[UNK]"]
+        numbers = [names.index(word) if word in names else 1 for word in words]
+        expected.append(sum(vectors[number] for number in numbers) / len(numbers))
+    torch.testing.assert_close(found.embed(texts), torch.stack(expected))
+    assert "own_words.py:words, at most 5 tokens" in repr(found)
+
+    given = ["--encoder", "own_words.py:words", "--domain", "sentence", "--data", str(table)]
+    small = ["--epochs", "1", "--batch_size", "8", "--name", "x", "--sentence.senteval", "none"]
+    assert main(["train", *given, *small, "--threads", "1"]) == 0
+    run = unremix.load("runs/x", trust=True)
+    assert run.config.recipe == "simcse-unremix"
+    assert run.embed(texts).shape == (4, 6)
+    with pytest.raises(ValueError, match="trust"):
+        unremix.load("runs/x").embed(texts)
+    started = unremix.encoder("runs/x", trust=True)
+    torch.testing.assert_close(started.embed(texts), run.embed(texts))
+    with pytest.raises(ValueError, match="must not decide which code runs"):
+        unremix.load_exported("runs/x/encoder.safetensors")
+    for name, message in (
+        ("silent", "expected an attribute preprocessing .* with a tokenizer"),
+        ("pair", r"expected features of shape \(2, F\) .* got tuple"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            unremix.encoder(f"own_words.py:{name}", domain="sentence")
+
+
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="hf download sentence-transformers/no-such-model"):
         unremix.encoder("sentence-transformers:no-such-model")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from torch import nn
 
 from unremix.console.suggestions import did_you_mean, expecting
 from unremix.files.seals import read_sealed, write_sealed
@@ -128,6 +131,38 @@ def find_callable(name: str) -> Callable[..., Any]:
         hint = did_you_mean(attribute, vars(module))
         raise ValueError(f"expected a callable {attribute!r} in {source!r}, found none{hint}")
     return found  # type: ignore[no-any-return]
+
+
+def module_of(name: str, available: Mapping[str, Any]) -> nn.Module:
+    """The module that a callable makes.
+
+    Args:
+        name: ``package.module:callable`` or ``file.py:callable``.
+        available: What it is called with, by keyword: those that are names of its parameters.
+
+    Raises:
+        ValueError: If there is none, it needs other arguments, or it makes something else.
+    """
+    make = find_callable(name)
+    try:
+        parameters = dict(inspect.signature(make).parameters)
+    except ValueError:  # some callables written in C have no signature
+        parameters = {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    wanted = {
+        key: value
+        for key, value in available.items()
+        if key in parameters and parameters[key].kind in named
+    }
+    remedy = f"it may take {', '.join(available)}, and any other parameter needs a default"
+    with expecting(f"{name!r} to make a module when called with {wanted}", remedy):
+        model = make(**wanted)
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"expected {name!r} to make a torch.nn.Module, got a {type(model).__name__}; "
+            "name a function that returns one, or its class"
+        )
+    return model
 
 
 def _import_file(path: Path) -> ModuleType:

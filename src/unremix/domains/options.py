@@ -295,8 +295,9 @@ class TrainConfig:
                 self._set(its.name, usual.get(its.name, its.metadata["usual"]))
 
     def _library_defaults(self) -> Mapping[str, Any]:
-        """Defaults of the kind of data for encoders of the library that ``encoder`` names."""
-        named = domain_of_encoder(self.encoder or "") == self.domain
+        """Defaults of the kind of data for the library or the callable that ``encoder`` names."""
+        name = self.encoder or ""
+        named = domain_of_encoder(name) == self.domain or is_code(name)
         return find_domain(self.domain).from_library if named else {}
 
     def _take(self, further: Mapping[str, Any]) -> None:

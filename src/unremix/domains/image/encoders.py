@@ -9,7 +9,6 @@ are names of its parameters. It returns a module from normalized images (B, C, S
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix.console.suggestions import did_you_mean, expecting, importing_torchvision
-from unremix.domains.extensions import find_callable
+from unremix.domains.extensions import module_of
 from unremix.domains.image.resnet import ResNet, SmallCNN, Stem
 from unremix.domains.image.views import SETTINGS
 from unremix.files.bounds import shorten
@@ -197,7 +196,7 @@ def make_encoder(
         available = {
             "channels": channels, "image_size": image_size, "width": width, "pretrained": False
         }  # fmt: skip
-        model = _from_callable(name, available)
+        model = module_of(name, available)
     return External(model, _output_size(model, name, channels=channels, image_size=image_size))
 
 
@@ -259,7 +258,7 @@ def find_ready(
         prepared = Preprocessing(side, side, (LITE_MEAN,) * 3, (LITE_STD,) * 3)
         return network, prepared, Path(file) if file else _lite_file(rest), True
     available = {"channels": 3, "image_size": 224, "width": width, "pretrained": not file}
-    model = _from_callable(network, available)
+    model = module_of(network, available)
     stated = getattr(model, "preprocessing", None)
     prepared = Preprocessing.of(stated or {}, network)
     state: Mapping[str, Tensor] | Path = Path(file) if file else model.state_dict()
@@ -461,29 +460,6 @@ def _from_torchvision(name: str) -> nn.Module:
     if heads:
         parent, _, child = heads[-1].rpartition(".")
         setattr(model.get_submodule(parent), child, nn.Identity())
-    return model
-
-
-def _from_callable(name: str, available: Mapping[str, int]) -> nn.Module:
-    make = find_callable(name)
-    try:
-        parameters = dict(inspect.signature(make).parameters)
-    except ValueError:  # some callables written in C have no signature
-        parameters = {}
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    wanted = {
-        key: value
-        for key, value in available.items()
-        if key in parameters and parameters[key].kind in named
-    }
-    remedy = f"it may take {', '.join(available)}, and any other parameter needs a default"
-    with expecting(f"{name!r} to make a module when called with {wanted}", remedy):
-        model = make(**wanted)
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"expected {name!r} to make a torch.nn.Module, got a {type(model).__name__}; "
-            "name a function that returns one, or its class"
-        )
     return model
 
 

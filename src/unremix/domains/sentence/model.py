@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unremix.console.values import check_types
 from unremix.domains.base import Cut, Features, Ready, Trained, evaluating
-from unremix.domains.options import TrainConfig
+from unremix.domains.options import TrainConfig, is_code
 from unremix.domains.remembered import recall, remember
 from unremix.domains.sampling import indices_of as permuted_indices
 from unremix.domains.sampling import ranges, read_ahead, spread, steps_of
@@ -25,9 +25,12 @@ from unremix.domains.sentence.gru import GRUEncoder
 from unremix.domains.sentence.options import SentenceOptions
 from unremix.domains.sentence.pretrained import (
     LIBRARIES,
+    OWN,
     POOLING,
+    OwnEncoder,
     PretrainedShape,
     PretrainedTransformer,
+    find_own,
     find_pretrained,
 )
 from unremix.domains.sentence.quickthought import TwinEncoder
@@ -143,7 +146,8 @@ def sentence_features(
 
 def check(config: TrainConfig) -> None:
     """Refuse what can be refused before the data are read."""
-    options, named = config.own, (config.encoder or "").partition(":")[0] in LIBRARIES
+    options, encoder = config.own, config.encoder or ""
+    named = encoder.partition(":")[0] in LIBRARIES or is_code(encoder)
     if named and has_neighbors(config):
         raise ValueError(
             f"expected --recipe simcse or simcse-unremix with --encoder {config.encoder}, got "
@@ -247,7 +251,7 @@ def shape_from(values: dict[str, Any]) -> AnyShape:
     if "tokenizer" in values:
         pretrained = PretrainedShape(**values)
         check_types(pretrained)
-        if pretrained.pooling not in POOLING or pretrained.max_length < 1:
+        if pretrained.pooling not in (*POOLING, OWN) or pretrained.max_length < 1:
             raise ValueError(
                 f"expected a pooling among {', '.join(POOLING)} and max_length of at least 1, got "
                 f"{pretrained.pooling!r} and {pretrained.max_length}; restore shape.json"
@@ -268,14 +272,12 @@ def shape_from(values: dict[str, Any]) -> AnyShape:
 
 
 def ready(config: TrainConfig) -> Ready:
-    """The pretrained transformer that ``config.encoder`` names."""
+    """The pretrained transformer, or the callable, that ``config.encoder`` names."""
     library, _, name = (config.encoder or "").partition(":")
-    if library not in LIBRARIES:
-        raise ValueError(
-            f"expected {' or '.join(f'{one}:NAME' for one in LIBRARIES)} as an encoder of "
-            f"sentences, got {config.encoder!r}; check the name"
-        )
-    shape, weights = find_pretrained(library, name, config.own.tokens)
+    if library in LIBRARIES:
+        shape, weights = find_pretrained(library, name, config.own.tokens)
+    else:
+        shape, weights = find_own(config.encoder or "", config.own.tokens)
     own = replace(config.own, encoder="pretrained", tokens=shape.max_length)
     named = {f"inner.{key}": tensor for key, tensor in weights.items()}
     return Ready(replace(config, own=own), shape, named, f"sentences: {shape.describe()}")
@@ -285,10 +287,12 @@ def build(config: TrainConfig, shape: AnyShape) -> tuple[nn.Module, nn.Sequentia
     """Two encoders in one without a head; or one encoder with a linear map as head."""
     options = config.own
     if isinstance(shape, PretrainedShape) or shape.single:
-        if isinstance(shape, PretrainedShape):
-            encoder = SingleEncoder(PretrainedTransformer(shape))
-        else:
+        if not isinstance(shape, PretrainedShape):
             encoder = SingleEncoder(_encoder(config, len(shape.vocabulary)))
+        elif shape.pooling == OWN:
+            encoder = SingleEncoder(_own_encoder(config))
+        else:
+            encoder = SingleEncoder(PretrainedTransformer(shape))
         width = encoder.features
         return encoder, projection_head(width, hidden=(), output=width, batch_norm=False)
     encoders = [_encoder(config, len(shape.vocabulary)) for _ in range(2)]
@@ -297,6 +301,20 @@ def build(config: TrainConfig, shape: AnyShape) -> tuple[nn.Module, nn.Sequentia
         sizes = [int(encoder.features) for encoder in encoders]  # type: ignore[arg-type]
         maps = (nn.Linear(sizes[0], options.output), nn.Linear(sizes[1], options.output))
     return TwinEncoder(encoders[0], encoders[1], maps), nn.Sequential()
+
+
+def _own_encoder(config: TrainConfig) -> nn.Module:
+    """The module of the callable that the options name, as no file of weights does.
+
+    Raises:
+        ValueError: If they name none.
+    """
+    if not is_code(config.encoder or ""):
+        raise ValueError(
+            "expected the name of the callable that makes this encoder, got none: a file of "
+            "weights must not decide which code runs; use the run's folder with --trust"
+        )
+    return OwnEncoder(str(config.encoder))
 
 
 def fill(model: Framework, config: TrainConfig, shape: AnyShape) -> None:

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from unremix.console.suggestions import expecting, importing_torchvision, needed_for
+from unremix.domains.extensions import module_of
 from unremix.domains.sentence.encoders import positions
 from unremix.files.atomic_files import read_text, write_text
 
 LIBRARIES = ("sentence-transformers", "transformers")
 POOLING = ("mean", "cls", "max")
+OWN = "own"  # in their place: a module of the user's own, which is no transformer of the library
 LONGEST = 512  # tokens kept where neither network nor tokenizer names fewer
 # Of a network's configuration: what runs code or fetches it, and what another machine may lack.
 NEVER = ("auto_map", "custom_pipelines", "quantization_config", "attn_implementation")
@@ -35,7 +37,7 @@ class PretrainedShape:
 
     tokenizer: str  # as the library tokenizers writes it
     network: str  # its configuration as JSON, as the library transformers writes it
-    pooling: str  # of the words' outputs: one of POOLING
+    pooling: str  # of the words' outputs: one of POOLING, or OWN
     normalize: bool  # whether embeddings have length 1
     max_length: int  # tokens kept of a sentence
     lower: bool = False  # whether texts are set in lower case first
@@ -56,7 +58,8 @@ class PretrainedShape:
         kind = json.loads(self.network).get("model_type", "transformer")
         unit = ", of length 1" if self.normalize else ""
         before = f", after {self.prefix!r}" if self.prefix else ""
-        return f"{kind}, at most {self.max_length} tokens{before}; {self.pooling} of words{unit}"
+        pooled = "" if self.pooling == OWN else f"; {self.pooling} of words{unit}"
+        return f"{kind}, at most {self.max_length} tokens{before}{pooled}"
 
 
 @lru_cache(maxsize=4)
@@ -174,6 +177,73 @@ class PretrainedTransformer(nn.Module):
         else:
             pooled = (outputs * known[:, :, None]).sum(1) / lengths[:, None]
         return nn.functional.normalize(pooled, dim=1) if self.normalize else pooled
+
+
+class OwnEncoder(nn.Module):
+    """A module of the user's own, with the size of its output as ``features``.
+
+    Args:
+        name: ``package.module:callable`` or ``file.py:callable``, which makes the module.
+        pretrained: Whether it is to have its weights; else a run's are loaded into it.
+
+    Raises:
+        ValueError: If there is no such callable, or its module does not fit.
+    """
+
+    def __init__(self, name: str, *, pretrained: bool = False) -> None:
+        super().__init__()
+        if torch.get_default_device().type == "meta":  # an outline; it may compute while it is made
+            self.features = 1
+            return
+        self.model = module_of(name, {"pretrained": pretrained})
+        tokens, lengths = torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 1])
+        remedy = "its module maps tokens (n, L) and lengths (n,), both int64, to features (n, F)"
+        with torch.no_grad(), expecting(f"{name} to embed 2 sentences", remedy):
+            output = self.model.eval()(tokens, lengths)
+        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 2:
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ValueError(
+                f"expected features of shape (2, F) of 2 sentences from {name}, got {got}; {remedy}"
+            )
+        self.features = output.shape[1]
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """(n, L) and (n,) to (n, features)."""
+        found: Tensor = self.model(tokens, lengths)
+        return found
+
+
+def find_own(name: str, max_length: int | None = None) -> tuple[PretrainedShape, dict[str, Tensor]]:
+    """A module of the user's own: how it reads sentences, and its weights in an OwnEncoder.
+
+    Args:
+        name: ``package.module:callable`` or ``file.py:callable``.
+        max_length: Tokens kept of a sentence; as many as it says by default.
+
+    Raises:
+        ValueError: If it does not say how it reads sentences.
+    """
+    own = OwnEncoder(name, pretrained=True)
+    said = getattr(own.model, "preprocessing", None) or {}
+    tokenizer: Any = said.get("tokenizer")
+    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    further = said.keys() - {"tokenizer", "max_length", "lower", "prefix"}
+    if not hasattr(tokenizer, "to_str") or further:
+        raise ValueError(
+            f"expected an attribute preprocessing of the module that {name} makes, with a tokenizer"
+            " of the library tokenizers, or a fast one of transformers, and perhaps max_length, "
+            f"lower and prefix, got {said!r}; add it"
+        )
+    shape = PretrainedShape(
+        tokenizer=tokenizer.to_str(),
+        network=json.dumps({"model_type": name}),
+        pooling=OWN,
+        normalize=False,
+        max_length=max_length or said.get("max_length") or LONGEST,
+        lower=bool(said.get("lower")),
+        prefix=said.get("prefix") or "",
+    )
+    return shape, own.state_dict()
 
 
 def _without_pooler(make: Any, *given: Any, **options: Any) -> Any:
