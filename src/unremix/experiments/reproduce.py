@@ -8,7 +8,7 @@ name has a folder with ``table.md``, ``table.csv``, ``results.json`` and its fig
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -238,9 +238,17 @@ def _run(settings: Sequence[Setting], laboratory: Laboratory, command: str) -> i
                 written[name] = False
                 laboratory.say(f"{name} is left out: {error}")
 
-    missing = {job.name: job for one in settings for job in one.unmade}
-    if missing:
-        cost = _known_cost(list(missing.values()), jobs, laboratory)
+    if missing := list({job.name: job for one in settings for job in one.unmade}.values()):
+        costs = _known_costs(jobs, laboratory)
+        known = [costs[_alike(job)] for job in missing if _alike(job) in costs]
+        others = len(missing) - len(known)
+        cost = f"about {roughly(sum(known))} of computing in all" * bool(known)
+        if others:
+            cost += (
+                f", {others} of them not counted: --dry_run estimates those"
+                if known
+                else ("--dry_run estimates the time")
+            )
         laboratory.say(f"{counted(len(missing), 'run')} to do, {cost}")
     try:
         if jobs:
@@ -260,19 +268,18 @@ def _run(settings: Sequence[Setting], laboratory: Laboratory, command: str) -> i
     return 0 if not laboratory.failures and all(written.values()) else 1
 
 
-def _known_cost(missing: Sequence[Job], jobs: Sequence[Job], laboratory: Laboratory) -> str:
-    """What runs will cost, in words: as much as finished ones of the same data and epochs."""
+def _alike(job: Job) -> tuple[str, int]:
+    """What runs of about the same cost have in common."""
+    return job.train.data, job.train.epochs
+
+
+def _known_costs(jobs: Iterable[Job], laboratory: Laboratory) -> dict[tuple[str, int], float]:
+    """The mean CPU time of finished runs that are alike, in seconds."""
     alike = defaultdict(list)
-    for job in jobs:
-        alike[job.train.data, job.train.epochs].append(job)
-    known = [
-        laboratory.results.cpu_seconds(alike[job.train.data, job.train.epochs]) for job in missing
-    ]
-    unknown = known.count([])
-    if unknown == len(missing):
-        return "--dry_run estimates the time"
-    others = f", {unknown} of them not counted: --dry_run estimates those" if unknown else ""
-    return f"about {roughly(sum(map(fmean, filter(None, known))))} of computing in all{others}"
+    for job in {job.name: job for job in jobs}.values():
+        alike[_alike(job)].append(job)
+    known = {key: laboratory.results.cpu_seconds(same) for key, same in alike.items()}
+    return {key: fmean(seconds) for key, seconds in known.items() if seconds}
 
 
 def write(setting: Setting, command: str) -> Made:
@@ -343,27 +350,33 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
     notes: list[str] = []
     listed: set[str] = set()  # names of runs
     planned: set[str] = set()  # those of them that are to be made
-    costs: dict[tuple[str, str, int], float | None] = {}
+    known = _known_costs((job for one in settings for job in one.jobs), settings[0].laboratory)
+    costs: dict[tuple[str, int], float | None] = {}
     total, unknown = 0.0, 0
     for setting in settings:
         experiment, results, before = setting.experiment, setting.laboratory.results, len(lines)
         unmade = {job.name for job in setting.unmade} - planned
         for source in setting.sources:
-            every = setting.jobs_on(source)
+            title = f"{experiment.name}, {source.title}"
+            every = [job for _, data, job in setting.runs if data == source]
             left = [job for job in every if job.name in unmade]
             jobs = [job for job in every if job.name in unmade or job.name not in listed]
             if again := len(results.of(left)):
-                notes.append(
-                    f"{experiment.name}, {source.title}: {counted(again, 'run')} again, for the "
-                    "encoders, which are not there."
-                )
+                runs = counted(again, "run")
+                notes.append(f"{title}: {runs} again, for the encoders, which are not there.")
             if not jobs:
                 continue
             listed |= {job.name for job in jobs}
-            key = (experiment.kind, source.data, jobs[0].train.epochs)
+            key, count = _alike(jobs[0]), len(left)
             if key not in costs:
-                costs[key] = _cost(setting, source, jobs, notes)
-            one, count = costs[key], len(left)
+                why, guess = lacking(setting, source), ""
+                try:
+                    costs[key] = known[key] if key in known else _estimated(setting, source)
+                    guess = "; the estimate is of random images in its place" * (key not in known)
+                except (FileNotFoundError, ValueError) as error:
+                    costs[key], why = None, why or f"{title}: {error}"
+                notes += [] if why is None else [why + guess]
+            one = costs[key]
             total, unknown = total + (one or 0.0) * count, unknown + (one is None) * count
             counts = (len(setting.rows_on(source)), setting.seeds, key[-1], len(jobs), count)
             times = ["unknown"] * 2 if one is None else [duration(one), duration(one * count)]
@@ -390,22 +403,15 @@ def show_cost(settings: Sequence[Setting], console: Console) -> None:
     tables.show(console, [table] if lines else [], dict.fromkeys(notes))
 
 
-def _cost(setting: Setting, source: Source, jobs: Sequence[Job], notes: list[str]) -> float | None:
-    """Seconds of a run; None if its data are not there and cannot be made up."""
-    laboratory, name = setting.laboratory, f"{setting.experiment.name}, {source.title}"
-    known, why = laboratory.results.cpu_seconds(jobs), lacking(setting, source)
-    if known:
-        notes += [] if why is None else [why]
-        return fmean(known)
-    laboratory.say(f"timing a few steps of {name}")
+def _estimated(setting: Setting, source: Source) -> float:
+    """Seconds of a run of the reference row.
+
+    Raises:
+        FileNotFoundError: If its data are not there and cannot be made up.
+        ValueError: If it cannot be run.
+    """
+    setting.laboratory.say(f"timing a few steps of {setting.experiment.name}, {source.title}")
     rows = setting.rows_on(source)
     row = next((one for one in rows if one.name == setting.experiment.reference), rows[0])
     train = replace(setting.job(row, source, 0).train, progress=False)
-    try:
-        seconds = estimate(train, seconds=STEPS_SECONDS).seconds
-    except (FileNotFoundError, ValueError) as error:
-        notes.append(why or f"{name}: {error}")
-        return None
-    if why is not None:
-        notes.append(f"{why}; the estimate is of random images in its place")
-    return seconds
+    return estimate(train, seconds=STEPS_SECONDS).seconds

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from unremix.audit import audit
@@ -32,7 +33,7 @@ from unremix.training.run import Run
 
 FALSE, REDUNDANT, GOOD = FRAMES
 MOST_IMAGES = 256  # of a batch that is looked at
-GAP = 0.04  # around a picture, in pictures
+OVERVIEW = 12  # negatives of an overview
 BINS = 81
 MOST_VALUES = 2**22  # of gradients, in a histogram
 
@@ -117,81 +118,69 @@ def frames_of(anchor: int, images: Sequence[int], labels: Tensor) -> list[str]:
     ]
 
 
-def _show(axes: Axes, image: Tensor, x: float, y: float, color: str | None) -> None:
-    pixels = np.asarray(image.expand(3, -1, -1).permute(1, 2, 0))  # (S, S, 3)
-    side, left, low = 1 - 2 * GAP, x + GAP, y + GAP
-    axes.imshow(pixels, extent=(left, left + side, low, low + side), interpolation="nearest")
-    if color is not None:
-        dash = "--" if color == FRAMES[REDUNDANT] else "-"  # a second cue
-        frame = Rectangle(
-            (left, low), side, side, fill=False, edgecolor=color, linewidth=1.8, linestyle=dash
-        )
-        axes.add_patch(frame)
-
-
-def _pictures_only(axes: Axes, width: float, low: float, high: float) -> None:
-    axes.set(xlim=(-0.1, width), ylim=(low, high), aspect="equal")
-    axes.set_axis_off()
+def _show(axes: Axes, image: Tensor, color: str | None = None) -> None:
+    axes.imshow(np.asarray(image.expand(3, -1, -1).permute(1, 2, 0)), interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    dash = "--" if color == FRAMES[REDUNDANT] else "-"  # a second cue
+    axes.spines[:].set(visible=color is not None, edgecolor=color, linewidth=1.8, linestyle=dash)
 
 
 def make_gallery(setting: Setting) -> Made:
     """The heaviest negatives of some anchors, each row of the experiment above the next."""
     figures, records, lines, everywhere = {}, [], [], []
     for source in setting.sources:
-        tiny = source.paper == "Tiny-ImageNet"
-        count, anchors_count = (7, 6) if tiny else (5, 8)
+        count, most = (7, 6) if source.paper == "Tiny-ImageNet" else (5, 8)
         looks = {row.name: look_at(setting, row, source) for row in setting.rows}
+        importances = {name: seen.importance() for name, seen in looks.items()}
         first = next(iter(looks.values()))
-        anchors = anchors_of(first.labels, anchors_count)
-        columns, rows = 2, (len(anchors) + 1) // 2
-        width, height = count + 2.4, len(looks) + 0.35
-        figure = Figure(
-            figsize=(PAGE, 0.35 + PAGE * rows * height / (columns * width)), layout="constrained"
-        )
-        axes = figure.subplots()
-        by_row = {name: seen.importance() for name, seen in looks.items()}
-        frames_of_row: dict[str, list[str]] = {name: [] for name in looks}
-        for place, anchor in enumerate(anchors):
-            left, top = (place % columns) * width, -(place // columns) * height
-            _show(axes, first.images[anchor], left, top - 1.5, GRAYS[0])
-            for line, (name, importance) in enumerate(by_row.items()):
+        labels, anchors = first.labels, anchors_of(first.labels, most)
+        blocks = (len(anchors) + 1) // 2
+        height = PAGE * blocks * (len(looks) + 0.35) / (2 * count + 4.8)
+        figure = Figure(figsize=(PAGE, 0.35 + height), layout="constrained")
+        shown: Counter[tuple[str, str]] = Counter()
+        for block, anchor in zip(
+            figure.subfigures(blocks, 2, squeeze=False).flat, anchors, strict=False
+        ):
+            drawn = block.subplots(len(looks), 1 + count, squeeze=False)
+            for axes in drawn[1:, 0]:
+                axes.set_axis_off()
+            _show(drawn[0, 0], first.images[anchor], GRAYS[0])
+            for axes_of_row, (name, importance) in zip(drawn, importances.items(), strict=True):
                 picked = heaviest(importance, anchor, count)
-                images = [one % len(first.labels) for one in picked]
-                frames = frames_of(anchor, images, first.labels)
-                frames_of_row[name] += frames
-                axes.text(left + 1.1, top - line - 0.5, name, rotation=90, va="center", size=6)
-                for number, (image, frame) in enumerate(zip(images, frames, strict=True)):
-                    _show(
-                        axes, first.images[image], left + 1.4 + number, top - line - 1,
-                        FRAMES[frame],
-                    )  # fmt: skip
+                images = [one % len(labels) for one in picked]
+                frames = frames_of(anchor, images, labels)
+                axes_of_row[1].set_ylabel(name, size=6)
+                for place, (image, frame) in enumerate(zip(images, frames, strict=True)):
+                    _show(axes_of_row[1 + place], first.images[image], FRAMES[frame])
+                    shown[name, frame] += 1
                     records.append(
                         {
                             "data": source.title, "row": name, "anchor": anchor,
-                            "anchor_class": int(first.labels[anchor]), "place": number,
-                            "image": image, "class": int(first.labels[image]),
-                            "weight": float(importance.weights[anchor, picked[number]]),
+                            "anchor_class": int(labels[anchor]), "place": place,
+                            "image": image, "class": int(labels[image]),
+                            "weight": float(importance.weights[anchor, picked[place]]),
                             "frame": frame,
                         }
                     )  # fmt: skip
-        _pictures_only(axes, columns * width, -rows * height, 0.05)
-        for frame, color in FRAMES.items():
-            axes.plot([], [], "--" if frame == REDUNDANT else "-", color=color, lw=2, label=frame)
-        add_legend(figure)
+        handles = [
+            Line2D([], [], color=color, linestyle="--" if frame == REDUNDANT else "-", label=frame)
+            for frame, color in FRAMES.items()
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
-        for name, importance in by_row.items():
+        for name, importance in importances.items():
             every = range(len(importance.weights))
             everywhere.append(
                 {
-                    "data": source.title, "row": name, "labels": _line(first.labels.tolist()),
+                    "data": source.title, "row": name, "labels": _line(labels.tolist()),
                     "heaviest": [_line(heaviest(importance, one, count)) for one in every],
                 }
             )  # fmt: skip
-            audited = audit(importance, first.labels, k=count)
+            audited = audit(importance, labels, k=count)
             rates = (
                 audited.false_negative_rate, audited.base_rate, audited.distinct_class_share
             )  # fmt: skip
-            counts = (str(frames_of_row[name].count(frame)) for frame in FRAMES)
+            counts = (str(shown[name, frame]) for frame in FRAMES)
             lines.append([name, source.title, *counts, *(f"{100 * rate:.1f}" for rate in rates)])
     headings = [
         "row", "data", *FRAMES, "false among the heaviest, %", "false among all, %",
@@ -204,7 +193,7 @@ def make_gallery(setting: Setting) -> Made:
         {"everywhere": everywhere},
         (
             f"Frames are counted over the anchors shown: the first images of different classes in "
-            f"a fixed batch of {len(first.labels)} training images. A false negative has the "
+            f"a fixed batch of {len(labels)} training images. A false negative has the "
             "anchor's class; a redundant one shares its class with another of those shown, or is "
             "the other view of the same image. The last three columns are over all anchors of that "
             "batch. Labels decide the anchors, frames and these columns; the training did not use "
@@ -244,7 +233,11 @@ def contributions_of(loss: UnReMixLoss, importance: Importance) -> dict[str, Ten
 
 
 def make_contributions(setting: Setting) -> Made:
-    """Bars of the three components for an anchor's five heaviest negatives, and an overview."""
+    """Bars of the three components for an anchor's five heaviest negatives, and an overview.
+
+    The overview has the method for the same anchor: some of its negatives, spaced evenly from the
+    heaviest to the lightest, the parts of each one's weight, and their sum.
+    """
     row = setting.rows[0]
     figures: dict[str, Figure] = {}
     records: list[dict[str, Any]] = []
@@ -253,77 +246,59 @@ def make_contributions(setting: Setting) -> Made:
         seen = look_at(setting, row, source)
         importance = seen.importance()
         assert isinstance(seen.model.loss, UnReMixLoss)
-        contributions = contributions_of(seen.model.loss, importance)
+        parts = contributions_of(seen.model.loss, importance)
         anchor = anchors_of(seen.labels, 1)[0]
-        picked = heaviest(importance, anchor, 5)
-        figure = Figure(figsize=(PAGE / 1.4, 3.2), layout="constrained")
-        above, below = figure.subplots(2, 1, height_ratios=(1.2, 2.2))
-        _show(above, seen.images[anchor], 0, 0, GRAYS[0])
-        for place, one in enumerate(picked):
-            _show(above, seen.images[one % len(seen.labels)], place + 1.3, 0, None)
-        _pictures_only(above, 6.4, 0, 1)
-        middles = [place + 1.8 for place in range(5)]  # of the pictures
-        above.set_title(f"anchor, and its heaviest negatives ({source.title})")
-        for number, (name, contribution) in enumerate(contributions.items()):
-            values = [float(contribution[anchor, one]) for one in picked]
-            below.bar(
-                [middle + 0.27 * (number - 1) for middle in middles], values, 0.25,
-                color=COMPONENT_COLORS[name], label=name,
-            )  # fmt: skip
+        ranked = heaviest(importance, anchor, int(importance.negatives[anchor].sum()))
+        picked = ranked[:5]
+        for name, part in parts.items():
+            values = part[anchor, picked].tolist()
             lines.append([name, source.title, *(f"{value:.3f}" for value in values)])
             records += [
                 {"data": source.title, "component": name, "place": place, "candidate": one,
                  "contribution": value, "weight": float(importance.weights[anchor, one])}
                 for place, (one, value) in enumerate(zip(picked, values, strict=True))
             ]  # fmt: skip
-        below.set(xlabel="negative", ylabel="part of the weight", xlim=above.get_xlim())
-        below.set_xticks(middles, [str(place) for place in range(1, 6)])
-        below.grid(axis="y")
+        figure = _bars_below(seen, anchor, picked, {"part of the weight": parts}, PAGE / 1.4)
+        figure.suptitle(f"anchor, and its heaviest negatives ({source.title})", size=9)
         add_legend(figure)
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
-        figures[f"overview-{source.slug}"] = overview(
-            seen, importance, contributions, anchor, source.title
-        )
+        places = torch.linspace(0, len(ranked) - 1, OVERVIEW).round().long().tolist()
+        bars = {f"part of the weight: {name}": {name: part} for name, part in parts.items()}
+        bars["weight"] = {"weight": importance.weights}
+        figure = _bars_below(seen, anchor, [ranked[place] for place in places], bars, PAGE)
+        positive = float(normalize(seen.z[0])[0][anchor] @ normalize(seen.z[1])[0][anchor])
+        figure.suptitle(
+            f"{source.title}: anchor (its positive has similarity {round(positive, 2) + 0.0:.2f}) "
+            "and negatives by falling weight", size=9,
+        )  # fmt: skip
+        figures[f"overview-{source.slug}"] = figure
     headings = ["component", "data", *(f"negative {place}" for place in range(1, 6))]
     note = "The parts of a negative add up to its weight; a weight of 1 is the average."
     return Made([("", Grid(headings, lines))], records, figures, notes=(note,))
 
 
-def overview(
-    seen: SeenBatch,
-    importance: Importance,
-    contributions: dict[str, Tensor],
-    anchor: int,
-    title: str,
-    count: int = 12,
-) -> Figure:
-    """The method for one real anchor: its negatives, the parts of each one's weight, their sum.
-
-    ``count`` negatives are shown, spaced evenly from the heaviest to the lightest.
-    """
-    ranked = heaviest(importance, anchor, int(importance.negatives[anchor].sum()))
-    places = torch.linspace(0, len(ranked) - 1, count).round().long().tolist()
-    chosen = [ranked[place] for place in places]
-    figure = Figure(figsize=(PAGE, 4.4), layout="constrained")
-    above, *rows = figure.subplots(5, 1, height_ratios=(1.6, 1, 1, 1, 1.2))
-    for place, one in enumerate([anchor, *chosen]):
-        x = place + (0.4 if place else 0)
-        _show(above, seen.images[one % len(seen.labels)], x, 0, GRAYS[0] if not place else None)
-    _pictures_only(above, count + 1.5, 0, 1)
-    similarity = float(normalize(seen.z[0])[0][anchor] @ normalize(seen.z[1])[0][anchor])
-    similarity = round(similarity, 2) + 0.0  # no -0.00
-    above.set_title(
-        f"{title}: anchor (its positive has similarity {similarity:.2f}) and negatives by falling "
-        "weight"
-    )
-    for axes, name in zip(rows, [*contributions, "weight"], strict=True):
-        values = importance.weights if name == "weight" else contributions[name]
-        color = GRAYS[0] if name == "weight" else COMPONENT_COLORS[name]
-        axes.bar([1.9 + place for place in range(count)], values[anchor, chosen].tolist(), 0.8,
-                 color=color)  # fmt: skip
-        axes.set(xlim=(-0.1, count + 1.5), xticks=[])
-        axes.set_title(name if name == "weight" else f"part of the weight: {name}", loc="left")
+def _bars_below(
+    seen: SeenBatch, anchor: int, candidates: Sequence[int],
+    rows: Mapping[str, Mapping[str, Tensor]], width: float,
+) -> Figure:  # fmt: skip
+    """Images of an anchor and candidates; below each candidate, for each title, bars by name."""
+    count = len(candidates)
+    figure = Figure(figsize=(width, 1.4 + 0.75 * len(rows)), layout="constrained")
+    grid = figure.add_gridspec(1 + len(rows), 1 + count)
+    for place, one in enumerate([anchor, *candidates]):
+        image = seen.images[one % len(seen.labels)]
+        _show(figure.add_subplot(grid[0, place]), image, None if place else GRAYS[0])
+    for line, (title, bars) in enumerate(rows.items(), 1):
+        axes = figure.add_subplot(grid[line, 1:])
+        for number, (name, values) in enumerate(bars.items()):
+            middles = np.arange(count) + 0.8 * ((number + 0.5) / len(bars) - 0.5)
+            color = COMPONENT_COLORS.get(name, GRAYS[0])
+            own = values[anchor, candidates].tolist()
+            axes.bar(middles, own, 0.75 / len(bars), color=color, label=name)
+        axes.set_title(title, loc="left")
+        axes.set(xlim=(-0.5, count - 0.5), xticks=[])
         axes.axhline(0, color="black", lw=0.6)
+        axes.grid(axis="y")
     return figure
 
 

@@ -87,23 +87,8 @@ class Setting:
         """The rows that are run on a data set."""
         return [row for row in self.rows if source in self.sources_of(row)]
 
-    def jobs_on(self, source: Source) -> list[Job]:
-        """The runs on a data set, seed by seed."""
-        rows = self.rows_on(source)
-        return [self.job(row, source, seed) for seed in range(self.seeds) for row in rows]
-
     def job(self, row: Row, source: Source, seed: int) -> Job:
         """A run."""
-        key = (row.name, source.data, seed)
-        if key not in self._made:
-            self._made[key] = self._make_job(row, source, seed)
-        return self._made[key]
-
-    @cached_property
-    def _made(self) -> dict[tuple[str, str, int], Job]:
-        return {}
-
-    def _make_job(self, row: Row, source: Source, seed: int) -> Job:
         train = train_config(
             SCALES[self.scale][self.experiment.kind].options,
             source.options,
@@ -115,15 +100,20 @@ class Setting:
         )
         return make_job(f"{row.name}, {source.title}", train)
 
-    @property
-    def jobs(self) -> list[Job]:
-        """All runs: seed by seed, so that there is soon something to compare."""
+    @cached_property
+    def runs(self) -> list[tuple[Row, Source, Job]]:
+        """All runs, seed by seed, so that there is soon something to compare."""
         return [
-            self.job(row, source, seed)
+            (row, source, self.job(row, source, seed))
             for seed in range(self.seeds)
             for source in self.sources
             for row in self.rows_on(source)
         ]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs of all runs."""
+        return [job for _, _, job in self.runs]
 
     @property
     def to_do(self) -> list[Job]:
@@ -139,7 +129,8 @@ class Setting:
 
     def records(self, row: Row, source: Source) -> list[Record]:
         """The records of a row's finished runs on a data set, by seed."""
-        return self.laboratory.results.of(self.job(row, source, s) for s in range(self.seeds))
+        own = (job for one, data, job in self.runs if (one, data) == (row, source))
+        return self.laboratory.results.of(own)
 
     @property
     def finished(self) -> list[tuple[Row, Source, Record]]:
