@@ -11,6 +11,7 @@ with 2400: ``python benchmarks/handwork.py logistic``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -100,10 +101,63 @@ def fit_logistic(
                 f"class {label}; use fewer folds, or leave the class out"
             )
     inputs = eigenbasis(features) if basis is None else basis
-    solver = _Solver(inputs, labels, classes, train, strengths.to(inputs))
-    iterations = solver.run(tolerance)
-    logits = solver.found
-    return Fits(logits.squeeze(2) if classes == 2 else logits, iterations, solver.all_converged)
+    targets = torch.nn.functional.one_hot(labels, classes)[:, None].to(inputs)  # (n, 1, K)
+    if classes == 2:
+        targets = targets[:, :, 1:]
+    # Divided by C and by the number of samples, so that all problems are of one scale:
+    # mean loss + |W|² / (2 C n).
+    sizes = train.sum(0).to(inputs)
+    share = (train / sizes).to(inputs)[:, :, None]  # (n, P, 1)
+    penalty = (1 / (strengths.to(inputs) * sizes)).repeat(inputs.shape[1], 1)[:, :, None]
+    penalty[-1] = 0  # of the bias
+    weights = inputs.new_zeros(inputs.shape[1], problems, targets.shape[2])
+    logits = inputs.new_zeros(count, problems, targets.shape[2])
+    found = logits.clone()
+    active, unsolved = torch.arange(problems), torch.ones(problems, dtype=torch.bool)
+    history: list[tuple[Tensor, ...]] = []  # steps, changes of the gradient and their products
+
+    def residual_at(logits: Tensor) -> Tensor:
+        """The gradient of the mean loss with respect to the logits."""
+        return _chances(logits).sub_(targets).mul_(share)
+
+    def gradient_of(residual: Tensor) -> Tensor:
+        loss = (inputs.T @ residual.flatten(1)).reshape(weights.shape)
+        return loss.add_(penalty * weights)
+
+    def slope_at(step: Tensor) -> tuple[Tensor, Tensor]:
+        residual = residual_at(torch.addcmul(logits, along, step))
+        pull = _dot(penalty * (weights + step * direction), direction)
+        return _dot(residual, along) + pull, residual
+
+    gradient = gradient_of(residual_at(logits))
+    for iteration in range(MOST_ITERATIONS):
+        if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8, …
+            found[:, active] = logits
+            active = active[unsolved]
+            logits, weights = logits[:, unsolved], weights[:, unsolved]
+            share, penalty = share[:, unsolved], penalty[:, unsolved]
+            history = [tuple(part[:, unsolved] for part in parts) for parts in history]
+            gradient = gradient[:, unsolved]
+            precondition = _inverse_curvature(inputs, _chances(logits), share, penalty)
+        # Half of gᵀ H⁻¹ g is the decrease that a Newton step promises.
+        unsolved = _dot(gradient, precondition(gradient))[0, :, 0] > 2 * tolerance
+        if not bool(unsolved.any()):
+            break
+        direction = -_newton(gradient, history, precondition) * unsolved[:, None]
+        along = (inputs @ direction.flatten(1)).reshape(logits.shape)
+        step, residual = _search(slope_at, _dot(gradient, direction))
+        weights += step * direction
+        logits += step * along
+        before, gradient = gradient, gradient_of(residual)
+        change, step = gradient - before, step * direction
+        curvature = _dot(step, change)
+        known = curvature > 0  # false without a step, or if rounding outweighs the change
+        pair = (step * known, change * known, torch.where(known, curvature, 1.0))
+        history = [*history[1 - HISTORY :], pair]
+    found[:, active] = logits
+    converged = not bool(unsolved.any())
+    logits = found.squeeze(2) if classes == 2 else found
+    return Fits(logits, iteration + (not converged), converged)
 
 
 def eigenbasis(features: Tensor) -> Tensor:
@@ -128,161 +182,79 @@ def eigenbasis(features: Tensor) -> Tensor:
     return torch.cat([rotated, rotated.new_ones(count, 1)], 1).to(features.dtype)
 
 
-class _Solver:
-    """The state of L-BFGS on the problems that have not converged.
+# In what follows, R features with the bias, A problems and K logits (1 for two classes): weights,
+# gradients and steps are (R, A, K), logits (n, A, K), shares (n, A, 1) and penalties (R, A, 1).
 
-    Shapes: R features with the bias, A active problems, K logits (1 for two classes); weights
-    (R, A, K), logits (n, A, K).
+
+def _dot(first: Tensor, second: Tensor) -> Tensor:
+    """The inner product of each problem, (·, A, K) and (·, A, K) to (1, A, 1)."""
+    return torch.einsum("nak,nak->a", first, second)[None, :, None]
+
+
+def _chances(logits: Tensor) -> Tensor:
+    return logits.sigmoid() if logits.shape[2] == 1 else logits.softmax(2)
+
+
+def _inverse_curvature(
+    inputs: Tensor, chances: Tensor, share: Tensor, penalty: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """The product of the inverse of an approximate Hessian with a vector.
+
+    It is S ⊗ X, the mean of diag(p) - p pᵀ over samples and the features' mean products, which is
+    diagonal in their eigenbasis and that of S.
     """
+    shares = (chances * share).permute(1, 2, 0)  # (A, K, n)
+    products = shares @ chances.permute(1, 0, 2)  # (A, K, K)
+    values, axes = torch.linalg.eigh(torch.diag_embed(shares.sum(2)) - products)
+    # Raising all logits alike changes nothing: one value is 0 up to rounding.
+    values = torch.maximum(values, 1e-8 * values[:, -1:])
+    inverse = 1 / (inputs.square().mean(0)[:, None, None] * values + penalty)
 
-    def __init__(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        classes: int,
-        train: Tensor,
-        strengths: Tensor,
-    ) -> None:
-        count, problems = train.shape
-        outputs = 1 if classes == 2 else classes
-        self.inputs = inputs
-        if outputs == 1:
-            self.targets = labels.to(inputs.dtype)[:, None, None]
-        else:
-            self.targets = torch.nn.functional.one_hot(labels, classes).to(inputs.dtype)[:, None]
-        self.spread = inputs.square().mean(0)[:, None, None]  # the bias's is 1
-        self.penalized = inputs.new_ones(inputs.shape[1], 1, 1)
-        self.penalized[-1] = 0
-        # Divided by C and by the number of samples, so that all problems are of one scale:
-        # mean loss + |W|² / (2 C n).
-        sizes = train.sum(0).to(inputs.dtype)
-        self.share = (train / sizes).to(inputs.dtype)[:, :, None]  # (n, A, 1)
-        self.penalty = (1 / (strengths * sizes))[None, :, None]
-        self.weights = inputs.new_zeros(inputs.shape[1], problems, outputs)
-        self.logits = inputs.new_zeros(count, problems, outputs)
-        self.active = torch.arange(problems)
-        self.history: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.found = torch.empty_like(self.logits)
-        self.all_converged = True
+    def product(vector: Tensor) -> Tensor:
+        turned = torch.einsum("rak,akl->ral", vector, axes) * inverse
+        return torch.einsum("ral,akl->rak", turned, axes)
 
-    def run(self, tolerance: float) -> int:
-        """Iterate until all problems are solved; how many iterations that took."""
-        gradient = self._gradient(self._residual(self.logits))
-        for iteration in range(MOST_ITERATIONS):
-            if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8, …
-                self._measure_curvature()
-            # Half of gᵀ H⁻¹ g is the decrease that a Newton step promises.
-            unsolved = (gradient * self._precondition(gradient)).sum((0, 2)) > 2 * tolerance
-            if not bool(unsolved.any()):
-                self.found[:, self.active] = self.logits
-                return iteration
-            # Moving the others together copies everything, so it waits for a worthwhile number.
-            if int(unsolved.sum()) <= 0.75 * len(unsolved):
-                gradient = self._set_aside(~unsolved, gradient)
-                unsolved = unsolved[unsolved]
-            direction = -self._approximate_newton(gradient) * unsolved[None, :, None]
-            along = (self.inputs @ direction.flatten(1)).reshape(-1, *direction.shape[1:])
-            slope = (gradient * direction).sum((0, 2))
-            step, residual = self._search(direction, along, slope)
-            self.weights += step * direction
-            self.logits += step * along
-            before, gradient = gradient, self._gradient(residual)
-            self._remember(step * direction, gradient - before)
-        self.found[:, self.active] = self.logits
-        self.all_converged = False
-        return MOST_ITERATIONS
+    return product
 
-    def _chances(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid() if logits.shape[2] == 1 else logits.softmax(2)
 
-    def _residual(self, logits: Tensor) -> Tensor:
-        """The gradient of the mean loss with respect to the logits, (n, A, K)."""
-        return self._chances(logits).sub_(self.targets).mul_(self.share)
+def _newton(
+    gradient: Tensor,
+    history: list[tuple[Tensor, ...]],
+    precondition: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """The two-loop recursion of L-BFGS, for each problem by itself."""
+    vector, factors = gradient.clone(), []
+    for step, change, curvature in reversed(history):
+        factors.append(_dot(step, vector) / curvature)
+        vector -= factors[-1] * change
+    vector = precondition(vector)
+    for (step, change, curvature), factor in zip(history, reversed(factors), strict=True):
+        vector += (factor - _dot(change, vector) / curvature) * step
+    return vector
 
-    def _measure_curvature(self) -> None:
-        """Approximate the Hessian where the weights are now.
 
-        It is S ⊗ X, the mean of diag(p) - p pᵀ over samples and the features' mean products, which
-        is diagonal in their eigenbasis and that of S.
-        """
-        chances = self._chances(self.logits)
-        shares = (chances * self.share).permute(1, 2, 0)  # (A, K, n)
-        products = shares @ chances.permute(1, 0, 2)  # (A, K, K)
-        values, self.axes = torch.linalg.eigh(torch.diag_embed(shares.sum(2)) - products)
-        # Raising all logits alike changes nothing: one value is 0 up to rounding.
-        values = torch.maximum(values, 1e-8 * values[:, -1:])
-        self.inverse = 1 / (self.spread * values + self.penalty * self.penalized)  # (R, A, K)
+def _search(
+    slope_at: Callable[[Tensor], tuple[Tensor, Tensor]], slope: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Steps (1, A, 1) after which the slope has flattened, and the residuals there.
 
-    def _precondition(self, vector: Tensor) -> Tensor:
-        """The product of the inverse of that Hessian with a vector (R, A, K)."""
-        turned = torch.einsum("rak,akl->ral", vector, self.axes) * self.inverse
-        return torch.einsum("ral,akl->rak", turned, self.axes)
-
-    def _gradient(self, residual: Tensor) -> Tensor:
-        loss = (self.inputs.T @ residual.flatten(1)).reshape(self.weights.shape)
-        return loss.add_(self.penalty * self.penalized * self.weights)
-
-    def _search(self, direction: Tensor, along: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Steps after which the slope has flattened, and the residuals there.
-
-        The loss is convex, so its slope along a direction only rises; the wanted step is bracketed
-        and then closed in on by the secant.
-        """
-        penalty = self.penalty * self.penalized
-        pull = (penalty * self.weights * direction).sum((0, 2))
-        stiffness = (penalty * direction.square()).sum((0, 2))
-        low, high = torch.zeros_like(slope), torch.full_like(slope, torch.inf)
-        low_slope, high_slope = slope, torch.full_like(slope, torch.inf)
-        step = torch.ones_like(slope)
-        for trial in range(1, LINE_TRIALS + 1):
-            residual = self._residual(torch.addcmul(self.logits, along, step[None, :, None]))
-            there = torch.einsum("npk,npk->p", residual, along) + pull + step * stiffness
-            wanting = there.abs() > FLATTER * slope.abs()
-            if trial == LINE_TRIALS or not bool(wanting.any()):
-                break
-            before = there < 0
-            low, low_slope = torch.where(before, step, low), torch.where(before, there, low_slope)
-            high = torch.where(before, high, step)
-            high_slope = torch.where(before, high_slope, there)
-            secant = low - low_slope * (high - low) / (high_slope - low_slope)
-            margin = 0.1 * (high - low)
-            secant = torch.clamp(secant, low + margin, high - margin)
-            step = torch.where(wanting, torch.where(high.isinf(), 4 * step, secant), step)
-        return step[None, :, None], residual
-
-    def _approximate_newton(self, gradient: Tensor) -> Tensor:
-        """The two-loop recursion of L-BFGS, for each problem by itself."""
-        vector = gradient.clone()
-        factors = []
-        for step, change, curvature in reversed(self.history):
-            factor = (step * vector).sum((0, 2)) / curvature
-            vector -= factor[None, :, None] * change
-            factors.append(factor)
-        vector = self._precondition(vector)
-        for (step, change, curvature), factor in zip(self.history, reversed(factors), strict=True):
-            again = (change * vector).sum((0, 2)) / curvature
-            vector += (factor - again)[None, :, None] * step
-        return vector
-
-    def _remember(self, step: Tensor, change: Tensor) -> None:
-        curvature = (step * change).sum((0, 2))
-        known = curvature > 0  # false without a step, or if rounding outweighs the change
-        kept = known[None, :, None]
-        step, change = step * kept, change * kept
-        curvature = torch.where(known, curvature, 1.0)
-        self.history = [*self.history[1 - HISTORY :], (step, change, curvature)]
-
-    def _set_aside(self, solved: Tensor, gradient: Tensor) -> Tensor:
-        """Store the results of solved problems and drop them; return the gradient of the others."""
-        self.found[:, self.active[solved]] = self.logits[:, solved]
-        rest = ~solved
-        self.active = self.active[rest]
-        self.logits, self.share = self.logits[:, rest], self.share[:, rest]
-        self.weights, self.inverse = self.weights[:, rest], self.inverse[:, rest]
-        self.axes = self.axes[rest]
-        self.penalty = self.penalty[:, rest]
-        self.history = [
-            (step[:, rest], change[:, rest], curvature[rest])
-            for step, change, curvature in self.history
-        ]
-        return gradient[:, rest]
+    The loss is convex, so its slope along a direction only rises; the wanted step is bracketed
+    and then closed in on by the secant.
+    """
+    low, low_slope = torch.zeros_like(slope), slope
+    high = high_slope = torch.full_like(slope, torch.inf)
+    step = torch.ones_like(slope)
+    for trial in range(1, LINE_TRIALS + 1):
+        there, residual = slope_at(step)
+        wanting = there.abs() > FLATTER * slope.abs()
+        if trial == LINE_TRIALS or not bool(wanting.any()):
+            break
+        before = there < 0
+        low, low_slope = torch.where(before, step, low), torch.where(before, there, low_slope)
+        high = torch.where(before, high, step)
+        high_slope = torch.where(before, high_slope, there)
+        secant = low - low_slope * (high - low) / (high_slope - low_slope)
+        margin = 0.1 * (high - low)
+        secant = torch.clamp(secant, low + margin, high - margin)
+        step = torch.where(wanting, torch.where(high.isinf(), 4 * step, secant), step)
+    return step, residual

@@ -421,12 +421,13 @@ def test_held_out_tests_equal_scikit_learn(root: Path, task: str) -> None:
 
 def test_the_test_labels_are_not_looked_at() -> None:
     features, labels, _, _ = problems(60, 4, 3, seed=2)
-    known = senteval.choose_and_test(features, labels, 45, seed=0, folds=3, strengths=[1.0, 4.0])
+    split, options = np.split(np.arange(60), [45]), {"folds": 3, "strengths": [1.0, 4.0]}
+    known = senteval.classify(features, labels, [split], seed=0, **options)
     other = labels.clone()
     other[45:] = 0
-    again = senteval.choose_and_test(features, other, 45, seed=0, folds=3, strengths=[1.0, 4.0])
-    assert torch.equal(known[0], again[0])
-    assert known[1] == again[1]
+    again = senteval.classify(features, other, [split], seed=0, **options)
+    assert torch.equal(known[0][0], again[0][0])
+    assert known[1:] == again[1:]
 
 
 def test_a_draw_goes_to_the_strongest_penalty() -> None:

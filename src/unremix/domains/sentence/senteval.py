@@ -143,7 +143,7 @@ def evaluate(
         "tasks": measured,
         "protocol": _protocol(names, seed, folds, strengths, norm),
         "encoder": {
-            "features": embeddings.size,
+            "features": embeddings.vectors.shape[1],
             "root_mean_square_norm": scale,
             "distinct_sentences": len(embeddings.rows),
             "seconds": encoded - started,
@@ -169,26 +169,23 @@ class _Embeddings:
     def __init__(
         self, encode: Encode, read: dict[str, Splits], batch_size: int, say: Progress
     ) -> None:
-        found = dict.fromkeys(
+        found = {
             sentence
             for splits in read.values()
             for examples in splits.values()
             for sentence in examples.sentences
-        )
+        }
         ordered = sorted(found, key=lambda sentence: (len(sentence.split()), sentence))
         self.rows = {sentence: row for row, sentence in enumerate(ordered)}
-        vectors: Tensor | None = None
+        self.vectors = torch.empty(len(ordered), 0)
         for start in range(0, len(ordered), batch_size):
             say("sentences of SentEval", start, len(ordered))
             batch = ordered[start : start + batch_size]
-            part = _checked(encode(batch), batch, None if vectors is None else vectors.shape[1])
-            if vectors is None:
-                vectors = torch.empty(len(ordered), part.shape[1])
-            vectors[start : start + len(batch)] = part
+            part = _checked(encode(batch), batch, self.vectors.shape[1])
+            if not start:
+                self.vectors = torch.empty(len(ordered), part.shape[1])
+            self.vectors[start : start + len(batch)] = part
         say("sentences of SentEval", len(ordered), len(ordered))
-        assert vectors is not None  # every file has at least one line
-        self.vectors = vectors
-        self.size = vectors.shape[1]
 
     def rescale(self, norm: float | None) -> float:
         """Scale vectors to a root mean square norm; return the norm before."""
@@ -210,8 +207,8 @@ class _Embeddings:
         return torch.cat([(first - second).abs(), first * second], 1)
 
 
-def _checked(output: Any, sentences: list[str], size: int | None) -> Tensor:
-    """What ``encode`` returned, as a float32 tensor on the CPU."""
+def _checked(output: Any, sentences: list[str], size: int) -> Tensor:
+    """What ``encode`` returned, as a float32 tensor on the CPU; a size of 0 is not known yet."""
     try:
         vectors = torch.as_tensor(output).detach().to("cpu", torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -248,23 +245,25 @@ def _measure(
         return _measure_sick(splits, embeddings, seed)
     if name in STS:
         return _measure_sts(splits["test"], embeddings, seed)
-    train, test = splits["train"], splits.get("test")
+    train = splits["train"]
     features, labels = embeddings.features(train).double(), torch.from_numpy(train.targets)
-    if test is None:
+    if name in BINARY:
         return nested_folds(features, labels, seed=seed, folds=folds, strengths=strengths or NESTED)
+    test = splits["test"]
     truth = torch.from_numpy(test.targets)
-    predictions, card = choose_and_test(
+    places = np.arange(len(train) + len(test))
+    (predictions,), inner, fits = classify(
         torch.cat([features, embeddings.features(test).double()]),
         torch.cat([labels, truth]),
-        len(train),
+        [(places[: len(train)], places[len(train) :])],
         seed=seed,
         folds=folds,
         strengths=strengths or HELD_OUT,
     )
     accuracy = asdict(Accuracy.of(predictions == truth))
-    card = {"accuracy": accuracy, "examples": len(train), **card}
+    card = {"accuracy": accuracy, "examples": len(train), "fold_accuracy": inner, **fits}
     if name == "MRPC":
-        card["f1"] = asdict(f1(predictions.numpy(), truth.numpy(), seed=seed))
+        card["f1"] = asdict(f1(predictions.numpy(), test.targets, seed=seed))
     return card
 
 
@@ -280,30 +279,64 @@ class _Logistic:
         self, splits: Sequence[Split], grids: Sequence[Sequence[float]]
     ) -> list[np.ndarray]:
         """Predictions of the test samples, shape (samples, strengths) for each split."""
-        count = len(self.labels)
-        width = max(map(len, grids)) * max(1, int(self.labels.max()))
-        together = max(1, ENTRIES // (count * width))
+        count, width = len(self.labels), len(grids[0])
+        together = max(1, ENTRIES // (count * width * max(1, int(self.labels.max()))))
         found: list[np.ndarray] = []
         for start in range(0, len(splits), together):
-            group = slice(start, start + together)
-            sizes = torch.tensor([len(grid) for grid in grids[group]])
-            train = torch.zeros(count, len(sizes), dtype=torch.bool)
-            for column, (fitted, _) in enumerate(splits[group]):
-                train[torch.from_numpy(fitted), column] = True
+            group = splits[start : start + together]
+            strengths = torch.tensor(grids[start : start + together], dtype=torch.float64)
+            train = torch.zeros(count, len(group), 1, dtype=torch.bool)
+            for column, (fitted, _) in enumerate(group):
+                train[fitted, column] = True
+            train = train.expand(-1, -1, width).flatten(1)
             fits = fit_logistic(
-                self.features,
-                self.labels,
-                train.repeat_interleave(sizes, 1),
-                torch.tensor([C for grid in grids[group] for C in grid], dtype=torch.float64),
-                basis=self.basis,
+                self.features, self.labels, train, strengths.flatten(), basis=self.basis
             )
             self.converged &= fits.converged
-            parts = fits.predictions.split(sizes.tolist(), dim=1)
-            found += [
-                part[torch.from_numpy(test)].numpy()
-                for part, (_, test) in zip(parts, splits[group], strict=True)
-            ]
+            predictions = fits.predictions.reshape(count, len(group), width).numpy()
+            found += [predictions[test, column] for column, (_, test) in enumerate(group)]
         return found
+
+
+def classify(
+    features: Tensor,
+    labels: Tensor,
+    outer: Sequence[Split],
+    *,
+    seed: int,
+    folds: int,
+    strengths: Sequence[float],
+) -> tuple[list[Tensor], float, dict[str, Any]]:
+    """Predict the test samples of each split, C chosen by stratified folds of its training part.
+
+    Features (n, D) and labels (n,) are those of all samples; the labels of samples that no split
+    trains on are not looked at.
+
+    Returns:
+        The predictions for each split's test samples; the mean accuracy of the chosen strengths in
+        the inner folds; the strengths, and whether all fits converged, for a card.
+    """
+    trained = torch.zeros_like(labels)
+    for train, _ in outer:
+        trained[train] = 1
+    predict = _Logistic(features, labels * trained)
+    found = cross_validate(
+        labels.numpy(),
+        outer,
+        [seed] * len(outer),
+        folds=folds,
+        grid=strengths,
+        predict=predict,
+        decimals=2,
+    )
+    edges = (0, len(strengths) - 1)
+    card = {
+        "strengths": [strengths[best] for best in found.chosen],
+        "at_the_edge": sum(best in edges for best in found.chosen) if len(strengths) > 1 else 0,
+        "converged": predict.converged,
+    }
+    predictions = [torch.from_numpy(one) for one in found.predictions]
+    return predictions, float(np.mean(found.inner_accuracies)), card
 
 
 def nested_folds(
@@ -315,71 +348,21 @@ def nested_folds(
         The accuracy over all samples, each classified when it was held out; the accuracy of each
         fold, the strength chosen in it and its accuracy in the inner folds.
     """
-    truth, predict = labels.numpy(), _Logistic(features, labels)
-    outer = stratified(truth, folds, seed)
-    found = cross_validate(
-        truth, outer, [seed] * folds, folds=folds, grid=strengths, predict=predict, decimals=2
+    outer = stratified(labels.numpy(), folds, seed)
+    predictions, inner, fits = classify(
+        features, labels, outer, seed=seed, folds=folds, strengths=strengths
     )
-    right = [
-        predicted == truth[test]
-        for predicted, (_, test) in zip(found.predictions, outer, strict=True)
-    ]
-    by_fold = [float(np.mean(part)) for part in right]
+    right = [one == labels[test] for one, (_, test) in zip(predictions, outer, strict=True)]
+    by_fold = [float(part.double().mean()) for part in right]
     # SentEval reports the mean over folds, whose sizes differ by one.
-    accuracy = Accuracy.of(torch.from_numpy(np.concatenate(right)))
+    accuracy = {**asdict(Accuracy.of(torch.cat(right))), "value": float(np.mean(by_fold))}
     return {
-        "accuracy": {**asdict(accuracy), "value": float(np.mean(by_fold))},
+        "accuracy": accuracy,
         "examples": len(labels),
         "fold_accuracies": by_fold,
-        "inner_accuracy": float(np.mean(found.inner_accuracies)),
-        **_strength_card(found.chosen, strengths),
-        "converged": predict.converged,
+        "inner_accuracy": inner,
+        **fits,
     }
-
-
-def _strength_card(chosen: list[int], strengths: Sequence[float]) -> dict[str, Any]:
-    edges = (0, len(strengths) - 1)
-    return {
-        "strengths": [strengths[best] for best in chosen],
-        "at_the_edge": sum(best in edges for best in chosen) if len(strengths) > 1 else 0,
-    }
-
-
-def choose_and_test(
-    features: Tensor,
-    labels: Tensor,
-    num_train: int,
-    *,
-    seed: int,
-    folds: int,
-    strengths: Sequence[float],
-) -> tuple[Tensor, dict[str, Any]]:
-    """Predict a test set, the penalty chosen by stratified folds of the training set.
-
-    Features (n, D) and labels (n,) are those of the training samples, then of the test samples,
-    whose labels are not looked at.
-
-    Returns:
-        The predictions for the test samples, int64, shape (n - num_train,); the strength chosen
-        and its accuracy in the folds.
-    """
-    places = np.arange(len(labels))
-    predict = _Logistic(features, labels.where(torch.from_numpy(places) < num_train, 0))
-    found = cross_validate(
-        labels.numpy(),
-        [(places[:num_train], places[num_train:])],
-        [seed],
-        folds=folds,
-        grid=strengths,
-        predict=predict,
-        decimals=2,
-    )
-    card = {
-        "fold_accuracy": found.inner_accuracies[0],
-        **_strength_card(found.chosen, strengths),
-        "converged": predict.converged,
-    }
-    return torch.from_numpy(found.predictions[0]), card
 
 
 @contextmanager
