@@ -145,7 +145,7 @@ FILES = {
     "cache/unremix/seal.key": ("duplicates", "text"),
     **dict.fromkeys(
         (".cache/vocabulary-*.txt", ".cache/corpus-*/corpus.json", ".cache/corpus-*/tokens.bin",
-         ".cache/corpus-*/vocabulary.txt", ".cache/corpus-*/offsets.bin"),
+         ".cache/corpus-*/texts.bin", ".cache/corpus-*/offsets.bin"),
         ("text",),
     ),
     "text.txt": ("text",),

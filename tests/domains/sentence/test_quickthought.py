@@ -742,10 +742,10 @@ def test_a_text_that_changed_is_told(trained: Run, text: Path, tmp_path: Path) -
     file = tmp_path / "changing.txt"
     file.write_text("The cats.\nThe dogs.\n")
     corpus = find_domain("sentence").load_for(trained, str(file))
-    assert corpus.names() == ["The cats.", "The dogs."]
+    assert corpus.names == ["The cats.", "The dogs."]
     file.write_text("The cats.\n")
     with pytest.raises(ValueError, match="has changed"):
-        corpus.names()
+        _ = corpus.names
 
 
 # Options.

@@ -21,13 +21,12 @@ from unremix.domains.sentence import dataset as module
 from unremix.domains.sentence import pydocs, text_files
 from unremix.domains.sentence.corpus import EncodedCorpus, batches
 from unremix.domains.sentence.dataset import (
-    Counts,
     SentenceData,
     build_vocabulary,
     encode_sentences,
     load_sentences,
 )
-from unremix.domains.sentence.text_files import Trouble, guess_format, read_lines, split_prose
+from unremix.domains.sentence.text_files import guess_format, read_lines, split_prose
 from unremix.domains.sentence.tokens import Vocabulary, tokenize
 
 TEXT = "The cat sat.\nIt purred.\n\nA dog barked!\nThe cat sat.\nWho knows?\n"
@@ -42,6 +41,12 @@ def write(path: Path, text: str | bytes = TEXT) -> Path:
 
 def read(data: SentenceData) -> list[tuple[str, int]]:
     return [(sentence.text, sentence.document) for sentence in data]
+
+
+def sizes(data: SentenceData) -> tuple[int, int]:
+    """Sentences and documents."""
+    documents = [sentence.document for sentence in data]
+    return len(documents), len(set(documents))
 
 
 def texts(data: SentenceData) -> list[str]:
@@ -107,7 +112,7 @@ def test_vocabulary_keeps_the_most_frequent_and_breaks_ties_by_the_alphabet() ->
     assert vocabulary.words == ("<pad>", "<unk>", "c", "a", "b", "d")
     assert vocabulary.counts == (0, 1, 5, 2, 2, 1)
     assert vocabulary.unknown_share == pytest.approx(1 / 11)
-    assert vocabulary.numbers(["c", "z"]) == [vocabulary.words.index("c"), 1]
+    assert vocabulary.numbered("", ["c", "z"])[0] == [vocabulary.words.index("c"), 1]
 
 
 def test_vocabulary_survives_saving(tmp_path: Path) -> None:
@@ -172,8 +177,8 @@ def test_sentences_and_documents(tmp_path: Path, name: str, end: str, mark: str)
     ]
     assert data.name == path.name.split(".")[0]
     assert data.format == ("lines",)
-    assert data.counts == Counts(sentences=5, documents=2)
-    assert str(data.trouble) == ""
+    assert sizes(data) == (5, 2)
+    assert not data.trouble
 
 
 def test_blank_lines_of_any_kind_and_number_separate(tmp_path: Path) -> None:
@@ -206,7 +211,7 @@ def test_folders_are_searched_in_order_without_what_is_no_text(tmp_path: Path) -
 def test_limit_takes_the_first_sentences(tmp_path: Path) -> None:
     data = load_sentences(write(tmp_path / "a.txt"), limit=3)
     assert texts(data) == ["The cat sat.", "It purred.", "A dog barked!"]
-    assert data.counts == Counts(3, 2)
+    assert sizes(data) == (3, 2)
 
 
 def test_data_is_found_below_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +222,7 @@ def test_data_is_found_below_the_data_root(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(FileNotFoundError, match="UNREMIX_DATA is not set"):
         load_sentences("books")
     monkeypatch.setenv("UNREMIX_DATA", str(tmp_path))
-    assert load_sentences("books").counts == Counts(5, 2)
+    assert sizes(load_sentences("books")) == (5, 2)
     assert load_sentences("books").name == "books"
     with pytest.raises(FileNotFoundError, match="nothing; accepted are"):
         load_sentences("films")
@@ -232,7 +237,7 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match="2 lines with bytes that are not UTF-8"):
         found = texts(data)
     assert found == ["Caf\ufffd au lait.", "Fine.", "\ufffd\ufffd\ufffd", "Café."]
-    assert data.trouble.bad_lines == 2
+    assert data.trouble[text_files.NOT_UTF8] == 2
     assert texts(data) == found  # warned once
 
 
@@ -246,11 +251,11 @@ def test_very_long_lines_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(text_files, "LONGEST", 100)
     lines = ["short one.", "x" * 1000, "after it.", "y" * 100, "the end.", "é" * 101]
     data = load_sentences(write(tmp_path / "a.txt", "\n".join(lines)))
-    with pytest.warns(UserWarning, match="lines cut after 100 characters"):
+    with pytest.warns(UserWarning, match="2 lines cut after"):
         found = texts(data)
     assert [len(text) for text in found] == [10, 100, 9, 100, 8, 100]
     assert found[2] == "after it."
-    assert data.trouble.cut_lines == 2
+    assert data.trouble[text_files.CUT] == 2
 
 
 @settings(max_examples=60)
@@ -264,7 +269,7 @@ def test_lines_of_any_length_lose_nothing(lines: list[str], end: str) -> None:
     text = end.join(lines)
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder) / "a.txt", text)
-        found = list(read_lines(path, Trouble()))
+        found = list(read_lines(path, Counter()))
     expected = [line.strip() for line in text.removesuffix(end).split(end)]
     assert found == (expected if text else [])
 
@@ -286,12 +291,9 @@ def test_sentences_without_tokens_are_left_out_and_counted(tmp_path: Path) -> No
 @pytest.mark.parametrize("text", ["", "\n \n\n", "\ufeff"])
 def test_nothing_to_read(tmp_path: Path, text: str) -> None:
     data = load_sentences(write(tmp_path / "a.txt", text))
-    with (
-        pytest.warns(UserWarning, match="1 files without text"),
-        pytest.raises(ValueError, match=r"one sentence in a .*a\.txt.*got none"),
-    ):
-        _ = data.counts
-    with pytest.raises(ValueError, match="got none"):
+    with pytest.warns(UserWarning, match="1 files without text"):
+        assert sizes(data) == (0, 0)
+    with pytest.raises(ValueError, match=r"one sentence in a .*a\.txt.*got none"):
         build_vocabulary(data)
     with pytest.raises(ValueError, match="got none"):
         encode_sentences(data, tmp_path / "cache", vocabulary=Vocabulary(["a"]))
@@ -415,8 +417,7 @@ def test_pydocs() -> None:
     found = list(data)
     assert data.name == "pydocs"
     assert data.topics is not None
-    assert data.counts == Counts(len(found), len({s.document for s in found}))
-    assert 70 <= data.counts.documents <= len(data.topics)
+    assert 70 <= sizes(data)[1] <= len(data.topics)
     assert 2000 <= len(found) <= 5000
     assert [s.document for s in found] == sorted(s.document for s in found)
     text = " ".join(s.text for s in found)
@@ -595,25 +596,25 @@ def test_broken_corpora(corpus: EncodedCorpus, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="within the 5 sentences"):
             corpus.batch(start, count)
     with pytest.raises(ValueError, match=r"encoded corpus in .*nowhere"):
-        EncodedCorpus.open(tmp_path / "nowhere", [])
+        EncodedCorpus.open(tmp_path / "nowhere", [], corpus.vocabulary)
     about = corpus.folder / "corpus.json"
     kept = about.read_text()
     for broken in ("{", "{}", kept.replace("skipped", "dropped")):
         about.write_text(broken)
         with pytest.raises(ValueError, match="remove the folder"):
-            EncodedCorpus.open(corpus.folder, corpus.source)
+            EncodedCorpus.open(corpus.folder, corpus.source, corpus.vocabulary)
     about.write_text(kept)
-    for name in ("tokens.bin", "offsets.bin", "vocabulary.txt"):
+    for name in ("tokens.bin", "offsets.bin", "texts.bin"):
         content = (corpus.folder / name).read_bytes()
         for wrong in (content[:4], bytes(len(content)), content[::-1]):
             (corpus.folder / name).write_bytes(wrong)
             with pytest.raises(ValueError, match="remove the folder"):
-                EncodedCorpus.open(corpus.folder, corpus.source)
+                EncodedCorpus.open(corpus.folder, corpus.source, corpus.vocabulary)
         (corpus.folder / name).write_bytes(content)
-    assert EncodedCorpus.open(corpus.folder, corpus.source) == corpus
+    assert EncodedCorpus.open(corpus.folder, corpus.source, corpus.vocabulary) == corpus
     about.write_text(kept.replace('"max_length": 3', '"max_length": 2'))
     with pytest.raises(ValueError, match="as they were written"):
-        EncodedCorpus.open(corpus.folder, corpus.source)
+        EncodedCorpus.open(corpus.folder, corpus.source, corpus.vocabulary)
 
 
 def test_a_corpus_can_be_handed_to_another_process(corpus: EncodedCorpus) -> None:
@@ -708,6 +709,6 @@ def test_books() -> None:
         pytest.skip("UNREMIX_DATA names no folder with books/books.txt.gz")
     data = load_sentences("books")
     assert data.format == ("lines",)
-    assert data.counts == Counts(sentences=438_233, documents=2_458)
+    assert sizes(data) == (438_233, 2_458)
     lengths = [len(list(group)) for _, group in groupby(data, key=lambda s: s.document)]
     assert sum(lengths) == 438_233

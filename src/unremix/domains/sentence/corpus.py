@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ import torch
 from torch import Tensor
 
 from unremix.core.checks import check_positive
-from unremix.domains.sentence.tokens import Numbering, Vocabulary, tokenize
+from unremix.domains.sentence.tokens import Numbering, tokenize
 from unremix.files.atomic_files import open_file, read_text, sweep, write_text
 from unremix.files.fingerprint import feed, fingerprint
 
 FLUSH = 2**14  # sentences written at a time
-ABOUT, VOCABULARY = "corpus.json", "vocabulary.txt"
-FILES = ("tokens.bin", "offsets.bin", "documents.bin", "texts.bin", VOCABULARY)
+ABOUT = "corpus.json"
+COLUMNS = ("tokens", "offsets", "documents", "texts")
 NAME_LENGTH = 200  # characters of a sentence that serve as its name
 
 
@@ -97,12 +98,8 @@ class EncodedCorpus:
     topics: tuple[str, ...] | None = None
 
     @classmethod
-    def open(
-        cls, folder: Path, source: Iterable[Sentence], vocabulary: Numbering | None = None
-    ) -> EncodedCorpus:
+    def open(cls, folder: Path, source: Iterable[Sentence], vocabulary: Numbering) -> EncodedCorpus:
         """Open the corpus that :func:`write_corpus` wrote of a text.
-
-        Without a vocabulary, it is read from the folder.
 
         Raises:
             ValueError: If the folder holds none, or files of it are not as they were written.
@@ -110,12 +107,9 @@ class EncodedCorpus:
         try:
             about = json.loads(read_text(folder / ABOUT, inside=folder))
             sound = about.pop("sha256") == _digest(about)
-            files = about.pop("files")
-            sound = sound and files == {name: _digest_of(folder / name) for name in FILES}
-            vocabulary = vocabulary or Vocabulary.load(folder / VOCABULARY)
-            if about["topics"] is not None:
-                about["topics"] = tuple(about["topics"])
-            corpus = cls(folder, source, vocabulary, **about)
+            sound &= about.pop("files") == _digests_of(folder)
+            topics = about.pop("topics")
+            corpus = cls(folder, source, vocabulary, **about, topics=topics and tuple(topics))
         except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"expected an encoded corpus in {folder}, got {type(error).__name__}: "
@@ -144,14 +138,20 @@ class EncodedCorpus:
         return torch.from_numpy(self._read("documents", np.int64, 0, len(self)))
 
     @property
-    def train(self) -> Texts:
+    def train(self) -> EncodedCorpus:
         """The sentences one by one, as other kinds of data have their samples."""
-        return Texts(self)
+        return self
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the topics."""
+        return self.topics
 
     def texts(self) -> list[str]:
         """The whole text of each sentence, read from disk each time."""
         return [sentence.text for sentence in self.source if tokenize(sentence.text)]
 
+    @property
     def names(self) -> list[str]:
         """The text of each sentence, long ones cut; read from disk each time.
 
@@ -194,46 +194,15 @@ class EncodedCorpus:
 
     def choose(self, indices: Tensor) -> SentenceBatch:
         """Read any sentences, by their numbers (n,)."""
-        parts = [self.batch(number, 1) for number in indices.tolist()]
-        rows = [part.tokens[0] for part in parts]
-        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        return SentenceBatch(
-            tokens,
-            *(
-                torch.cat([getattr(part, name) for part in parts])
-                for name in ("lengths", "documents", "texts")
-            ),
-        )
+        parts = [vars(self.batch(number, 1)).values() for number in indices.tolist()]
+        rows, *others = zip(*parts, strict=True)
+        tokens = torch.nn.utils.rnn.pad_sequence([row[0] for row in rows], batch_first=True)
+        return SentenceBatch(tokens, *map(torch.cat, others))
 
     def _read(self, name: str, kind: Any, start: int, count: int) -> np.ndarray:
         # Read and not mapped: pages of a map that were once touched count as this process's memory.
         size = np.dtype(kind).itemsize
         return np.fromfile(self.folder / f"{name}.bin", kind, count, offset=start * size)
-
-
-@dataclass(frozen=True)
-class Texts:
-    """The sentences of a corpus one by one."""
-
-    corpus: EncodedCorpus
-
-    def __len__(self) -> int:
-        return len(self.corpus)
-
-    @property
-    def names(self) -> list[str]:
-        """The text of each, long ones cut."""
-        return self.corpus.names()
-
-    @property
-    def labels(self) -> Tensor | None:
-        """The topic of each, where known, shape (n,)."""
-        return self.corpus.labels
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """The names of the topics."""
-        return self.corpus.topics
 
 
 def batches(num: int, batch_size: int, *, seed: int, epoch: int) -> Tensor:
@@ -270,9 +239,12 @@ def _digest(about: Mapping[str, Any]) -> str:
     return fingerprint([json.dumps(about, sort_keys=True)])
 
 
-def _digest_of(file: Path) -> str:
-    with open_file(file, inside=file.parent) as opened:
-        return feed(hashlib.sha256(), opened).hexdigest()
+def _digests_of(folder: Path) -> dict[str, str]:
+    found = {}
+    for name in COLUMNS:
+        with open_file(folder / f"{name}.bin", inside=folder) as file:
+            found[name] = feed(hashlib.sha256(), file).hexdigest()
+    return found
 
 
 def _token_type(vocabulary_size: int) -> type[np.uint16] | type[np.int32]:
@@ -307,9 +279,7 @@ def write_corpus(
         about = _write_files(sentences, temporary, vocabulary, known["max_length"])
         if not about["sentences"]:
             return False
-        vocabulary.save(temporary / VOCABULARY)
-        files = {name: _digest_of(temporary / name) for name in FILES}
-        about |= {**known, "files": files}
+        about |= {**known, "files": _digests_of(temporary)}
         write_text(temporary / ABOUT, json.dumps({**about, "sha256": _digest(about)}, indent=1))
         try:
             os.rename(temporary, folder)
@@ -326,41 +296,34 @@ def _write_files(
 ) -> dict[str, Any]:
     code = "H" if _token_type(len(vocabulary)) is np.uint16 else "i"
     tokens, offsets, documents, texts = array(code), array("q", [0]), array("q"), array("q")
-    buffers = {"tokens": tokens, "offsets": offsets, "documents": documents, "texts": texts}
-    total = count = skipped = truncated = unknown = 0
-    last, distinct = -1, 0
+    buffers = (tokens, offsets, documents, texts)
+    names = ("sentences", "documents", "tokens", "unknown", "skipped", "truncated")
+    counts, last = Counter(dict.fromkeys(names, 0)), -1
     with ExitStack() as stack:
-        files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in buffers}
+        files = [stack.enter_context((folder / f"{name}.bin").open("wb")) for name in COLUMNS]
 
         def flush() -> None:
-            for name, buffer in buffers.items():
-                buffer.tofile(files[name])
+            for buffer, file in zip(buffers, files, strict=True):
+                buffer.tofile(file)
                 del buffer[:]
 
         for text, document in sentences:
             words = tokenize(text)
             if not words:
-                skipped += 1
+                counts["skipped"] += 1
                 continue
             numbers, cut = vocabulary.numbered(text, words, max_length)
+            counts["sentences"] += 1
+            counts["documents"] += document != last
+            counts["tokens"] += len(numbers)
+            counts["unknown"] += numbers.count(vocabulary.unknown)
+            counts["truncated"] += cut
             tokens.extend(numbers)
-            total += len(numbers)
-            offsets.append(total)
+            offsets.append(counts["tokens"])
             documents.append(document)
             texts.append(_text_number(words))
-            count += 1
-            truncated += cut
-            unknown += numbers.count(vocabulary.unknown)
-            distinct += document != last
             last = document
-            if count % FLUSH == 0:
+            if counts["sentences"] % FLUSH == 0:
                 flush()
         flush()
-    return {
-        "sentences": count,
-        "documents": distinct,
-        "tokens": total,
-        "unknown": unknown,
-        "skipped": skipped,
-        "truncated": truncated,
-    }
+    return dict(counts)

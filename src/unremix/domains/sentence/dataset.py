@@ -12,9 +12,9 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import get_args
 
@@ -36,14 +36,6 @@ from unremix.files.seals import read_sealed, write_sealed
 
 EMBEDDED = "pydocs"
 MOST_WORDS = 2**22  # different words held while counting; beyond it the rarest are forgotten
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How much text there is."""
-
-    sentences: int
-    documents: int
 
 
 @dataclass(frozen=True)
@@ -70,36 +62,30 @@ class SentenceData:
     limit: int | None = None
     topics: tuple[str, ...] | None = None
     columns: tuple[str | None, str | None] = (None, None)
-    trouble: Trouble = field(default_factory=Trouble, compare=False)
-    _counts: list[Counts] = field(default_factory=list, compare=False, repr=False)
+    trouble: Trouble = field(default_factory=Counter, compare=False)
 
     def __iter__(self) -> Iterator[Sentence]:
-        trouble = Trouble()
-        sentences = documents = 0
-        for topic, group in self._documents(trouble):
-            opened = False
-            for text in group:
-                documents += not opened
-                opened = True
-                yield Sentence(text, documents - 1 if topic is None else topic)
-                sentences += 1
-                if sentences == self.limit:
-                    self._finish(Counts(sentences, documents), trouble)
-                    return
-        self._finish(Counts(sentences, documents), trouble)
+        trouble: Trouble = Counter()
+        yield from islice(self._sentences(trouble), self.limit)
+        if trouble and not self.trouble:
+            said = "; ".join(f"{count:,} {what}" for what, count in trouble.items())
+            warnings.warn(f"the text of {self.name} has {said}", stacklevel=2)
+        self.trouble.clear()
+        self.trouble.update(trouble)
 
-    def _finish(self, counts: Counts, trouble: Trouble) -> None:
-        if str(trouble) and not str(self.trouble):
-            warnings.warn(f"the text of {self.name} has {trouble}", stacklevel=3)
-        vars(self.trouble).update(vars(trouble))
-        self._counts[:] = [counts]
+    def _sentences(self, trouble: Trouble) -> Iterator[Sentence]:
+        number = 0
+        for topic, texts in self._documents(trouble):
+            text = None
+            for text in texts:
+                yield Sentence(text, number if topic is None else topic)
+            number += text is not None
 
-    def _documents(self, trouble: Trouble) -> Iterator[tuple[int | None, Iterator[str]]]:
-        """The topic and the sentences of each document; a group may turn out to be empty."""
+    def _documents(self, trouble: Trouble) -> Iterator[tuple[int | None, Iterable[str]]]:
+        """The topic and the sentences of each document, which may turn out to have none."""
+        if not self.files:
+            yield from enumerate(map(pydocs.prose, pydocs.topics().values()))
         number = {topic: place for place, topic in enumerate(self.topics or ())}
-        if self.topics is not None and not self.files:
-            texts = pydocs.topics()
-            yield from ((number[topic], pydocs.prose(texts[topic])) for topic in self.topics)
         for file, kind in zip(self.files, self.format, strict=True):
             if is_table(file):
                 for label, rows in groupby(read_texts(file, *self.columns), lambda row: row[1]):
@@ -109,20 +95,6 @@ class SentenceData:
             else:
                 blocks = groupby(read_lines(file, trouble), bool)  # bool: whether it has text
                 yield from ((None, lines) for filled, lines in blocks if filled)
-
-    @property
-    def counts(self) -> Counts:
-        """Sentences and documents, counted in one pass and remembered.
-
-        Raises:
-            ValueError: If there is no sentence.
-        """
-        if not self._counts:
-            for _ in self:
-                pass
-        if not self._counts[0].sentences:
-            raise _nothing(self)
-        return self._counts[0]
 
     def key(self, **options: object) -> str:
         """A short name for this text, as it is now, and some options: it differs if they do."""
@@ -193,29 +165,27 @@ def load_sentences(
         >>> data = load_sentences("pydocs", limit=2)
         >>> [sentence.document for sentence in data], data.topics[0]
         ([0, 0], 'assert')
-        >>> data.counts
-        Counts(sentences=2, documents=1)
     """
     check_choice("format", format, get_args(Format))
     check_positive(limit=limit)
     if data == EMBEDDED:
         return SentenceData(EMBEDDED, (), limit=limit, topics=tuple(pydocs.topics()))
     name, files = find_files(data)
-    tables = [file for file in files if is_table(file)]
-    if tables:
-        topics, column = _topics(tables, text, label)
-        columns = (text, column)
-        if len(tables) < len(files) or format != "auto":
+    tables = [is_table(file) for file in files]
+    if any(tables):
+        if not all(tables) or format != "auto":
             raise ValueError(
                 "expected either tables or other texts, and tables without a format, got "
                 f"{', '.join(file.name for file in files[:3])} with format={format!r}; read one "
                 "kind at a time"
             )
-        return SentenceData(name, tuple(files), (format,) * len(files), limit, topics, columns)
-    formats = [
-        guess_format(read_lines(file, Trouble())) if format == "auto" else format for file in files
-    ]
-    return SentenceData(name, tuple(files), tuple(formats), limit)
+        topics, column = _topics(files, text, label)
+        formats: tuple[Format, ...] = (format,) * len(files)
+        return SentenceData(name, tuple(files), formats, limit, topics, (text, column))
+    formats = tuple(
+        guess_format(read_lines(file, Counter())) if format == "auto" else format for file in files
+    )
+    return SentenceData(name, tuple(files), formats, limit)
 
 
 def _topics(
@@ -308,7 +278,7 @@ def encode_sentences(
     if vocabulary is None:
         vocabulary = build_vocabulary(data, size=vocabulary_size, cache=cache)
     words = hashlib.sha256("\n".join(vocabulary.words).encode()).hexdigest()
-    folder = Path(cache) / f"corpus-{data.key(words=words, max_length=max_length, verified=1)}"
+    folder = Path(cache) / f"corpus-{data.key(words=words, max_length=max_length, verified=2)}"
     if not (folder / ABOUT).exists():
         known = {"name": data.name, "topics": data.topics, "max_length": max_length}
         if not write_corpus(data, folder, vocabulary, known):

@@ -445,7 +445,7 @@ def features(run: Trained, data: EncodedCorpus) -> Features:
     """
     found, documents = corpus_features(reader(run)[0], data)
     labels = documents if data.topics is not None else None
-    return Features(found, data.names(), labels, data.topics)
+    return Features(found, data.names, labels, data.topics)
 
 
 @dataclass(frozen=True)
@@ -466,7 +466,7 @@ class SentencePiece:
 def cut(run: Trained, source: Any, rows: int) -> Cut:
     """The sentences of a run, or others, in pieces of at most so many."""
     corpus = load_for(run, source)
-    names = corpus.names()
+    names = corpus.names
     pieces = []
     for some in ranges(len(corpus), rows):
         batches = [

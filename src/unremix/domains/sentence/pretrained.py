@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from unremix.console.suggestions import expecting, importing_torchvision, needed_for
 from unremix.domains.extensions import module_of
 from unremix.domains.sentence.encoders import positions
-from unremix.files.atomic_files import read_text, write_text
+from unremix.files.atomic_files import read_text
 
 LIBRARIES = ("sentence-transformers", "transformers")
 POOLING = ("mean", "cls", "max")
@@ -74,7 +74,7 @@ def _tokenizer(text: str) -> Any:
 
 
 class Subwords:
-    """A pretrained encoder's tokenizer, as :class:`.tokens.Numbering`.
+    """A pretrained encoder's tokenizer, which numbers as :class:`.tokens.Vocabulary` does.
 
     Args:
         text: The tokenizer as JSON.
@@ -119,7 +119,7 @@ class Subwords:
     def numbered(
         self, text: str, words: list[str], most: int | None = None
     ) -> tuple[list[int], bool]:
-        """See :class:`.tokens.Numbering`."""
+        """See :meth:`.tokens.Vocabulary.numbered`."""
         tokenizer, text = self.tokenizer, self.prefix + text
         if most is None:
             tokenizer.no_truncation()
@@ -133,10 +133,6 @@ class Subwords:
         """The tokens of a sentence."""
         found: list[str] = self.tokenizer.encode(text, add_special_tokens=False).tokens
         return found
-
-    def save(self, path: str | Path) -> None:
-        """Write the tokenizer as JSON."""
-        write_text(Path(path), self.words[0])
 
 
 class PretrainedTransformer(nn.Module):

@@ -8,12 +8,12 @@ import importlib
 import io
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from stat import S_ISREG
-from typing import Literal, TextIO
+from typing import Literal, TextIO, TypeAlias
 
 from unremix.console.suggestions import needed_for
 from unremix.domains.rows import SUFFIXES as TABLES
@@ -39,27 +39,11 @@ _INNER = re.compile(r"""\w\w[.!?]["'”’)\]]*\s+["'“‘(]?[A-Z]""")
 _CAPITAL = re.compile(r"[A-Z]")
 
 
-@dataclass
-class Trouble:
-    """What was wrong with the text of a pass.
-
-    Args:
-        bad_lines: Lines with bytes that are not UTF-8, which became U+FFFD.
-        cut_lines: Lines so long that their end was dropped.
-        empty_files: Files without any text.
-    """
-
-    bad_lines: int = 0
-    cut_lines: int = 0
-    empty_files: int = 0
-
-    def __str__(self) -> str:
-        parts = [
-            (self.bad_lines, "lines with bytes that are not UTF-8, replaced by '\ufffd'"),
-            (self.cut_lines, f"lines cut after {LONGEST:,} characters"),
-            (self.empty_files, "files without text"),
-        ]
-        return "; ".join(f"{number:,} {what}" for number, what in parts if number)
+Trouble: TypeAlias = Counter[str]
+"""What was wrong with the text of a pass, and how often."""
+NOT_UTF8 = "lines with bytes that are not UTF-8, replaced by '\ufffd'"
+CUT = f"lines cut after {LONGEST:,} characters"
+EMPTY = "files without text"
 
 
 def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]]:
@@ -147,7 +131,7 @@ def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Itera
                             "has them; leave this file out, or unpack it first"
                         ) from None
                     line = line.encode(errors="surrogateescape").decode(errors="replace")
-                    trouble.bad_lines += 1
+                    trouble[NOT_UTF8] += 1
                 line = line.strip()
                 blank = blank and not line
                 yield line
@@ -156,7 +140,8 @@ def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Itera
             f"expected a whole gzip file, got {path}, which cannot be unpacked ({error}); "
             "copy it again"
         ) from error
-    trouble.empty_files += blank
+    if blank:
+        trouble[EMPTY] += 1
 
 
 def _bounded_lines(text: TextIO, trouble: Trouble, keep_all: bool) -> Iterator[str]:
@@ -174,7 +159,8 @@ def _bounded_lines(text: TextIO, trouble: Trouble, keep_all: bool) -> Iterator[s
         else:
             yield line
             end = text.readline(LONGEST)
-            trouble.cut_lines += end not in ("", "\n")
+            if end not in ("", "\n"):
+                trouble[CUT] += 1
             while end and not end.endswith("\n"):
                 end = text.readline(LONGEST)
     if rest:

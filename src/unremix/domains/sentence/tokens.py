@@ -7,13 +7,16 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from unremix.core.checks import check_positive
 from unremix.files.atomic_files import read_text, write_text
+
+if TYPE_CHECKING:
+    from unremix.domains.sentence.pretrained import Subwords
 
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<pad>", "<unk>")  # never tokens themselves: the tokenizer sets "<" apart
@@ -52,47 +55,8 @@ def tokenize(text: str) -> list[str]:
     return _TOKENS.findall(text)
 
 
-class Numbering(Protocol):
-    """What numbers the tokens of sentences: a vocabulary, or a pretrained encoder's tokenizer."""
-
-    words: tuple[str, ...]  # what tells it from others
-    counts: tuple[int, ...]
-
-    @property
-    def unknown(self) -> int:
-        """The number of tokens that it does not know."""
-        ...
-
-    @property
-    def mask(self) -> int:
-        """The number that stands in for a masked token."""
-        ...
-
-    @property
-    def marks(self) -> frozenset[int]:
-        """Numbers that are not of the text, such as the beginning's."""
-        ...
-
-    def __len__(self) -> int:
-        """Different numbers."""
-        ...
-
-    def numbered(
-        self, text: str, words: list[str], most: int | None = None
-    ) -> tuple[list[int], bool]:
-        """The numbers of at most so many tokens of a sentence, and whether it has more.
-
-        Its words are handed over as well: who has a text has mostly split it before.
-        """
-        ...
-
-    def read(self, text: str) -> list[str]:
-        """A sentence as the encoder reads it."""
-        ...
-
-    def save(self, path: str | Path) -> None:
-        """Write it to a file."""
-        ...
+Numbering: TypeAlias = "Vocabulary | Subwords"
+"""What numbers the tokens of sentences: a vocabulary, or a pretrained encoder's tokenizer."""
 
 
 def encode(
@@ -129,7 +93,7 @@ def encode(
 class Vocabulary:
     """The words that an encoder knows, each with a number.
 
-    Number 0 is padding and 1 stands for every unknown word.
+    Number 0 is padding and 1 stands for every unknown word, which a masked one becomes as well.
 
     Args:
         words: The known words, without the two special ones, none twice; the first gets number 2.
@@ -139,6 +103,9 @@ class Vocabulary:
     Attributes:
         words: ``words[number]`` is the word; the first two are ``<pad>`` and ``<unk>``.
         counts: ``counts[number]``, likewise.
+        unknown: The number of an unknown word.
+        mask: The number that stands in for a masked word.
+        marks: Numbers that are not of the text.
 
     Raises:
         ValueError: If a word occurs twice or holds white space, or counts do not fit.
@@ -215,16 +182,16 @@ class Vocabulary:
         total = sum(self.counts)
         return self.counts[UNKNOWN] / total if total else 0.0
 
-    def numbers(self, tokens: Iterable[str]) -> list[int]:
-        """The number of each token, 1 for an unknown one."""
-        find = self._number.get
-        return [find(token, UNKNOWN) for token in tokens]
-
     def numbered(
         self, text: str, words: list[str], most: int | None = None
     ) -> tuple[list[int], bool]:
-        """See :class:`Numbering`."""
-        return self.numbers(words[:most]), most is not None and len(words) > most
+        """The numbers of at most so many tokens of a sentence, and whether it has more.
+
+        Its words are handed over as well: who has a text has mostly split it before.
+        """
+        find = self._number.get
+        numbers = [find(word, UNKNOWN) for word in words[:most]]
+        return numbers, most is not None and len(words) > most
 
     def read(self, text: str) -> list[str]:
         """The words of a sentence, unknown ones as an ellipsis."""
