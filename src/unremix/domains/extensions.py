@@ -68,7 +68,7 @@ def warn_of_changed_code(names: Iterable[str], where: str) -> None:
         known = {}
     found = {}
     for name in names:
-        code = _file_of(name.partition(":")[0])
+        code = file_of(name.partition(":")[0])
         if code is not None:
             key = f"{Path(where).resolve()} {name}"
             found[key] = hashlib.sha256(code.read_bytes()).hexdigest()
@@ -84,7 +84,7 @@ def warn_of_changed_code(names: Iterable[str], where: str) -> None:
             write_sealed(file, lambda path: path.write_text(text))
 
 
-def _file_of(name: str) -> Path | None:
+def file_of(name: str) -> Path | None:
     """The file of a module, which is not imported to find it; None if there is none."""
     if name.endswith(".py"):
         return Path(name) if Path(name).is_file() else None

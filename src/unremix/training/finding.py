@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from unremix.console.suggestions import Mistyped
+from unremix.console.suggestions import Mistyped, did_you_mean
 from unremix.domains import DOMAINS, find_domain
 from unremix.domains.base import domain_of_encoder
-from unremix.domains.extensions import whole_name
+from unremix.domains.extensions import file_of, whole_name
 from unremix.domains.options import TrainConfig, is_code, make_config
 from unremix.training.exported import load_exported
 from unremix.training.initialization import load_matching, read_weights
@@ -68,17 +68,18 @@ def ready_encoder(config: TrainConfig, *, trust: bool = False) -> ReadyEncoder:
         return ReadyEncoder(str(path), run.config, run.shape, run.encoder(), description)
     if path.suffix in (".onnx", ".safetensors") and ":" not in name:
         return load_exported(path)
-    domain = find_domain(config.domain)
-    known = ":" in name and (is_code(name) or name.partition(":")[0] in domain.prefixes)
-    if domain.ready is None or not known:
-        able = [one for one in DOMAINS.values() if one.ready is not None]
+    domain, source = find_domain(config.domain), name.partition(":")[0]
+    able = [one for one in DOMAINS.values() if one.ready is not None]
+    hint = did_you_mean(source, [prefix for one in able for prefix in one.prefixes])
+    code = is_code(name) and not (hint and file_of(source) is None)
+    if domain.ready is None or not (code or (":" in name and source in domain.prefixes)):
         forms = [f"{prefix}:NAME" for one in able for prefix in one.prefixes]
         raise ValueError(
             f"expected {', '.join(forms)}, package.module:callable, file.py:callable, an exported "
             f".onnx or .safetensors file or a run's folder as an encoder of {domain.unit}, got "
-            f"{name!r}; check the name, or add --domain"
+            f"{name!r}{hint or '; check the name, or add --domain'}"
         )
-    if is_code(name):
+    if code:
         config = replace(config, encoder=whole_name(name))
     with torch.random.fork_rng(devices=[]):
         found = domain.ready(config)

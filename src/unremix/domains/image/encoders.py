@@ -296,7 +296,8 @@ def _absent(name: str) -> FileNotFoundError:
 def _checked_lite(name: str) -> str:
     known = [f"efficientnet-lite{size}" for size in range(5)]
     if name not in known:
-        raise ValueError(f"expected an encoder among {', '.join(known)}, got {name!r}")
+        hint = did_you_mean(name, known)
+        raise ValueError(f"expected an encoder among {', '.join(known)}, got {name!r}{hint}")
     return name
 
 

