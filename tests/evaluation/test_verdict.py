@@ -40,6 +40,7 @@ def test_too_few_measured_to_tell() -> None:
     told, few, *advice = verdict(card({"knn": accuracy(7, 14)}, {"knn": accuracy(5, 14)}))
     assert told.startswith("Training did not measurably help: no clear difference")
     assert few.startswith("Only 14 samples were measured")
+    assert "Label more" not in few  # all that there are may be labeled
     probe = {"top1": accuracy(2, 5)}  # on a part of them
     _, few, *_ = verdict(
         card({"knn": accuracy(7, 14), "linear": probe}, {"knn": accuracy(5, 14), "linear": probe})

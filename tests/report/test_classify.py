@@ -62,9 +62,15 @@ def test_the_table_is_right_and_runs_no_formula(
     ]
     gaps = [one[-1] - one[-2] for one in margins]
     np.testing.assert_allclose(gaps, sorted(gaps), atol=2e-6)
+    shown = capsys.readouterr().out
+    listed = shown.partition("to label next:\n")[2].splitlines()[:10]
+    for (_, row), gap, line in zip(order, gaps, listed, strict=False):
+        assert float(row["margin"]) == pytest.approx(gap, abs=2e-6)
+        second, first = sorted("abc", key=lambda name: float(row[f"probability of {name}"]))[1:]
+        assert line == f"  {row['name']}: {first} {gap:.1%} ahead of {second}"
+        assert f"{first} {gap:.1%} ahead of {second}" in out.with_suffix(".html").read_text()
     page = out.with_suffix(".html").read_text()
     assert "<b>bold" not in page
-    shown = capsys.readouterr().out
     assert "Accuracy 100.00 % [84.54, 100.00] on labeled items that it had not seen" in shown
     assert "most frequent class is right in 33.3 %" in shown
     # The names of its own table, as they are written for spreadsheets, are read again.
@@ -82,6 +88,10 @@ def test_a_label_that_is_wrong_is_named(embeddings: Path, tmp_path: Path) -> Non
     found = unremix.classify(given, str(embeddings), output=tmp_path / "p.csv")
     assert found.contradicted == [30]
     assert (tmp_path / "p.csv").exists()
+    assert (
+        "1 label of yours differs from what it surely predicts: look whether it is"
+        in (found.summary()[-1])
+    )
     assert "differ from a sure prediction" in (tmp_path / "p.html").read_text()
 
 

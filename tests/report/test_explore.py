@@ -35,6 +35,7 @@ def test_what_the_page_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert f"kNN accuracy {leave_one_out_knn(rows, labels, k=6)}" in shown
     assert "6 images have a near-duplicate" in shown
+    assert "1 label contradicts the neighbors: look whether it is wrong." in shown
     pairs = [sorted(one["items"]) for one in data["closest"] if one["duplicate"]]
     assert sorted(pairs) == [[4, 40], [5, 41], [6, 42]]
     assert [one["item"] for one in data["suspicious"]] == [50]

@@ -106,8 +106,8 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
     counts = [measure["count"] for measure in measured.values() if "count" in measure]
     if helped == "unclear" and counts and max(counts) < FEW_MEASURED:
         sentences.append(
-            f"Only {max(counts)} samples were measured, so small differences cannot be seen. Label "
-            "more samples."
+            f"Only {max(counts)} samples were measured, so small differences cannot be seen: with "
+            "more labeled samples they could be."
         )
     if not results and "unlabeled" in card:
         sentences.append(_without_labels(card["unlabeled"]))

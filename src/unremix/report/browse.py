@@ -297,7 +297,7 @@ def write_duplicates(
     else:
         near = int((result.similarity >= fitting).sum())
         summary[-1] += f"; {near:,} {source.unit} reach it."
-        if fitting != threshold:
+        if near and fitting != threshold:
             summary[-1] += f" Try --threshold {fitting:.7g}."
     if len(groups) > SHOWN_GROUPS:
         summary.append(f"The page shows the {SHOWN_GROUPS} largest; the table has all.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,11 @@ class Predictions:
         order = np.argsort(-held_out.max(1), kind="stable")
         return known[order[wrong[order]]].tolist()  # type: ignore[no-any-return]
 
+    def certainty(self, row: int) -> str:
+        """How far an item's likeliest class is ahead of its second."""
+        second, first = np.argsort(self.found.probabilities[row], kind="stable")[-2:]
+        return f"{self.classes[first]} {self.found.margin[row]:.1%} ahead of {self.classes[second]}"
+
     def summary(self) -> list[str]:
         """How good the classifier is, a sentence each."""
         found, labeled = self.found, int((self.given >= 0).sum())
@@ -94,10 +99,11 @@ class Predictions:
                 f"Where it gives a class {100 * SURE:.0f} % or more, it was right in {found.sure}, "
                 f"{found.sure.count} of these items."
             )
-        if self.contradicted:
+        wrong = len(self.contradicted)
+        if wrong:
             says.append(
-                f"{counted(len(self.contradicted), 'label')} of yours differ from what it surely "
-                "predicts: look whether they are wrong."
+                f"{counted(wrong, 'label')} of yours differ{'s' * (wrong == 1)} from what it "
+                f"surely predicts: look whether {'it is' if wrong == 1 else 'they are'} wrong."
             )
         return says
 
@@ -248,13 +254,13 @@ def _write(source: Source, predictions: Predictions, path: Path) -> Written:
     """The table of predictions, and a page of them."""
     found, classes, predicted = predictions.found, predictions.classes, predictions.predicted
     rank = {row: n for n, row in enumerate(predictions.label_next, start=1)}
-    columns = ["name", "label", "predicted", "probability", "label_next"]
+    columns = ["name", "label", "predicted", "probability", "margin", "label_next"]
     columns += [f"probability of {name}" for name in classes]
     rows: list[dict[str, Any]] = []
     for row, name in enumerate(predictions.names):
         given, chances = int(predictions.given[row]), found.probabilities[row].tolist()
-        label = "" if given < 0 else classes[given]
-        cells = [name, label, predicted[row], max(chances), rank.get(row), *chances]
+        label, ahead = "" if given < 0 else classes[given], float(found.margin[row])
+        cells = [name, label, predicted[row], max(chances), ahead, rank.get(row), *chances]
         rows.append(dict(zip(columns, cells, strict=True)))
     write_rows(path, rows, columns)
     summary = predictions.summary()
@@ -262,8 +268,8 @@ def _write(source: Source, predictions: Predictions, path: Path) -> Written:
         source, path.with_suffix(".html"), "Predictions", summary, _groups(source, predictions)
     )
     following = predictions.label_next[:LISTED]
-    named = [f"  {max(found.probabilities[row]):.2f}  {source.names[row]}" for row in following]
-    listed = ["Least certain, to label next (with their probability):", *named] if named else []
+    named = [f"  {source.names[row]}: {predictions.certainty(row)}" for row in following]
+    listed = ["Least certain, to label next:", *named] if named else []
     return Written(path.with_suffix(".html"), path, summary, listed)
 
 
@@ -272,23 +278,27 @@ def _groups(source: Source, predictions: Predictions) -> list[Group]:
     found, predicted = predictions.found, predictions.predicted
     chance = found.probabilities.max(1)
 
-    def group(title: str, rows: list[int]) -> Group:
-        shown = rows[: NEXT if title.startswith("Label next") else SHOWN_MEMBERS]
+    def likeliest(row: int) -> str:
+        return f"{predicted[row]} {chance[row]:.0%}"
+
+    def group(title: str, rows: list[int], says: Callable[[int], str] = likeliest) -> Group:
         items = [
-            Item(item.name, item.image, f"{predicted[row]} {chance[row]:.0%}")
-            for row, item in zip(shown, items_of(source, shown), strict=True)
+            Item(item.name, item.image, says(row))
+            for row, item in zip(rows, items_of(source, rows), strict=True)
         ]
         return Group(title, title, items)
 
     groups = []
     if predictions.label_next:
-        groups.append(group("Label next: the least certain", predictions.label_next))
+        following = predictions.label_next[:NEXT]
+        groups.append(group("Label next: the least certain", following, predictions.certainty))
     if predictions.contradicted:
-        groups.append(group("Labels that differ from a sure prediction", predictions.contradicted))
+        wrong = predictions.contradicted[:SHOWN_MEMBERS]
+        groups.append(group("Labels that differ from a sure prediction", wrong))
     order = np.argsort(-chance, kind="stable")
     for number, name in enumerate(predictions.classes[:SHOWN_GROUPS]):
         rows = order[found.probabilities[order].argmax(1) == number].tolist()
         unlabeled = [row for row in rows if predictions.given[row] < 0]
         title = f"{name}: {counted(len(rows), 'item')} predicted, {len(unlabeled):,} not labeled"
-        groups.append(group(title, unlabeled))
+        groups.append(group(title, unlabeled[:SHOWN_MEMBERS]))
     return groups

@@ -208,7 +208,7 @@ def _says(
         shown = f"; the {MOST_SUSPICIOUS} most doubtful are shown" * (suspicious > MOST_SUSPICIOUS)
         says.append(
             f"{counted(suspicious, 'label')} contradict{'s' * (suspicious == 1)} the neighbors: "
-            f"look whether they are wrong{shown}."
+            f"look whether {'it is' if suspicious == 1 else 'they are'} wrong{shown}."
         )
     return says
 
