@@ -71,18 +71,11 @@ def time_loss(loss_fn: TwoViewLoss, pairs: int, device: str) -> dict[str, Any]:
 def time_step(width: int, precision: str) -> dict[str, Any]:
     """A step of UnReMix on ResNet-18: samples per second, and bytes where known."""
     options = {"backbone": "resnet18", "width": width, "image_size": 32, "batch_size": 256}
-    config = make_config(
-        {
-            "recipe": "unremix-simclr",
-            "data": "digits",
-            "epochs": 1,
-            "precision": precision,
-            **options,
-        }
-    )
+    options["precision"] = precision
+    config = make_config({"recipe": "unremix-simclr", "data": "digits", "epochs": 1, **options})
     found = estimate(config, seconds=STEP_SECONDS)
     speed = config.batch_size / found.step_seconds
-    return {**options, "precision": precision, "samples_per_second": speed, "bytes": found.memory}
+    return {**options, "samples_per_second": speed, "bytes": found.memory}
 
 
 def benchmark(path: Path) -> None:

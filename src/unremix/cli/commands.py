@@ -493,31 +493,27 @@ def recipes(recipe: str | None = None) -> None:
     """
     from rich.console import Console
     from rich.table import Column, Table
-    from rich.text import Text
 
     from unremix.frameworks.parts import option_fields, section_of, summary_of
     from unremix.recipes import NOTHING, PARTS, RECIPES, find_recipe, options_of
     from unremix.training.settings import shipped
 
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
 
-    def show(
-        headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, solid: int = 1
-    ) -> None:
+    def show(headings: Sequence[str], rows: Iterable[Sequence[str]], *, solid: int = 1) -> None:
         """Print a table whose last columns break lines, but not the first ``solid`` ones."""
         columns = [
             Column(heading, no_wrap=number < solid, overflow="fold")
             for number, heading in enumerate(headings)
         ]
         padding = (0, 1, 0, int(solid == 1))
-        named = any(headings)
-        table = Table(*columns, box=None, pad_edge=False, padding=padding, show_header=named)
+        table = Table(*columns, box=None, pad_edge=False, padding=padding)
+        table.show_header = any(headings)
         for row in rows:
             table.add_row(*row)
         console.print(table)
         console.print()
 
-    rows: list[tuple[str | Text, ...]]
     if recipe is not None:
         chosen = find_recipe(recipe)
         facts = {
@@ -532,19 +528,19 @@ def recipes(recipe: str | None = None) -> None:
             summary = NOTHING if name == NOTHING else f"{name} ({summary_of(PARTS[kind][name])})"
             facts[f"--{kind}"] = summary
         show(["", ""], facts.items())
-        rows = [
-            (one.option, Text(one.value), one.kind, "recipe" if one.changed else "default")
+        resolved = (
+            (one.option, one.value, one.kind, "recipe" if one.changed else "default")
             for one in options_of(chosen)
-        ]
-        show(["option", "value", "of the", "set by"], rows)
+        )
+        show(["option", "value", "of the", "set by"], resolved)
         return
     parts = ("framework", "mixing", "negatives", "weighting")
     for domain in dict.fromkeys(one.domain for one in RECIPES.values()):
         rows = []
         for one in (one for one in RECIPES.values() if one.domain == domain):
             sets = [f"{o.option} {o.value}" for o in options_of(one) if o.changed]
-            text = Text("\n".join([one.summary, *sets]))
-            rows.append((one.name, *one.parts.values(), f"{one.temperature:g}", text))
+            words = "\n".join([one.summary, *sets])
+            rows.append((one.name, *one.parts.values(), f"{one.temperature:g}", words))
         show([f"{domain} recipes", *parts, "τ", "what it is, and what it sets"], rows, solid=6)
     console.print("One in full, with every option and its place in the paper: unremix recipes hcl")
     console.print("Any part can be exchanged: --recipe moco --weighting unremix --mixing unmix\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from inspect import Parameter, signature
 from typing import Any
@@ -44,13 +44,12 @@ def options_help(command: str, words: Sequence[str], *, everything: bool) -> str
     lines += _option("config", CONFIG, "", everything)
     lines += _option("dry_run", DRY_RUN, "", everything)
     if command == "compare":
-        for its in fields(CompareConfig):
-            usual = "" if its.default in (MISSING, None) else written(its.default)
-            lines += _option(its.name, described(CompareConfig)[its.name], usual, everything)
+        lines += _options(CompareConfig, everything)
     skip = {*INTERNAL, *(("progress", *OWN) if command == "compare" else ())}
     shared = [its for its in fields(TrainConfig) if its.name not in skip]
     lines += ["", "common options"]
-    lines += _options([one for one in shared if one.name not in SELECTIVE], domain, everything)
+    common = [its for its in shared if its.name not in SELECTIVE]
+    lines += _options(TrainConfig, everything, some=common, usual=domain.defaults)
     lines += _sections(None, everything)
     others = [one for one in DOMAINS.values() if one is not domain]
     foreign = set(SELECTIVE) - domain.uses
@@ -58,8 +57,9 @@ def options_help(command: str, words: Sequence[str], *, everything: bool) -> str
     for one in [domain, *others] if everything else [domain]:
         lines += ["", f"for {one.name} data"]
         lines += _lines("--data", one.reads, "") if everything else []
-        lines += _options([its for its in shared if its.name in one.uses], one, everything)
-        lines += _own(one, everything)
+        used = [its for its in shared if its.name in one.uses]
+        lines += _options(TrainConfig, everything, some=used, usual=one.defaults)
+        lines += _section(one.section, one.options, everything)
         lines += _sections(one.name, everything)
         if not one.section:
             rare |= {its.name: None for its in fields(one.options) if its.metadata.get("rare")}
@@ -99,27 +99,33 @@ def _domain(words: Sequence[str]) -> Domain:
     return DOMAINS.get(given.get("domain") or domain_of(recipe) or "") or default_domain()
 
 
-def _options(options: Sequence[Field[Any]], domain: Domain, everything: bool) -> Iterator[str]:
-    """The lines of some options that all kinds of data share, with the defaults of one."""
-    texts = described(TrainConfig)
-    texts["domain"] += f" It is one of {', '.join(DOMAINS)}."
-    for its in options:
-        if everything or not its.metadata["rare"]:
-            usual = domain.defaults.get(its.name, its.metadata["usual"])
-            shown = "" if usual is None or usual == () else written(usual)
-            yield from _option(its.name, texts[its.name], shown, everything)
-
-
-def _own(domain: Domain, everything: bool) -> Iterator[str]:
-    """The lines of the options of a kind of data."""
-    if domain.section and not everything:
-        yield from _names(domain.section, domain.options)
-        return
-    texts, prefix = described(domain.options), f"{domain.section}." if domain.section else ""
-    for its in fields(domain.options):
+def _options(
+    kind: type,
+    everything: bool,
+    prefix: str = "",
+    *,
+    some: Sequence[Field[Any]] | None = None,
+    usual: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
+    """The lines of all fields of a dataclass or of some, whose defaults may be others."""
+    texts = described(kind)
+    if kind is TrainConfig:
+        texts["domain"] += f" It is one of {', '.join(DOMAINS)}."
+    for its in fields(kind) if some is None else some:
         if everything or not its.metadata.get("rare"):
-            shown = "" if its.default in (None, ()) else written(its.default)
+            default = its.metadata.get("usual", its.default)
+            default = (usual or {}).get(its.name, default)
+            shown = "" if default in (None, (), MISSING) else written(default)
             yield from _option(prefix + its.name, texts[its.name], shown, everything)
+
+
+def _section(section: str, options: type, everything: bool) -> Iterator[str]:
+    """The options of a section, or, of one with a name, their names alone."""
+    if section and not everything:
+        inner = f"--{section}." + ", ".join(its.name for its in fields(options))
+        yield from textwrap.wrap(inner, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    else:
+        yield from _options(options, everything, f"{section}." if section else "")
 
 
 def _option(name: str, text: str, usual: str, everything: bool) -> list[str]:
@@ -152,14 +158,4 @@ def _sections(domain: str | None, everything: bool) -> Iterator[str]:
             for one in domains_of(kind, name)
         }
         if served == {domain} or (domain is None and len(served) > 1):
-            if not everything:
-                yield from _names(section, options)
-                continue
-            for option, text in described(options).items():
-                yield from _option(f"{section}.{option}", text, "", True)
-
-
-def _names(section: str, options: type) -> list[str]:
-    """The names of the options of a section."""
-    inner = f"--{section}." + ", ".join(its.name for its in fields(options))
-    return textwrap.wrap(inner, WIDTH, initial_indent="  ", subsequent_indent="    ")
+            yield from _section(section, options, everything)
