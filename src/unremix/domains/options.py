@@ -426,12 +426,7 @@ class TrainConfig:
             )
         composition = compose(
             recipe,
-            changes={
-                "framework": self.framework,
-                "weighting": self.weighting,
-                "mixing": self.mixing,
-                "negatives": self.negatives,
-            },
+            changes={kind: getattr(self, kind) for kind in PARTS},
             options=self.part_options,
             epochs=self.epochs,
             temperature=self.temperature,

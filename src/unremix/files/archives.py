@@ -8,18 +8,14 @@ before anything is read, and a header that leads back or never ends is refused.
 from __future__ import annotations
 
 import gzip
-import json
 import os
-import re
 import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import product
-from math import prod
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -27,15 +23,12 @@ from unremix.files.atomic_files import checked, open_file
 from unremix.files.bounds import allowance, shorten
 from unremix.files.remote import RemoteFile, fetch, kept, read_range
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp")
 MAX_FILE_BYTES = 2**30
 # A packed file may unpack to SMALL bytes plus USUAL bytes per packed byte.
 SMALL, USUAL = 2**24, 8
-LABEL_BYTES = 2**20  # of a file that holds a label
 HEADERS = 2**16  # bytes of headers before a file in a tar
 ZIP_HEADER = 30  # bytes, at least, before the data of a zip's member
 PIECE = 2**20  # bytes read at a time
-MOST_SHARDS = 1_000_000
 
 
 class Unusable(Exception):
@@ -342,97 +335,3 @@ def tar_members(path: Path) -> tuple[list[tuple[str, Span]], str | None]:
     except Exception as error:  # broken headers raise almost anything
         problem = "truncated" if found else f"not a tar file: {shorten(error)}"
     return list(found.items()), problem
-
-
-def expand_braces(pattern: str) -> list[str]:
-    """All names that a pattern with ``{000..099}`` or ``{a,b}`` stands for, in its order.
-
-    Example:
-        >>> expand_braces("shard-{08..10}.tar")
-        ['shard-08.tar', 'shard-09.tar', 'shard-10.tar']
-        >>> expand_braces("{a,b}-{0..1}.tar")
-        ['a-0.tar', 'a-1.tar', 'b-0.tar', 'b-1.tar']
-
-    Raises:
-        ValueError: If it stands for more than a million.
-    """
-    pieces = re.split(r"\{([^{}]*)\}", pattern)
-    choices = [_choices(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]
-    if prod(map(len, choices)) > MOST_SHARDS:
-        raise ValueError(
-            f"expected a pattern for at most {MOST_SHARDS:,} files, got {shorten(pattern)}; "
-            "name a folder in its place"
-        )
-    return ["".join(parts) for parts in product(*choices)]
-
-
-def _choices(braced: str) -> Sequence[str]:
-    """What one pair of braces stands for: a range of numbers, or a list."""
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braced)
-    if numbers is None:
-        return braced.split(",")
-    first, last = numbers.groups()
-    # A leading zero asks for equal widths, as in the shell.
-    padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
-    width = max(len(first), len(last)) if padded else 0
-    last_of_them = min(int(last), int(first) + MOST_SHARDS)
-    return [f"{number:0{width}d}" for number in range(int(first), last_of_them + 1)]
-
-
-class Sample(NamedTuple):
-    """One image of a shard, and its label, if any."""
-
-    name: str
-    image: AnySpan
-    label: int | None
-
-
-def read_shards(shards: Iterable[tuple[str, Path]]) -> tuple[list[Sample], list[Skipped]]:
-    """The samples of WebDataset shards.
-
-    The files of a sample share folder and name up to the first dot. The image is its first file of
-    an extension in `IMAGE_EXTENSIONS`; the label is the integer in its ``.cls``, or else the
-    integer ``label`` in its ``.json``. The tars are given by name and path.
-
-    Returns:
-        The samples, shard by shard and sorted by name in each; and what was left out: samples
-        without an image, and tars that end early or are none.
-    """
-    samples: list[Sample] = []
-    skipped: list[Skipped] = []
-    for shard, path in shards:
-        members, problem = tar_members(path) if path.is_file() else ([], "not a file")
-        if problem is not None:
-            skipped.append(Skipped(shard, problem))
-        for key, files in sorted(_group(members).items()):
-            extension = next((kind for kind in IMAGE_EXTENSIONS if kind in files), None)
-            if extension is None:
-                skipped.append(Skipped(f"{shard}/{key}", "no image in the sample"))
-            else:
-                name, image = files[extension]
-                samples.append(Sample(f"{shard}/{name}", image, _label(files)))
-    return samples, skipped
-
-
-def _group(members: Iterable[tuple[str, Span]]) -> dict[str, dict[str, tuple[str, Span]]]:
-    """Files by sample, then by extension; hidden files are left out."""
-    samples: dict[str, dict[str, tuple[str, Span]]] = {}
-    for name, span in members:
-        folder, slash, base = name.rpartition("/")
-        stem, _, extension = base.partition(".")
-        if stem:
-            samples.setdefault(folder + slash + stem, {})[extension.lower()] = (name, span)
-    return samples
-
-
-def _label(files: dict[str, tuple[str, Span]]) -> int | None:
-    """The label of a sample; None if it has no label or no integer."""
-    try:
-        if "cls" in files:
-            return int(files["cls"][1].read(most=LABEL_BYTES))
-        if "json" in files:
-            label = json.loads(files["json"][1].read(most=LABEL_BYTES))["label"]
-            return label if isinstance(label, int) and not isinstance(label, bool) else None
-    except (Unusable, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return None

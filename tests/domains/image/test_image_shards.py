@@ -14,7 +14,8 @@ import torch
 from pictures import picture, pixels
 
 from unremix.domains.image.dataset import load_images
-from unremix.files.archives import Span, Unusable, ZipSpan, expand_braces, tar_members
+from unremix.files.archives import Span, Unusable, ZipSpan, tar_members
+from unremix.files.shards import expand_braces
 
 
 def encoded(seed: int, kind: str = "PNG") -> bytes:

@@ -165,7 +165,7 @@ def test_a_shard_is_looked_through_once(cache: Path, monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise AssertionError("fetched again")
 
-    monkeypatch.setattr("unremix.files.remote_shards.download", refuse)
+    monkeypatch.setattr("unremix.files.shards.download", refuse)
     second, _ = streamed(URL)
     assert second.train.names == first.train.names
     assert torch.equal(second.train.labels, first.train.labels)  # type: ignore[arg-type]

@@ -232,10 +232,10 @@ def _find(data: str | Path | Sequence[str | Path]) -> ImageSplits:
         return read_files(data)
     if str(data) == "digits":
         return read_digits()
-    if is_url(data) and name_and_suffix(Path(data))[1] in ("", ".tar"):
-        return read_url(str(data))
     if "{" in str(data) and not Path(data).exists():
         return read_pattern(str(data))
+    if is_url(data) and name_and_suffix(Path(data))[1] in ("", ".tar"):
+        return read_url(str(data))
     refuse_other_kinds(str(data), "image")
     path = locate(data, IMAGES)
     if path.is_dir():

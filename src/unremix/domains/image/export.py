@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,12 @@ def write_torchvision(encoder: nn.Module, facts: dict[str, Any], path: Path) -> 
         )
     state = to_torchvision(encoder)
     write_whole(path, lambda file: torch.save(state, file))
-    reasons = _differences(encoder)
+    differences = {
+        "first convolution 3x3 instead of 7x7, no max-pool": encoder.stem == "cifar",
+        f"width {encoder.width} instead of 64": encoder.width != 64,
+        f"{encoder.channels} channel instead of 3": encoder.channels != 3,
+    }
+    reasons = [words for words, differs in differences.items() if differs]
     if not reasons:
         return ExportNote()
     note = (
@@ -154,19 +159,6 @@ def write_torchvision(encoder: nn.Module, facts: dict[str, Any], path: Path) -> 
         "{code} builds the module that can"
     )
     return ExportNote(_code(encoder, path), note)
-
-
-def _differences(encoder: ResNet) -> list[str]:
-    """Why torchvision's class of that depth cannot load the weights."""
-    return [
-        words
-        for differs, words in (
-            (encoder.stem == "cifar", "first convolution 3x3 instead of 7x7, no max-pool"),
-            (encoder.width != 64, f"width {encoder.width} instead of 64"),
-            (encoder.channels != 3, f"{encoder.channels} channel instead of 3"),
-        )
-        if differs
-    ]
 
 
 def _code(encoder: ResNet, path: Path) -> str:
@@ -180,20 +172,6 @@ def _code(encoder: ResNet, path: Path) -> str:
         source=source,
         model=encoder,
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what the exporter says about itself and about packages that are not needed."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def write_onnx(encoder: nn.Module, facts: dict[str, Any], path: Path) -> ExportNote:
@@ -210,7 +188,12 @@ def write_onnx(encoder: nn.Module, facts: dict[str, Any], path: Path) -> ExportN
     model = FromBytes(encoder.float(), facts["mean"], facts["std"]).eval()
 
     def write(file: Path) -> None:
-        with _quiet():
+        with ExitStack() as quiet:  # it talks about itself, and of packages that are not needed
+            logger = logging.getLogger("torch.onnx")
+            quiet.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+            quiet.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 model,
                 (images,),

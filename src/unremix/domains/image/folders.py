@@ -5,10 +5,9 @@ from __future__ import annotations
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, TypeVar
 
 from unremix.domains.image.arrays import CIFAR_FILES, IDX_NAME, read_cifar, read_idx
 from unremix.domains.image.decoding import (
@@ -19,27 +18,16 @@ from unremix.domains.image.decoding import (
     suffixes,
 )
 from unremix.domains.image.splits import IMAGES, ImageSplits, Split, labeled
-from unremix.files.archives import (
-    RemoteSpan,
-    Sample,
-    Skipped,
-    Span,
-    Unusable,
-    ZipSpan,
-    expand_braces,
-    read_shards,
-    zip_members,
-)
+from unremix.files.archives import RemoteSpan, Skipped, Span, Unusable, ZipSpan, zip_members
 from unremix.files.locate import locate
-from unremix.files.remote import RemoteFile, list_files
-from unremix.files.remote_shards import read_remote_shards
+from unremix.files.remote import is_url, list_files
+from unremix.files.shards import Place, expand_braces, read_shards
 from unremix.files.walk import walk
 
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's: name and class of the images beside it
 Files = list[tuple[str, Span | RemoteSpan | ZipSpan]]
-Place = TypeVar("Place", Path, "str | RemoteFile")
 
 
 def read_folder(folder: Path) -> ImageSplits:
@@ -59,7 +47,9 @@ def read_folder(folder: Path) -> ImageSplits:
             return read_cifar(name, pickles, folder)
         if any(IDX_NAME.fullmatch(file) for file in files):
             return read_idx(name, files)
-        shards = [(key, path) for key, path in files.items() if path.suffix.lower() == ".tar"]
+        shards: list[tuple[str, Place]] = [
+            (key, path) for key, path in files.items() if path.suffix.lower() == ".tar"
+        ]
         if shards:
             return read_tars(name, shards)
         if len(entries) != 1 or not entries[0].is_dir():
@@ -220,13 +210,12 @@ def _classes(
 
 
 def read_pattern(pattern: str) -> ImageSplits:
-    """Shards named by a pattern with braces; all must exist."""
-    shards = [(Path(name).name, locate(name, IMAGES)) for name in expand_braces(pattern)]
-    return read_tars(_name_of(pattern), shards)
-
-
-def _name_of(pattern: str) -> str:
-    return Path(pattern).name.split("{")[0].rstrip("-_.") or "shards"
+    """Shards named by a pattern with braces, of paths or URLs; all must exist."""
+    shards: list[tuple[str, Place]] = [
+        (Path(one).name, one if is_url(one) else locate(one, IMAGES))
+        for one in expand_braces(pattern)
+    ]
+    return read_tars(Path(pattern).name.split("{")[0].rstrip("-_.") or "shards", shards)
 
 
 def read_url(url: str) -> ImageSplits:
@@ -236,35 +225,24 @@ def read_url(url: str) -> ImageSplits:
         OSError: If something cannot be read in several attempts.
     """
     name = Path(url).name
-    if "{" in url:
-        urls = expand_braces(url)
-        shards: list[tuple[str, str | RemoteFile]] = [(Path(one).name, one) for one in urls]
-        return read_tars(_name_of(url), shards, read_remote_shards)
     if url.lower().endswith(".tar"):
-        return read_tars(name[: -len(".tar")], [(name, url)], read_remote_shards)
+        return read_tars(name[: -len(".tar")], [(name, url)])
     files = list_files(url)
-    shards = [
+    shards: list[tuple[str, Place]] = [
         (inner, file) for inner, file in files if re.fullmatch(r"[^./][^/]*\.tar", inner.lower())
     ]
     if shards:
-        return read_tars(name, shards, read_remote_shards)
+        return read_tars(name, shards)
     return read_tree(name, [(inner, RemoteSpan(file, 0, file.size)) for inner, file in files], [])
 
 
-def read_tars(
-    name: str,
-    shards: list[tuple[str, Place]],
-    read: Callable[[Any], tuple[list[Sample], list[Skipped]]] = read_shards,
-) -> ImageSplits:
-    """WebDataset shards; those whose names say train and those that say test (val) are a split.
-
-    Shards are given by name and place, and ``read`` gives their samples.
-    """
+def read_tars(name: str, shards: list[tuple[str, Place]]) -> ImageSplits:
+    """WebDataset shards; those whose names say train and those that say test (val) are a split."""
     chosen, outside = _split_by_name(shards)
     skipped = [Skipped(shard, "outside the shards for train and test") for shard in outside]
     splits = []
     for some in chosen:
-        samples, bad = read(some)
+        samples, bad = read_shards(some)
         labels = [sample.label for sample in samples if sample.label is not None]
         if labels and len(labels) < len(samples):
             warnings.warn(
