@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
+from unremix.console.values import fits
 from unremix.files.atomic_files import checked, open_file
 from unremix.files.fingerprint import feed, fingerprint
 
@@ -31,6 +32,12 @@ SAFE_TORCH = "2.10"  # below it, weights_only=True does not stop every forged ar
 ARCHIVE = b"PK"  # how one begins
 MARK = b"sha256:"
 COMMENT = len(MARK) + 64  # bytes
+# What a training continues from; early versions did not write all of it.
+CONTENTS = {
+    "step": int, "rows": list[dict[str, float]], "model": dict, "losses": list[float],
+    "seconds": float, "record": dict, "optimizer": dict,
+}  # fmt: skip
+NEEDED = {"step", "rows", "model"}
 LAST_RECORD = b"PK\x05\x06"  # of a zip; 22 bytes without a comment
 
 
@@ -146,30 +153,16 @@ def check_torch(*, trust: bool = False) -> None:
 
 def _is_checkpoint(state: Any) -> bool:
     """Whether all that a training continues from is of the type that it writes."""
-    if not isinstance(state, dict):
+    if not isinstance(state, dict) or not state.keys() >= NEEDED:
         return False
-    step, rows, model = (state.get(name) for name in ("step", "rows", "model"))
-    losses, seconds = state.get("losses", []), state.get("seconds", 0.0)
+    if not all(fits(state[name], kind) for name, kind in CONTENTS.items() if name in state):
+        return False
     return (
-        isinstance(step, int)
-        and _is_number(step)
-        and step >= 0
-        and isinstance(rows, list)
-        and all(isinstance(row, dict) and "epoch" in row for row in rows)
-        and all(_is_number(value) for row in rows for value in row.values())
-        and all(math.isfinite(row["epoch"]) for row in rows)
-        and isinstance(losses, list)
-        and all(map(_is_number, losses))
-        and _is_number(seconds)
-        and isinstance(state.get("record", {}), dict)
-        and isinstance(state.get("optimizer", {}), dict)
-        and isinstance(model, dict)
-        and all(isinstance(name, str) and _is_plain(tensor) for name, tensor in model.items())
+        state["step"] >= 0
+        and all(fits(value, float) for row in state["rows"] for value in row.values())
+        and all(math.isfinite(row.get("epoch", math.nan)) for row in state["rows"])
+        and all(isinstance(name, str) and _is_plain(one) for name, one in state["model"].items())
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _is_plain(tensor: Any) -> bool:

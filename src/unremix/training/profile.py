@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 STAGES = ("reading", "views", "encoder", "loss", "backward", "optimizer", "measuring", "saving")
-FIRST, LAST = 2, 5  # steps that are traced, from 0: the first ones are slower than the others
+TRACED = {"wait": 1, "warmup": 1, "active": 3}  # steps: the first ones are slower than the others
 
 Item = TypeVar("Item")
 
@@ -32,7 +32,13 @@ class Profile:
         self.steps, self.device, self.trace = 0, device, trace
         self.stages: list[str] = []
         self.since = time.perf_counter()
-        self.profiler: profile | None = None
+        cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+        self.profiler = profile(
+            activities=[ProfilerActivity.CPU, *cuda],
+            schedule=schedule(**TRACED, repeat=1),
+            on_trace_ready=lambda traced: traced.export_chrome_trace(str(trace)),
+        )
+        self.profiler.start()
         self.hooks = (
             encoder.register_forward_pre_hook(lambda *_: self._enter(self._of_encoder())),
             encoder.register_forward_hook(lambda *_: self._leave(), always_call=True),
@@ -76,27 +82,14 @@ class Profile:
             with self.stage("reading"):
                 batch = next(arriving, None)
             if batch is None:
-                break
-            if self.steps == FIRST:
-                cuda = [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
-                self.profiler = profile(activities=[ProfilerActivity.CPU, *cuda])
-                self.profiler.start()
+                return
             yield batch
             self.steps += 1
-            if self.steps == LAST:
-                self.finish()
-        self.finish()
-
-    def finish(self) -> None:
-        """Write the trace, if steps are being traced."""
-        if self.profiler is not None:
-            self.profiler.stop()
-            self.profiler.export_chrome_trace(str(self.trace))
-            self.profiler = None
+            self.profiler.step()
 
     def close(self) -> None:
         """Write what is being traced, and leave the encoder alone."""
-        self.finish()
+        self.profiler.stop()
         for hook in self.hooks:
             hook.remove()
 
