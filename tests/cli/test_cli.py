@@ -308,6 +308,11 @@ def test_mistakes_name_the_nearest_option(
         ["train", "--epoch", "3"], capsys
     )  # not a short form
     assert "did you mean --data photos?" in refused(["train", "photos"], capsys)
+    ready = ["photos", "x.png", "--encoder", "timm:resnet18"]
+    assert "did you mean --query x.png?" in refused(["neighbors", *ready], capsys)
+    assert "did you mean --labels x.png?" in refused(["classify", *ready], capsys)
+    assert "did you mean" not in refused(["cluster", *ready], capsys)  # photos are the data
+    assert "did you mean --data x.png?" in refused(["cluster", "runs/x", "x.png"], capsys)
     spaces = ["compare", "--recipes", "simclr", "hcl", "moco", "--epochs", "1"]
     assert "did you mean --recipes simclr,hcl,moco?" in refused(spaces, capsys)
     assert "did you mean 'loss.mix'?" in refused(["train", "--loss.mxi", "fixed"], capsys)

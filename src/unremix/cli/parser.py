@@ -217,8 +217,14 @@ def _unknown(
 
 def _superfluous(command: str, words: Sequence[str], word: str) -> str:
     """The error for a word that follows no option."""
-    known = {"data", "recipes"} if command in WITH_CONFIG else set(_parameters(command))
-    hint = f"; did you mean {_meant(word, words)}?" if "data" in known else "; see --help"
+    known = {"data": None} if command in WITH_CONFIG else _parameters(command)
+    needed = [one for one in known if (command, one) in NAMED and f"--{one}" not in words]
+    if needed:
+        hint = f"; did you mean --{needed[0]} {word}?"
+    elif "data" in known and not ("source" in known and "--encoder" in words):
+        hint = f"; did you mean {_meant(word, words)}?"
+    else:
+        hint = "; see --help"
     return f"expected options of this command, got {word}{hint}"
 
 

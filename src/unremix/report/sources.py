@@ -154,7 +154,7 @@ def open_source(
         return _of_file(place, data, domain)
     raise ValueError(
         f"expected a run's folder or a file of embeddings, got {place!r}; for data, add --encoder "
-        "NAME, which says what embeds them: 'unremix doctor' lists those that are installed"
+        "NAME, which says what embeds them: 'unremix doctor' names some"
     )
 
 
