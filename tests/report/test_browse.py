@@ -18,6 +18,7 @@ from unremix import classify, load
 from unremix import encoder as encoder_of
 from unremix.cli import main
 from unremix.domains import DOMAINS
+from unremix.report import sources
 
 SMALL = [
     "--batch_size", "16", "--epochs", "1", "--probe_epochs", "1", "--head_hidden", "[16]",
@@ -286,3 +287,7 @@ def test_data_of_a_ready_encoder(
     (tmp_path / "net.py").write_text(ENCODER.replace("nn.AvgPool2d(8)", "nn.MaxPool2d(8)"))
     assert main(["cluster", photos, *encoder]) == 0
     assert len(list(kept.parent.iterdir())) == 2
+    # So is the same code with another version of a library.
+    monkeypatch.setattr(sources, "version_of", lambda name: "0.1" if name == "timm" else None)
+    assert main(["cluster", photos, *encoder]) == 0
+    assert len(list(kept.parent.iterdir())) == 3

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unremix.console.suggestions import version_of
 from unremix.domains.base import Domain, Features, find_domain
+from unremix.domains.extensions import file_of
 from unremix.domains.options import TrainConfig
 from unremix.files.atomic_files import refuse_link, write_arrays
 from unremix.files.locate import candidates
@@ -224,7 +226,8 @@ def _features(arrays: dict[str, Any]) -> Features:
 def _digest(model: Run | ReadyEncoder, source: str, data: Any) -> str:
     """Of the encoder and the data, and of the names, sizes and times of their files."""
     facts = (source, model.config.limit, model.domain.size(data), model.domain.fingerprint(data))
-    digest = hashlib.sha256(repr(facts).encode())
+    made_by = [version_of(name) for name in ("unremix", *model.domain.prefixes)]
+    digest = hashlib.sha256(repr((facts, made_by)).encode())
     files = []
     if isinstance(model, Run):
         weights = (model.checkpoint, model.previous, model.path / "encoder.safetensors")
@@ -234,8 +237,8 @@ def _digest(model: Run | ReadyEncoder, source: str, data: Any) -> str:
         digest.update(digest_of(model.encoder().state_dict()).encode())
         files = [path for path in (model.path,) if path.is_file()]
     # The same weights in other code are another encoder.
-    code = (Path(name.partition(":")[0]) for name in model.config.code)
-    files += [path for path in code if path.is_file()]
+    code = (file_of(name.partition(":")[0]) for name in model.config.code)
+    files += [path for path in code if path is not None]
     for where in candidates(source):
         files += sorted(path for path in (where, *where.rglob("*")) if path.is_file())
     for path in files:

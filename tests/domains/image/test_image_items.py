@@ -41,6 +41,14 @@ def test_paths_images_and_arrays_are_read_alike(tmp_path: Path) -> None:
     assert read([path], channels=1).shape == (1, 1, 8, 8)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gray_pictures_in_one_array_are_those_of_a_list(channels: int) -> None:
+    gray = np.stack([np.asarray(picture(n, (20, 16), "L")) for n in range(5)])
+    for array in (gray, gray / 255.0, torch.from_numpy(gray), gray[..., None]):
+        assert torch.equal(read(array, channels), read(list(gray), channels))
+    assert torch.equal(read(gray[:3], 1), read(list(gray[:3]), 1))
+
+
 def test_the_callers_image_stays_as_it_is(tmp_path: Path) -> None:
     path = save(tmp_path / "a.jpg", picture(2, (256, 256)))
     image = Image.open(path)
@@ -55,7 +63,9 @@ def test_the_callers_image_stays_as_it_is(tmp_path: Path) -> None:
         (Image.new("L", (8, 8)), "got one PIL image; pass it in a list"),
         (3, "got int 3"),
         ([3], "at position 0, got int 3"),
-        (np.zeros((3, 8, 8), np.uint8), r"got shape \(3, 8, 8\); .*in a list"),
+        (np.zeros((3, 8, 8), np.uint8), r"got shape \(3, 8, 8\); .*in a list, or 3 gray ones"),
+        (np.zeros((9, 8, 3), np.uint8), r"got shape \(9, 8, 3\); .*in a list"),
+        (np.zeros((8, 8), np.uint8), r"got shape \(8, 8\); .*in a list"),
         (np.full((1, 3, 9, 9), -1.5), r"integers in 0..255 or floats in \[0, 1\]"),
     ],
 )

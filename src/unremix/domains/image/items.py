@@ -23,8 +23,9 @@ def read_items(items: Any, *, channels: int, size: int) -> Tensor:
 
     Args:
         items: A list of paths, PIL images or arrays of one picture each, shape (H, W), (H, W, C)
-            or (C, H, W); or one array of n pictures, shape (n, H, W, C) or (n, C, H, W). Arrays
-            hold integers in 0..255 or floats in [0, 1], which are rounded to 8 bits.
+            or (C, H, W); or one array of n pictures, shape (n, H, W), (n, H, W, C) or
+            (n, C, H, W). Arrays hold integers in 0..255 or floats in [0, 1], which are rounded to
+            8 bits.
         channels: C of the result, 1 or 3.
         size: S of the result.
 
@@ -52,10 +53,13 @@ def read_items(items: Any, *, channels: int, size: int) -> Tensor:
     if isinstance(items, np.ndarray) and items.dtype.kind not in "OUS":
         if items.dtype == np.uint8 and items.shape[1:] == (channels, size, size):
             return torch.from_numpy(np.ascontiguousarray(items))
-        if items.ndim != 4:
+        # Three gray pictures, or one in color?
+        either = {items.shape[0] if channels > 1 else 0, items.shape[-1]} & {3, 4}
+        if items.ndim not in (3, 4) or (items.ndim == 3 and either):
             raise ValueError(
-                "expected an array of pictures of shape (n, H, W, C) or (n, C, H, W), got shape "
-                f"{items.shape}; pass one picture in a list"
+                "expected an array of pictures of shape (n, H, W), (n, H, W, C) or (n, C, H, W), "
+                f"got shape {items.shape}; pass one picture in a list, or {len(items)} gray ones "
+                "with C = 1"
             )
         items = list(image_array(items, "pictures"))
     elif not isinstance(items, Iterable):
