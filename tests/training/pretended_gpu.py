@@ -8,10 +8,11 @@ process of its own runs this, since a device is registered for good.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,8 +33,17 @@ from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.problem import BLOCK_ELSEWHERE
 from unremix.domains import find_domain
 from unremix.domains.base import make_batch
+from unremix.domains.graph.features import NodeEncoding
+from unremix.domains.graph.model import GraphShape
+from unremix.domains.graph.store import GraphBatch
 from unremix.domains.image.model import ImageShape
 from unremix.domains.options import TrainConfig
+from unremix.domains.sentence.corpus import SentenceBatch
+from unremix.domains.sentence.model import SentenceShape
+from unremix.domains.sentence.options import SentenceOptions
+from unremix.domains.vectors.encoding import VectorShape
+from unremix.domains.vectors.files import as_column
+from unremix.frameworks.base import Batch, Framework
 from unremix.training.building import outline_model
 from unremix.training.optimizers import make_optimizer
 
@@ -167,24 +177,21 @@ def test_memory_of_65536_views() -> None:
     assert peak_of(UnReMixLoss, 32_768, 128, 512) <= bound(32_768, 128, 512)
 
 
-@pytest.mark.parametrize(
-    "recipe", [*RECIPES, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
-)
-def test_a_step(recipe: str) -> None:
-    config = TrainConfig(recipe=recipe, backbone="resnet18", width=4, batch_size=8)
-    shape, domain = ImageShape(3, 32, "cifar"), find_domain("image")
+def outlined(config: TrainConfig, shape: Any) -> Framework:
+    """The outline of a run's model, on the pretended GPU."""
     with unset_fake_temporarily():
         model = outline_model(config, shape)
         assert model is not None
         pretended(model)
-    model.reserve(64)
+    return model
+
+
+def train(model: Framework, make: Callable[[int], Batch]) -> None:
+    """Two steps; the second waits for nothing and draws nothing from torch's generators."""
     optimizer = make_optimizer(model, model.undecayed(), name="adam", lr=1e-3, weight_decay=1e-6)
-    images = torch.empty(8, 3, 32, 32, dtype=torch.uint8, device=gpu())
-    indices = torch.empty(8, dtype=torch.long, device=gpu())
     for step in range(2):
         with Watched() as watched:
-            batch = make_batch(domain, images, indices, model, config, shape, step=step, epoch=0)
-            loss = model(batch)
+            loss = model(make(step))
             loss.backward()
         optimizer.step()
         model.after_step()
@@ -192,3 +199,66 @@ def test_a_step(recipe: str) -> None:
         assert loss.dtype == torch.float32
         if step:  # in the first, constants are copied, once for all
             assert not watched.seen
+
+
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
+)
+def test_a_step(recipe: str) -> None:
+    config = TrainConfig(recipe=recipe, backbone="resnet18", width=4, batch_size=8)
+    shape, domain = ImageShape(3, 32, "cifar"), find_domain("image")
+    model = outlined(config, shape)
+    model.reserve(64)
+    images = torch.empty(8, 3, 32, 32, dtype=torch.uint8, device=gpu())
+    indices = numbers_of(8)
+    train(
+        model,
+        lambda step: make_batch(domain, images, indices, model, config, shape, step=step, epoch=0),
+    )
+
+
+def numbers_of(count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.long, device=gpu())
+
+
+def batch_of(*views: Any, count: int) -> Batch:
+    return Batch(views, numbers_of(count), numbers_of(count), torch.tensor([7]))
+
+
+@pytest.mark.parametrize("recipe", ["scarf", "scarf-unremix"])
+def test_a_step_on_rows(recipe: str) -> None:
+    config = TrainConfig(domain="vectors", recipe=recipe, batch_size=8)
+    with unset_fake_temporarily():
+        columns = {"a": [1.0, 2.0], "b": [0.5, 3.0]}
+        shape = VectorShape.fit(
+            {name: as_column(np.array(values)) for name, values in columns.items()}, ["a", "b"], {}
+        )
+    views = [torch.empty(8, 2, device=gpu()) for _ in range(2)]
+    train(outlined(config, shape), lambda _: batch_of(*views, count=8))
+
+
+@pytest.mark.parametrize(
+    "recipe", ["infograph", "infograph-hcl", "infograph-unremix", "graphcl", "graphcl-unremix"]
+)
+def test_a_step_on_graphs(recipe: str) -> None:
+    config = TrainConfig(domain="graph", recipe=recipe, batch_size=4)
+    shape = GraphShape(NodeEncoding("degree", max_degree=2))
+    model = outlined(config, shape)
+    edges = torch.empty(2, 20, dtype=torch.long, device=gpu())
+    graphs = GraphBatch(torch.empty(12, 3, device=gpu()), edges, numbers_of(12), 4)
+    views = [graphs] * (2 if model.takes_views else 1)
+    train(model, lambda _: batch_of(*views, count=4))
+
+
+# A GRU packs sentences by their lengths, which it reads on the host: they stay there.
+@pytest.mark.parametrize("encoder", ["bow", "transformer"])
+@pytest.mark.parametrize("recipe", ["quickthought", "quickthought-hcl", "quickthought-unremix"])
+def test_a_step_on_sentences(recipe: str, encoder: Any) -> None:
+    own = SentenceOptions(encoder=encoder, words=8)
+    config = TrainConfig(domain="sentence", recipe=recipe, batch_size=8, own=own)
+    words = tuple(f"word{one}" for one in range(9))
+    model = outlined(config, SentenceShape(words, tuple(range(9, 0, -1)), 1))
+    tokens, lengths = torch.empty(8, 5, dtype=torch.long), torch.tensor([5] * 8)
+    rows = SentenceBatch(tokens, lengths, *(numbers_of(8) for _ in range(2)))
+    sentences = rows.to(gpu())
+    train(model, lambda _: batch_of(sentences, count=8))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unremix.core.checks import check_positive
+from unremix.core.checks import check_positive, checks_on
 from unremix.domains.graph.store import GraphBatch
 
 
@@ -26,10 +26,10 @@ class Neighbors(NamedTuple):
     @classmethod
     def of(cls, ends: Tensor, others: Tensor, count: int) -> Neighbors:
         """From one end of each edge and the other, shape (E,) each, of ``count`` nodes."""
-        if not (ends[1:] >= ends[:-1]).all():
-            others = others[_stable_order(ends, count)]
-        sizes = torch.bincount(ends, minlength=count)
-        return cls(others, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+        if not checks_on(None, ends) or not (ends[1:] >= ends[:-1]).all():
+            order = _stable_order(ends, count)
+            ends, others = ends[order], others[order]
+        return cls(others, torch.searchsorted(ends, torch.arange(count + 1, device=ends.device)))
 
 
 class _Sum(torch.autograd.Function):

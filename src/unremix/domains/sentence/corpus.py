@@ -58,8 +58,9 @@ class SentenceBatch:
         return self.tokens.shape[0]
 
     def to(self, device: torch.device) -> SentenceBatch:
-        """The batch on a device."""
-        return SentenceBatch(*(tensor.to(device) for tensor in vars(self).values()))
+        """The batch on a device; the lengths stay, since recurrent networks read them here."""
+        moved = {name: rows.to(device, non_blocking=True) for name, rows in vars(self).items()}
+        return SentenceBatch(**moved | {"lengths": self.lengths})
 
 
 @dataclass(frozen=True)

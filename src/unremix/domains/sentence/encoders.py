@@ -10,17 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from unremix.core.checks import check_positive
+from unremix.core.checks import check_positive, checks_on
 from unremix.domains.sentence.word_vectors import INITIAL, word_table
 
 
 def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
-    """Raise ValueError unless tokens (n, L) and lengths (n,) are of sentences of 1 to L words."""
+    """Raise ValueError unless tokens (n, L) and lengths (n,) are of sentences of 1 to L words.
+
+    Lengths are read for tokens on the CPU only.
+    """
     if tokens.dim() != 2 or lengths.shape != tokens.shape[:1] or not tokens.numel():
         raise ValueError(
             "expected tokens (n, L) and lengths (n,), got "
             f"{tuple(tokens.shape)} and {tuple(lengths.shape)}; Vocabulary.encode makes both"
         )
+    if not checks_on(None, tokens):
+        return
     shortest, longest = int(lengths.min()), int(lengths.max())
     if shortest < 1 or longest > tokens.shape[1]:
         raise ValueError(
@@ -31,6 +36,7 @@ def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
 
 def positions(tokens: Tensor, lengths: Tensor) -> Tensor:
     """Which places of padded tokens (n, L) hold words, given lengths (n,): bool, shape (n, L)."""
+    lengths = lengths.to(tokens.device, non_blocking=True)
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
 
@@ -61,9 +67,12 @@ class BagOfWords(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L) and (n,) to (n, features)."""
         check_sentences(tokens, lengths)
-        flat = tokens[positions(tokens, lengths)]
+        known = positions(tokens, lengths)
+        if tokens.device.type != "cpu":  # no shape depends on values there
+            shares = known / known.sum(1, keepdim=True)
+            return torch.einsum("nl,nlf->nf", shares, self.words(tokens))
         starts = lengths.cumsum(0) - lengths
-        return embedding_bag(flat, self.words.weight, starts, mode="mean")
+        return embedding_bag(tokens[known], self.words.weight, starts, mode="mean")
 
 
 class TransformerEncoder(nn.Module):
@@ -122,4 +131,4 @@ class TransformerEncoder(nn.Module):
         known = positions(tokens, lengths)
         embedded = self.words(tokens) + self.places[: tokens.shape[1]]
         outputs: Tensor = self.layers(embedded, src_key_padding_mask=~known)
-        return (outputs * known[:, :, None]).sum(1) / lengths[:, None]
+        return (outputs * known[:, :, None]).sum(1) / known.sum(1)[:, None]

@@ -139,7 +139,7 @@ def sentence_features(
     parts, documents = [], []
     with evaluating(encoder) as (device, _):
         for batch in batches:
-            parts.append(encoder(batch.tokens.to(device), batch.lengths.to(device)).float().cpu())
+            parts.append(encoder(batch.tokens.to(device), batch.lengths).float().cpu())
             documents.append(batch.documents)
     return torch.cat(parts), torch.cat(documents)
 

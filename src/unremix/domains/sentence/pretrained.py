@@ -173,7 +173,7 @@ class PretrainedTransformer(nn.Module):
         elif self.pooling == "max":
             pooled = outputs.masked_fill(~known[:, :, None], -torch.inf).amax(1)
         else:
-            pooled = (outputs * known[:, :, None]).sum(1) / lengths[:, None]
+            pooled = (outputs * known[:, :, None]).sum(1) / known.sum(1)[:, None]
         return nn.functional.normalize(pooled, dim=1) if self.normalize else pooled
 
 
@@ -207,7 +207,7 @@ class OwnEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L) and (n,) to (n, features)."""
-        found: Tensor = self.model(tokens, lengths)
+        found: Tensor = self.model(tokens, lengths.to(tokens.device))
         return found
 
 
