@@ -9,7 +9,6 @@ from typing import Any
 
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
-from unremix.experiments.paper.published import Percent
 from unremix.experiments.paper.records import Made, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.results import Record
@@ -67,39 +66,54 @@ def columns_of(setting: Setting, records: Sequence[Record]) -> list[Column]:
     return [replace(one, measure=replace(one.measure, label=heading(one))) for one in columns]
 
 
-def _published(setting: Setting, row: TableRow, column: Column) -> Percent | None:
-    """The paper's figure of a row and column, in percent; None if it has none."""
-    own = [] if row.baseline else [one for one in setting.rows if one.name == row.name]
-    return own[0].published.get((column.source.paper, column.path)) if own else None
+def _record(setting: Setting, row: TableRow, column: Column) -> dict[str, Any]:
+    """A cell in full precision beside the paper's; shares are from 0 to 1."""
+    own = [] if row.baseline else [one.published for one in setting.rows if one.name == row.name]
+    known = own[0].get((column.source.paper, column.path)) if own else None
+    paper, spread = (None if one is None else round(one / 100, 6) for one in known or (None, None))
+    cell = row.cells.get(column.measure.path)
+    ours = None if cell is None else cell.summary.mean
+    comparable = ours is not None and paper is not None and column.source.comparable
+    return {
+        "row": row.name,
+        "column": column.measure.label,
+        "runs": 0 if cell is None else cell.summary.count,
+        "mean": ours,
+        "deviation": None if cell is None else cell.summary.deviation,
+        "paper": paper,
+        "paper_deviation": spread,
+        "paper_data": None if paper is None else column.source.paper,
+        "ours_minus_paper": (ours or 0.0) - (paper or 0.0) if comparable else None,
+        **{name: cell and cell.record()[name] for name in ("difference", "low", "high")},
+    }
 
 
 def _with_paper(
-    grid: Grid, setting: Setting, rows: Sequence[TableRow], columns: Sequence[Column]
-) -> Grid:
+    grid: Grid, records: Sequence[Sequence[Mapping[str, Any]]], columns: Sequence[Column],
+    decimals: int,
+) -> Grid:  # fmt: skip
     """The table with lines below each row that the paper has: its figure, and the difference.
 
     There is no difference where the data are not the paper's.
     """
-    decimals = 1 if setting.experiment.kind == "sentences" else 2
+
+    def figure(record: Mapping[str, Any], column: Column) -> str:
+        shares = [record[name] for name in ("paper", "paper_deviation")]
+        text = " ± ".join(f"{100 * one:.{decimals}f}" for one in shares if one is not None)
+        return text + f" ({column.source.paper})" * bool(text and not column.source.comparable)
+
     lines = []
-    for row, line in zip(rows, grid.lines, strict=True):
+    for line, row in zip(grid.lines, records, strict=True):
+        figures = [figure(*cell) for cell in zip(row, columns, strict=True)]
+        gaps = [record["ours_minus_paper"] for record in row]
+        differences = [
+            "" if gap is None else column.measure.number(gap, sign=True)
+            for gap, column in zip(gaps, columns, strict=True)
+        ]
         lines.append(line)
-        figures, differences = [], []
-        for column in columns:
-            mean, spread = _published(setting, row, column) or (None, None)
-            figure = "–" if mean is None else f"{mean:.{decimals}f}"
-            figure += "" if spread is None else f" ± {spread:.{decimals}f}"
-            same, cell = column.source.comparable, row.cells.get(column.measure.path)
-            figures.append(figure if same or mean is None else f"{figure} ({column.source.paper})")
-            differences.append(
-                column.measure.number(cell.summary.mean - mean / 100, sign=True)
-                if same and mean is not None and cell is not None
-                else "–"
-            )
-        if set(figures) != {"–"}:
-            lines.append(["· paper", "", *figures])
-            if set(differences) != {"–"}:
-                lines.append(["· ours − paper", "", *differences])
+        for name, cells in (("· paper", figures), ("· ours − paper", differences)):
+            if any(cells):
+                lines.append([name, "", *(cell or "–" for cell in cells)])
     return replace(grid, headings=["", *grid.headings[1:]], lines=lines)
 
 
@@ -134,40 +148,17 @@ def average_ranks(
     return {row.name: fmean(one[row.name] for one in found) for row in trained if found}
 
 
-def _record(setting: Setting, row: TableRow, column: Column) -> dict[str, Any]:
-    """A cell in full precision; shares stay from 0 to 1."""
-    summary, values = (
-        row.cells[column.measure.path].summary,
-        row.cells[column.measure.path].record(),
-    )
-    figures = _published(setting, row, column) or (None, None)
-    paper, spread = (None if one is None else round(one / 100, 6) for one in figures)
-    comparable = paper is not None and column.source.comparable
-    return {
-        "row": row.name,
-        "column": column.measure.label,
-        "runs": summary.count,
-        "mean": summary.mean,
-        "deviation": summary.deviation,
-        "paper": paper,
-        "paper_deviation": spread,
-        "paper_data": None if paper is None else column.source.paper,
-        "ours_minus_paper": summary.mean - (paper or 0.0) if comparable else None,
-        **{name: values[name] for name in ("difference", "low", "high")},
-    }
-
-
 def make_comparison(setting: Setting) -> Made:
     """Tables and a bar chart of an experiment's rows."""
-    records = records_of(setting)
-    if not records:
+    runs = records_of(setting)
+    if not runs:
         raise ValueError("expected runs with measures, got none; accuracy needs data with labels")
-    present = list(dict.fromkeys(record.row for record in records))
+    present = list(dict.fromkeys(record.row for record in runs))
     reference = setting.experiment.reference
     reference = reference if reference in present else present[0]
-    columns = columns_of(setting, records)
+    columns = columns_of(setting, runs)
     measures = [column.measure for column in columns]
-    rows = tables.table_rows(records, reference=reference)
+    rows = tables.table_rows(runs, reference=reference)
     values, differences = tables.grids(rows, measures, reference=reference, apart=True)
     average = average_ranks(rows, measures, setting.seeds)
     names = setting.experiment.measures
@@ -177,28 +168,26 @@ def make_comparison(setting: Setting) -> Made:
     if len(columns) > 1 and average:
         shown = "; ".join(f"{name} {rank:.2f}" for name, rank in average.items())
         notes.append(f"Average rank over the columns: {shown}.")
-    bars = []
-    for row in rows:
-        cells = [row.cells.get(column.measure.path) for column in columns]
-        figures = [
-            _published(setting, row, one) if one.source.comparable else None for one in columns
-        ]
-        means = [None if cell is None else cell.summary.mean for cell in cells]
-        deviations = [None if cell is None else cell.summary.deviation for cell in cells]
-        published = [None if figure is None else figure[0] / 100 for figure in figures]
-        bars.append(Bars(row.name, means, deviations, published, level=row.baseline))
+    records = [[_record(setting, row, column) for column in columns] for row in rows]
+    comparable = [column.source.comparable for column in columns]
+    bars = [
+        Bars(
+            row.name,
+            [one["mean"] for one in cells],
+            [one["deviation"] for one in cells],
+            [one["paper"] if same else None for one, same in zip(cells, comparable, strict=True)],
+            level=row.baseline,
+        )
+        for row, cells in zip(rows, records, strict=True)
+    ]
+    decimals = 1 if setting.experiment.kind == "sentences" else 2  # the paper's
     axis = f"{labels[0]}, %" if len(labels) == 1 else "%"
     return Made(
         grids=[
-            ("", _with_paper(values, setting, rows, columns)),
+            ("", _with_paper(values, records, columns, decimals)),
             (f"Differences to {reference}", differences),
         ],
-        records=[
-            _record(setting, row, column)
-            for row in rows
-            for column in columns
-            if column.measure.path in row.cells
-        ],
+        records=[one for cells in records for one in cells if one["mean"] is not None],
         figures={setting.experiment.name: bar_chart([m.label for m in measures], bars, axis)},
         facts={"average_rank": average, "table": tables.row_records(rows)},
         notes=notes,
