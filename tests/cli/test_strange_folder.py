@@ -14,8 +14,8 @@ import pytest
 from unremix.core.engines import compiled
 from unremix.domains.options import TrainConfig
 from unremix.experiments import processes
-from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
+from unremix.experiments.results import Folder
 from unremix.files.atomic_files import try_lock
 
 SHADOWS = (

@@ -40,9 +40,9 @@ from unremix.evaluation.card import measures_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.experiments import compare as compare_module
 from unremix.experiments import processes, tables
-from unremix.experiments.compare import CompareConfig, FinishedComparison, compare
-from unremix.experiments.display import time_left
-from unremix.experiments.folder import Folder, path_for
+from unremix.experiments.compare import CompareConfig, FinishedComparison, compare, path_for
+from unremix.experiments.executors import Local
+from unremix.experiments.laboratory import time_left
 from unremix.experiments.plan import (
     Job,
     Plan,
@@ -52,8 +52,8 @@ from unremix.experiments.plan import (
     shared_options,
     with_budget,
 )
-from unremix.experiments.processes import Local, share_out
-from unremix.experiments.results import Record, Results
+from unremix.experiments.processes import share_out
+from unremix.experiments.results import Folder, Record, Results
 from unremix.files.atomic_files import try_lock
 from unremix.recipes import RECIPES
 from unremix.report.figures import learning_curves
@@ -714,7 +714,7 @@ def test_a_lock_ends_with_its_last_holder(tmp_path: Path) -> None:
 def test_the_live_table(
     tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unremix.experiments.display.REFRESH", 0.0)
+    monkeypatch.setattr("unremix.experiments.laboratory.REFRESH", 0.0)
     fake(fail=["hcl-1"])
     printed = io.StringIO()
     console = Console(file=printed, force_terminal=True, width=110, color_system=None)

@@ -169,7 +169,7 @@ class FakeTraining:
 
 def test_a_late_step_is_enough_once_the_time_is_up() -> None:
     training = FakeTraining()
-    with Stopwatch(SMALL, 3, seconds=0.0) as watch:
+    with Stopwatch(SMALL, seconds=0.0) as watch:
         watch.stepped(training, 0.0)  # type: ignore[arg-type]  # the one that warms up
         with pytest.raises(module.Enough):
             watch.stepped(training, 0.0)  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ def test_no_step_is_begun_that_would_end_too_late(
     clock = SimpleNamespace(now=0)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     training = FakeTraining()
-    with Stopwatch(SMALL, 3, seconds=seconds) as watch:
+    with Stopwatch(SMALL, seconds=seconds) as watch:
         for clock.now in range(1, steps):
             watch.stepped(training, 0.0)  # type: ignore[arg-type]
         clock.now = steps
@@ -200,7 +200,7 @@ def test_all_steps_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def watched(*arguments: Any) -> Any:
         watch = original(*arguments)
-        given.append((arguments[3], arguments[5], watch.total))
+        given.append((arguments[3], arguments[4], watch.total))
         return watch
 
     monkeypatch.setattr(module, "time_steps", watched)
@@ -213,7 +213,7 @@ def test_all_steps_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_queue_is_full_when_steps_are_timed() -> None:
     training = FakeTraining()
-    with Stopwatch(SMALL, 3) as watch:
+    with Stopwatch(SMALL) as watch:
         watch.stepped(training, 0.0)  # type: ignore[arg-type]
     memory = training.model.memory
     assert isinstance(memory, Queue)

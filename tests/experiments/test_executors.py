@@ -23,12 +23,13 @@ from rich.console import Console
 from small_runs import TINY
 
 from unremix.cli import main
-from unremix.experiments import executors, laboratory, processes
+from unremix.experiments import executors, laboratory
 from unremix.experiments.compare import CompareConfig, compare
-from unremix.experiments.executors import Slurm, make_task
-from unremix.experiments.folder import Folder
+from unremix.experiments.executors import Local, Running, Slurm, make_task
+from unremix.experiments.laboratory import RETRIES
 from unremix.experiments.plan import Job, Plan
-from unremix.experiments.processes import RETRIES, Local, LostError, Process, Running, Share, Task
+from unremix.experiments.processes import LostError, Process, Share, Task
+from unremix.experiments.results import Folder
 from unremix.files.atomic_files import try_lock
 
 pytestmark = pytest.mark.xdist_group("compare")
@@ -154,7 +155,7 @@ def test_results_that_are_seen_late_are_waited_for(
 ) -> None:
     found, _ = run(tmp_path / "late", Late(1.0), monkeypatch)
     assert not found.failed
-    monkeypatch.setattr(processes, "LATENESS", 0.5)
+    monkeypatch.setattr(laboratory, "LATENESS", 0.5)
     found, _ = run(tmp_path / "never", Late(1e9), monkeypatch)
     assert [record.failure for record in found.failed] == ["exit code 0"] * 4
 

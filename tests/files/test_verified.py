@@ -22,9 +22,8 @@ from unremix.console.printing import rows_to_csv
 from unremix.domains.options import TrainConfig
 from unremix.domains.sentence.dataset import build_vocabulary, load_sentences
 from unremix.evaluation.cache import cached
-from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
-from unremix.experiments.results import Record, Results
+from unremix.experiments.results import Folder, Record, Results
 from unremix.files import remote
 from unremix.files.atomic_files import append_json, copy_file, sweep
 from unremix.mining.embeddings import kept_embeddings, read_columns

@@ -23,9 +23,7 @@ from unremix.domains import find_domain
 from unremix.domains.options import TrainConfig
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
-from unremix.experiments.display import monitored
-from unremix.experiments.folder import path_for
-from unremix.experiments.laboratory import Laboratory
+from unremix.experiments.laboratory import Laboratory, monitored
 from unremix.experiments.plan import (
     CompareConfig,
     Plan,
@@ -38,9 +36,10 @@ from unremix.experiments.plan import (
 from unremix.experiments.results import Record
 from unremix.experiments.tables import Measure, TableRow
 from unremix.files.atomic_files import write_text
+from unremix.files.bounds import shorten
 from unremix.pipeline import written
 from unremix.report.charts import Chart, mean_line
-from unremix.report.comparison import write_comparison_of
+from unremix.report.comparison import read_comparison, write_comparison_of
 from unremix.report.figures import learning_curves, write_figure
 from unremix.training.record import versions
 
@@ -62,6 +61,7 @@ class FinishedComparison:
 
 
 OF_A_RUN = ("seed", "precision", "failure", "epochs", "loss", "results")  # in results.json
+ENDINGS = (".tar", ".gz", ".tgz", ".zip", ".npz", ".jsonl", ".txt")  # of data in one file
 FEWEST_SEEDS = 3  # fewer do not show the spread
 
 CAUTION = (
@@ -69,6 +69,44 @@ CAUTION = (
     "cross-validation, alike for all recipes. Each interval is for one difference by itself: among "
     "many, some exclude 0 by chance."
 )
+
+
+def path_for(data: str) -> Path:
+    """Where a comparison on some data is by default: in a folder of their name, without endings.
+
+    Example:
+        >>> path_for("downloads/cifar-10-python.tar.gz").as_posix()
+        'comparisons/cifar-10-python'
+    """
+    path = Path(data).resolve()
+    while path.suffix.lower() in ENDINGS:
+        path = path.with_suffix("")
+    return Path("comparisons") / path.name
+
+
+def earlier_options(folder: Path) -> dict[str, Any] | None:
+    """What comparison.yaml says, if there is one.
+
+    Raises:
+        ValueError: If the folder is that of something else.
+    """
+    file = folder / "comparison.yaml"
+    if file.exists():
+        options = read_comparison(folder)
+        for name, kind in (("seeds", int), ("threads", int), ("train", dict)):
+            if not isinstance(options.get(name), kind):
+                raise ValueError(
+                    f"expected {name} as unremix wrote it in {file}, got "
+                    f"{shorten(options.get(name))}; restore a copy, or choose another --output"
+                )
+        return options
+    strange = [entry.name for entry in folder.iterdir() if entry.name != ".locks"]
+    if strange:
+        raise ValueError(
+            f"expected a new folder or one of a comparison, got {str(folder)!r} with "
+            f"{strange[0]!r} and no comparison.yaml; choose another --output"
+        )
+    return None
 
 
 def _verdict(plan: Plan, rows: Sequence[TableRow], measures: Sequence[Measure]) -> list[str]:
@@ -244,7 +282,7 @@ def compare(
     path = Path(config.output) if config.output else path_for(train.data)
     laboratory = Laboratory(path, console, config.jobs, config.on)
     with laboratory.alone("comparison"):
-        earlier = laboratory.folder.earlier()
+        earlier = earlier_options(path)
         plan = make_plan(config, train, earlier, str(path))
         share = laboratory.share(plan.jobs)
         if earlier is not None and plan.minutes is not None and earlier["threads"] != share.threads:

@@ -28,8 +28,8 @@ from unremix.console.quantities import amount, counted, duration
 from unremix.domains import Domain, find_domain
 from unremix.domains.options import TrainConfig
 from unremix.experiments import tables
+from unremix.experiments.executors import Local
 from unremix.experiments.plan import Plan
-from unremix.experiments.processes import Local
 from unremix.frameworks.base import Framework
 from unremix.frameworks.queue import Queue
 from unremix.recipes import sections
@@ -119,17 +119,16 @@ class Enough(Exception):
 
 
 class Stopwatch(Progress):
-    """Times steps where others show progress, and ends the training after a few.
+    """Times steps where others show progress, and ends the training after a few of an epoch.
 
     Args:
         config: The run's options.
-        timed: How many steps to time at most, after one that warms up.
         seconds: Time limit: stop after one timed step if the next would exceed it.
     """
 
-    def __init__(self, config: TrainConfig, timed: int, seconds: float = math.inf) -> None:
+    def __init__(self, config: TrainConfig, seconds: float = math.inf) -> None:
         super().__init__(replace(config, progress=False))
-        self.timed, self.limit = timed, seconds
+        self.limit = seconds
         self.times: list[float] = []
         self.facts: dict[str, Any] = {}  # about the model, once all steps are made
         self.peak: int | None = None  # most bytes in use, above those before there was a model
@@ -145,7 +144,7 @@ class Stopwatch(Progress):
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
         late = self.total + self.seconds[-1] > self.limit
-        if len(self.times) > min(2 if late else 1 + self.timed, training.steps_per_epoch):
+        if len(self.times) > min(2 if late else 1 + TIMED, training.steps_per_epoch):
             state = training.optimizer.state_dict()["state"]
             self.facts = {
                 "checkpoint": tensor_bytes([training.model.state_dict(), state]),
@@ -222,18 +221,14 @@ def _measuring(config: TrainConfig) -> TrainConfig:
     )  # fmt: skip
 
 
-def time_steps(
-    config: TrainConfig, data: Any, shape: Any, size: int, timed: int, seconds: float,
-    before: int | None,
-) -> Stopwatch:  # fmt: skip
+def time_steps(config: TrainConfig, data: Any, shape: Any, size: int, seconds: float) -> Stopwatch:
     """Make a few steps of ``size`` samples; of a run in chunks, at least two chunks."""
     chunk = config.chunk
     if chunk is not None:
         chunk = None if chunk >= config.batch_size else min(chunk, max(2, size // 2))
     small = replace(_measuring(config), batch_size=size, chunk=chunk)
     run = Run.unwritten(Path(config.runs) / "dry-run", small, shape)
-    watch = Stopwatch(small, timed, seconds)
-    memory_in_use()
+    watch, before = Stopwatch(small, seconds), memory_in_use()
     with suppress(Enough):
         fit(Prepared(run, small, data, None), lambda *_: {}, watch)
     watch.peak = peak_memory(watch.facts["device"], before)
@@ -264,7 +259,6 @@ def estimate(
     shape: Any | None = None,
     *,
     seconds: float = SECONDS,
-    before: int | None = None,
 ) -> Estimate:
     """What a training run will take, from a few of its steps.
 
@@ -276,7 +270,6 @@ def estimate(
         data: Its data; loaded by default.
         shape: Of the encoder that it starts from; by default what the data decide.
         seconds: How long the steps may take, about.
-        before: Bytes in memory before there was any model; what they are now by default.
 
     Raises:
         ValueError: For options or data that no run can be made of.
@@ -289,15 +282,14 @@ def estimate(
         data = load_or_imagine(domain, config)[0]
     config = settled(fit_to(domain, data, config))
     shape = domain.shape(data, config) if shape is None else shape
-    before = memory_in_use() if before is None else before
     whole = config.batch_size
     few = size = min(FEW, whole)
-    watch = time_steps(config, data, shape, few, 2, seconds / 4, before)
+    watch = time_steps(config, data, shape, few, seconds / 4)
     left = seconds - watch.total
     affordable = affordable_samples(min(watch.seconds) / few, left)
     if whole > few and affordable > few:
         size = min(whole, affordable)
-        watch = time_steps(config, data, shape, size, TIMED, left, before)
+        watch = time_steps(config, data, shape, size, left)
     scale, steps = whole / size, domain.steps(data, config)
     step_seconds = median(watch.seconds) * scale
     chunked = config.chunk is not None and config.chunk < whole  # as much memory as a chunk takes
@@ -384,7 +376,7 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     about = domain.describe(config, domain.shape(data, config) if shape is None else shape)
     hint = ready_hint(config, domain.size(data)) if real else ""
     first = f"{config.composed_name} on {data.name}, {about}"
-    tables.show(console, (), [first, *([hint] if hint else [])])
+    tables.show(console, (), filter(None, (first, hint)))
     table = tables.to_rich((), list(rows_of(cost, config, domain.unit).items()), texts=2, box=None)
     tables.show(console, [table], _notes(real, config, [cost]))
     return cost
@@ -405,13 +397,12 @@ def dry_comparison(
     train = replace(plan.train, threads=share.threads)
     domain = find_domain(train.domain)
     data, real = load_or_imagine(domain, train)
-    before = memory_in_use()
     estimates: dict[str, Estimate] = {}
     lines, failed = [], []
     for recipe in plan.recipes:
         config = replace(train, recipe=recipe)
         try:
-            one = estimate(config, data, seconds=SECONDS / len(plan.recipes), before=before)
+            one = estimate(config, data, seconds=SECONDS / len(plan.recipes))
         except ValueError as error:
             failed.append(f"{recipe} cannot be run: {error}")
             continue

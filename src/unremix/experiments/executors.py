@@ -1,8 +1,11 @@
-"""The runs of an experiment on a cluster: as tasks of Ray, or as jobs of SLURM by submitit.
+"""Where the runs of an experiment are executed: here, as tasks of Ray, or as jobs of SLURM.
 
-The experiment's folder lies on storage that all nodes share. A worker takes the run's lock, starts
-the training as a process of its own, and waits for it. If the worker dies, the training stops at
-its next step, writes a checkpoint and gives the lock back; the next worker continues from there.
+An executor shares what there is out among jobs, and starts the process of a run.
+
+On a cluster, the experiment's folder lies on storage that all nodes share. A worker takes the run's
+lock, starts the training as a process of its own, and waits for it. If the worker dies, the
+training stops at its next step, writes a checkpoint and gives the lock back; the next worker
+continues from there.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
+from joblib import cpu_count  # type: ignore[import-untyped]
+
 from unremix.cluster.ray_engine import connect, node_resources, places_for
 from unremix.console.printing import one_line
 from unremix.console.suggestions import needed_for
-from unremix.experiments.folder import Folder
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import Executor, Local, LostError, Share, Task, share_out
+from unremix.experiments.processes import LostError, Process, Share, Task, share_out
+from unremix.experiments.results import Folder
 
 On = Literal["local", "ray", "slurm"]
 """Where runs are executed."""
@@ -28,15 +34,29 @@ SLURM_MINUTES = 24 * 60  # SBATCH_TIMELIMIT overrides it
 REASON = 200  # characters of a lost worker's error
 
 
-def make_executor(on: On) -> Executor:
-    """The executor of a name.
+class Local:
+    """Runs as processes of this machine."""
 
-    Raises:
-        ImportError: If what it needs is not installed.
-        ValueError: If there is no SLURM here.
-    """
-    executors: dict[On, type[Executor]] = {"local": Local, "ray": Ray, "slurm": Slurm}
-    return executors[on]()
+    def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
+        """What of this machine each job gets; all ask for the same devices and threads."""
+        train = jobs[0].train
+        gpus: list[str] = []
+        if train.accelerator != "cpu" and torch.cuda.is_available():
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            numbers = map(str, range(torch.cuda.device_count()))
+            gpus = visible.split(",") if visible else list(numbers)
+        return share_out(
+            len(jobs),
+            cores=cpu_count(),
+            gpus=gpus,
+            jobs=at_a_time,
+            threads=train.threads,
+            processes=jobs[0].processes,
+        )
+
+    def start(self, job: Job, folder: Folder, share: Share, place: int) -> Process:
+        """Begin a process."""
+        return Process(Task.of(job, folder, share.environment(place)))
 
 
 def make_task(job: Job, folder: Folder, share: Share) -> Task:
@@ -56,7 +76,7 @@ def _execute(task: Task) -> tuple[int, float]:
 
 
 class Ray:
-    """Runs as tasks of Ray; see :class:`unremix.experiments.processes.Executor`.
+    """Runs as tasks of Ray.
 
     Raises:
         ImportError: If Ray is not installed.
@@ -103,7 +123,7 @@ class Ray:
 
 
 class Submitted:
-    """What a cluster runs; see :class:`unremix.experiments.processes.Running`.
+    """What a cluster runs, with what a :class:`Process` has.
 
     Args:
         result: Exit code and CPU seconds, once it has ended; raises what the cluster raises.
@@ -129,7 +149,7 @@ class Submitted:
 
 
 class Slurm:
-    """Runs as jobs of SLURM, by submitit; see :class:`unremix.experiments.processes.Executor`.
+    """Runs as jobs of SLURM, by submitit.
 
     Options of ``sbatch`` are taken from its environment variables, such as ``SBATCH_PARTITION``,
     ``SBATCH_TIMELIMIT``, ``SBATCH_CPUS_PER_TASK`` and ``SBATCH_GPUS``.
@@ -176,6 +196,24 @@ class Slurm:
             lambda: submitted.result() if submitted.done() else None,
             lambda _: submitted.cancel(),  # SLURM itself kills what does not end
         )
+
+
+Running = Process | Submitted
+"""The process of a run, wherever it is."""
+
+Executor = Local | Ray | Slurm
+"""Where runs are executed."""
+
+
+def make_executor(on: On) -> Executor:
+    """The executor of a name.
+
+    Raises:
+        ImportError: If what it needs is not installed.
+        ValueError: If there is no SLURM here.
+    """
+    executors: dict[On, type[Executor]] = {"local": Local, "ray": Ray, "slurm": Slurm}
+    return executors[on]()
 
 
 def _reason(error: Exception) -> str:

@@ -7,23 +7,321 @@ finished run. What has a line is done; what has a checkpoint resumes from there.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 from rich.console import Console
+from rich.live import Live
 
 from unremix.console.printing import say
-from unremix.experiments.display import Display
-from unremix.experiments.executors import On, make_executor
-from unremix.experiments.folder import Folder
+from unremix.console.quantities import duration, roughly
+from unremix.evaluation.card import LABELS, label_of
+from unremix.experiments import processes, tables
+from unremix.experiments.executors import Executor, On, Running, make_executor
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import Executor, Runner, Share
-from unremix.experiments.results import RESULTS, Record, Results, record_of
+from unremix.experiments.processes import LostError, Process, Share
+from unremix.experiments.results import RESULTS, Folder, Record, Results, record_of
+from unremix.experiments.tables import Measure
 from unremix.files.atomic_files import try_lock
+from unremix.training.stopping import handling
+
+REFRESH = 1.0  # seconds between drawings of the live table
+RETRIES = 3  # times that a run begins again after its worker was lost
+LATENESS = 90.0  # seconds until files of another machine are seen here; NFS looks again after 60
+
+Row = Mapping[str, float]
+
+
+def time_left(elapsed: float, before: float, now: float, total: float) -> float | None:
+    """Seconds until all runs are done, at the pace so far.
+
+    Args:
+        elapsed: Seconds since the beginning.
+        before: Runs that were done then; a part of a run is a part of 1.
+        now: Runs that are done now.
+        total: Runs in all.
+
+    Returns:
+        The seconds; None while nothing was done.
+
+    Example:
+        >>> time_left(60.0, before=1.0, now=1.5, total=3.0)
+        180.0
+    """
+    return elapsed * (total - now) / (now - before) if now > before else None
+
+
+def monitored(rows: Iterable[Row], measures: Iterable[str] = ()) -> list[str]:
+    """The columns of metrics.csv that measure quality: those of a card, or known by name.
+
+    Example:
+        >>> monitored([{"epoch": 1, "loss": 2.0, "spread": 0.5, "knn": 0.9}])
+        ['knn']
+    """
+    known = {*measures, *LABELS}
+    return [name for name in dict.fromkeys(name for row in rows for name in row) if name in known]
+
+
+def latest(runs: Iterable[Sequence[Row]], column: str) -> float | None:
+    """The mean over runs of the last value of a column; None if no run has one."""
+    last = [value for rows in runs for value in [row[column] for row in rows if column in row][-1:]]
+    return fmean(last) if last else None
+
+
+@dataclass
+class Work:
+    """A run under way."""
+
+    place: int  # which of the places it takes
+    process: Running
+    before: float  # share of the run that was done when we began
+    began: float = field(default_factory=time.monotonic)  # when that was
+    ended_well: float | None = None  # when it was first seen to have done so
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since then."""
+        return time.monotonic() - self.began
+
+    def may_be_late(self) -> bool:
+        """Whether what it wrote before it ended well may not be seen here yet."""
+        if isinstance(self.process, Process):
+            return False
+        if self.ended_well is None:
+            self.ended_well = time.monotonic()
+        return time.monotonic() - self.ended_well < LATENESS
+
+    def ended(self) -> bool:
+        """Whether it has ended, however it did."""
+        try:
+            return self.process.poll() is not None
+        except LostError:
+            return True
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens to a run.
+
+    It has begun or resumed; it has ended well; it has failed; or its worker was lost, and it waits
+    for another one. ``why`` says how it failed or why the worker was lost.
+    """
+
+    kind: Literal["begun", "ended", "failed", "lost"]
+    job: Job
+    work: Work
+    why: str = ""
+
+
+class Runner:
+    """Runs those of some jobs that are not done.
+
+    Args:
+        jobs: The jobs, in the order in which they begin.
+        folder: Where their runs are.
+        share: What of the machine each gets.
+        known: Jobs that are known to be done, even if their folders are gone.
+        executor: Where they run.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        folder: Folder,
+        share: Share,
+        known: Collection[Job],
+        executor: Executor,
+    ) -> None:
+        self.jobs = list(jobs)
+        self.folder = folder
+        self.share = share
+        self.done = {job for job in jobs if job in known or folder.is_done(job)}
+        self.failures: dict[Job, str] = {}
+        self.waiting = [job for job in jobs if job not in self.done]
+        self.working: dict[Job, Work] = {}
+        self.executor = executor
+        self.losses: Counter[Job] = Counter()  # workers that a run has lost
+
+    def run(self) -> Iterator[Event | None]:
+        """Run until nothing is left. Yields what happens, and None at every look without news.
+
+        Raises:
+            KeyboardInterrupt: If somebody asked to stop; no process of ours is left behind.
+        """
+        requests: list[int] = []  # signals that ask to stop, which do not end this process
+        with handling(lambda number, _: requests.append(number)):
+            try:
+                while (self.waiting or self.working) and not requests:
+                    yield from self._collect()
+                    yield from self._begin()
+                    yield None
+                    time.sleep(processes.POLL)
+            finally:
+                self._end(requests)
+        if requests:
+            raise KeyboardInterrupt
+
+    def _begin(self) -> Iterator[Event]:
+        """Fill the free places."""
+        free = set(range(self.share.jobs)) - {work.place for work in self.working.values()}
+        while self.waiting and free:
+            job = self.waiting.pop(0)
+            if self.folder.is_done(job):
+                self.done.add(job)
+                continue
+            place = min(free)
+            free.remove(place)
+            before = self.folder.share_done(job)
+            process = self.executor.start(job, self.folder, self.share, place)
+            self.working[job] = Work(place, process, before)
+            yield Event("begun", job, self.working[job])
+
+    def _collect(self) -> Iterator[Event]:
+        """See which runs have ended, and how."""
+        for job, work in list(self.working.items()):
+            try:
+                code = work.process.poll()
+            except LostError as error:
+                del self.working[job]
+                yield self._lost(job, work, str(error))
+                continue
+            if code is None:
+                continue
+            done = code == 0 and self.folder.is_done(job)
+            if code == 0 and not done and work.may_be_late():
+                continue
+            del self.working[job]
+            if done:
+                self.done.add(job)
+                yield Event("ended", job, work)
+            else:
+                how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                last = self.folder.tail(job)[-1:] if code > 0 else []
+                self.failures[job] = last[0].removeprefix("unremix: ") if last else how
+                yield Event("failed", job, work, how)
+
+    def _lost(self, job: Job, work: Work, why: str) -> Event:
+        """Let a run begin again, from its checkpoint, unless it has lost too many workers."""
+        self.losses[job] += 1
+        if self.losses[job] > RETRIES:
+            self.failures[job] = why
+            return Event("failed", job, work, f"{self.losses[job]} workers were lost")
+        self.waiting.insert(0, job)
+        return Event("lost", job, work, why)
+
+    def _end(self, requests: list[int]) -> None:
+        """End all processes that are still there; at once if asked a second time."""
+        asked = max(1, len(requests))
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for work in self.working.values():
+                if not work.ended():
+                    work.process.stop(number)
+            deadline = time.monotonic() + processes.GRACE
+            while not all(work.ended() for work in self.working.values()):
+                if time.monotonic() > deadline or len(requests) > asked:
+                    break
+                time.sleep(processes.POLL)
+
+
+class Display:
+    """A live table on a terminal, a line per event elsewhere."""
+
+    def __init__(self, runner: Runner, console: Console) -> None:
+        self.runner = runner
+        self.folder = runner.folder
+        self.console = console
+        self.live: Live | None = None
+        self.drawn = 0.0
+        self.began, self.before = time.monotonic(), self._progress()[0]
+        if runner.done:
+            say(self.console, f"{len(runner.done)} of {len(runner.jobs)} runs are done already")
+        if runner.waiting and self.console.is_terminal and not self.console.quiet:
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+
+    def tell(self, event: Event) -> None:
+        """Say what has happened; the live table shows what goes well."""
+        job, work, why = event.job, event.work, event.why
+        if event.kind == "begun" and work.process.waits:
+            said = "still under way from an earlier start"
+        elif event.kind == "lost":
+            said = f"its worker was lost ({why}); it continues from its checkpoint"
+        elif event.kind == "failed":
+            lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
+            said = f"failed ({why}); the end of {self.folder.log(job)}:{lines}"
+        elif self.live is not None:
+            return
+        elif event.kind == "begun":
+            said = f"resumes at {work.before:.0%}" if work.before else "begins"
+        else:
+            record = record_of(job, self.folder.find(job))
+            result = [
+                f"{measure.label} {measure.number(value)}{' %' * measure.percent}"
+                for measure in tables.measures_among([record])[:1]
+                if (value := record.measure(measure.path)) is not None
+            ]
+            said = " · ".join(["done", *result, duration(work.elapsed), self._standing()])
+        say(self.console, f"{job}: {said}")
+
+    def _progress(self) -> tuple[float, int]:
+        """How many runs are over, with parts of those under way; and how many there are."""
+        runner = self.runner
+        over = [job for job in runner.jobs if job in runner.done or job in runner.failures]
+        begun = [job for job in (*runner.waiting, *runner.working) if job not in over]
+        return len(over) + sum(self._share(job) for job in begun), len(over) + len(begun)
+
+    def _share(self, job: Job) -> float:
+        """The part of a run that is done: of its epochs, or of its time where that ends it."""
+        work, minutes = self.runner.working.get(job), job.train.max_minutes
+        done = self.folder.share_done(job)
+        return done if work is None or minutes is None else min(1.0, work.elapsed / (60 * minutes))
+
+    def _standing(self) -> str:
+        runner, (now, total) = self.runner, self._progress()
+        said = [f"{len(runner.done)} of {len(runner.jobs)} runs done"]
+        if runner.failures:
+            said.append(f"{len(runner.failures)} failed")
+        left = time_left(time.monotonic() - self.began, self.before, now, total)
+        if left:
+            said.append(f"about {roughly(left)} left")
+        return " · ".join(said)
+
+    def draw(self) -> None:
+        """Draw the live table, if it is due."""
+        if self.live is None or time.monotonic() - self.drawn < REFRESH:
+            return
+        self.drawn = time.monotonic()
+        runner = self.runner
+        metrics = {job: self.folder.rows(job) for job in runner.jobs}
+        column = (monitored(row for rows in metrics.values() for row in rows) or ["knn"])[0]
+        measure = Measure(column, label_of(column), percent=True, decimals=1)
+        epochs = f"epoch of {max(job.train.epochs for job in runner.jobs)}"
+        headings = ["recipe", "done", "running", "failed", epochs, "loss", measure.heading]
+        lines = []
+        for row in dict.fromkeys(job.row for job in runner.jobs):
+            own = [job for job in runner.jobs if job.row == row]
+            running = [job for job in own if job in runner.working]
+            done = sum(job in runner.done for job in own)
+            failed = sum(job in runner.failures for job in own)
+            reached = (int(metrics[job][-1]["epoch"]) if metrics[job] else 0 for job in running)
+            loss = latest([metrics[job] for job in own], "loss")
+            value = latest([metrics[job] for job in own], column)
+            numbers = (
+                "" if loss is None else f"{loss:.3f}",
+                "" if value is None else measure.number(value),
+            )
+            counts = (f"{done} of {len(own)}", str(len(running) or ""), str(failed or ""))
+            lines.append([row, *counts, ", ".join(map(str, reached)), *numbers])
+        table = tables.to_rich(headings, lines)
+        table.caption, table.caption_justify = self._standing(), "left"
+        self.live.update(table, refresh=True)
 
 
 class Laboratory:
@@ -133,14 +431,20 @@ class Laboratory:
         for job in runner.done:  # ended, but the experiment was killed before it was noted
             note(job)
         trim(runner)
+        display = Display(runner, self.console)
         try:
-            for event in Display(runner, self.console).events():
-                if event.kind == "ended":
-                    cost, left = event.work.process.cpu_seconds, 1 - event.work.before
-                    note(event.job, None if cost is None else cost / max(1e-3, left))
-                    ended(event.job)
-                if event.kind != "begun":
-                    trim(runner)
+            with display.live or nullcontext():
+                for event in runner.run():
+                    if event is None:
+                        display.draw()
+                        continue
+                    display.tell(event)
+                    if event.kind == "ended":
+                        cost, left = event.work.process.cpu_seconds, 1 - event.work.before
+                        note(event.job, None if cost is None else cost / max(1e-3, left))
+                        ended(event.job)
+                    if event.kind != "begun":
+                        trim(runner)
         except KeyboardInterrupt:
             if again is not None:
                 done = f"{len(runner.done)} of {len(jobs)} runs done"

@@ -1,4 +1,4 @@
-"""What came out of the runs of an experiment: a record each, kept as a JSON line.
+"""The runs of an experiment: their folders, and a record of each, kept as a JSON line.
 
 A run with a line in ``results.jsonl`` is done, even if ``runs/`` is gone, so the folder of an
 experiment can be moved or shared without its runs.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,12 +16,84 @@ from typing import Any
 
 from unremix.evaluation.card import judged, measures_of
 from unremix.experiments.plan import Job, train_command
-from unremix.files.atomic_files import append_json, read_text
+from unremix.files.atomic_files import append_json, check_name, read_text, refuse_link
 from unremix.training.record import versions
 from unremix.training.run import Run
 
 RESULTS = "results.jsonl"
+TAIL = 6  # lines of a failed run's log that are shown
+BEGUN = "$ "  # before the command, in a log
 TRAINED = "trained"  # the features a run is about; all others on a card are baselines
+
+
+class Folder:
+    """The folder of an experiment, where all of its state is: runs, logs and locks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.known: dict[Job, Run] = {}
+
+    def run(self, job: Job) -> Path:
+        """The run's folder."""
+        return self._place("runs", job)
+
+    def log(self, job: Job) -> Path:
+        """What the run printed."""
+        return self._place("logs", job, ".txt")
+
+    def lock(self, job: Job) -> Path:
+        """The lock that the run's process holds."""
+        return self._place(".locks", job)
+
+    def _place(self, kind: str, job: Job, ending: str = "") -> Path:
+        """A file or folder of a run, which lies here: files decide neither names nor links."""
+        place = self.path / kind / f"{check_name(job.name, 'the name of a run')}{ending}"
+        refuse_link(place.parent)
+        refuse_link(place)
+        return place
+
+    def find(self, job: Job) -> Run | None:
+        """The run, once it has begun."""
+        if job not in self.known:
+            try:
+                self.known[job] = Run(self.run(job))
+            except FileNotFoundError:
+                return None
+        return self.known[job]
+
+    def has_checkpoint(self, job: Job) -> bool:
+        """Whether there is something to resume from."""
+        run = self.find(job)
+        return run is not None and run.has_checkpoint
+
+    def discard(self, job: Job) -> None:
+        """Remove what a run left that was stopped before its first checkpoint."""
+        self.known.pop(job, None)
+        if self.run(job).exists():
+            shutil.rmtree(self.run(job))
+
+    def is_done(self, job: Job) -> bool:
+        """Whether the run has finished."""
+        run = self.find(job)
+        return run is not None and run.evaluation is not None
+
+    def rows(self, job: Job) -> list[dict[str, float]]:
+        """The run's metrics so far."""
+        run = self.find(job)
+        return [] if run is None else run.metrics()
+
+    def share_done(self, job: Job) -> float:
+        """The share of a run that its metrics show."""
+        rows, epochs = self.rows(job), job.train.epochs
+        return min(1.0, rows[-1]["epoch"] / epochs) if rows and epochs else 0.0
+
+    def tail(self, job: Job) -> list[str]:
+        """The last lines that the run printed since it was last begun."""
+        if not self.log(job).exists():
+            return []
+        text = read_text(self.log(job), inside=self.path)
+        _, _, printed = text[text.rfind(BEGUN) :].partition("\n")
+        return [line.rstrip() for line in printed.splitlines() if line.strip()][-TAIL:]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from unremix.console.printing import one_line
 from unremix.console.suggestions import did_you_mean
 from unremix.experiments import tables
 from unremix.experiments.executors import On
-from unremix.experiments.laboratory import Laboratory
+from unremix.experiments.laboratory import Laboratory, Runner
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import Runner
 from unremix.experiments.results import TRAINED
 from unremix.experiments.study import Standing, read_study
 from unremix.experiments.study_report import write_report

@@ -11,11 +11,14 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from unremix.experiments.laboratory import Laboratory
-from unremix.experiments.paper.published import Published
 from unremix.experiments.paper.scales import SCALES, Kind, Options, ScaleName, Source
 from unremix.experiments.plan import Job, make_job, train_config
 from unremix.experiments.results import Record
 from unremix.experiments.tables import Grid
+
+Percent = tuple[float, float | None]
+Published = dict[tuple[str, str], Percent]
+"""Figures by data set and measure: mean and, if there is one, standard deviation."""
 
 EMBEDDED = ("digits", "pydocs", "stdlib-ast")
 
