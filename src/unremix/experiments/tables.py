@@ -211,38 +211,35 @@ def grids(
         epochs: Whether to show how many epochs were trained.
         apart: Whether values and differences are two tables in any case.
     """
-    columns = [
-        ("recipe", [row.name for row in rows]),
-        ("runs", [f"{row.runs}" + f" ({row.failed} failed)" * bool(row.failed) for row in rows]),
-    ]
+    fixed = {
+        "recipe": [row.name for row in rows],
+        "runs": [f"{row.runs}" + f" ({row.failed} failed)" * bool(row.failed) for row in rows],
+    }
     if epochs:
-        epochs_of = ["–" if row.epochs is None else f"{row.epochs:.4g}" for row in rows]
-        columns.append(("epochs", epochs_of))
-    values, differences = [], []
-    for measure in in_table(measures):
-        values.append((measure.heading, [_value_in(row, measure) for row in rows]))
-        cells = [
-            "reference"
-            if row.name == reference and not row.baseline
-            else difference_in(row, measure)
-            for row in rows
-        ]
-        differences.append((f"{measure.label} − {reference}", cells))
+        fixed["epochs"] = ["–" if row.epochs is None else f"{row.epochs:.4g}" for row in rows]
+    values = [(one.heading, [_value_in(row, one) for row in rows]) for one in in_table(measures)]
+    differences = [
+        (
+            f"{measure.label} − {reference}",
+            [
+                "reference"
+                if row.name == reference and not row.baseline
+                else difference_in(row, measure)
+                for row in rows
+            ],
+        )
+        for measure in in_table(measures)
+    ]
     tables = [values, differences]
     if len(values) <= SIDE_BY_SIDE and not apart:
         tables = [[column for pair in zip(values, differences, strict=True) for column in pair]]
     baselines = sum(row.baseline for row in rows)
-    return [
-        Grid(
-            [heading for heading, _ in (*columns, *measured)],
-            [
-                list(line)
-                for line in zip(*(cells for _, cells in (*columns, *measured)), strict=True)
-            ],
-            baselines,
-        )
-        for measured in tables
-    ]
+    made = []
+    for measured in tables:
+        headings, cells = zip(*fixed.items(), *measured, strict=True)
+        lines = [list(line) for line in zip(*cells, strict=True)]
+        made.append(Grid(list(headings), lines, baselines))
+    return made
 
 
 def made_by(command: str) -> str:

@@ -270,14 +270,15 @@ def collect_sample(sample: Sample, unit: str) -> Stored:
         "found_own": found,
         "found_by_chance": chance,
         "queries": _queries(sample),
-        "closest": _closest(neighbors, cosines) if neighbors.shape[1] else [],
-        "outliers": cosines.mean(1).argsort(stable=True)[:OUTLIERS].tolist()
-        if neighbors.shape[1]
-        else [],
+        "closest": [],
+        "outliers": [],
         "node_types": [_cut(name) for name in sample.node_types],
     }
     for name in ("finding", "total", "how_drawn", "about_batch", "read_as"):
         about[name] = getattr(sample, name)
+    if neighbors.shape[1]:
+        about["closest"] = _closest(neighbors, cosines)
+        about["outliers"] = cosines.mean(1).argsort(stable=True)[:OUTLIERS].tolist()
     if sample.labels is not None:
         predicted, about["voting"] = _predicted(sample.labels, units)
         arrays["predicted"] = predicted.numpy().astype(np.int32)
@@ -357,9 +358,9 @@ def _add_pictures(
     if sample.views is not None:
         atlases["views"] = make_atlas(sample.views.flatten(0, 1), LARGE_TILE)
         about["views"] = sample.batch[: len(sample.views)].tolist()
-    about["atlases"] = {
-        name: {"kind": atlas.kind, "tile": atlas.tile, "columns": atlas.columns}
-        for name, atlas in atlases.items()
-    }
+    about["atlases"] = {}
     for name, atlas in atlases.items():
         arrays[f"atlas_{name}"] = np.frombuffer(atlas.data, np.uint8)
+        about["atlases"][name] = {
+            "kind": atlas.kind, "tile": atlas.tile, "columns": atlas.columns
+        }  # fmt: skip

@@ -113,16 +113,11 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     If two such runs have the same seed, every run is a group, named by its folder.
     """
     settings = [(run.config.composed_name, _settings(run)) for run in runs]
-    varied = [
-        option
-        for option in settings[0][1]
-        if len({repr(values.get(option)) for _, values in settings}) > 1
-    ]
     by_name: dict[str, list[Run]] = {}
     for run, (recipe, values) in zip(runs, settings, strict=True):
         # What differs between recipes alone needs no mention.
         same = [other for name, other in settings if name == recipe]
-        mentioned = [o for o in varied if len({repr(other.get(o)) for other in same}) > 1]
+        mentioned = [o for o in values if len({repr(other.get(o)) for other in same}) > 1]
         name = " ".join([recipe, *(f"{option}={values.get(option)}" for option in mentioned)])
         by_name.setdefault(name, []).append(run)
     if any(len({run.config.seed for run in same}) < len(same) for same in by_name.values()):

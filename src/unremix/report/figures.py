@@ -192,12 +192,13 @@ def interval_chart(
         gap = row.difference
         if gap is None:
             continue
-        clear = gap.low is not None and gap.high is not None and gap.low * gap.high > 0
-        color = VERMILION if clear else "#777777"
-        if gap.low is not None and gap.high is not None:
-            right.plot([scale * gap.low, scale * gap.high], [place, place], color=color, lw=1.6)
-        marker = "D" if clear else "o"  # a second cue, besides the color
-        right.plot(scale * gap.mean, place, marker, ms=5, color=color)
+        low, high = (gap.mean if end is None else end for end in (gap.low, gap.high))
+        clear = low * high > 0 and gap.low is not None
+        right.errorbar(
+            scale * gap.mean, place, xerr=[[scale * (gap.mean - low)], [scale * (high - gap.mean)]],
+            fmt="D" if clear else "o",  # a second cue, besides the color
+            ms=5, lw=1.6, color=VERMILION if clear else "#777777",
+        )  # fmt: skip
     right.axvline(0, color="#222222", lw=0.8)
     left.set(xlabel=f"{label}, %" if percent else label)
     right.set(xlabel="difference, 95 % interval")

@@ -14,7 +14,7 @@ from unremix.console.quantities import counted, duration
 from unremix.console.values import read_yaml
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.domains import DOMAINS
-from unremix.domains.options import SELECTIVE, config_to_yaml
+from unremix.domains.options import SELECTIVE, config_to_yaml, flat_options
 from unremix.evaluation.accuracy import wilson_interval
 from unremix.evaluation.card import FEATURES, card_table, label_of, measures_of, spread_of
 from unremix.files.atomic_files import refuse_link, write_text
@@ -251,49 +251,37 @@ def write_report(
 def _facts(
     run: Run, card: Mapping[str, Any] | None, about: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    config = run.config
-    encoder = run.domain.describe(config, run.shape)
+    config, said = run.config, about or {}
+    labels, trained = said.get("labels"), said.get("trained", {})
+    data = str((card or {}).get("data") or said.get("data") or config.data)
+    encoder, recipe = run.domain.describe(config, run.shape), config.composed_name
     if about is not None:
+        classes = "no labels" if labels is None else f"{len(about['classes'] or {*labels})} classes"
+        data += f", {about['total']:,} {about['unit']}, {classes}"
         encoder += f", {about['parameters']:,} parameters"
-    name = (card or {}).get("data") or (about or {}).get("data") or config.data
-    data = str(name)
-    if about is not None:
-        data += f", {about['total']:,} {about['unit']}"
-        labels, classes = about["labels"], about["classes"]
-        data += ", no labels" if labels is None else f", {len(classes or set(labels))} classes"
-    tau = "" if about is None else f", τ {about['weighting']['temperature']:.3g}"
+        recipe += f", τ {about['weighting']['temperature']:.3g}"
     rows = run.metrics()
-    epochs = int(rows[-1]["epoch"]) if rows else 0
-    facts = [
-        ("Data", data),
-        ("Encoder", encoder),
-        ("Recipe", f"{config.composed_name}{tau}, seed {config.seed}"),
-        ("Training", f"{counted(epochs, 'epoch')}, batches of {config.batch_size}"),
-    ]
-    # What a run of an earlier version did not record is left out.
-    trained, seconds = (about or {}).get("trained", {}), (about or {}).get("seconds")
-    if trained.get("device"):
-        facts.append(("Device", trained["device"]))
-    if seconds:
-        facts.append(("Time", duration(seconds)))
-    if trained.get("date"):
-        facts.append(("Finished", trained["date"].replace("T", " ").replace("+00:00", " UTC")))
-    if trained.get("version"):
-        facts.append(("Version", f"unremix {trained['version']}"))
-    return facts
+    epochs = counted(int(rows[-1]["epoch"]) if rows else 0, "epoch")
+    facts = {
+        "Data": data,
+        "Encoder": encoder,
+        "Recipe": f"{recipe}, seed {config.seed}",
+        "Training": f"{epochs}, batches of {config.batch_size}",
+        # What a run of an earlier version did not record is left out.
+        "Device": trained.get("device"),
+        "Time": duration(said["seconds"]) if said.get("seconds") else None,
+        "Finished": (trained.get("date") or "").replace("T", " ").replace("+00:00", " UTC"),
+        "Version": f"unremix {trained['version']}" if trained.get("version") else None,
+    }
+    return [(term, text) for term, text in facts.items() if text]
 
 
 def _options(run: Run) -> list[tuple[str, str]]:
     """The options of the run's kind of data that have a value."""
-    shown = []
-    for name, value in read_yaml(config_to_yaml(run.config)).items():
-        if value is None or (name in SELECTIVE and name not in run.domain.uses):
-            continue
-        if isinstance(value, dict):
-            shown += [(f"{name}.{k}", _as_text(v)) for k, v in value.items() if v is not None]
-        else:
-            shown.append((name, _as_text(value)))
-    return [(name, text) for name, text in shown if text]
+    options = flat_options(read_yaml(config_to_yaml(run.config)))
+    unused = {name for name in SELECTIVE if name not in run.domain.uses}
+    shown = ((name, value) for name, value in options.items() if name not in unused)
+    return [(name, _as_text(value)) for name, value in shown if value not in (None, "", [])]
 
 
 def _as_text(value: object) -> str:
