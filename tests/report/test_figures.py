@@ -42,10 +42,17 @@ def test_settings_have_the_color_of_their_method() -> None:
         assert len({(look.dash, look.marker) for look in own}) == 16
 
 
+def cell(
+    mean: float, deviation: float | None = None, paper: float | None = None
+) -> dict[str, float | None]:
+    ahead = None if paper is None else mean - paper
+    return {"mean": mean, "deviation": deviation, "ours_minus_paper": ahead}
+
+
 def test_a_papers_figures_stand_beside_bars_that_remain_readable() -> None:
     rows = [
-        Bars("hcl", [0.4, 0.1], [None, 0.01], [0.91, 0.12]),
-        Bars("raw pixels", [0.3, 0.05], [None, None], [None, None], level=True),
+        Bars("hcl", [cell(0.4, None, 0.91), cell(0.1, 0.01, 0.12)]),
+        Bars("raw pixels", [cell(0.3), cell(0.05)], level=True),
     ]
     figure = bar_chart(["far", "near"], rows)
     far, near = figure.axes
@@ -55,7 +62,7 @@ def test_a_papers_figures_stand_beside_bars_that_remain_readable() -> None:
     (diamonds,) = [line for line in near.get_lines() if line.get_label() == "paper"]
     assert diamonds.get_ydata() == pytest.approx([12])
     assert [text.get_text() for text in figure.legends[0].get_texts()].count("paper") == 1
-    (together,) = bar_chart(list("abcd"), [Bars("hcl", [0.4] * 4, [None] * 4, [None] * 4)]).axes
+    (together,) = bar_chart(list("abcd"), [Bars("hcl", [cell(0.4)] * 4)]).axes
     assert len(together.patches) == 4
     assert "paper" not in together.get_legend_handles_labels()[1]
 

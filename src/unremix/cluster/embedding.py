@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,39 +74,29 @@ def _names_in(folder: str) -> set[str]:
     return persist(folder, listed)
 
 
-@dataclass(frozen=True)
-class Maker:
-    """Makes an actor's function: a run's encoder, loaded once, that embeds parts of the data."""
+def _writer(
+    folder: str, layer: Layer, normalize: bool, trust: bool, output: str, threads: int, gpu: bool
+) -> Callable[[tuple[int, Piece]], PartSummary]:
+    """Load a run's encoder in an actor; return what embeds a part of the data and writes it."""
+    torch.set_num_threads(threads)
+    run = Run(folder, layer=layer, trust=trust)
+    encoder, _ = run.domain.reader(run)
+    shape = run.shape
+    if gpu:
+        encoder = encoder.cuda()
 
-    run: str  # the run's folder
-    layer: Layer  # see :class:`unremix.training.run.Run`
-    normalize: bool  # whether to scale each embedding to length 1
-    trust: bool  # whether code may run that the run's folder names
-    output: str  # where parts are written
-    threads: int  # of an actor
-    gpu: bool  # whether it has a GPU
+    def write(numbered: tuple[int, Piece]) -> PartSummary:
+        number, piece = numbered
+        found, skipped = piece.embed(encoder, shape)
+        table = parquet_table(arrays_of(found, normalize=normalize))
+        count, width = found.embeddings.shape
+        summary = PartSummary(count, width, skipped)
+        about = {SUMMARY: json.dumps(summary._asdict()).encode()}
+        data = _parquet_bytes(table.replace_schema_metadata(about))
+        write_place(f"{output}/{name_of_part(number)}", data)
+        return summary
 
-    def __call__(self) -> Callable[[tuple[int, Piece]], PartSummary]:
-        """Load the encoder, and give a function that writes a part."""
-        torch.set_num_threads(self.threads)
-        run = Run(self.run, layer=self.layer, trust=self.trust)
-        encoder, _ = run.domain.reader(run)
-        shape = run.shape
-        if self.gpu:
-            encoder = encoder.cuda()
-
-        def write(numbered: tuple[int, Piece]) -> PartSummary:
-            number, piece = numbered
-            found, skipped = piece.embed(encoder, shape)
-            table = parquet_table(arrays_of(found, normalize=self.normalize))
-            count, width = found.embeddings.shape
-            summary = PartSummary(count, width, skipped)
-            about = {SUMMARY: json.dumps(summary._asdict()).encode()}
-            data = _parquet_bytes(table.replace_schema_metadata(about))
-            write_place(f"{self.output}/{name_of_part(number)}", data)
-            return summary
-
-        return write
+    return write
 
 
 def _parquet_bytes(table: Any) -> bytes:
@@ -161,8 +152,9 @@ def embed_on_ray(
     summaries = [_summary(read_place(f"{place}/{name}")) for name in sorted(present)]
     missing = [task for task in tasks if name_of_part(task[0]) not in present]
     gpu = run.config.accelerator != "cpu" and _gpus() > 0
-    maker = Maker(str(run.path.resolve()), layer, normalize, trust, place, threads, gpu)
-    for _, summary in ray_map(maker, missing, threads=threads, gpus=float(gpu)):
+    folder = str(run.path.resolve())
+    make = partial(_writer, folder, layer, normalize, trust, place, threads, gpu)
+    for _, summary in ray_map(make, missing, threads=threads, gpus=float(gpu)):
         summaries.append(summary)
         if advance is not None:
             advance(len(summaries) / len(tasks))

@@ -34,25 +34,25 @@ SLURM_MINUTES = 24 * 60  # SBATCH_TIMELIMIT overrides it
 REASON = 200  # characters of a lost worker's error
 
 
+def _shared(jobs: Sequence[Job], at_a_time: int | None, cores: int, gpus: Sequence[str]) -> Share:
+    """What each job gets; all ask for the same devices and threads."""
+    return share_out(
+        len(jobs), cores=cores, gpus=gpus, jobs=at_a_time, threads=jobs[0].train.threads,
+        processes=jobs[0].processes,
+    )  # fmt: skip
+
+
 class Local:
     """Runs as processes of this machine."""
 
     def share(self, jobs: Sequence[Job], at_a_time: int | None) -> Share:
         """What of this machine each job gets; all ask for the same devices and threads."""
-        train = jobs[0].train
         gpus: list[str] = []
-        if train.accelerator != "cpu" and torch.cuda.is_available():
+        if jobs[0].train.accelerator != "cpu" and torch.cuda.is_available():
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             numbers = map(str, range(torch.cuda.device_count()))
             gpus = visible.split(",") if visible else list(numbers)
-        return share_out(
-            len(jobs),
-            cores=cpu_count(),
-            gpus=gpus,
-            jobs=at_a_time,
-            threads=train.threads,
-            processes=jobs[0].processes,
-        )
+        return _shared(jobs, at_a_time, cpu_count(), gpus)
 
     def start(self, job: Job, folder: Folder, share: Share, place: int) -> Process:
         """Begin a process."""
@@ -90,14 +90,7 @@ class Ray:
         nodes, train, processes = node_resources(self.ray), jobs[0].train, jobs[0].processes
         cores = [int(node.get("CPU", 0)) for node in nodes]
         gpus = sum(int(node.get("GPU", 0)) for node in nodes) if train.accelerator != "cpu" else 0
-        share = share_out(
-            len(jobs),
-            cores=sum(cores),
-            gpus=[str(number) for number in range(gpus)],
-            jobs=at_a_time,
-            threads=train.threads,
-            processes=processes,
-        )
+        share = _shared(jobs, at_a_time, sum(cores), [str(number) for number in range(gpus)])
         most = max(1, max(cores) // processes)  # more than the largest node has would wait for ever
         threads = min(share.threads, most)
         places_for(nodes, cpus=threads * processes, gpus=processes if share.gpus else 0)

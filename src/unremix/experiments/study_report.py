@@ -15,7 +15,7 @@ from unremix.experiments.study import Arm, Stage, Standing, group_of, label_of
 from unremix.experiments.tables import Measure
 from unremix.files.atomic_files import write_text
 from unremix.report.charts import Chart, Row, mean_line
-from unremix.report.figures import Compared, interval_chart, learning_curves, write_figure
+from unremix.report.figures import interval_chart, learning_curves, write_figure
 
 LINEAR_PROBE = "linear.top1"
 AUDITED = {
@@ -199,11 +199,8 @@ def _stage(standing: Standing, name: str, folder: Path) -> list[str]:
                 paragraphs += _against_every_other(records, measures[path])
     values = {label_of(arm): standing.values(stage, arm, stage.seeds_of()) for arm in arms}
     figure = interval_chart(
-        [
-            Compared(row.name, values[row.name], row.difference(measure))
-            for row in rows
-            if values.get(row.name)
-        ],
+        {row.name: values[row.name] for row in rows if values.get(row.name)},
+        {row.name: row.difference(measure) for row in rows},
         label=measure.label,
         reference=reference,
         percent=measure.percent,

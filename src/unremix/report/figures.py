@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -96,12 +97,10 @@ def add_legend(figure: Figure, title: str | None = None) -> None:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar in each group, as shares from 0 to 1; None if there is none."""
+    """A bar in each group; all numbers are shares from 0 to 1, or None where there are none."""
 
     name: str
-    means: Sequence[float | None]
-    deviations: Sequence[float | None]  # drawn up and down
-    published: Sequence[float | None]  # what a paper reports, drawn as a diamond
+    cells: Sequence[Mapping[str, Any]]  # mean, deviation, and ours_minus_paper, of each group
     level: bool = False  # whether they are level lines across the group instead: a baseline
 
 
@@ -129,67 +128,63 @@ def bar_chart(groups: Sequence[str], rows: Sequence[Bars], axis: str = "%") -> F
 
 def _draw_bars(axes: Axes, groups: Sequence[int], rows: Sequence[Bars]) -> None:
     """Some of the groups, by their numbers."""
+
+    def percent(row: Bars, what: str = "mean") -> np.ndarray:
+        """Shape (groups,); NaN where there is none."""
+        return 100 * np.array([row.cells[group][what] for group in groups], dtype=float)
+
     bars = [row for row in rows if not row.level]
-    levels = [row for row in rows if row.level]
-
-    def percent(rows: Sequence[Bars], kind: str) -> np.ndarray:
-        """Shape (rows, groups); NaN where there is none."""
-        return 100 * np.array(
-            [[getattr(row, kind)[g] for g in groups] for row in rows], dtype=float
-        )
-
-    means, deviations, published = (
-        percent(bars, kind) for kind in ("means", "deviations", "published")
+    papers = {row.name: percent(row) - percent(row, "ours_minus_paper") for row in bars}
+    tallest, highest = (
+        np.fmax.reduce([0.0, *np.ravel(values)])
+        for values in ([percent(row) for row in bars], [*papers.values()])
     )
-    tallest, highest = (np.fmax.reduce(some.ravel(), initial=0.0) for some in (means, published))
     looks = looks_of(row.name for row in bars)
-    width = 0.84 / max(1, len(bars))
+    width, middles = 0.84 / max(1, len(bars)), np.arange(len(groups))
     for number, row in enumerate(bars):
-        places = [place - 0.42 + (number + 0.5) * width for place in range(len(groups))]
+        places, published = middles - 0.42 + (number + 0.5) * width, papers[row.name]
         look = looks[row.name]
         axes.bar(
-            places, means[number], width, yerr=deviations[number], color=look.color,
+            places, percent(row), width, yerr=percent(row, "deviation"), color=look.color,
             hatch=look.hatch, edgecolor="white", linewidth=0.4, label=row.name, capsize=1.5,
             error_kw={"lw": 0.8, "ecolor": "#333333"},
         )  # fmt: skip
-        if highest <= MOST_ABOVE * tallest and not np.isnan(published[number]).all():
+        if highest <= MOST_ABOVE * tallest and not np.isnan(published).all():
             axes.plot(
-                places, published[number], "D", color=BLACK, ms=3.2, mfc="white",
+                places, published, "D", color=BLACK, ms=3.2, mfc="white",
                 linestyle="none", label="paper",
             )  # fmt: skip
-    middles = np.arange(len(groups))
-    for row, values, (color, dash) in zip(
-        levels, percent(levels, "means"), cycle(LEVELS), strict=False
-    ):
+    levels = (row for row in rows if row.level)
+    for row, (color, dash) in zip(levels, cycle(LEVELS), strict=False):
         axes.hlines(
-            values, middles - 0.45, middles + 0.45, color=color, linestyle=dash, lw=1.2,
-            label=row.name,
+            percent(row), middles - 0.45, middles + 0.45, color=color, linestyle=dash,
+            lw=1.2, label=row.name,
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A setting beside the reference."""
-
-    name: str
-    values: Sequence[float]  # one per run
-    difference: Difference | None  # None for the reference itself
-
-
 def interval_chart(
-    rows: Sequence[Compared], *, label: str, reference: str, percent: bool
-) -> Figure:
-    """A line per setting: on the left its runs and their mean, on the right the difference."""
+    runs: Mapping[str, Sequence[float]], differences: Mapping[str, Difference | None], *,
+    label: str, reference: str, percent: bool,
+) -> Figure:  # fmt: skip
+    """A line per setting: on the left its runs and their mean, on the right the difference.
+
+    Args:
+        runs: A value per run of each setting.
+        differences: To the reference; None for the reference itself.
+        label: Of the values.
+        reference: The setting that others are compared with.
+        percent: Whether values are shares.
+    """
     scale = 100 if percent else 1
-    names = [textwrap.fill(row.name, 44, break_on_hyphens=False) for row in rows]
+    names = [textwrap.fill(name, 44, break_on_hyphens=False) for name in runs]
     lines = sum(1 + name.count("\n") for name in names)
-    figure = Figure(figsize=(PAGE, 1.0 + 0.1 * len(rows) + 0.15 * lines), layout="constrained")
+    figure = Figure(figsize=(PAGE, 1.0 + 0.1 * len(runs) + 0.15 * lines), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for place, row in enumerate(rows):
-        values = [scale * value for value in row.values]
+    for place, (name, shares) in enumerate(runs.items()):
+        values = [scale * share for share in shares]
         left.plot(values, [place] * len(values), "o", ms=3.5, color=BLUE, alpha=0.6)
         left.plot(sum(values) / len(values), place, "|", ms=11, mew=2, color="#222222")
-        gap = row.difference
+        gap = differences[name]
         if gap is None:
             continue
         low, high = (gap.mean if end is None else end for end in (gap.low, gap.high))
@@ -203,8 +198,8 @@ def interval_chart(
     left.set(xlabel=f"{label}, %" if percent else label)
     right.set(xlabel="difference, 95 % interval")
     figure.supxlabel(f"runs, their mean, and {label} − {reference}", fontsize=8)
-    left.set_yticks(range(len(rows)), names, fontsize=7.5)
-    left.set_ylim(len(rows) - 0.5, -0.5)  # from the top
+    left.set_yticks(range(len(runs)), names, fontsize=7.5)
+    left.set_ylim(len(runs) - 0.5, -0.5)  # from the top
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)

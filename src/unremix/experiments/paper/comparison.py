@@ -169,16 +169,8 @@ def make_comparison(setting: Setting) -> Made:
         shown = "; ".join(f"{name} {rank:.2f}" for name, rank in average.items())
         notes.append(f"Average rank over the columns: {shown}.")
     records = [[_record(setting, row, column) for column in columns] for row in rows]
-    comparable = [column.source.comparable for column in columns]
     bars = [
-        Bars(
-            row.name,
-            [one["mean"] for one in cells],
-            [one["deviation"] for one in cells],
-            [one["paper"] if same else None for one, same in zip(cells, comparable, strict=True)],
-            level=row.baseline,
-        )
-        for row, cells in zip(rows, records, strict=True)
+        Bars(row.name, cells, level=row.baseline) for row, cells in zip(rows, records, strict=True)
     ]
     decimals = 1 if setting.experiment.kind == "sentences" else 2  # the paper's
     axis = f"{labels[0]}, %" if len(labels) == 1 else "%"
