@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -19,20 +19,23 @@ from unremix.report.figures import interval_chart, learning_curves, write_figure
 
 LINEAR_PROBE = "linear.top1"
 AUDITED = {
-    "audit_auc_uncertainty": "AUC of u",
-    "audit_auc_similarity": "AUC of s",
-    "audit_auc_representativeness": "AUC of r",
-    "audit_auc_weights": "AUC of the weights",
-    "audit_false_negative_rate": "false among the heaviest, %",
-    "audit_matched_false_negative_rate": "among equally similar ones, %",
-    "audit_distinct_class_share": "distinct classes, %",
-    "audit_effective_negatives": "effective negatives",
+    measure.path: measure
+    for measure in (
+        Measure("audit_auc_uncertainty", "AUC of u", False, 3),
+        Measure("audit_auc_similarity", "AUC of s", False, 3),
+        Measure("audit_auc_representativeness", "AUC of r", False, 3),
+        Measure("audit_auc_weights", "AUC of the weights", False, 3),
+        Measure("audit_false_negative_rate", "false among the heaviest", True, 1),
+        Measure("audit_matched_false_negative_rate", "among equally similar ones", True, 1),
+        Measure("audit_distinct_class_share", "distinct classes", True, 1),
+        Measure("audit_effective_negatives", "effective negatives", False, 0),
+    )
 }
-"""Columns of metrics.csv that say what the weights pick, and their headings."""
+"""Columns of metrics.csv that say what the weights pick."""
 OF_HEAVIEST = tuple(AUDITED)[4:7]  # say nothing of equal weights, of which none is the heaviest
 AUDIT_CHARTS = {
     **{
-        column: Chart(AUDITED[column], [], {"chance": 0.5}, at_least=(0.45, 0.65))
+        column: Chart(AUDITED[column].label, [], {"chance": 0.5}, at_least=(0.45, 0.65))
         for column in tuple(AUDITED)[:3]
     },
     "audit_false_negative_rate": Chart("heaviest: false", [], percent=True, at_least=(0, 0.2)),
@@ -51,26 +54,25 @@ def _table(records: Sequence[Record], reference: str) -> str:
     return "\n\n".join(grid.to_markdown() for grid in grids)
 
 
-def _equal_tuning(standing: Standing, name: str, arms: Sequence[Arm]) -> list[str]:
+def _equal_tuning(standing: Standing, name: str, arms: Sequence[Arm]) -> Iterator[str]:
     """Each group's best arm against the reference's, where arms compete within groups."""
     stage = standing.study.stages[name]
     if stage.within is None:
-        return []
+        return
     best = standing.final_best(name, keep=1)
     home = group_of(stage.reference_among(arms), stage.within)
     among = (label_of(arm) for arm in best if group_of(arm, stage.within) == home)
     reference = next(among, None)
-    if reference is None or len(best) < 2:
-        return []
-    options = stage.within if isinstance(stage.within, str) else " and ".join(stage.within)
-    return [
-        f"At equal tuning: the best of each {options} by mean {standing.study.measure}, "
-        "chosen on these very seeds, which flatters every row alike.",
-        _table(_records(standing, stage, best), reference),
-    ]
+    if reference is not None and len(best) > 1:
+        options = stage.within if isinstance(stage.within, str) else " and ".join(stage.within)
+        yield (
+            f"At equal tuning: the best of each {options} by mean {standing.study.measure}, "
+            "chosen on these very seeds, which flatters every row alike."
+        )
+        yield _table(_records(standing, stage, best), reference)
 
 
-def _against_every_other(records: Sequence[Record], measure: Measure) -> list[str]:
+def _against_every_other(records: Sequence[Record], measure: Measure) -> Iterator[str]:
     """The differences of all settings, whichever of them is the reference."""
     names = list(dict.fromkeys(record.row for record in records))
     columns = [[f"{number}: {name}" for number, name in enumerate(names, 1)]]
@@ -78,11 +80,11 @@ def _against_every_other(records: Sequence[Record], measure: Measure) -> list[st
         rows = tables.table_rows(records, reference=name)
         columns.append([tables.difference_in(row, measure) for row in rows if not row.baseline])
     numbers = [str(number) for number in range(1, len(names) + 1)]
-    return [
+    yield (
         f"Every setting against every other: {measure.heading}, the row minus the column, with the "
-        "same seed. The intervals are not adjusted for their number.",
-        markdown_table(["setting", *numbers], list(zip(*columns, strict=True)), "--:"),
-    ]
+        "same seed. The intervals are not adjusted for their number."
+    )
+    yield markdown_table(["setting", *numbers], list(zip(*columns, strict=True)), "--:")
 
 
 def _metrics(records: Sequence[Record]) -> dict[str, list[list[Row]]]:
@@ -117,35 +119,31 @@ def audit_table(runs: Mapping[str, Sequence[Sequence[Row]]]) -> str:
         for name, seeds in runs.items()
     }
     every = [values for seeds in last.values() for values in seeds]
-    columns = [column for column in AUDITED if any(column in values for values in every)]
+    columns = [one for path, one in AUDITED.items() if any(path in values for values in every)]
 
-    def cell(seeds: Sequence[Row], column: str) -> str:
-        values, heading = [one[column] for one in seeds if column in one], AUDITED[column]
-        if not values:
-            return "–"
-        if heading.endswith("%"):
-            return f"{100 * fmean(values):.1f}"
-        return f"{fmean(values):.3f}" if "AUC" in heading else f"{fmean(values):.0f}"
+    def cell(seeds: Sequence[Row], measure: Measure) -> str:
+        values = [one[measure.path] for one in seeds if measure.path in one]
+        return measure.number(fmean(values)) if values else "–"
 
     lines = [[name, *(cell(seeds, one) for one in columns)] for name, seeds in last.items()]
-    headings = ["setting", *(AUDITED[column] for column in columns)]
+    headings = ["setting", *(one.heading for one in columns)]
     return markdown_table(headings, lines, "--:") if columns else ""
 
 
-def _audit(standing: Standing, name: str, arms: Sequence[Arm], folder: Path) -> list[str]:
+def _audit(standing: Standing, name: str, arms: Sequence[Arm], folder: Path) -> Iterator[str]:
     """What the weights of a stage's settings pick: a table of all, and curves of the best."""
     stage = standing.study.stages[name]
     table = audit_table(_metrics(_records(standing, stage, arms)))
     if not table:
-        return []
-    paragraphs = [
+        return
+    yield (
         "What the weights pick, in the last audit, mean over seeds. AUC: how well a score tells "
         "negatives of the anchor's own class from others; 0.5 is chance. Equal weights are "
         "taken in the order of the batch: where a rule only leaves out some of equally weighted "
         "negatives, the heaviest are a random sample of the rest. Labels serve to look, never to "
-        "train.",
-        table,
-    ]
+        "train."
+    )
+    yield table
     if len(arms) > MOST_CURVES:
         keep = 1 if stage.within is not None else MOST_CURVES
         arms = standing.final_best(name, keep)[:MOST_CURVES]
@@ -156,24 +154,23 @@ def _audit(standing: Standing, name: str, arms: Sequence[Arm], folder: Path) -> 
     )
     if figure is not None:
         write_figure(figure, folder / f"{name}-scores")
-        paragraphs.append(f"![What the scores know over the epochs]({name}-scores.svg)")
-    return paragraphs
+        yield f"![What the scores know over the epochs]({name}-scores.svg)"
 
 
-def _stage(standing: Standing, name: str, folder: Path) -> list[str]:
+def _stage(standing: Standing, name: str, folder: Path) -> Iterator[str]:
     """A stage in Markdown; its figure is written to the folder."""
     study, stage, arms = standing.study, standing.study.stages[name], standing.arms(name)
     records = _records(standing, stage, arms)
     if not records:
-        return ["No run has ended yet."]
+        yield "No run has ended yet."
+        return
     present = list(dict.fromkeys(record.row for record in records))
     reference = label_of(stage.reference_among(arms))
     reference = reference if reference in present else present[0]
     measures = {measure.path: measure for measure in tables.measures_among(records)}
     if study.measure not in measures:
-        return [
-            f"No run has the study's measure, `{study.measure}`; they have {', '.join(measures)}."
-        ]
+        yield f"No run has the study's measure, `{study.measure}`; they have {', '.join(measures)}."
+        return
     measure = measures[study.measure]
     rows = [row for row in tables.table_rows(records, reference=reference) if not row.baseline]
     halves = [
@@ -181,22 +178,21 @@ def _stage(standing: Standing, name: str, folder: Path) -> list[str]:
         for row in rows
         if (gap := row.difference(measure)) and gap.low is not None and gap.high is not None
     ]
-    widest = (
-        f" Widest half-width of {measure.label}: {measure.number(max(halves))}." if halves else ""
-    )
+    wide = measure.number(max(halves, default=0.0))
+    widest = f" Widest half-width of {measure.label}: {wide}." * bool(halves)
     changed = "".join(f", {option} {json.dumps(value)}" for option, value in stage.train.items())
     count = len({(record.row, record.seed) for record in records})
-    paragraphs = [
+    yield (
         f"{count} runs of {len(present)} settings, seeds from {stage.first_seed} on{changed}. "
         f"Differences are to {reference} with the same seed: mean [95 % interval by Student's t], "
-        f"not corrected for multiple comparisons.{widest}",
-        _table(records, reference),
-        *_equal_tuning(standing, name, arms),
-    ]
+        f"not corrected for multiple comparisons.{widest}"
+    )
+    yield _table(records, reference)
+    yield from _equal_tuning(standing, name, arms)
     if stage.best_of:
         for path in dict.fromkeys((study.measure, LINEAR_PROBE)):
             if path in measures:
-                paragraphs += _against_every_other(records, measures[path])
+                yield from _against_every_other(records, measures[path])
     values = {label_of(arm): standing.values(stage, arm, stage.seeds_of()) for arm in arms}
     figure = interval_chart(
         {row.name: values[row.name] for row in rows if values.get(row.name)},
@@ -206,11 +202,8 @@ def _stage(standing: Standing, name: str, folder: Path) -> list[str]:
         percent=measure.percent,
     )
     write_figure(figure, folder / name)
-    return [
-        *paragraphs,
-        f"![{measure.label} of every run, and differences]({name}.svg)",
-        *_audit(standing, name, arms, folder),
-    ]
+    yield f"![{measure.label} of every run, and differences]({name}.svg)"
+    yield from _audit(standing, name, arms, folder)
 
 
 def write_report(standing: Standing, folder: Path) -> None:
