@@ -221,6 +221,7 @@ def _choose(run: Run, card: dict[str, Any], watch: WithoutLabels) -> None:
     card["unlabeled"] = {kind: watch.measure(one) for kind, one in encoders.items()}
     usual = "trained" if asked == "last" else "blend"
     card["kept"] = best_encoder(card["results"]) if asked == "best" else usual
+    card["chosen"] = asked == "best"
     keep(run, encoders[card["kept"]], card["kept"])
 
 
@@ -272,7 +273,7 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
                 card["unlabeled"] = {
                     kind: watch.measure(one) for kind, one in run.encoders().items()
                 }
-                card["kept"] = run.kept
+                card["kept"], card["chosen"] = run.kept, run.config.keep == "best"
         name = "evaluation.json" if data is None else f"evaluation-{found.name}.json"
         card["verdict"] = verdict(card)
         if data is None:

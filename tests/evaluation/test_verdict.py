@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_rel
+from scipy.stats import binomtest, ttest_rel
 
 from unremix.evaluation.accuracy import Accuracy
 from unremix.evaluation.card import card_table, shown, spread_of
@@ -151,6 +151,52 @@ def test_without_labels_there_is_advice_only() -> None:
     assert [sentence.split()[0] for sentence in verdict(facts)] == ["70", "The", "70"]
     assert verdict(facts | {"own_data": False}) == []
     assert verdict(facts | {"epoch": 0, "step": 0}) == []
+
+
+def pair(both: int, first: int, second: int, none: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two accuracies of the same samples: how many both predict right, only one, and none."""
+    right = torch.tensor([[1, 1]] * both + [[1, 0]] * first + [[0, 1]] * second + [[0, 0]] * none)
+    one, other = (vars(Accuracy.of(right[:, column] == 1)) for column in (0, 1))
+    return one, other
+
+
+def test_accuracies_are_compared_on_the_same_samples() -> None:
+    # Newcombe 1998, table III, method 10.
+    assert difference(*pair(36, 12, 2, 0)) == pytest.approx((0.2, 0.0569, 0.3404), abs=5e-5)
+    # 12 of 400 are better and none worse: as independent samples, nothing could be seen.
+    ours, theirs = pair(300, 12, 0, 88)
+    assert verdict(card({"knn": ours}, {"knn": theirs}))[0].startswith("Training helped")
+    alone = [
+        {name: value for name, value in one.items() if name != "right"} for one in (ours, theirs)
+    ]
+    told = verdict(card({"knn": alone[0]}, {"knn": alone[1]}))[0]  # of an earlier version
+    assert told.startswith("Training did not measurably help")
+
+
+def test_pairs_are_judged_as_by_the_exact_test_of_mcnemar() -> None:
+    random, agreed = np.random.default_rng(0), 0
+    for _ in range(300):
+        both, first, second, none = random.multinomial(
+            70, [0.6, *random.dirichlet([2, 1, 4]) * 0.4]
+        )
+        exact = binomtest(first, first + second).pvalue < 0.05 if first + second else False
+        found = difference(*pair(both, first, second, none))
+        assert found is not None
+        agreed += exact == (found[1] > 0 or found[2] < 0)
+    assert agreed > 0.95 * 300
+
+
+def test_it_is_said_that_the_measured_labels_chose_the_encoder() -> None:
+    results = {
+        "trained": {},
+        "blend": {"knn": accuracy(950, 1000)},
+        "start": {"knn": accuracy(900, 1000)},
+    }
+    said = "The same labels chose it"
+    facts = {"results": results, "kept": "blend", "chosen": True}
+    assert any(one.startswith(said) for one in verdict(facts))
+    for other in ({"chosen": False}, {"own_data": False}, {"kept": "start"}):
+        assert not any(one.startswith(said) for one in verdict(facts | other))
 
 
 def test_folds_are_paired_and_corrected() -> None:

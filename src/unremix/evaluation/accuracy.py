@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+MOST_KEPT = 100_000  # predictions of which it is kept whether each is right
 Z95 = 1.959963984540054  # of the normal distribution
 
 
@@ -22,6 +26,8 @@ class Accuracy:
         low: Lower end of the 95 % Wilson interval: what another draw of n test samples could give.
             It says nothing about another training run.
         high: Upper end.
+        right: Which predictions are right, a bit each, as hexadecimal digits; empty of more than
+            100,000.
 
     Example:
         >>> import torch
@@ -34,6 +40,7 @@ class Accuracy:
     count: int
     low: float
     high: float
+    right: str = ""
 
     @classmethod
     def of(cls, correct: Tensor) -> Accuracy:
@@ -41,7 +48,8 @@ class Accuracy:
         count = correct.numel()
         value = int(correct.sum()) / count
         error = math.sqrt(value * (1 - value) / count)
-        return cls(value, error, count, *wilson_interval(value, count))
+        bits = np.packbits(correct.cpu().numpy().astype(bool)) if count <= MOST_KEPT else b""
+        return cls(value, error, count, *wilson_interval(value, count), bytes(bits).hex())
 
     def __str__(self) -> str:
         return f"{100 * self.value:.2f} % [{100 * self.low:.2f}, {100 * self.high:.2f}]"
@@ -72,6 +80,34 @@ def wilson_interval(value: float, count: int) -> tuple[float, float]:
     half = Z95 * math.sqrt(value * (1 - value) / count + square / (4 * count))
     low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
     return (0.0 if value == 0 else low), (1.0 if value == 1 else high)
+
+
+def agreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
+    """The correlation φ of two accuracies of the same samples; 0 if they do not say what is right.
+
+    With a samples that both predict right, b and c that only one does, and d that none does,
+    φ = (ad - bc) / √((a + b)(c + d)(a + c)(b + d)). A positive ad - bc is lowered by n/2, to 0 at
+    most: a few samples show little.
+
+    Args:
+        first: As :class:`Accuracy` names its fields.
+        second: Likewise.
+
+    Example:
+        >>> import torch
+        >>> one, other = (vars(Accuracy.of(torch.arange(100) < n)) for n in (80, 90))
+        >>> round(agreement(one, other), 3)
+        0.625
+    """
+    bits = [bytes.fromhex(one.get("right") or "") for one in (first, second)]
+    count = first.get("count", 0)
+    if count != second.get("count") or not all(len(one) == -(-count // 8) for one in bits):
+        return 0.0
+    one, other = (np.unpackbits(np.frombuffer(b, np.uint8), count=count) for b in bits)
+    d, c, b, a = np.bincount(2 * one + other, minlength=4).tolist()
+    cross, sizes = a * d - b * c, (a + b) * (c + d) * (a + c) * (b + d)
+    cross = cross if cross < 0 else max(0.0, cross - count / 2)
+    return cross / math.sqrt(sizes) if sizes else 0.0
 
 
 def top_accuracy(shares: Tensor, labels: Tensor, top: int = 1) -> Accuracy:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from unremix.evaluation.accuracy import agreement
 from unremix.evaluation.card import (
     FEATURES,
     in_percent,
@@ -37,8 +38,10 @@ def difference(
 ) -> tuple[float, float, float] | None:
     """How much higher a measure is than another, with a 95 % interval.
 
-    - Accuracies: Newcombe's interval, from the Wilson intervals of both. It takes the samples as
-      independent; measured on the same ones, it is too wide rather than too narrow.
+    - Accuracies: Newcombe's interval for pairs, from the Wilson intervals of both and the
+      :func:`~unremix.evaluation.accuracy.agreement` φ of what they predict right: below,
+      √(a² - 2φab + b²), where a is how far the first's interval reaches down and b how far the
+      second's reaches up. Cards that do not say which predictions are right count as independent.
     - Cross-validation: Student's t over the folds, paired, with the variance corrected for the
       training samples that folds share, s² (1/n + 1/(k - 1)) for n values of k folds.
     - Others: d ± 1.96 √(e₁² + e₂²) for standard errors e₁ and e₂.
@@ -55,12 +58,15 @@ def difference(
         [0.07, -0.15, 0.32]
 
     Reference:
-        Newcombe 1998, method 10; Nadeau and Bengio 2003.
+        Newcombe 1998, "Improved confidence intervals for the difference between binomial
+        proportions based on paired data", method 10; Nadeau and Bengio 2003.
     """
     delta = measure["value"] - other["value"]
     if "low" in measure and "low" in other:
-        low = math.hypot(measure["value"] - measure["low"], other["high"] - other["value"])
-        high = math.hypot(measure["high"] - measure["value"], other["value"] - other["low"])
+        phi = agreement(measure, other)
+        below = measure["value"] - measure["low"], other["high"] - other["value"]
+        above = measure["high"] - measure["value"], other["value"] - other["low"]
+        low, high = (math.sqrt(a * a - 2 * phi * a * b + b * b) for a, b in (below, above))
         return delta, delta - low, delta + high
     if "accuracies" in measure and len(measure["accuracies"]) == len(other["accuracies"]) > 1:
         half = _over_folds(measure, other["accuracies"])
@@ -114,6 +120,11 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
     if "kept" in card:
         sentences.append(KEPT[card["kept"]])
     own = card.get("own_data", True)
+    if own and results and card.get("chosen") and card["kept"] == "blend":
+        sentences.append(
+            "The same labels chose it, so its measures may be a little too high: 'unremix evaluate "
+            "RUN --data OTHER' measures it on others."
+        )
     if card.get("labels_used"):
         sentences.append("Training used labels: samples of one class were positives of each other.")
         held_out = any(card[name] for name in card if name.startswith("test_"))

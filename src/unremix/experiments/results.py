@@ -139,7 +139,13 @@ def record_of(job: Job, run: Run | None, failure: str | None = None) -> Record:
         epochs=int(metrics[-1]["epoch"]) if metrics else (0 if card else None),
         steps=card.get("step"),
         loss=metrics[-1].get("loss") if metrics else None,
-        results={kind: measures_of(result) for kind, result in results.items()},
+        results={
+            kind: {
+                path: {name: value for name, value in one.items() if name != "right"}
+                for path, one in measures_of(result).items()
+            }
+            for kind, result in results.items()
+        },
         probe_curves={
             kind: result["linear"]["curve"]
             for kind, result in results.items()
