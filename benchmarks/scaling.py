@@ -38,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unremix.domains import find_domain
 from unremix.domains.base import make_batch
-from unremix.domains.image.model import ImageShape
+from unremix.domains.image.views import ImageShape
 from unremix.domains.options import TrainConfig
 from unremix.training.building import build_model
 from unremix.training.optimizers import make_optimizer

@@ -19,8 +19,7 @@ from measuring import Options, conclude, read_options, show_race, show_shares
 from torch import Tensor
 
 from unremix.domains.image.dataset import CachedImages
-from unremix.domains.image.model import ImageShape
-from unremix.domains.image.views import augment
+from unremix.domains.image.views import ImageShape, augment
 from unremix.domains.options import TrainConfig
 from unremix.frameworks.base import Batch, Embedded
 from unremix.frameworks.randomness import keys

@@ -36,7 +36,7 @@ from unremix.domains.base import make_batch
 from unremix.domains.graph.features import NodeEncoding
 from unremix.domains.graph.model import GraphShape
 from unremix.domains.graph.store import GraphBatch
-from unremix.domains.image.model import ImageShape
+from unremix.domains.image.views import ImageShape
 from unremix.domains.options import TrainConfig
 from unremix.domains.sentence.corpus import SentenceBatch
 from unremix.domains.sentence.model import SentenceShape

@@ -17,7 +17,8 @@ from PIL import Image
 
 import unremix
 from unremix.cli import main
-from unremix.domains.image.encoders import External, Preprocessing, make_encoder
+from unremix.domains.image.encoders import External, make_encoder
+from unremix.domains.image.views import prepared
 from unremix.evaluation.knn import knn_predict
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -125,7 +126,7 @@ def test_what_is_not_stated_is_said(own: Path) -> None:
     with pytest.raises(ValueError, match=r"expected a preprocessing of mean, resize, size, std"):
         unremix.encoder("my_nets.py:wrong")
     with pytest.raises(ValueError, match="got"):
-        Preprocessing.of({"size": 32, "resize": 16}, "it")
+        prepared(size=32, resize=16)
 
 
 def test_names_that_cannot_be_found(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

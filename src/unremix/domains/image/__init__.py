@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unremix.domains.base import Domain, Items
-from unremix.domains.image import encoders, export, items, model, options, pieces, show
+from unremix.domains.image import encoders, export, items, model, options, pieces, show, views
 from unremix.domains.image.dataset import count_classes
 from unremix.domains.options import SELECTIVE
 
@@ -39,8 +39,8 @@ DOMAIN = Domain(
     write=items.write,
     load_for=model.load_for,
     source=model.source_of,
-    shape=lambda data, config: model.ImageShape.of(data.train, config),
-    shape_from=model.shape_from,
+    shape=model.shape_of,
+    shape_from=views.shape_from,
     fingerprint=model.fingerprint_of,
     classes=lambda config: count_classes(config.data),
     imagine=model.imagine,

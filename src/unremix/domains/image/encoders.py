@@ -3,7 +3,8 @@
 A callable is called with those of ``channels``, ``image_size``, ``width`` and ``pretrained`` that
 are names of its parameters. It returns a module from normalized images (B, C, S, S) to
 (B, features). How a ready encoder's images are prepared, the module says in an attribute
-``preprocessing``: a dictionary with any of the fields of :class:`Preprocessing`.
+``preprocessing``: a dictionary with any of ``size``, ``resize``, ``mean`` and ``std``, as
+:func:`.views.prepared` takes them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from unremix.console.suggestions import did_you_mean, expecting, importing_torchvision
 from unremix.domains.extensions import module_of
 from unremix.domains.image.resnet import ResNet, SmallCNN, Stem
-from unremix.domains.image.views import SETTINGS
+from unremix.domains.image.views import ImageShape, prepared
 from unremix.files.bounds import shorten
 
 DEPTH_OF = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
@@ -36,58 +36,11 @@ FORMS = (
 )
 SMALLEST = "efficientnet-lite0"  # 17 MB, a few milliseconds an image on a CPU
 LITE_MEAN, LITE_STD = 0.498, 0.502  # of each channel: 127 and 128 of 255
-IMAGENET = SETTINGS["imagenet"]
 
 LARGEST_SMALL = 16  # pixels: a ResNet halves the image three times, which leaves 2 of 16
 LARGEST_CIFAR = 32  # pixels: without the stem's two halvings every stage does 16 times the work
 
 CLASSIFIERS = ("fc", "classifier", "heads", "head")  # what torchvision calls them
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How a ready encoder wants its images: the central square, resized, its middle, normalized.
-
-    Args:
-        size: Pixels per side of what the encoder sees.
-        resize: Pixels per side before the middle is cut out; ``size`` by default.
-        mean: Subtracted from each channel, as a share of the full range.
-        std: Divides each channel.
-    """
-
-    size: int = 224
-    resize: int | None = None
-    mean: tuple[float, ...] = IMAGENET.mean
-    std: tuple[float, ...] = IMAGENET.std
-
-    @staticmethod
-    def of(given: Mapping[str, Any], whose: str) -> Preprocessing:
-        """What an encoder says of itself.
-
-        Raises:
-            ValueError: For other fields, or values that no image can be prepared by.
-        """
-        known = {its.name for its in fields(Preprocessing)}
-        plain: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list | tuple) else v for k, v in given.items()
-        }
-        try:
-            found = Preprocessing(**plain)
-            sound = min(found.size, found.resize or found.size) > 0 and (
-                (found.resize or found.size) >= found.size
-                and len(found.mean) == len(found.std) in (1, 3)
-                and all(isinstance(one, float | int) for one in (*found.mean, *found.std))
-                and min(found.std) > 0
-            )
-        except TypeError:
-            sound = False
-        if not sound:
-            raise ValueError(
-                f"expected a preprocessing of {', '.join(sorted(known))} for {whose}, got "
-                f"{dict(given)}; size and resize are pixels, resize the larger one, mean and std "
-                "one number per channel"
-            )
-        return found
 
 
 class External(nn.Module):
@@ -215,9 +168,7 @@ def _parts(name: str) -> tuple[str, str]:
     return source, rest
 
 
-def find_ready(
-    name: str, width: int
-) -> tuple[str, Preprocessing, Mapping[str, Tensor] | Path, bool]:
+def find_ready(name: str, width: int) -> tuple[str, ImageShape, Mapping[str, Tensor] | Path, bool]:
     """A ready encoder by name; nothing is downloaded.
 
     Args:
@@ -226,8 +177,8 @@ def find_ready(
         width: Handed to a callable that takes it.
 
     Returns:
-        The name of the network, its preprocessing, its weights or where they are, and whether the
-        preprocessing was stated by the encoder.
+        The name of the network, how images are prepared, its weights or where they are, and whether
+        the preprocessing was stated by the encoder.
 
     Raises:
         FileNotFoundError: If the weights are not on this machine; it names the command that
@@ -240,29 +191,35 @@ def find_ready(
     if source == "timm":
         settings = _timm_settings(rest)
         side = settings.input_size[-1]
-        crop = settings.crop_pct or 1.0
-        prepared = Preprocessing(side, round(side / crop), settings.mean, settings.std)
-        return network, prepared, Path(file) if file else _timm_file(rest, settings), True
+        shape = prepared(
+            side, round(side / (settings.crop_pct or 1.0)), settings.mean, settings.std
+        )
+        return network, shape, Path(file) if file else _timm_file(rest, settings), True
     if source == "torchvision":
         models = _library("torchvision").models
         _check_torchvision(rest)
         weights = models.get_model_weights(rest).DEFAULT
         made = weights.transforms()
         (side,), (larger,) = made.crop_size, made.resize_size
-        prepared = Preprocessing(side, max(side, larger), tuple(made.mean), tuple(made.std))
-        if file:
-            return network, prepared, Path(file), True
-        return network, prepared, _in_cache(network, weights.url), True
+        shape = prepared(side, max(side, larger), made.mean, made.std)
+        return network, shape, Path(file) if file else _in_cache(network, weights.url), True
     if source == LITE:
         side = _library(LITE).EfficientNet.get_image_size(_checked_lite(rest))
-        prepared = Preprocessing(side, side, (LITE_MEAN,) * 3, (LITE_STD,) * 3)
-        return network, prepared, Path(file) if file else _lite_file(rest), True
+        shape = prepared(side, side, (LITE_MEAN,) * 3, (LITE_STD,) * 3)
+        return network, shape, Path(file) if file else _lite_file(rest), True
     available = {"channels": 3, "image_size": 224, "width": width, "pretrained": not file}
     model = module_of(network, available)
     stated = getattr(model, "preprocessing", None)
-    prepared = Preprocessing.of(stated or {}, network)
+    try:
+        shape = prepared(**stated or {})
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"expected a preprocessing of mean, resize, size, std for {network}, got {stated} "
+            f"({error}); size and resize are pixels, resize the larger one, mean and std one "
+            "number per channel"
+        ) from error
     state: Mapping[str, Tensor] | Path = Path(file) if file else model.state_dict()
-    return network, prepared, state, stated is not None
+    return network, shape, state, stated is not None
 
 
 def _in_cache(name: str, url: str) -> Path:

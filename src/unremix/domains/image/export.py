@@ -19,8 +19,8 @@ from unremix.console.templates import fill
 from unremix.domains.base import CODE_START, ExportNote, Exports, Trained, to_texts
 from unremix.domains.image import resnet
 from unremix.domains.image.encoders import LIBRARIES, NAMES
-from unremix.domains.image.model import ImageShape, shape_from
 from unremix.domains.image.resnet import ResNet, SmallCNN, to_torchvision
+from unremix.domains.image.views import ImageShape, prepared
 from unremix.files.atomic_files import write_whole
 from unremix.files.bounds import shorten
 from unremix.files.onnx import import_onnxruntime
@@ -97,16 +97,9 @@ def shape_of(facts: dict[str, Any], path: Path) -> ImageShape:
     Raises:
         ValueError: For a size or a number of channels that no image has.
     """
-    channels, size = facts["channels"], facts["size"]
+    numbers = {name: facts[name] for name in ("size", "mean", "std", "channels")}
     try:
-        kept = facts.get("resized", size)
-        return shape_from(
-            {
-                "channels": channels, "image_size": kept, "augmentation": "gray",
-                "middle": None if kept == size else size,
-                "mean": facts["mean"], "std": facts["std"],
-            }
-        )  # fmt: skip
+        return prepared(resize=facts.get("resized"), **numbers)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{shorten(error)} in {path}; write it again with 'unremix export RUN'"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -13,17 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unremix.console.quantities import counted
-from unremix.console.values import check_types
 from unremix.domains.base import Ready, Trained, evaluating
 from unremix.domains.image.dataset import ImageData, load_images
 from unremix.domains.image.decoding import HEIF_SUFFIXES, suffixes
 from unremix.domains.image.encoders import chosen_name, find_ready, make_encoder
 from unremix.domains.image.items import read_items
-from unremix.domains.image.options import LARGEST_IMAGE, ImageOptions
+from unremix.domains.image.options import ImageOptions
 from unremix.domains.image.stores import CachedImages, ImageSet
 from unremix.domains.image.streamed import StreamedImages
-from unremix.domains.image.views import SETTINGS, Augmentation, augment, plain, settings_for
+from unremix.domains.image.views import (
+    SETTINGS,
+    Augmentation,
+    ImageShape,
+    augment,
+    plain,
+    settings_for,
+)
 from unremix.domains.labeled import Labeled
 from unremix.domains.options import TrainConfig, make_head
 from unremix.domains.sampling import permuted, pinned, read_ahead, spread, streamed
@@ -54,54 +59,6 @@ PUBLISHED = {
     "tiny-imagenet-200.zip": 100_000,
     "imagenet-1k-wds": 1_281_167,
 }
-
-
-@dataclass(frozen=True)
-class ImageShape:
-    """What images decide about the model."""
-
-    channels: int  # 1 or 3
-    image_size: int  # pixels per side
-    augmentation: str  # name of the setting in unremix.domains.image.views.SETTINGS
-    middle: int | None = None  # pixels per side of what the encoder sees; image_size by default
-    mean: tuple[float, ...] | None = None  # of a ready encoder; by default those of the setting
-    std: tuple[float, ...] | None = None
-
-    @staticmethod
-    def of(images: ImageSet, config: TrainConfig) -> ImageShape:
-        """The shape of a data set under a configuration."""
-        channels, size = images.images.channels, images.images.size
-        name = config.own.augmentation
-        if name == "auto":
-            name = settings_for(channels, size)
-        return ImageShape(channels, size, name)
-
-    @property
-    def settings(self) -> Augmentation:
-        """The augmentation itself."""
-        if self.augmentation not in SETTINGS:
-            raise ValueError(
-                f"expected an augmentation among {', '.join(SETTINGS)}, got {self.augmentation!r}; "
-                "use the version that wrote the run, or train a new one"
-            )
-        given = {"size": self.middle, "mean": self.mean, "std": self.std}
-        own = {name: value for name, value in given.items() if value is not None}
-        return replace(SETTINGS[self.augmentation], **own)  # type: ignore[arg-type]
-
-    @property
-    def seen(self) -> int:
-        """Pixels per side of what the encoder sees."""
-        return self.middle or self.image_size
-
-    @property
-    def preparation(self) -> str:
-        """How images are prepared, in a few words."""
-        cut = f", its middle {self.seen}" if self.middle else ""
-        numbers = (
-            f"{name} {' '.join(f'{one:.4g}' for one in values)}"
-            for name, values in (("mean", self.settings.mean), ("std", self.settings.std))
-        )
-        return f"the central square, resized to {self.image_size}{cut} pixels; {', '.join(numbers)}"
 
 
 def features_of(encoder: nn.Module, images: Tensor, settings: Augmentation) -> Tensor:
@@ -236,21 +193,11 @@ def starts_from(config: TrainConfig) -> str | None:
     return config.own.backbone if config.own.pretrained else config.init
 
 
-def shape_from(values: dict[str, Any]) -> ImageShape:
-    """The shape from plain values."""
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    shape = ImageShape(**plain)
-    check_types(shape)
-    sound = 1 <= shape.seen <= shape.image_size <= LARGEST_IMAGE and shape.channels in (1, 3)
-    if not sound:
-        raise ValueError(f"expected 1 or 3 channels and a size in pixels, got {shape}")
-    for name, numbers in (("mean", shape.mean), ("std", shape.std)):
-        if numbers is not None and len(numbers) != shape.channels:
-            raise ValueError(
-                f"expected a {name} of {counted(shape.channels, 'channel')}, got one of "
-                f"{counted(len(numbers), 'channel')}"
-            )
-    return shape
+def shape_of(data: ImageData, config: TrainConfig) -> ImageShape:
+    """The shape of images under a configuration."""
+    channels, size = data.train.images.channels, data.train.images.size
+    name = config.own.augmentation
+    return ImageShape(channels, size, settings_for(channels, size) if name == "auto" else name)
 
 
 def ready(config: TrainConfig) -> Ready:
@@ -260,27 +207,21 @@ def ready(config: TrainConfig) -> Ready:
     """
     assert config.encoder is not None
     own: ImageOptions = config.own
-    network, wanted, weights, stated = find_ready(config.encoder, own.width)
+    network, shape, weights, stated = find_ready(config.encoder, own.width)
     if own.backbone not in ("auto", network):
         raise ValueError(
             f"expected --encoder without --backbone, got --backbone {own.backbone} as well; leave "
             "one of them out"
         )
-    size, resize = wanted.size, wanted.resize or wanted.size
-    if own.image_size not in (None, resize):
-        assert own.image_size is not None
-        size, resize = min(size * own.image_size // resize, own.image_size), own.image_size
-    shape = ImageShape(
-        channels=len(wanted.mean),
-        image_size=resize,
-        augmentation=own.augmentation,
-        middle=None if size == resize else size,
-        mean=wanted.mean,
-        std=wanted.std,
+    side, name = own.image_size or shape.image_size, own.augmentation
+    seen = shape.seen * side // shape.image_size
+    shape = replace(
+        shape,
+        image_size=side,
+        middle=None if seen == side else seen,
+        augmentation=settings_for(shape.channels, seen) if name == "auto" else name,
     )
-    if own.augmentation == "auto":
-        shape = replace(shape, augmentation=settings_for(shape.channels, size))
-    resolved = replace(config, own=replace(own, backbone=network, image_size=resize))
+    resolved = replace(config, own=replace(own, backbone=network, image_size=side))
     said = "" if stated else " (ImageNet's, as the encoder states none)"
     return Ready(resolved, shape, weights, f"images: {shape.preparation}{said}")
 

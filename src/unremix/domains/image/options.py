@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from unremix.console.values import bounded
 from unremix.domains.image.encoders import LIBRARIES
+from unremix.domains.image.views import LARGEST_IMAGE
 from unremix.frameworks.recipe import NOTHING, Recipe
-
-LARGEST_IMAGE = 1 << 14  # pixels per side
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unremix.console.values import bounded, check_bounds
+from unremix.console.quantities import counted
+from unremix.console.values import bounded, check_bounds, check_types
 from unremix.frameworks.randomness import uniforms
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
@@ -32,6 +33,7 @@ _DRAWS = 2 * _TRIES + 14  # uniform numbers a sample takes, without noise
 _LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601-2
 _CHUNK = 1 << 20  # values treated at a time: a few such tensors fit into a processor's cache
 _NO_CHROMA = 1e-12
+LARGEST_IMAGE = 1 << 14  # pixels per side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ class Augmentation:
                 "expected jitter as (brightness, contrast, saturation, hue), none negative and hue "
                 f"at most 0.5 turns, got {self.jitter}"
             )
-        if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0:
+        if len(self.mean) != len(self.std) or not self.mean or not all(x > 0 for x in self.std):
             raise ValueError(
                 "expected mean and std with one number per channel, std positive, got "
                 f"{self.mean} and {self.std}"
@@ -151,6 +153,93 @@ def settings_for(channels: int, image_size: int) -> str:
     raise ValueError(
         f"expected images of 1 or 3 channels, got {channels}; for others write an Augmentation"
     )
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """What images decide about the model."""
+
+    channels: int  # 1 or 3
+    image_size: int  # pixels per side
+    augmentation: str  # name of the setting in unremix.domains.image.views.SETTINGS
+    middle: int | None = None  # pixels per side of what the encoder sees; image_size by default
+    mean: tuple[float, ...] | None = None  # of a ready encoder; by default those of the setting
+    std: tuple[float, ...] | None = None
+
+    @property
+    def settings(self) -> Augmentation:
+        """The augmentation itself."""
+        if self.augmentation not in SETTINGS:
+            raise ValueError(
+                f"expected an augmentation among {', '.join(SETTINGS)}, got {self.augmentation!r}; "
+                "use the version that wrote the run, or train a new one"
+            )
+        given = {"size": self.middle, "mean": self.mean, "std": self.std}
+        own = {name: value for name, value in given.items() if value is not None}
+        return replace(SETTINGS[self.augmentation], **own)  # type: ignore[arg-type]
+
+    @property
+    def seen(self) -> int:
+        """Pixels per side of what the encoder sees."""
+        return self.middle or self.image_size
+
+    @property
+    def preparation(self) -> str:
+        """How images are prepared, in a few words."""
+        cut = f", its middle {self.seen}" if self.middle else ""
+        numbers = (
+            f"{name} {' '.join(f'{one:.4g}' for one in values)}"
+            for name, values in (("mean", self.settings.mean), ("std", self.settings.std))
+        )
+        return f"the central square, resized to {self.image_size}{cut} pixels; {', '.join(numbers)}"
+
+
+def shape_from(values: dict[str, Any]) -> ImageShape:
+    """The shape from plain values."""
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    shape = ImageShape(**plain)
+    check_types(shape)
+    sound = 1 <= shape.seen <= shape.image_size <= LARGEST_IMAGE and shape.channels in (1, 3)
+    if not sound:
+        raise ValueError(f"expected 1 or 3 channels and a size in pixels, got {shape}")
+    for name, numbers in (("mean", shape.mean), ("std", shape.std)):
+        if numbers is not None and len(numbers) != shape.channels:
+            raise ValueError(
+                f"expected a {name} of {counted(shape.channels, 'channel')}, got one of "
+                f"{counted(len(numbers), 'channel')}"
+            )
+    return shape
+
+
+def prepared(
+    size: int = 224,
+    resize: int | None = None,
+    mean: Sequence[float] = SETTINGS["imagenet"].mean,
+    std: Sequence[float] = SETTINGS["imagenet"].std,
+    channels: int | None = None,
+) -> ImageShape:
+    """How a ready encoder wants its images: the central square, resized, its middle, normalized.
+
+    Args:
+        size: Pixels per side of what it sees.
+        resize: Pixels per side before the middle is cut out; ``size`` by default.
+        mean: Of each channel, in 0..1.
+        std: Of each channel.
+        channels: How many; as many as there are means by default.
+
+    Raises:
+        TypeError, ValueError: For values that no image can be prepared by.
+    """
+    kept = resize or size
+    shape = shape_from(
+        {
+            "channels": len(mean) if channels is None else channels, "image_size": kept,
+            "augmentation": "gray", "middle": None if kept == size else size,
+            "mean": mean, "std": std,
+        }
+    )  # fmt: skip
+    assert shape.settings  # checks the numbers
+    return shape
 
 
 @dataclass(frozen=True)
