@@ -7,6 +7,7 @@ An option is a field of a dataclass. Its type says what it takes; its metadata, 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, field, fields
@@ -29,6 +30,15 @@ NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 SHORT = Repr()  # a file may hold values of any size
 SHORT.maxstring = SHORT.maxother = 200
+
+
+# Of each bound: whether a value is within it, and words for one that is not.
+BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str, str]] = {
+    "least": (operator.ge, "at least", "change"),
+    "most": (operator.le, "at most", "lower"),
+    "above": (operator.gt, "above", "change"),
+    "below": (operator.lt, "below", "change"),
+}
 
 
 class _Bounded(yaml.SafeLoader):
@@ -158,15 +168,9 @@ def _out_of_bounds(its: Field[Any], value: Any) -> str | None:
         if len(value) > bounds.get("most", math.inf):
             return f"to have at most {bounds['most']} entries, got {len(value)}; use fewer"
         return None
-    tests: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-        ("least", lambda bound: value >= bound, "to be at least {}, got {}; change it"),
-        ("most", lambda bound: value <= bound, "to be at most {}, got {}; lower it"),
-        ("above", lambda bound: value > bound, "to be above {}, got {}; change it"),
-        ("below", lambda bound: value < bound, "to be below {}, got {}; change it"),
-    )
-    for name, holds, words in tests:
-        if name in bounds and not holds(bounds[name]):
-            return words.format(bounds[name], value)
+    for name, (holds, words, remedy) in BOUNDS.items():
+        if name in bounds and not holds(value, bounds[name]):
+            return f"to be {words} {bounds[name]}, got {value}; {remedy} it"
     return None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unremix.console.suggestions import needed_for
 from unremix.domains import find_domain
-from unremix.domains.options import TrainConfig, make_config
+from unremix.domains.options import TrainConfig
 from unremix.files.bounds import shorten
 from unremix.files.onnx import import_onnxruntime
 from unremix.training.building import embeds_in, outlined, refuse_other
@@ -83,7 +83,7 @@ def _from_onnx(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str, Any]]
         return torch.from_numpy(features)
 
     network, shape = domain.exports.opaque(forward, facts, path)
-    return make_config({"domain": domain.name}), shape, network, facts
+    return TrainConfig(domain=domain.name), shape, network, facts
 
 
 def _from_safetensors(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str, Any]]:
@@ -101,9 +101,7 @@ def _from_safetensors(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str
         shape = domain.shape_from(facts["shape"])
     else:
         own, shape = exports.options(facts, path), exports.shape(facts, path)
-    config = make_config(
-        {"domain": domain.name, **({domain.section: own} if domain.section else own)}
-    )
+    config = TrainConfig(domain=domain.name, own=domain.options(**own))
     encoder = _filled(lambda: domain.build(config, shape)[0], weights, path)
     embeds_in(facts.get("precision", "32-true"), encoder)
     return config, shape, encoder, facts

@@ -272,7 +272,9 @@ class Training:
             self._update()
         asked = self.stop is not None and self.stop.asked
         numbers = torch.stack([loss.detach().double(), loss.new_tensor(asked).double()])
-        value, anywhere = self._mean(numbers).tolist()
+        mean = self.fabric.all_reduce(numbers, reduce_op="mean")
+        assert isinstance(mean, Tensor)
+        value, anywhere = mean.tolist()
         self.asked = anywhere > 0
         if not math.isfinite(value):
             mixed = config.precision not in ("32-true", "64-true")
@@ -322,7 +324,7 @@ class Training:
                 row |= self.observe(model, self.epoch)
             row |= {f"mix_{name}": share for name, share in model.mix.items()}
             self.rows.append(row)
-            self.write_metrics()
+            write_text(self.run.path / "metrics.csv", to_csv(self.rows))
             self.fabric.log_dict(row, step=self.step)
         return row
 
@@ -347,12 +349,6 @@ class Training:
         self.seconds += now - self.since
         self.since = now
 
-    def _mean(self, value: Tensor) -> Tensor:
-        """The mean over processes."""
-        mean = self.fabric.all_reduce(value, reduce_op="mean")
-        assert isinstance(mean, Tensor)
-        return mean
-
     def _end_epoch(self) -> None:
         """Observe, write a row of metrics, save; stop if the time is up, or at too many changes."""
         self._count_time()
@@ -366,10 +362,6 @@ class Training:
         with self._stage("saving"):
             self.save()
         self.progress.epoch_ended(self, row)
-
-    def write_metrics(self) -> None:
-        """Write metrics.csv again."""
-        write_text(self.run.path / "metrics.csv", to_csv(self.rows))
 
     def save(self) -> None:
         """Write the checkpoint; the previous one stands until this one is whole."""

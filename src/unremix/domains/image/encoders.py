@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from unremix.console.suggestions import did_you_mean, expecting, importing_torchvision
+from unremix.core.checks import check_positive
 from unremix.domains.extensions import module_of
 from unremix.domains.image.resnet import ResNet, SmallCNN, Stem
 from unremix.domains.image.views import ImageShape, prepared
@@ -116,18 +117,11 @@ def make_encoder(
         Traceback (most recent call last):
         ValueError: expected an encoder ... got 'resnet81'; did you mean 'resnet18'?
     """
-    if channels < 1 or image_size < 1:
-        raise ValueError(
-            "expected images of at least 1 channel and 1 pixel, "
-            f"got channels={channels}, image_size={image_size}"
-        )
-    if stem not in ("auto", "cifar", "imagenet"):
-        raise ValueError(f"expected the stem 'auto', 'cifar' or 'imagenet', got {stem!r}")
+    check_positive(channels=channels, image_size=image_size)
     name = chosen_name(name, image_size)
     if name in DEPTH_OF:
-        kind: Stem = "cifar" if image_size <= LARGEST_CIFAR else "imagenet"
-        if stem != "auto":
-            kind = "cifar" if stem == "cifar" else "imagenet"
+        usual: Stem = "cifar" if image_size <= LARGEST_CIFAR else "imagenet"
+        kind = usual if stem == "auto" else cast(Stem, stem)  # which it checks
         return ResNet(DEPTH_OF[name], channels=channels, width=width, stem=kind)
     if stem != "auto":
         raise ValueError(

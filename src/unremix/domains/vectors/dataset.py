@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unremix.console.suggestions import did_you_mean
+from unremix.domains.arrays import Samples
 from unremix.domains.sampling import drawn
 from unremix.domains.vectors.encoding import VectorShape
 from unremix.domains.vectors.files import READERS, Columns, read_table, word
@@ -32,19 +33,12 @@ NAMES = ("names", "name", "id", "", "__index_level_0__")  # the last two: of dat
 SURE = (".csv", ".parquet", ".npy", ".safetensors")  # an .npz holds images as often
 
 
-@dataclass(frozen=True)
-class VectorSet:
+@dataclass(frozen=True, kw_only=True)
+class VectorSet(Samples):
     """Some rows: their features (n, F), and the columns that they were made of."""
 
-    x: Tensor
-    names: list[str]
-    labels: Tensor | None  # (n,)
-    classes: list[str] | None
     columns: Columns
     shown: list[str] | None = None  # an image's path or a text for each row
-
-    def __len__(self) -> int:
-        return len(self.x)
 
     @cached_property
     def spread(self) -> Tensor:
@@ -116,8 +110,8 @@ def load_vectors(
             names[chosen].tolist(),
             None if labels is None else torch.from_numpy(labels[chosen]),
             classes,
-            rows,
-            None if shown is None else shown[chosen].tolist(),
+            columns=rows,
+            shown=None if shown is None else shown[chosen].tolist(),
         )
 
     later = part(test, held) if held.any() else None
