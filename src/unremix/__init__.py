@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from unremix.pipeline import evaluate, train
     from unremix.report.classify import classify
     from unremix.signals.false_negatives import FalseNegatives
-    from unremix.training.exported import load_exported
-    from unremix.training.finding import encoder
+    from unremix.training.finding import encoder, load_exported
     from unremix.training.ready import ReadyEncoder
     from unremix.training.run import Run
 
@@ -66,7 +65,7 @@ _HOMES = {
     "evaluate": "unremix.pipeline:evaluate",
     "importance": "unremix.losses:importance",
     "load": "unremix.pipeline:OpenRun",
-    "load_exported": "unremix.training.exported:load_exported",
+    "load_exported": "unremix.training.finding:load_exported",
     "mine_hard_negatives": "unremix.mining.mine:mine_hard_negatives",
     "train": "unremix.pipeline:train",
 }

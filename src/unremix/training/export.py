@@ -1,7 +1,7 @@
 """A run's encoder for use elsewhere, with everything needed to prepare its inputs.
 
 Every file carries its preprocessing as metadata; ``preprocess.json`` and ``README.md`` beside it
-say the same to people and to other programs. :mod:`unremix.training.exported` reads the files.
+say the same to people and to other programs. :mod:`unremix.training.finding` reads the files.
 """
 
 from __future__ import annotations
