@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.model_selection import StratifiedKFold
 
 import unremix
 from unremix.cli import main
@@ -93,6 +94,32 @@ def test_a_label_that_is_wrong_is_named(embeddings: Path, tmp_path: Path) -> Non
         in (found.summary()[-1])
     )
     assert "differ from a sure prediction" in (tmp_path / "p.html").read_text()
+
+
+def test_near_duplicates_in_other_folds_are_counted(tmp_path: Path) -> None:
+    """Copies of items that mean nothing are predicted by their copies, and said to be."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(60, 40))
+    twice = np.concatenate([rows, rows[:24] + 1e-4 * rng.normal(size=(24, 40))])
+    classes = rng.integers(0, 2, 60)
+    given = dict(enumerate("ab"[label] for label in [*classes, *classes[:24]]))
+    names = [f"item {number}" for number in given]
+    np.savez(tmp_path / "x.npz", embeddings=twice.astype(np.float32), names=names)
+    found = unremix.classify(dict(zip(names, given.values(), strict=True)), str(tmp_path / "x.npz"))
+    fold = np.empty(84, dtype=int)
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    truth = [*classes, *classes[:24]]
+    for number, (_, tested) in enumerate(folds.split(truth, truth)):
+        fold[tested] = number
+    leaked = np.zeros(84, dtype=bool)
+    for n in range(24):
+        leaked[[n, 60 + n]] = fold[n] != fold[60 + n]
+    np.testing.assert_array_equal(found.leaked, leaked)
+    (said,) = [one for one in found.summary() if "near-duplicate in another fold" in one]
+    right = (found.found.held_out.argmax(1) == truth)[~leaked]
+    assert said.startswith(f"{leaked.sum()} of these items")
+    assert f"{100 * right.mean():.2f} % [" in said
+    assert right.mean() + 0.05 < found.accuracy.value
 
 
 def test_labels_that_are_no_text_are_refused(embeddings: Path) -> None:

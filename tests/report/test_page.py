@@ -617,7 +617,7 @@ def test_sentences_beside_each_other_are_so_in_the_text(
 ) -> None:
     run = sentences(tmp_path)
     data = run.domain.load_for(run, None)
-    names = data.names()
+    names = data.names
     whole = take_sample(run, data)
     assert whole.how_drawn == ""
     monkeypatch.setattr("unremix.domains.sentence.show.MOST_ITEMS", 32)

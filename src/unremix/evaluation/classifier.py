@@ -32,6 +32,7 @@ class Classified:
             labeled ones, shape (n, C).
         held_out: The same for the m labeled items, each by a classifier that has not seen it, shape
             (m, C).
+        fold: The outer fold that predicted each of them, shape (m,).
         accuracy: How often ``held_out`` is right.
         sure: How often it is right where it gives a class 90 % or more; None if it never does.
         most_frequent: The share of the most frequent class: what guessing it would be right.
@@ -41,6 +42,7 @@ class Classified:
 
     probabilities: NDArray[np.float64]
     held_out: NDArray[np.float64]
+    fold: Labels
     accuracy: Accuracy
     sure: Accuracy | None
     most_frequent: float
@@ -115,11 +117,15 @@ def classify_features(
         warnings.simplefilter("ignore", ConvergenceWarning)
         held_out = cross_val_predict(model, x[known], truth, cv=outer, method="predict_proba")
         model.fit(x[known], truth)
+    fold = np.zeros_like(truth)
+    for number, (_, tested) in enumerate(outer.split(x[known], truth)):
+        fold[tested] = number
     right = torch.from_numpy(held_out.argmax(1) == truth)
     sure = torch.from_numpy(held_out.max(1) >= SURE)
     return Classified(
         probabilities=model.predict_proba(x),
         held_out=held_out,
+        fold=fold,
         accuracy=Accuracy.of(right),
         sure=Accuracy.of(right[sure]) if sure.any() else None,
         most_frequent=int(given.bincount().max()) / len(given),

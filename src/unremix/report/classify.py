@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from unremix.console.printing import unguarded
 from unremix.console.quantities import counted
@@ -20,6 +21,8 @@ from unremix.evaluation.classifier import SURE, Classified, classify_features
 from unremix.files.atomic_files import read_text
 from unremix.mining.embeddings import Integers
 from unremix.mining.files import write_rows
+from unremix.mining.groups import find_duplicates
+from unremix.mining.index import make_index
 from unremix.report.browse import (
     LISTED,
     SHOWN_GROUPS,
@@ -47,12 +50,15 @@ class Predictions:
         classes: The names of the C classes, in order.
         given: The number of each item's class where it was labeled, else -1, shape (n,).
         found: Probabilities, and how good they are.
+        leaked: Whether each of the m labeled items has a near-duplicate among those that the
+            classifier that predicted it was trained on, shape (m,).
     """
 
     names: list[str]
     classes: list[str]
     given: Integers
     found: Classified
+    leaked: NDArray[np.bool_]
 
     @property
     def accuracy(self) -> Accuracy:
@@ -94,6 +100,15 @@ class Predictions:
             f"in each, {inner} other folds chose C. To guess the most frequent class is right in "
             f"{100 * found.most_frequent:.1f} %.",
         ]
+        count = int(self.leaked.sum())
+        if count:
+            truth = self.given[self.given >= 0]
+            rest = torch.from_numpy(found.held_out.argmax(1) == truth)[~self.leaked]
+            others = f", {Accuracy.of(rest)} without them" if len(rest) else ""
+            says.append(
+                f"{count:,} of these items have a near-duplicate in another fold, so this may be "
+                f"too high{others}: label one of each."
+            )
         if found.sure is not None:
             says.append(
                 f"Where it gives a class {100 * SURE:.0f} % or more, it was right in {found.sure}, "
@@ -168,7 +183,16 @@ def _predict(source: Source, labels: str | Path | Mapping[str, str], seed: int) 
     found = classify_features(
         source.features.embeddings, torch.from_numpy(given), classes=classes, seed=seed
     )
-    return Predictions(source.names, classes, given, found)
+    return Predictions(source.names, classes, given, found, _leaked(source, given, found.fold))
+
+
+def _leaked(source: Source, given: Integers, fold: Integers) -> NDArray[np.bool_]:
+    """Which labeled items have a near-duplicate in another fold, shape (m,)."""
+    units = source.units[given >= 0]
+    leaked = np.zeros(len(units), dtype=bool)
+    for group in find_duplicates(make_index(units), units).groups:
+        leaked[group] = len(np.unique(fold[group])) > 1
+    return leaked
 
 
 def _label_pairs(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
