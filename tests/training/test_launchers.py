@@ -15,6 +15,7 @@ from batches import assert_close
 from launching import finish, ranks_of, slurm_task, torchrun, train_words, wait_until
 from same_runs import assert_same
 
+import unremix
 from unremix.domains.options import TrainConfig
 from unremix.training.preparation import _is_first_process, prepare
 from unremix.training.run import Run
@@ -86,6 +87,24 @@ def test_any_number_of_processes_trains_as_one(tmp_path: Path) -> None:
         for name, tensor in expected["model"].items():
             assert_close(state["model"][name], tensor, 1e-8)
         assert run.metrics()[-1]["loss"] == pytest.approx(one.metrics()[-1]["loss"])
+
+
+@pytest.mark.slow
+def test_two_processes_in_automatic_precision(tmp_path: Path) -> None:
+    """Both compute as the first one settled; it repeats to the bit, and ends where one does."""
+    runs = {"one": 1, "two": 2, "again": 2}
+    words = ["--epochs", "2", "--backbone", "tiny:encoder", "--head_batch_norm", "false"]
+    for name, count in runs.items():
+        train = train_words(tmp_path / name, *words)
+        finish(torchrun(train, processes=count, UNREMIX_PRECISION="bf16-mixed"))
+    one, two, again = (unremix.load(tmp_path / name / "run", trust=True) for name in runs)
+    assert two.config.precision == "bf16-mixed"
+    assert_same(two, again)
+    untrained = one.encoder(trained=False).state_dict()
+    trained = one.encoder().state_dict()
+    for name, tensor in two.encoder().state_dict().items():
+        moved = (trained[name] - untrained[name]).norm()
+        assert (tensor - trained[name]).norm() < 0.3 * moved  # Adam magnifies what rounding does to small gradients
 
 
 def written(run: Path) -> float:
