@@ -119,7 +119,7 @@ def test_vocabulary_survives_saving(tmp_path: Path) -> None:
     path = tmp_path / "below" / "vocabulary.txt"
     vocabulary = Vocabulary(["a", "é", "n't", "\u2028x".strip()], [4, 3, 2, 1], unknown=7)
     vocabulary.save(path)
-    loaded = Vocabulary.load(path)
+    loaded = Vocabulary.parse(path.read_text(encoding="utf-8"), path)
     assert loaded == vocabulary
     assert loaded.counts == vocabulary.counts
     assert path.read_text(encoding="utf-8").splitlines()[:3] == ["<pad>\t0", "<unk>\t7", "a\t4"]
@@ -129,7 +129,7 @@ def test_vocabulary_survives_saving(tmp_path: Path) -> None:
 def test_broken_vocabulary_files(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / "vocabulary.txt", text)
     with pytest.raises(ValueError, match="word<tab>count"):
-        Vocabulary.load(path)
+        Vocabulary.parse(path.read_text(), path)
 
 
 def test_encoding_pads_cuts_and_marks_the_unknown() -> None:

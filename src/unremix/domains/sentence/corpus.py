@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,6 +207,7 @@ class EncodedCorpus:
         return np.fromfile(self.folder / f"{name}.bin", kind, count, offset=start * size)
 
 
+@lru_cache(maxsize=2)
 def batches(num: int, batch_size: int, *, seed: int, epoch: int) -> Tensor:
     """Where the batches of an epoch start, in an order that depends on nothing but the arguments.
 

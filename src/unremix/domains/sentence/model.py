@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -78,9 +77,12 @@ def has_neighbors(config: TrainConfig) -> bool:
     return (config.framework or find_recipe(config.recipe).framework) == "quickthought"
 
 
-@lru_cache(maxsize=2)
-def _starts(num: int, batch_size: int, seed: int, epoch: int) -> Tensor:
-    return batches(num, batch_size, seed=seed, epoch=epoch)
+def _embedded(encoder: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Embeddings (n, F) in eval mode, on the CPU, of batches of tokens and lengths."""
+    with evaluating(encoder) as (device, _):
+        return torch.cat(
+            [encoder(tokens.to(device), lengths).float().cpu() for tokens, lengths in batches]
+        )
 
 
 def encode_texts(
@@ -90,15 +92,11 @@ def encode_texts(
     if not texts:
         return torch.empty(0, int(encoder.features))  # type: ignore[arg-type]
     order = torch.tensor(sorted(range(len(texts)), key=lambda index: len(texts[index])))
-    parts = []
 
     def read(indices: Tensor) -> tuple[Tensor, Tensor]:
         return encode(vocabulary, [texts[i] for i in indices.tolist()], max_length=max_length)
 
-    with evaluating(encoder) as (device, _):
-        for tokens, lengths in read_ahead(read, order.split(ENCODED_AT_ONCE)):
-            parts.append(encoder(tokens.to(device), lengths.to(device)).float().cpu())
-    return torch.cat(parts)[order.argsort()]
+    return _embedded(encoder, read_ahead(read, order.split(ENCODED_AT_ONCE)))[order.argsort()]
 
 
 def reader(run: Trained, encoder: nn.Module | None = None) -> tuple[nn.Module, Numbering]:
@@ -128,20 +126,22 @@ def corpus_features(
     def read(start: int) -> SentenceBatch:
         return corpus.batch(start, min(ENCODED_AT_ONCE, total - start))
 
-    batches = read_ahead(read, range(0, total, ENCODED_AT_ONCE))
-    return remember(encoder, corpus, sentence_features(encoder, batches), total)
+    parts = read_ahead(read, range(0, total, ENCODED_AT_ONCE))
+    return remember(encoder, corpus, sentence_features(encoder, parts), total)
 
 
 def sentence_features(
     encoder: nn.Module, batches: Iterable[SentenceBatch]
 ) -> tuple[Tensor, Tensor]:
     """Embeddings (n, F) of the sentences of some batches in eval mode, and their documents (n,)."""
-    parts, documents = [], []
-    with evaluating(encoder) as (device, _):
+    documents: list[Tensor] = []
+
+    def read() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches:
-            parts.append(encoder(batch.tokens.to(device), batch.lengths).float().cpu())
             documents.append(batch.documents)
-    return torch.cat(parts), torch.cat(documents)
+            yield batch.tokens, batch.lengths
+
+    return _embedded(encoder, read()), torch.cat(documents)
 
 
 def check(config: TrainConfig) -> None:
@@ -257,12 +257,8 @@ def shape_from(values: dict[str, Any]) -> AnyShape:
                 f"{pretrained.pooling!r} and {pretrained.max_length}; restore shape.json"
             )
         return pretrained
-    shape = SentenceShape(
-        tuple(values["words"]),
-        tuple(values["counts"]),
-        values["unknown"],
-        values.get("single", False),
-    )
+    lists = {name: tuple(values[name]) for name in ("words", "counts")}
+    shape = SentenceShape(**{**values, **lists})
     check_types(shape)
     if shape.unknown is None or min(shape.unknown, *shape.counts, 0) < 0:
         raise ValueError(f"expected counts of words from 0 on, got {shape.unknown!r} and others")
@@ -324,11 +320,6 @@ def fill(model: Framework, config: TrainConfig, shape: AnyShape) -> None:
         return
     assert isinstance(shape, SentenceShape)
     table, known = load_word_vectors(options.word_vectors, shape.vocabulary)
-    if table.shape[1] != options.words:
-        raise ValueError(
-            f"expected vectors of --sentence.words {options.words} numbers in "
-            f"{options.word_vectors}, got {table.shape[1]}; add --sentence.words {table.shape[1]}"
-        )
     for one in model.encoder.modules():
         words = getattr(one, "words", None)
         if isinstance(words, nn.Embedding):
@@ -380,7 +371,7 @@ def steps(data: EncodedCorpus, config: TrainConfig) -> int:
         return steps_of(data, config)
     if len(data) < 3:  # no negative
         return 0
-    return len(_starts(len(data), config.batch_size, config.seed, 0))
+    return len(batches(len(data), config.batch_size, seed=config.seed, epoch=0))
 
 
 def indices_of(data: EncodedCorpus, config: TrainConfig, step: int) -> Tensor:
@@ -388,7 +379,7 @@ def indices_of(data: EncodedCorpus, config: TrainConfig, step: int) -> Tensor:
     if not has_neighbors(config):
         return permuted_indices(data, config, step)
     epoch, within = divmod(step, steps(data, config))
-    start = _starts(len(data), config.batch_size, config.seed, epoch)[within]
+    start = batches(len(data), config.batch_size, seed=config.seed, epoch=epoch)[within]
     return start + torch.arange(min(config.batch_size, len(data)))
 
 

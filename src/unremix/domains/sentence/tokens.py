@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unremix.core.checks import check_positive
-from unremix.files.atomic_files import read_text, write_text
+from unremix.files.atomic_files import write_text
 
 if TYPE_CHECKING:
     from unremix.domains.sentence.pretrained import Subwords
@@ -211,17 +211,12 @@ class Vocabulary:
         write_text(Path(path), text)
 
     @classmethod
-    def load(cls, path: str | Path) -> Vocabulary:
-        """Read what :meth:`save` wrote.
+    def parse(cls, text: str, path: str | Path) -> Vocabulary:
+        """Read what :meth:`save` wrote, the text of a file.
 
         Raises:
-            ValueError: If the file has another form.
+            ValueError: If it has another form.
         """
-        return cls.parse(read_text(Path(path)), path)
-
-    @classmethod
-    def parse(cls, text: str, path: str | Path) -> Vocabulary:
-        """The same from the text of a file."""
         try:
             pairs = [line.split("\t") for line in text.split("\n") if line]
             words = [word for word, _ in pairs]

@@ -10,11 +10,12 @@ from contextlib import suppress
 from copy import deepcopy
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from unremix.core.checks import check_count, check_positive
 from unremix.domains.sentence.tokens import Vocabulary, tokenize
@@ -60,23 +61,17 @@ def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor,
         ValueError: If the file holds no vectors, or none of a word of the vocabulary.
     """
     number = {word: row for row, word in enumerate(vocabulary.words) if row >= 2}
-    found = _read(Path(path), lambda word: word in number)
-    if not found:
-        raise ValueError(
-            f"expected vectors of words of the vocabulary in {path}, found none; a line is a word "
-            "and its numbers, separated by spaces"
-        )
-    vectors = np.stack(list(found.values()))
-    table = torch.zeros(len(vocabulary), vectors.shape[1])
-    rows = torch.tensor([number[word] for word in found])
-    table[rows] = torch.from_numpy(vectors)
-    mask = torch.zeros(len(vocabulary), dtype=torch.bool)
-    mask[rows] = True
-    return table, mask
+    words, vectors = _read(Path(path), lambda word: word in number)
+    rows = [number[word] for word in words]
+    table, found = torch.zeros(len(vocabulary), vectors.shape[1]), torch.zeros(len(vocabulary))
+    table[rows], found[rows] = vectors, 1
+    return table, found.bool()
 
 
-def _read(path: Path, wanted: Callable[[str], bool], most: int | None = None) -> dict[str, Any]:
-    """Vectors by word; see :func:`load_word_vectors`. At most so many words, the first."""
+def _read(
+    path: Path, wanted: Callable[[str], bool], most: int | None = None
+) -> tuple[list[str], Tensor]:
+    """Words and their vectors; see :func:`load_word_vectors`. At most so many words, the first."""
     found: dict[str, np.ndarray] = {}
     exact: set[str] = set()
     size, broken = None, 0
@@ -94,10 +89,9 @@ def _read(path: Path, wanted: Callable[[str], bool], most: int | None = None) ->
                 continue
             if word not in found and most is not None and len(found) >= most:
                 break
-            try:
+            vector = np.full(1, np.nan, np.float32)
+            with suppress(ValueError):
                 vector = np.array(parts[1:], dtype=np.float32)
-            except ValueError:
-                vector = np.empty(0, np.float32)
             if vector.shape != (size,) or not np.isfinite(vector).all():
                 broken += 1
                 continue
@@ -108,7 +102,12 @@ def _read(path: Path, wanted: Callable[[str], bool], most: int | None = None) ->
         warnings.warn(
             f"left out {broken} lines of {path} that hold no {size} numbers", stacklevel=3
         )
-    return found
+    if not found:
+        raise ValueError(
+            f"expected vectors of words that are known in {path}, found none; a line is a word and "
+            "its numbers, separated by spaces"
+        )
+    return list(found), torch.from_numpy(np.stack(list(found.values())))
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
@@ -156,8 +155,9 @@ def set_word_vectors(table: nn.Embedding, vectors: Tensor, found: Tensor) -> Non
     """
     if vectors.shape != table.weight.shape:
         raise ValueError(
-            f"expected vectors of shape {tuple(table.weight.shape)}, got "
-            f"{tuple(vectors.shape)}; make the encoder with words={vectors.shape[-1]}"
+            f"expected vectors of {table.embedding_dim} numbers, got {vectors.shape[1]}; add "
+            f"--sentence.words {vectors.shape[1]}, or make the encoder with "
+            f"words={vectors.shape[1]}"
         )
     table.weight[found] = vectors[found].to(table.weight)
 
@@ -205,12 +205,14 @@ def expand_vocabulary(
         big.setdefault(word, row)
     shared = [word for word in own if word in big]
     _check_shared(len(shared), big_vectors.shape[1])
-    known = _with_one(big_vectors[[big[word] for word in shared]].double())
+    known = pad(big_vectors[[big[word] for word in shared]].double(), (0, 1), value=1.0)
     wanted = table[[own[word] for word in shared]].double()
     mapping = torch.linalg.lstsq(known.cpu(), wanted.cpu(), driver="gelsd").solution  # (D + 1, d)
     reserved = set(own_words)
     new = [word for word in big if word not in reserved]
-    added = _with_one(big_vectors[[big[word] for word in new]].double().cpu()) @ mapping
+    added = (
+        pad(big_vectors[[big[word] for word in new]].double().cpu(), (0, 1), value=1.0) @ mapping
+    )
     return torch.cat([table, added.to(table)]), [*own_words, *new]
 
 
@@ -234,10 +236,6 @@ def _check_shared(shared: int, size: int) -> None:
         )
 
 
-def _with_one(vectors: Tensor) -> Tensor:
-    return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], 1)
-
-
 def expand_encoder(
     encoder: nn.Module, vocabulary: Vocabulary, path: str | Path
 ) -> tuple[nn.Module, Vocabulary]:
@@ -257,20 +255,12 @@ def expand_encoder(
     Raises:
         ValueError: If the file shares too few words with the vocabulary.
     """
-    big = _read(Path(path), lambda word: tokenize(word) == [word], MOST_WORDS)
-    if not big:
-        raise ValueError(
-            f"expected vectors of words in {path}, found none; a line is a word and its numbers, "
-            "separated by spaces"
-        )
-    vectors, larger = torch.from_numpy(np.stack(list(big.values()))), deepcopy(encoder)
-    words: list[str] = list(vocabulary.words)
+    big, vectors = _read(Path(path), lambda word: tokenize(word) == [word], MOST_WORDS)
+    words, larger = list(vocabulary.words), deepcopy(encoder)
     for module in larger.modules():
         table = getattr(module, "words", None)
         if isinstance(table, nn.Embedding):
-            rows, words = expand_vocabulary(
-                table.weight.detach(), vocabulary.words, vectors, list(big)
-            )
+            rows, words = expand_vocabulary(table.weight.detach(), vocabulary.words, vectors, big)
             module.words = nn.Embedding.from_pretrained(rows, padding_idx=table.padding_idx)
     counts = [*vocabulary.counts[2:], *[0] * (len(words) - len(vocabulary))]
     return larger, Vocabulary(words[2:], counts, unknown=vocabulary.counts[1])
