@@ -11,11 +11,11 @@ import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from unremix.domains.graph.features import NodeLabels, RawGraphs, label_codes
+from unremix.domains.graph.features import RawGraphs
+from unremix.domains.graph.json_lines import Line, collect
 from unremix.files.archives import Skipped
 
 # Those with the most functions, of the packages that distributors of Python do not leave out.
@@ -32,14 +32,6 @@ _BLOCKS = (ast.ClassDef, ast.If, ast.Try, ast.With)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-class Tree(NamedTuple):
-    """A function: its name, the types of its nodes, and the parent of each but the first."""
-
-    name: str
-    types: list[str]
-    parents: list[int]
-
-
 @lru_cache(maxsize=1)
 def read_syntax_trees(library: Path | None = None) -> RawGraphs:
     """The functions of the standard library as graphs.
@@ -53,44 +45,23 @@ def read_syntax_trees(library: Path | None = None) -> RawGraphs:
         FileNotFoundError: If the sources of the library are not there.
     """
     library = Path(sysconfig.get_path("stdlib")) if library is None else library
-    trees: list[Tree] = []
-    packages: list[int | str] = []
+    graphs: list[Line] = []
     skipped: list[Skipped] = []
     for package in PACKAGES:
-        found = list(_trees_of(library, package, skipped))
+        found = list(_graphs_of(library, package, skipped))
         if not found:
             skipped.append(Skipped(package, "no source files"))
         kept = min(len(found), MOST_PER_PACKAGE)
-        trees += [found[index * len(found) // kept] for index in range(kept)]
-        packages += [package] * kept
-    if len(set(packages)) < 2:
+        graphs += [found[index * len(found) // kept] for index in range(kept)]
+    if len({graph.label for graph in graphs}) < 2:
         raise FileNotFoundError(
             f"expected the sources of the standard library in {library}, got none; "
             "stdlib-ast needs an installation of Python with its .py files"
         )
-    sizes = np.array([len(tree.types) for tree in trees], dtype=np.int64)
-    starts = np.cumsum(sizes) - sizes
-    parent = np.concatenate(
-        [np.array(tree.parents) + start for tree, start in zip(trees, starts, strict=True)]
-    )
-    first = np.zeros(int(sizes.sum()), dtype=bool)
-    first[starts] = True
-    child = np.flatnonzero(~first)  # parents are listed in the order of their children
-    codes, types = label_codes(kind for tree in trees for kind in tree.types)
-    labels, classes = label_codes(packages)
-    return RawGraphs(
-        name="stdlib-ast",
-        names=[tree.name for tree in trees],
-        sizes=sizes,
-        edges=np.stack([np.concatenate([parent, child]), np.concatenate([child, parent])]),
-        node_labels=NodeLabels(codes[:, None], (types,)),
-        labels=labels,
-        classes=classes,
-        skipped=tuple(skipped),
-    )
+    return collect(graphs, "stdlib-ast", 0, skipped)
 
 
-def _trees_of(library: Path, package: str, skipped: list[Skipped]) -> Iterator[Tree]:
+def _graphs_of(library: Path, package: str, skipped: list[Skipped]) -> Iterator[Line]:
     """The functions of a package that are neither too small nor too large, file by file."""
     for path in sorted((library / package).rglob("*.py")):
         file = path.relative_to(library).as_posix()
@@ -102,9 +73,10 @@ def _trees_of(library: Path, package: str, skipped: list[Skipped]) -> Iterator[T
             skipped.append(Skipped(file, f"cannot be parsed: {error}"))
             continue
         for name, function in _functions(module, ""):
-            tree = _tree(f"{file}:{name}", function)
-            if FEWEST_NODES <= len(tree.types) <= MOST_NODES:
-                yield tree
+            types, edges = _tree(function)
+            if FEWEST_NODES <= len(types) <= MOST_NODES:
+                ends = np.array([*edges, *(edge[::-1] for edge in edges)])
+                yield Line(file, f"{file}:{name}", len(types), ends, types, None, package)
 
 
 def _functions(parent: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
@@ -117,14 +89,15 @@ def _functions(parent: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
             yield from _functions(child, inner)
 
 
-def _tree(name: str, function: ast.AST) -> Tree:
-    nodes, types, parents = [function], [type(function).__name__], []
+def _tree(function: ast.AST) -> tuple[list[int | str], list[tuple[int, int]]]:
+    """The types of a function's nodes, and its edges from parent to child."""
+    nodes: list[ast.AST] = [function]
+    edges = []
     for index, node in enumerate(nodes):  # the list grows: breadth first
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.expr_context):
+                edges.append((index, len(nodes)))
                 nodes.append(child)
-                types.append(type(child).__name__)
-                parents.append(index)
         if len(nodes) > MOST_NODES:
             break
-    return Tree(name, types, parents)
+    return [type(node).__name__ for node in nodes], edges
