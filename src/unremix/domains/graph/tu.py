@@ -29,6 +29,7 @@ from unremix.files.bounds import allowance, shorten
 
 REQUIRED = ("A", "graph_indicator")
 KINDS = (*REQUIRED, "graph_labels", "node_labels", "node_attributes")
+MIXED = "the files may be of different data sets, or one of them cut off"
 DEPTH = 3  # folders deep to look: PyG keeps the files in NAME/raw
 
 LINE = re.compile(rb"[^\r\n]+")
@@ -78,10 +79,9 @@ class Table:
         values = _numbers(self.text, np.int64 if integers else np.float64)
         if values is None or values.shape[1] != (columns or values.shape[1]):
             values = self._parse_lines(columns, integers)
-        finite = integers or np.abs(values) <= np.finfo(np.float32).max
-        if not np.all(finite):
-            row = int(np.flatnonzero(~np.all(finite, axis=1))[0])
-            self.refuse("numbers that are finite in float32", row, "remove or replace them")
+        if not integers:
+            finite = (np.abs(values) <= np.finfo(np.float32).max).all(1)
+            self.demand(finite, "numbers that are finite in float32", "remove or replace them")
         return values
 
     def _parse_lines(self, columns: int | None, integers: bool) -> NDArray[Any]:
@@ -116,6 +116,11 @@ class Table:
         raise ValueError(
             f"expected {expected} in {self.where}, line {line}, got {received!r}; {remedy}"
         )
+
+    def demand(self, holds: NDArray[np.bool_], expected: str, remedy: str = MIXED) -> None:
+        """Raise ValueError that names the first line of which something does not hold, (rows,)."""
+        if not holds.all():
+            self.refuse(expected, int(holds.argmin()), remedy)
 
     def check_rows(self, count: int, what: str) -> None:
         """Raise ValueError unless there is a row for each of ``count`` things."""
@@ -254,34 +259,23 @@ def _graphs(indicator: Table, labels: Table | None) -> Ints:
     most, reason = len(graph), "the number of nodes"
     if labels is not None:
         most, reason = len(labels.values), f"the number of lines in {labels.where}"
-    wrong = np.flatnonzero((graph < 0) | (graph >= most))
-    if len(wrong):
-        indicator.refuse(
-            f"the number of a graph, from 1 to {most}, {reason},",
-            int(wrong[0]),
-            "the files may be of different data sets, or one of them cut off",
-        )
+    known = (graph >= 0) & (graph < most)
+    indicator.demand(known, f"the number of a graph, from 1 to {most}, {reason},")
     return graph
 
 
 def _edges(edges: Table, graph: Ints) -> Ints:
     """Source and target of each edge, from 0, shape (2, E)."""
     ends: Ints = np.subtract(edges.values.T, 1, order="C")
-    wrong = np.flatnonzero(((ends < 0) | (ends >= len(graph))).any(0))
-    if len(wrong):
-        edges.refuse(
-            f"two node numbers from 1 to {len(graph)}, the number of nodes,",
-            int(wrong[0]),
-            "the files may be of different data sets, or one of them cut off",
-        )
-    wrong = np.flatnonzero(graph[ends[0]] != graph[ends[1]])
-    if len(wrong):
-        first, second = (graph[ends[:, wrong[0]]] + 1).tolist()
-        edges.refuse(
-            f"an edge within one graph, not from graph {first} to graph {second},",
-            int(wrong[0]),
-            "remove the edge or correct the graph indicator",
-        )
+    known = np.all((ends >= 0) & (ends < len(graph)), axis=0)
+    edges.demand(known, f"two node numbers from 1 to {len(graph)}, the number of nodes,")
+    within = np.equal(*graph[ends])
+    first, second = graph[ends[:, within.argmin()]] + 1
+    edges.demand(
+        within,
+        f"an edge within one graph, not from graph {first} to graph {second},",
+        "remove the edge or correct the graph indicator",
+    )
     return ends
 
 
