@@ -113,7 +113,7 @@ def fit_logistic(
     weights = inputs.new_zeros(inputs.shape[1], problems, targets.shape[2])
     logits = inputs.new_zeros(count, problems, targets.shape[2])
     found = logits.clone()
-    active, unsolved = torch.arange(problems), torch.ones(problems, dtype=torch.bool)
+    active = torch.arange(problems)
     history: list[tuple[Tensor, ...]] = []  # steps, changes of the gradient and their products
 
     def residual_at(logits: Tensor) -> Tensor:
@@ -132,28 +132,33 @@ def fit_logistic(
     gradient = gradient_of(residual_at(logits))
     for iteration in range(MOST_ITERATIONS):
         if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8, …
-            found[:, active] = logits
-            active = active[unsolved]
-            logits, weights = logits[:, unsolved], weights[:, unsolved]
-            share, penalty = share[:, unsolved], penalty[:, unsolved]
-            history = [tuple(part[:, unsolved] for part in parts) for parts in history]
-            gradient = gradient[:, unsolved]
-            precondition = _inverse_curvature(inputs, _chances(logits), share, penalty)
+            curvature = _curvature(inputs, _chances(logits), share, penalty)
         # Half of gᵀ H⁻¹ g is the decrease that a Newton step promises.
-        unsolved = _dot(gradient, precondition(gradient))[0, :, 0] > 2 * tolerance
+        unsolved = _dot(gradient, _solve(curvature, gradient))[0, :, 0] > 2 * tolerance
         if not bool(unsolved.any()):
             break
-        direction = -_newton(gradient, history, precondition) * unsolved[:, None]
+        # Moving the others together copies everything, so it waits for a worthwhile number.
+        if int(unsolved.sum()) <= 0.75 * len(unsolved):
+            found[:, active] = logits
+            active = active[unsolved]
+            logits, share, weights, penalty, gradient = (
+                part[:, unsolved] for part in (logits, share, weights, penalty, gradient)
+            )
+            curvature, *history = (
+                tuple(part[:, unsolved] for part in parts) for parts in (curvature, *history)
+            )
+            unsolved = unsolved[unsolved]
+        direction = -_newton(gradient, history, curvature) * unsolved[:, None]
         along = (inputs @ direction.flatten(1)).reshape(logits.shape)
         step, residual = _search(slope_at, _dot(gradient, direction))
         weights += step * direction
         logits += step * along
         before, gradient = gradient, gradient_of(residual)
         change, step = gradient - before, step * direction
-        curvature = _dot(step, change)
-        known = curvature > 0  # false without a step, or if rounding outweighs the change
-        pair = (step * known, change * known, torch.where(known, curvature, 1.0))
-        history = [*history[1 - HISTORY :], pair]
+        product = _dot(step, change)
+        known = product > 0  # false without a step, or if rounding outweighs the change
+        latest = (step * known, change * known, torch.where(known, product, 1.0))
+        history = [*history[1 - HISTORY :], latest]
     found[:, active] = logits
     converged = not bool(unsolved.any())
     logits = found.squeeze(2) if classes == 2 else found
@@ -195,10 +200,10 @@ def _chances(logits: Tensor) -> Tensor:
     return logits.sigmoid() if logits.shape[2] == 1 else logits.softmax(2)
 
 
-def _inverse_curvature(
+def _curvature(
     inputs: Tensor, chances: Tensor, share: Tensor, penalty: Tensor
-) -> Callable[[Tensor], Tensor]:
-    """The product of the inverse of an approximate Hessian with a vector.
+) -> tuple[Tensor, ...]:
+    """An approximate Hessian: its inverse (R, A, K), which is diagonal along axes (K, A, K).
 
     It is S ⊗ X, the mean of diag(p) - p pᵀ over samples and the features' mean products, which is
     diagonal in their eigenbasis and that of S.
@@ -209,27 +214,29 @@ def _inverse_curvature(
     # Raising all logits alike changes nothing: one value is 0 up to rounding.
     values = torch.maximum(values, 1e-8 * values[:, -1:])
     inverse = 1 / (inputs.square().mean(0)[:, None, None] * values + penalty)
+    return inverse, axes.transpose(0, 1)
 
-    def product(vector: Tensor) -> Tensor:
-        turned = torch.einsum("rak,akl->ral", vector, axes) * inverse
-        return torch.einsum("ral,akl->rak", turned, axes)
 
-    return product
+def _solve(curvature: tuple[Tensor, ...], vector: Tensor) -> Tensor:
+    """The product of the inverse of that Hessian with a vector (R, A, K)."""
+    inverse, axes = curvature
+    turned = torch.einsum("rak,kal->ral", vector, axes) * inverse
+    return torch.einsum("ral,kal->rak", turned, axes)
 
 
 def _newton(
     gradient: Tensor,
     history: list[tuple[Tensor, ...]],
-    precondition: Callable[[Tensor], Tensor],
+    curvature: tuple[Tensor, ...],
 ) -> Tensor:
     """The two-loop recursion of L-BFGS, for each problem by itself."""
     vector, factors = gradient.clone(), []
-    for step, change, curvature in reversed(history):
-        factors.append(_dot(step, vector) / curvature)
+    for step, change, product in reversed(history):
+        factors.append(_dot(step, vector) / product)
         vector -= factors[-1] * change
-    vector = precondition(vector)
-    for (step, change, curvature), factor in zip(history, reversed(factors), strict=True):
-        vector += (factor - _dot(change, vector) / curvature) * step
+    vector = _solve(curvature, vector)
+    for (step, change, product), factor in zip(history, reversed(factors), strict=True):
+        vector += (factor - _dot(change, vector) / product) * step
     return vector
 
 
