@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from unremix.console.suggestions import did_you_mean, expecting
+from unremix.files.bounds import sound
 from unremix.files.seals import read_sealed, write_sealed
 from unremix.user_cache import user_cache
 
@@ -40,13 +41,9 @@ def load_extensions(names: Iterable[str]) -> tuple[str, ...]:
             _import_file(Path(name).resolve())
             found.append(str(Path(name).resolve()))
             continue
-        try:
+        what, remedy = "a module that can be imported", "a file ends in .py"
+        with sound(what, repr(name), remedy, ModuleNotFoundError):
             import_module(name)
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"expected a module that can be imported, got {name!r} ({error}); a file ends in "
-                ".py"
-            ) from error
         found.append(name)
     return tuple(found)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from unremix.files.atomic_files import checked, open_file
-from unremix.files.bounds import allowance, shorten
+from unremix.files.bounds import allowance, shorten, sound
 from unremix.files.remote import RemoteFile, fetch, kept, read_range
 
 MAX_FILE_BYTES = 2**30
@@ -202,14 +202,10 @@ def zip_members(path: Path) -> list[tuple[str, ZipSpan]]:
         ValueError: If the file is not a zip, or its members overlap.
     """
     _opened.cache_clear()  # the file may have been replaced
-    try:
-        with zipfile.ZipFile(checked(path)) as archive:
-            _check_overlaps(archive)
-            members = [member for member in archive.infolist() if not member.is_dir()]
-    except Exception as error:  # a broken directory raises almost anything
-        raise ValueError(
-            f"expected a zip file, got {path} ({shorten(error)}); download or pack it again"
-        ) from error
+    remedy = "download or pack it again"
+    with sound("a zip file", path, remedy), zipfile.ZipFile(checked(path)) as archive:
+        _check_overlaps(archive)
+        members = [member for member in archive.infolist() if not member.is_dir()]
     # Some packers on Windows write backslashes.
     found = {
         member.filename.replace("\\", "/"): ZipSpan(

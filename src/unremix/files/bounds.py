@@ -8,6 +8,8 @@ memory of ten times the file plus 1 GiB. Decoded images that are kept come on to
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 FREE = 2**29  # bytes that any file may become in memory
 FACTOR = 4  # further bytes per byte of the file
@@ -34,3 +36,30 @@ def shorten(value: object, most: int = 160) -> str:
     """
     text = str(value) if isinstance(value, str | BaseException) else reprlib.repr(value)
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+@contextmanager
+def sound(
+    what: str,
+    got: object,
+    remedy: str,
+    kind: type[Exception] | tuple[type[Exception], ...] = Exception,
+) -> Iterator[None]:
+    """Turn what a library raises inside for damaged data into one sentence that names them.
+
+    Args:
+        what: What was expected.
+        got: Where it was expected, such as a path.
+        remedy: What to do.
+        kind: What it raises; anything, by default.
+
+    Example:
+        >>> with sound("a number", "notes.txt", "write one"):
+        ...     float("one")
+        Traceback (most recent call last):
+        ValueError: expected a number, got notes.txt (could not convert ...); write one
+    """
+    try:
+        yield
+    except kind as error:
+        raise ValueError(f"expected {what}, got {got} ({shorten(error)}); {remedy}") from error

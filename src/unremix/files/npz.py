@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unremix.files.archives import Unusable, ZipSpan, zip_members
-from unremix.files.bounds import allowance, shorten
+from unremix.files.bounds import allowance, shorten, sound
 
 NPY_HEADER = 2**14  # bytes that a header of an array may take
 READERS = {
@@ -34,17 +34,13 @@ def read_arrays(path: Path, wanted: Container[str] | None = None) -> dict[str, N
     """
     found: dict[str, NDArray[Any]] = {}
     left = allowance(path.stat().st_size)
-    try:
+    remedy = "write it with numpy.savez, without objects"
+    with sound("an .npz of plain arrays", path, remedy):
         for file, span in zip_members(path):
             key = file.removesuffix(".npy")
             needed = wanted is None or key in wanted
             found[key] = _read_array(span, left) if needed else np.empty(0)
             left -= found[key].nbytes
-    except Exception as error:  # NumPy raises almost anything for a broken header
-        raise ValueError(
-            f"expected an .npz of plain arrays, got {path} ({shorten(error)}); write it with "
-            "numpy.savez, without objects"
-        ) from error
     return found
 
 

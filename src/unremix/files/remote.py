@@ -93,13 +93,8 @@ def file_system(url: str) -> tuple[Any, str]:
         raise ValueError(
             f"expected one URL, got a chain of several, {url!r}; name the last of them alone"
         )
-    try:
-        import fsspec
-    except ImportError as error:
-        raise ImportError(
-            f"expected fsspec for {protocol}://, but it is not installed; "
-            'pip install "unremix[train]"'
-        ) from error
+    import fsspec  # which comes with torch
+
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("s3", "s3a"):
         options["config_kwargs"] = {

@@ -15,7 +15,7 @@ from unremix.domains import DOMAINS, find_domain
 from unremix.domains.base import domain_of_encoder
 from unremix.domains.extensions import file_of, whole_name
 from unremix.domains.options import TrainConfig, is_code, make_config
-from unremix.files.bounds import shorten
+from unremix.files.bounds import shorten, sound
 from unremix.files.onnx import import_onnxruntime
 from unremix.training.building import embeds_in, outlined, refuse_other
 from unremix.training.checkpoints import DamagedError, check_finite, read_safetensors
@@ -167,10 +167,8 @@ def _facts(path: Path, texts: dict[str, str] | None) -> dict[str, Any]:
 def _from_onnx(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str, Any]]:
     with needed_for("an .onnx file"):
         onnxruntime = import_onnxruntime()
-    try:
+    with sound("an ONNX file", path, "write it again"):
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no base of their own
-        raise ValueError(f"expected an ONNX file, got {path} ({error})") from error
     facts = _facts(path, session.get_modelmeta().custom_metadata_map)
     domain = find_domain(facts["domain"])
     assert domain.exports is not None

@@ -18,7 +18,7 @@ from unremix.domains.image.decoding import Array, Pixels
 from unremix.domains.image.pickles import read_pickle
 from unremix.domains.image.splits import ACCEPTED, ImageSplits, labeled, of_array
 from unremix.files.archives import Skipped, fill, open_maybe_packed, open_tar
-from unremix.files.bounds import allowance, shorten
+from unremix.files.bounds import allowance, shorten, sound
 from unremix.files.npz import read_arrays
 
 PIECE = 2**20  # bytes read at a time
@@ -53,17 +53,12 @@ def tar_pickles(path: Path) -> dict[str, bytes]:
     """The CIFAR files in a compressed tar, read into memory."""
     pickles: dict[str, bytes] = {}
     most = allowance(path.stat().st_size)
-    try:
-        with open_tar(path, packed=True) as archive:
-            for member in archive.files():
-                name = posixpath.basename(member.name)
-                if name not in CIFAR_FILES:
-                    continue
+    expected = sound("a .tar.gz of CIFAR pickles", path, "download it again")
+    with expected, open_tar(path, packed=True) as archive:
+        for member in archive.files():
+            name = posixpath.basename(member.name)
+            if name in CIFAR_FILES:
                 pickles[name] = archive.read(member, most - sum(map(len, pickles.values())))
-    except Exception as error:  # a broken tar raises almost anything
-        raise ValueError(
-            f"expected a .tar.gz of CIFAR pickles, got {path} ({shorten(error)}); download it again"
-        ) from error
     return pickles
 
 

@@ -25,7 +25,7 @@ from unremix.core.checks import check_positive
 from unremix.domains.extensions import module_of
 from unremix.domains.image.resnet import ResNet, SmallCNN, Stem
 from unremix.domains.image.views import ImageShape, prepared
-from unremix.files.bounds import shorten
+from unremix.files.bounds import shorten, sound
 
 DEPTH_OF = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 NAMES = ("auto", "small", *DEPTH_OF)
@@ -204,14 +204,10 @@ def find_ready(name: str, width: int) -> tuple[str, ImageShape, Mapping[str, Ten
     available = {"channels": 3, "image_size": 224, "width": width, "pretrained": not file}
     model = module_of(network, available)
     stated = getattr(model, "preprocessing", None)
-    try:
+    what = f"a preprocessing of mean, resize, size, std for {network}"
+    meant = "size and resize are pixels, resize the larger; mean and std are numbers per channel"
+    with sound(what, shorten(stated), meant, (TypeError, ValueError)):
         shape = prepared(**stated or {})
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"expected a preprocessing of mean, resize, size, std for {network}, got {stated} "
-            f"({error}); size and resize are pixels, resize the larger one, mean and std one "
-            "number per channel"
-        ) from error
     state: Mapping[str, Tensor] | Path = Path(file) if file else model.state_dict()
     return network, shape, state, stated is not None
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,23 +21,6 @@ from unremix.files.archives import Skipped, name_some
 
 CHUNK = 64
 Result = TypeVar("Result")
-
-
-class ImageStore(Protocol):
-    """Images of one size: n images of C channels, S x S."""
-
-    @property
-    def channels(self) -> int:
-        """C: 1 (gray) or 3 (RGB)."""
-
-    @property
-    def size(self) -> int:
-        """S: height and width."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Tensor) -> Tensor:
-        """Some of the images: int64 indices of shape (B,) to uint8 of shape (B, C, S, S)."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +102,10 @@ class LazyImages:
                 f"black; now {name_some(names)}",
                 stacklevel=3,
             )
+
+
+ImageStore = CachedImages | LazyImages
+"""Images of one size: n images of C channels, S x S."""
 
 
 @dataclass(frozen=True)
