@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -70,10 +70,11 @@ def monitored(rows: Iterable[Row], measures: Iterable[str] = ()) -> list[str]:
     return [name for name in dict.fromkeys(name for row in rows for name in row) if name in known]
 
 
-def latest(runs: Iterable[Sequence[Row]], column: str) -> float | None:
-    """The mean over runs of the last value of a column; None if no run has one."""
-    last = [value for rows in runs for value in [row[column] for row in rows if column in row][-1:]]
-    return fmean(last) if last else None
+def latest(runs: Iterable[Sequence[Row]], measure: Measure) -> str:
+    """The mean over runs of the last value of a measure; empty if no run has one."""
+    series = ([row[measure.path] for row in rows if measure.path in row] for rows in runs)
+    last = [values[-1] for values in series if values]
+    return measure.number(fmean(last)) if last else ""
 
 
 @dataclass
@@ -121,34 +122,21 @@ class Event:
     why: str = ""
 
 
+@dataclass
 class Runner:
-    """Runs those of some jobs that are not done.
+    """Runs those of some jobs that are not done."""
 
-    Args:
-        jobs: The jobs, in the order in which they begin.
-        folder: Where their runs are.
-        share: What of the machine each gets.
-        known: Jobs that are known to be done, even if their folders are gone.
-        executor: Where they run.
-    """
+    jobs: Sequence[Job]  # in the order in which they begin
+    done: set[Job]  # those of them that are known to be done
+    folder: Folder  # where their runs are
+    share: Share  # what of the machine each gets
+    executor: Executor  # where they run
+    failures: dict[Job, str] = field(default_factory=dict)
+    working: dict[Job, Work] = field(default_factory=dict)
+    losses: Counter[Job] = field(default_factory=Counter)  # workers that a run has lost
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        folder: Folder,
-        share: Share,
-        known: Collection[Job],
-        executor: Executor,
-    ) -> None:
-        self.jobs = list(jobs)
-        self.folder = folder
-        self.share = share
-        self.done = {job for job in jobs if job in known or folder.is_done(job)}
-        self.failures: dict[Job, str] = {}
-        self.waiting = [job for job in jobs if job not in self.done]
-        self.working: dict[Job, Work] = {}
-        self.executor = executor
-        self.losses: Counter[Job] = Counter()  # workers that a run has lost
+    def __post_init__(self) -> None:
+        self.waiting = [job for job in self.jobs if job not in self.done]
 
     def run(self) -> Iterator[Event | None]:
         """Run until nothing is left. Yields what happens, and None at every look without news.
@@ -301,9 +289,10 @@ class Display:
         runner = self.runner
         metrics = {job: self.folder.rows(job) for job in runner.jobs}
         column = (monitored(row for rows in metrics.values() for row in rows) or ["knn"])[0]
-        measure = Measure(column, label_of(column), percent=True, decimals=1)
+        loss = Measure("loss", "loss", percent=False, decimals=3)
+        quality = Measure(column, label_of(column), percent=True, decimals=1)
         epochs = f"epoch of {max(job.train.epochs for job in runner.jobs)}"
-        headings = ["recipe", "done", "running", "failed", epochs, "loss", measure.heading]
+        headings = ["recipe", "done", "running", "failed", epochs, loss.heading, quality.heading]
         lines = []
         for row in dict.fromkeys(job.row for job in runner.jobs):
             own = [job for job in runner.jobs if job.row == row]
@@ -311,12 +300,7 @@ class Display:
             done = sum(job in runner.done for job in own)
             failed = sum(job in runner.failures for job in own)
             reached = (int(metrics[job][-1]["epoch"]) if metrics[job] else 0 for job in running)
-            loss = latest([metrics[job] for job in own], "loss")
-            value = latest([metrics[job] for job in own], column)
-            numbers = (
-                "" if loss is None else f"{loss:.3f}",
-                "" if value is None else measure.number(value),
-            )
+            numbers = [latest([metrics[job] for job in own], one) for one in (loss, quality)]
             counts = (f"{done} of {len(own)}", str(len(running) or ""), str(failed or ""))
             lines.append([row, *counts, ", ".join(map(str, reached)), *numbers])
         table = tables.to_rich(headings, lines)
@@ -419,7 +403,8 @@ class Laboratory:
         """
         needed = {job.name for job in with_folder}
         known = {job for job in jobs if job in self.results and job.name not in needed}
-        runner = Runner(jobs, self.folder, self.share(jobs), known, self.executor)
+        over = known | {job for job in jobs if self.folder.is_done(job)}
+        runner = Runner(jobs, over, self.folder, self.share(jobs), self.executor)
         self.failures = runner.failures
 
         def note(job: Job, cpu_seconds: float | None = None) -> None:
