@@ -297,12 +297,7 @@ def _protocol(card: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         for name, value in (card or {}).items()
         if (name.endswith(counted) or name == "classes") and value is not None
     ]
-    for name, how in ((card or {}).get("protocol") or {}).items():
-        if isinstance(how, Mapping):
-            rows += [
-                (f"{label_of(name)}: {inner.replace('_', ' ')}", _as_text(value))
-                for inner, value in how.items()
-            ]
-        else:
-            rows.append((label_of(name).replace("_", " "), str(how)))
-    return rows
+    protocol = (card or {}).get("protocol") or {}
+    how = flat_options({label_of(name): one for name, one in protocol.items()})
+    named = {name.replace(".", ": ").replace("_", " "): value for name, value in how.items()}
+    return rows + [(name, _as_text(value)) for name, value in named.items()]
