@@ -205,22 +205,14 @@ def _arrays(features: Features) -> dict[str, Any]:
 
 
 def _features(arrays: dict[str, Any]) -> Features:
-    """What :func:`_arrays` wrote.
-
-    Raises:
-        ValueError: If arrays do not fit together.
-    """
-    embeddings = torch.from_numpy(arrays["embeddings"])
-    for name in ("names", "labels"):
-        if name in arrays and arrays[name].shape != (len(embeddings),):
-            raise ValueError(f"{name} of shape {arrays[name].shape}")
-    if embeddings.dim() != 2:
-        raise ValueError(f"embeddings of shape {tuple(embeddings.shape)}")
-    labels = torch.from_numpy(arrays["labels"]) if "labels" in arrays else None
-    classes = arrays["classes"].tolist() if "classes" in arrays else None
-    if labels is not None and classes is not None and int(labels.max()) >= len(classes):
-        raise ValueError(f"labels up to {int(labels.max())} for {len(classes)} classes")
-    return Features(embeddings, arrays["names"].tolist(), labels, classes)
+    """What :func:`_arrays` wrote, as the seal of the file says."""
+    labels, classes = arrays.get("labels"), arrays.get("classes")
+    return Features(
+        torch.from_numpy(arrays["embeddings"]),
+        arrays["names"].tolist(),
+        None if labels is None else torch.from_numpy(labels),
+        None if classes is None else classes.tolist(),
+    )
 
 
 def _digest(model: Run | ReadyEncoder, source: str, data: Any) -> str:
