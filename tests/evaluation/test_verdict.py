@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.stats import binomtest, ttest_rel
 
+from unremix.cli.commands import show_results
 from unremix.evaluation.accuracy import Accuracy
 from unremix.evaluation.card import card_table, shown, spread_of
 from unremix.evaluation.verdict import best_encoder, difference, verdict
@@ -225,6 +226,19 @@ def test_the_table_fits_80_columns() -> None:
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     assert sum(widths) + 3 * len(widths) + 1 <= 80
     assert "95 % interval (Wilson)" in spread_of(found)
+
+
+def test_the_table_of_five_encoders_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    measured = {"features": 2048, "linear": {"top1": accuracy(999, 1000), "top5": accuracy(4, 5)}}
+    kinds = ("trained", "blend", "start", "untrained", "pixels")
+    facts = {"recipe": "simclr", "data": "photos", "epoch": 5, "seed": 0}
+    show_results(facts | {"results": dict.fromkeys(kinds, measured)}, "")
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("[99.4–100.0]") == shown.count("[37.6–96.4]") == 5
 
 
 def test_without_labels_measures_say_what_they_cannot_tell() -> None:

@@ -725,6 +725,26 @@ def test_the_live_table(
     assert "seed 0: begins" not in shown
 
 
+def test_on_a_narrow_terminal_differences_have_a_table_of_their_own(
+    tmp_path: Path, fake: Callable[..., None]
+) -> None:
+    fake()
+    for width, count in ((80, 2), (200, 1)):
+        printed = io.StringIO()
+        console = Console(file=printed, force_terminal=True, width=width, color_system=None)
+        found = run_compare(tmp_path / "c", "unremix-simclr,simclr", console=console)
+        lines = printed.getvalue().rpartition("Comparison on")[2].splitlines()
+        assert sum("recipe" in line and "runs" in line for line in lines) == count
+        table = [line for line in lines if line.startswith("│")]
+        assert max(map(len, table)) <= width
+        assert not any("…" in line for line in table)
+        knn = tables.Measure("knn", "kNN", percent=True, decimals=1)
+        gaps = [row.difference(knn) for row in found.rows]
+        said = [knn.difference(gap) for gap in gaps if gap is not None]
+        assert len(said) > 1
+        assert all(any(one in line for line in table) for one in said)  # on one line each
+
+
 def test_the_run_of_a_plan_is_one_that_train_understands(
     tmp_path: Path, fake: Callable[..., None]
 ) -> None:

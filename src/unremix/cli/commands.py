@@ -28,6 +28,7 @@ def say(text: str) -> None:
 
 def show_results(card: dict[str, Any], where: str) -> None:
     """The table at the end of a run, and where everything is."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -44,9 +45,11 @@ def show_results(card: dict[str, Any], where: str) -> None:
             console.print(f"  {line}")
     else:
         headings, rows = card_table(card)
-        table = Table()
+        # Five encoders fit into 80 characters without lines between them.
+        several = len(headings) > 5
+        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0) if several else Table()
         for number, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if number else "left")
+            table.add_column(heading, justify="right" if number else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
         title = f"{card['recipe']} on {card['data']}, {counted(card['epoch'], 'epoch')}"

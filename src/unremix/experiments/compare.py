@@ -215,7 +215,8 @@ def _write_results(
     records = [record for job in planned if (record := laboratory.record(job)) is not None]
     measures = tables.measures_among(records)
     rows = tables.table_rows(records, reference=plan.reference)
-    grids = tables.grids(rows, measures, reference=plan.reference, epochs=plan.minutes is not None)
+    asked: dict[str, Any] = {"reference": plan.reference, "epochs": plan.minutes is not None}
+    grids = tables.grids(rows, measures, **asked)
     notes = _notes(plan, records, measures)
     verdict, protocol = _verdict(plan, rows, measures), _protocol(records, measures)
     title = f"Comparison on {next((one.data for one in records if one.data), plan.train.data)}"
@@ -240,6 +241,8 @@ def _write_results(
     )
     _curves(plan, records, rows, measures, folder)
     write_comparison_of(folder)
+    if console.is_terminal and max(grid.width for grid in grids) > console.width:
+        grids = tables.grids(rows, measures, **asked, apart=True)
     titles = [title, *[None] * len(grids)]
     shown = [
         tables.to_rich(grid.headings, grid.lines, title=heading, baselines=grid.baselines)

@@ -172,6 +172,13 @@ class Grid:
     lines: list[list[str]]  # cells, a list per row
     baselines: int = 0  # how many of the last rows are baselines
 
+    @property
+    def width(self) -> int:
+        """Characters that a terminal needs to show no cell on two lines."""
+        columns = zip(self.headings, *self.lines, strict=True)
+        widest = (max(map(len, [*heading.split(), *cells])) for heading, *cells in columns)
+        return 1 + sum(3 + characters for characters in widest)
+
     def to_markdown(self) -> str:
         """The table in Markdown."""
         return markdown_table(self.headings, self.lines, "--:")
@@ -277,7 +284,7 @@ def to_rich(
     table = Table(title=title, box=box, pad_edge=pad_edge, show_header=bool(headings))
     for number, heading in enumerate(headings or [""] * texts):
         justify: JustifyMethod = "left" if number < texts else "right"
-        table.add_column(Text(heading), justify=justify, no_wrap=no_wrap)
+        table.add_column(Text(heading), justify=justify, no_wrap=no_wrap, overflow="fold")
     for number, cells in enumerate(lines, start=1):
         table.add_row(*map(Text, cells), end_section=number == len(lines) - baselines)
     return table
