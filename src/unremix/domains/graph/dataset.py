@@ -26,7 +26,7 @@ from unremix.domains.graph.json_lines import SUFFIXES, is_json_lines, read_json_
 from unremix.domains.graph.molecules import holds_molecules, read_molecules
 from unremix.domains.graph.store import GraphSet, GraphStore
 from unremix.domains.graph.syntax import read_syntax_trees
-from unremix.domains.graph.tu import read_tu, tu_files_of_folder, tu_files_of_zip
+from unremix.domains.graph.tu import find_tu, read_tu
 from unremix.domains.sampling import drawn
 from unremix.files.archives import Skipped, name_some, zip_members
 from unremix.files.locate import candidates, locate
@@ -225,14 +225,15 @@ def _find(source: str) -> RawGraphs:
         return read_syntax_trees()
     if source.startswith("pyg:"):
         folder = _download(source.removeprefix("pyg:"))
-        return read_tu(tu_files_of_folder(folder), folder)
+        return read_tu(find_tu(folder), folder)
     path = locate(
         source, f"accepted are {ACCEPTED}", folders=("", "tu"), suffixes=("", ".zip", ".jsonl")
     )
+    is_zip = path.suffix.lower() == ".zip" and path.is_file()
+    files = find_tu(path) if is_zip or path.is_dir() else {}
+    if files:
+        return read_tu(files, path)
     if path.is_dir():
-        files = tu_files_of_folder(path)
-        if files:
-            return read_tu(files, path)
         lines = sorted(file for file in path.iterdir() if file.is_file() and is_json_lines(file))
         if lines:
             return read_json_lines(path.name, lines)
@@ -246,10 +247,7 @@ def _find(source: str) -> RawGraphs:
         return read_json_lines(path.name.partition(".")[0], [path])
     if holds_molecules(path):
         return read_molecules(path)
-    if path.suffix.lower() == ".zip":
-        files = tu_files_of_zip(path)
-        if files:
-            return read_tu(files, path)
+    if is_zip:
         raise ValueError(
             f"expected NAME_A.txt and the other files of a TU data set in {path}, got none; "
             "unpack the zip to see its contents"

@@ -145,22 +145,19 @@ def _numbers(text: bytes | memoryview, kind: Any) -> NDArray[Any] | None:
         return None
 
 
-def tu_files_of_folder(folder: Path) -> Mapping[str, Files]:
-    """The TU files at most two folders deep, by the name of the data set."""
-    patterns = ["*/" * depth + "*.txt" for depth in range(DEPTH)]
-    paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
-    return _by_name(
-        [(path.name, Span(str(path), 0, path.stat().st_size)) for path in paths if path.is_file()]
-    )
+def find_tu(path: Path) -> dict[str, Files]:
+    """The TU files in a zip, or in a folder at most two folders deep, by the name of the data set.
 
-
-def tu_files_of_zip(path: Path) -> Mapping[str, Files]:
-    """The TU files in a zip, by the name of the data set."""
-    return _by_name([(name.rpartition("/")[2], span) for name, span in zip_members(path)])
-
-
-def _by_name(files: list[tuple[str, Any]]) -> dict[str, Files]:
-    """Files by the name of the data set and by kind; the first of equal ones counts."""
+    Of files with the same name the first counts.
+    """
+    files: list[tuple[str, Span | ZipSpan]]
+    if path.is_dir():
+        paths = [one for d in range(DEPTH) for one in sorted(path.glob("*/" * d + "*.txt"))]
+        files = [
+            (one.name, Span(str(one), 0, one.stat().st_size)) for one in paths if one.is_file()
+        ]
+    else:
+        files = [(name.rpartition("/")[2], span) for name, span in zip_members(path)]
     found: dict[str, Files] = {}
     for file, span in files:
         for kind in KINDS:
@@ -175,7 +172,7 @@ def read_tu(found: Mapping[str, Files], source: Path) -> RawGraphs:
     """Read the one TU data set among the files.
 
     Args:
-        found: Files of each data set, from :func:`tu_files_of_folder` or :func:`tu_files_of_zip`.
+        found: Files of each data set, from :func:`find_tu`.
         source: Where they are.
 
     Raises:

@@ -151,11 +151,6 @@ def _lines(path: Path) -> list[str]:
         raise FileNotFoundError(
             f"expected the file {path}, found none; SentEval's get_transfer_data.bash makes it"
         )
-    if path.stat().st_size > LARGEST_FILE:
-        raise ValueError(
-            f"expected at most {LARGEST_FILE:,} bytes in {path}, got {path.stat().st_size:,}; "
-            "SentEval's own files are far smaller: fetch it again"
-        )
     data = read_bytes(path, LARGEST_FILE)
     try:
         text = data.decode("utf-8-sig")
@@ -213,7 +208,7 @@ class Form:
     files: dict[SplitName, str]
     parse: Callable[[str], Example]  # raises ValueError or IndexError if it cannot
     line: str  # what a line holds, in words
-    header: str | None = None  # what the first line begins with
+    header: str = ""  # what the first line begins with, if that is no example
     kind: type = np.int64  # of the targets
 
 
@@ -242,12 +237,11 @@ FORMS = {
 def _parsed(path: Path, form: Form) -> list[Example]:
     """The examples of a file."""
     lines = _lines(path)
-    if form.header is not None and not lines[0].startswith(form.header):
+    if not lines[0].startswith(form.header):
         raise ValueError(
             f"expected {path} to begin with a header line '{form.header} …', got {lines[0][:60]!r}"
         )
-    examples = []
-    first = int(form.header is not None)
+    examples, first = [], int(bool(form.header))
     for number, line in enumerate(lines[first:], start=1 + first):
         try:
             examples.append(form.parse(line))
