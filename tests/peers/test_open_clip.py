@@ -117,7 +117,7 @@ def test_open_clip_s_resnet() -> None:
     loss_fn = UnReMixClipLoss(last_layer=(layer, model.text_projection))
     images, texts = torch.randn(4, 3, 32, 32), torch.randint(1, 20, (4, 6))
     image_features, text_features, scale = model(images, texts)
-    known, _ = loss_fn.weighted.find_inputs(image_features, text_features)
+    known, _ = loss_fn.weighted.views_of(image_features, text_features)
     made = model.visual(images)  # before normalization, as W h + b
     torch.testing.assert_close(known.outputs, made, atol=1e-4, rtol=1e-4)
     loss_fn(image_features, text_features, scale).backward()

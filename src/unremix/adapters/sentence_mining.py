@@ -12,7 +12,7 @@ from unremix.core.checks import check_choice
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.mining.embeddings import Floats, digest_of, kept_embeddings, unit_rows
 from unremix.mining.index import Kind
-from unremix.mining.mine import Mined, Sampling
+from unremix.mining.mine import Sampling
 from unremix.mining.mine import mine_hard_negatives as mine
 from unremix.mining.rescoring import Rescoring, ScorePairs
 
@@ -174,11 +174,16 @@ def mine_hard_negatives(
         similarity = np.einsum("nd,nd->n", unit_rows(queries)[numbers], unit_rows(rows[of]))
     else:
         similarity = Rescoring(score, anchors, texts).of(numbers, of)
-    pairs = list(zip(numbers.tolist(), of.tolist(), strict=True))
-    columns = _formatted(
-        output_format, output_scores, anchor_name, positive_name, anchors, texts, pairs,
-        similarity.tolist(), mined,
-    )  # fmt: skip
+    negatives = [
+        [(texts[row], float(value)) for row, value in zip(found, values, strict=True) if row >= 0]
+        for found, values in zip(mined.indices, mined.similarity, strict=True)
+    ]
+    pairs = [
+        (anchors[number], texts[row], value, negatives[number])
+        for number, row, value in zip(numbers, of, similarity.tolist(), strict=True)
+    ]
+    names = anchor_name, positive_name
+    columns = _formatted(output_format, output_scores, names, pairs, mined.indices.shape[1])
     from datasets import Dataset
 
     made: Dataset = Dataset.from_dict(columns)
@@ -220,54 +225,40 @@ def _identity(model: SentenceTransformer) -> list[Any]:
 def _formatted(
     output_format: Format,
     output_scores: bool,
-    anchor_name: str,
-    positive_name: str,
-    anchors: list[str],
-    texts: list[str],
-    pairs: list[tuple[int, int]],
-    similarity: list[float],
-    mined: Mined,
+    names: tuple[str, str],
+    pairs: list[tuple[str, str, float, list[tuple[str, float]]]],
+    k: int,
 ) -> dict[str, list[Any]]:
-    """The columns of a format; ``pairs`` are anchors and positives, ``similarity`` theirs."""
-    negatives = [
-        [(texts[row], float(value)) for row, value in zip(rows, values, strict=True) if row >= 0]
-        for rows, values in zip(mined.indices, mined.similarity, strict=True)
-    ]
-    k, last = mined.indices.shape[1], dict(pairs)  # each anchor's last positive
-    rows: list[dict[str, Any]] = []
-    for (number, row), score in zip(pairs, similarity, strict=True):
-        anchor, positive = anchors[number], texts[row]
-        its = negatives[number]
+    """The columns of a format.
+
+    Args:
+        output_format: The format.
+        output_scores: Whether similarities are among them.
+        names: Of the columns of anchors and positives.
+        pairs: Anchor, positive, their similarity, and the anchor's negatives with theirs.
+        k: Negatives that were asked for.
+    """
+    last = {anchor: positive for anchor, positive, *_ in pairs}
+    rows: list[tuple[Any, ...]] = []
+    for anchor, positive, score, found in pairs:
+        negatives, scores = [text for text, _ in found], [score, *(value for _, value in found)]
         if output_format == "triplet":
-            rows += [
-                {anchor_name: anchor, positive_name: positive, "negative": text,
-                 "scores": [score, value]}
-                for text, value in its
-            ]  # fmt: skip
-        elif output_format == "n-tuple" and len(its) == k:
-            many = {f"negative_{place}": text for place, (text, _) in enumerate(its, 1)}
-            scores = [score, *(value for _, value in its)]
-            rows.append({anchor_name: anchor, positive_name: positive, **many, "scores": scores})
-        elif output_format == "labeled-list" and its:
-            documents = [positive, *(text for text, _ in its)]
-            scores = [score, *(value for _, value in its)]
-            labels = [1, *([0] * len(its))]
-            rows.append(
-                {anchor_name: anchor, positive_name: documents, "labels": labels, "scores": scores}
-            )
+            rows += [(anchor, positive, text, [score, value]) for text, value in found]
+        elif output_format == "n-tuple" and len(found) == k:
+            rows.append((anchor, positive, *negatives, scores))
+        elif output_format == "labeled-list" and found:
+            labels = [1, *([0] * len(found))]
+            rows.append((anchor, [positive, *negatives], labels, scores))
         elif output_format == "labeled-pair":
-            rows.append({anchor_name: anchor, positive_name: positive, "label": 1, "score": score})
-            if last[number] == row:
-                rows += [
-                    {anchor_name: anchor, positive_name: text, "label": 0, "score": value}
-                    for text, value in its
-                ]
-    drop = {"label", "labels"} if output_scores else {"score", "scores"}
+            rows.append((anchor, positive, 1, score))
+            if last[anchor] == positive:
+                rows += [(anchor, text, 0, value) for text, value in found]
     further = {
         "triplet": ["negative", "scores"],
         "n-tuple": [*(f"negative_{place}" for place in range(1, k + 1)), "scores"],
         "labeled-pair": ["label", "score"],
         "labeled-list": ["labels", "scores"],
     }
-    names = [anchor_name, positive_name, *further[output_format]]
-    return {name: [row[name] for row in rows] for name in names if name not in drop}
+    drop = {"label", "labels"} if output_scores else {"score", "scores"}
+    columns = enumerate([*names, *further[output_format]])
+    return {name: [row[place] for row in rows] for place, name in columns if name not in drop}
