@@ -473,7 +473,7 @@ class TwoViewLoss(FindsFalseNegatives):
             first, second = self._prepare(z0, z1, h0, h1, ids, labels)
             if z0.shape[0] == 1 and extra is None and not self.gathers:
                 return self._loss_of_one_pair(first, second, temperature)
-            joint = self._joint_batch(first)
+            joint = self.joint_batch(first)
             compared = [arrange(first, second, self.layout, joint)]
             if self.layout == "symmetric":
                 compared.append(arrange(second, first, self.layout, joint))
@@ -504,7 +504,7 @@ class TwoViewLoss(FindsFalseNegatives):
         with full_precision(z0.device):
             self.check_evidence("mixed views")
             first, second = self._prepare(z0, z1, h0, h1, ids)
-            compared = arrange(first, second, self.layout, self._joint_batch(first), (keys, shares))
+            compared = arrange(first, second, self.layout, self.joint_batch(first), (keys, shares))
             return self._loss([compared], self._options(positives_in_denominator=True), extra)
 
     def against(
@@ -567,7 +567,7 @@ class TwoViewLoss(FindsFalseNegatives):
     ) -> ContrastInput:
         """What :meth:`against` compares: its arguments in working precision, of all processes."""
         anchors, candidates = self._labeled(anchors, candidates, labels)
-        joint, everyone = self._joint_batch(anchors), None
+        joint, everyone = self.joint_batch(anchors), None
         shared = candidates is anchors
         anchors = self.describe_views(self._ready(anchors))
         candidates = anchors if shared else self.describe_views(self._ready(candidates))
@@ -778,8 +778,8 @@ class TwoViewLoss(FindsFalseNegatives):
         anchors = replace(anchors, labels=of_anchors)
         return anchors, anchors if shared else replace(candidates, labels=of_candidates)
 
-    def _joint_batch(self, views: Views) -> JointBatch | None:
-        """This process's part of the joint batch, where the loss gathers."""
+    def joint_batch(self, views: Views) -> JointBatch | None:
+        """This process's part of the joint batch, given its views, where the loss gathers."""
         if not self.gathers:
             return None
         return find_joint_batch(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from unremix.core.contrast import Importance
-from unremix.core.gather import JointBatch, exchange_rows, find_joint_batch, gather_rows
-from unremix.core.views import ExtraNegatives
+from unremix.core.gather import JointBatch, exchange_rows, gather_rows
+from unremix.core.views import ExtraNegatives, Views
 from unremix.frameworks.base import Batch, Embedded, Projecting, refuse_nt_xent
 from unremix.frameworks.mixing import Joint, Mixed, Mixing
 from unremix.frameworks.queue import Queue
@@ -83,10 +83,13 @@ class Contrastive(Projecting):
         mixing: Mixes the images of the anchors.
         negatives: Makes further negatives.
         labels: Whether samples of one class are positives of each other.
+        options: The framework's own ``Options``; by default their defaults.
 
     Raises:
         ValueError: For parts that do not go together.
     """
+
+    options: Any
 
     memory: Queue | None
     """The queue of old keys, where the framework has one."""
@@ -103,8 +106,12 @@ class Contrastive(Projecting):
         mixing: Mixing | None = None,
         negatives: Negatives | None = None,
         labels: bool = False,
+        options: Any = None,
     ) -> None:
         super().__init__(encoder, head)
+        self.options = options
+        if options is None and self.Options is not None:
+            self.options = self.Options()
         self.memory = None
         self.register_buffer("labels", None, persistent=False)
         self.labels_are_positives = labels
@@ -121,6 +128,10 @@ class Contrastive(Projecting):
             loss.check_evidence("mixed views")
         if negatives is not None:
             refuse_nt_xent(loss, "with further negatives, which have no positive")
+        self.set_up()
+
+    def set_up(self) -> None:
+        """Check what concerns this framework alone, and make what it needs beside its parts."""
 
     def reserve(self, samples: int) -> None:
         """See :meth:`Framework.reserve`."""
@@ -201,17 +212,11 @@ class Contrastive(Projecting):
             return None
         stream = PER_VIEW * view + MIXED
         keys, batch_key = batch.keys + stream, batch.batch_key + stream
-        joint = self._joint_batch(batch)
+        joint = self.loss.joint_batch(Views(batch.samples[:, None]))
         if joint is None:
             return self.mixing(images, keys, batch_key)
         exchange = partial(exchange_rows, images, joint=joint)
         return self.mixing(images, keys, batch_key, Joint(joint.offset, joint.total, exchange))
-
-    def _joint_batch(self, batch: Batch) -> JointBatch | None:
-        """This process's part of the joint batch, where the loss gathers."""
-        if not self.loss.gathers:
-            return None
-        return find_joint_batch(batch.samples[:, None], equal=self.loss.gather == "equal")
 
     def anchor_images(self, batch: Batch, view: int) -> Iterator[Tensor]:
         """What of a view is embedded with gradient: itself, mixed, or both."""
@@ -230,7 +235,7 @@ class Contrastive(Projecting):
             return None
         images = batch.views[view] if mixed is None else mixed.images
         stream = PER_VIEW * view + (NEGATIVES if mixed is None else NEGATIVES_OF_MIXED)
-        joint = None if mixed is None else self._joint_batch(batch)
+        joint = None if mixed is None else self.loss.joint_batch(Views(batch.samples[:, None]))
         shown = shown_samples(batch.samples, mixed, joint)
         return self.negatives(self, anchors, images, shown, batch.keys + stream, batch.epoch)
 

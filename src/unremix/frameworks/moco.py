@@ -7,18 +7,17 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unremix.console.values import Checked, bounded
 from unremix.core.gather import find_joint_batch, gather_views, is_distributed
 from unremix.core.pairs import Pairs
 from unremix.core.views import ExtraNegatives, Views, stack
 from unremix.frameworks.base import Batch, Embedded, refuse_nt_xent
-from unremix.frameworks.contrastive import Contrastive, Negatives
-from unremix.frameworks.mixing import Mixing, Target, permutation
+from unremix.frameworks.contrastive import Contrastive
+from unremix.frameworks.mixing import Target, permutation
 from unremix.frameworks.queue import Queue
 from unremix.frameworks.randomness import SHUFFLED
-from unremix.losses import TwoViewLoss
 
 
 @dataclass(frozen=True)
@@ -80,30 +79,18 @@ class MoCo(Contrastive):
     Options = MoCoOptions
     has_queue = True
 
+    options: MoCoOptions
     memory: Queue
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Sequential,
-        loss: TwoViewLoss,
-        *,
-        mixing: Mixing | None = None,
-        negatives: Negatives | None = None,
-        labels: bool = False,
-        options: MoCoOptions | None = None,
-    ) -> None:
-        super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives, labels=labels)
-        self.options = options = options or MoCoOptions()
-        loss.check_evidence("a queue of keys", ids=True)
-        needs_inputs = loss.weighting.needs_gradients
-        refuse_nt_xent(loss, "with a queue, whose old keys have no positive")
-        self.key_encoder = deepcopy(encoder).requires_grad_(False)
-        self.key_head = deepcopy(head).requires_grad_(False)
+    def set_up(self) -> None:
+        """See :meth:`Contrastive.set_up`."""
+        self.loss.check_evidence("a queue of keys", ids=True)
+        refuse_nt_xent(self.loss, "with a queue, whose old keys have no positive")
+        self.key_encoder = deepcopy(self.encoder).requires_grad_(False)
+        self.key_head = deepcopy(self.head).requires_grad_(False)
         last = self.last_layer
-        self.memory = Queue(
-            options.queue, last.out_features, last.in_features if needs_inputs else 0
-        )
+        input_width = last.in_features if self.loss.weighting.needs_gradients else 0
+        self.memory = Queue(self.options.queue, last.out_features, input_width)
         self._fresh: list[Views] = []
 
     def embed(self, images: Tensor) -> Embedded:

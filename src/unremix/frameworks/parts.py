@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, make_dataclass
+from functools import lru_cache
 from inspect import cleandoc, get_annotations
 from typing import Any, get_type_hints
 
@@ -60,19 +60,20 @@ def described(documented: Any) -> dict[str, str]:
     return texts
 
 
-def merged(parts: Mapping[Any, Mapping[str, Any]]) -> dict[str, type]:
+@lru_cache(maxsize=8)  # equal options are of one type as long as no part is added
+def merged(parts: tuple[tuple[str, Any], ...]) -> dict[str, type]:
     """The options of all parts, by section: dataclasses whose fields are None until given.
 
     Args:
-        parts: Parts by kind and name.
+        parts: Names and parts.
 
     Example:
         >>> from unremix.frameworks.mixing import IMix, UnMix
-        >>> merged({"mixing": {"imix": IMix, "unmix": UnMix}})["mixture"](cutmix=0.25)
+        >>> merged((("imix", IMix), ("unmix", UnMix)))["mixture"](cutmix=0.25)
         MixtureOptions(alpha=None, cutmix=0.25)
     """
     found: dict[str, dict[str, list[tuple[str, str, Any, str]]]] = {}  # by section and option
-    for name, part in ((name, part) for known in parts.values() for name, part in known.items()):
+    for name, part in parts:
         kind = options_type(part)
         hints, texts = (get_type_hints(kind), described(kind)) if kind else ({}, {})
         for option, its in option_fields(part).items():

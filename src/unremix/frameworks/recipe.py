@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from inspect import signature
 from typing import Any, Literal
 
@@ -60,12 +59,7 @@ def frameworks_for(domain: str) -> list[str]:
 
 def sections() -> dict[str, type]:
     """The options of all parts, by section: dataclasses whose fields are None until given."""
-    return _merged(tuple((name, part) for known in PARTS.values() for name, part in known.items()))
-
-
-@lru_cache(maxsize=8)  # equal options are of one type as long as no part is added
-def _merged(parts: tuple[tuple[str, Any], ...]) -> dict[str, type]:
-    return merged({number: {name: part} for number, (name, part) in enumerate(parts)})
+    return merged(tuple(part for known in PARTS.values() for part in known.items()))
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from unremix.console.values import Checked, bounded
 from unremix.core.contrast import Importance
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views, stack
 from unremix.frameworks.base import Batch, Embedded
-from unremix.frameworks.contrastive import Contrastive, Negatives
-from unremix.frameworks.mixing import Mixing
-from unremix.losses import TwoViewLoss
+from unremix.frameworks.contrastive import Contrastive
 
 
 @dataclass(frozen=True)
@@ -54,20 +52,12 @@ class SimCLR(Contrastive):
     Options = SimCLROptions
     loss_options = ("layout",)
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Sequential,
-        loss: TwoViewLoss,
-        *,
-        mixing: Mixing | None = None,
-        negatives: Negatives | None = None,
-        labels: bool = False,
-        options: SimCLROptions | None = None,
-    ) -> None:
-        super().__init__(encoder, head, loss, mixing=mixing, negatives=negatives, labels=labels)
-        self.options = options or SimCLROptions()
-        if self.options.needs_labels and (labels or mixing is not None or negatives is not None):
+    options: SimCLROptions
+
+    def set_up(self) -> None:
+        """See :meth:`Contrastive.set_up`."""
+        others = self.labels_are_positives, self.mixing, self.negatives
+        if self.options.needs_labels and any(others):
             raise ValueError(
                 "expected negatives chosen by class without mixing, further negatives or labels as "
                 "positives, got both; leave one of them out"
