@@ -75,11 +75,7 @@ class UnReMixLoss(Weighted, nn.Module):
                 "got a layer; leave it out"
             )
         self.weighted = weighted_loss(
-            options,
-            temperature=options.temperature,
-            layout="both",
-            gather=options.gather_distributed and not has_bank,
-            last_layer=options.last_layer,
+            options, layout="both", gather=options.gather_distributed and not has_bank
         )
 
     def forward(self, out0: Tensor, out1: Tensor, *, labels: Tensor | None = None) -> Tensor:

@@ -90,12 +90,7 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
             embedding_regularizer=options.embedding_regularizer,
             embedding_reg_weight=options.embedding_reg_weight,
         )
-        self.weighted = weighted_loss(
-            options,
-            temperature=options.temperature,
-            layout="both",
-            last_layer=options.last_layer,
-        )
+        self.weighted = weighted_loss(options, layout="both")
         self.temperature = self.weighted.temperature
         self.add_to_recordable_attributes(list_of_names=["temperature"], is_stat=False)
 
@@ -233,7 +228,7 @@ class UnReMixMiner(BaseMiner):
     def __init__(self, options: MinerOptions) -> None:
         super().__init__()
         self.negatives_per_anchor = int(options.negatives_per_anchor)
-        self.weighted = weighted_loss(options, temperature=options.temperature, layout="both")
+        self.weighted = weighted_loss(options, layout="both")
 
     def mine(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from unremix.adapters import missing
 from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
+from unremix.core.gather import JointBatch, gather_rows
 from unremix.core.pairs import Pairs
 from unremix.core.precision import at_least_float32
 from unremix.core.views import Views
@@ -80,8 +80,6 @@ class UnReMixClipLoss(Weighted, nn.Module):
             options,
             layout="symmetric",
             gather="equal" if self.local_loss and self.world_size > 1 else False,
-            last_layer=options.last_layer,
-            projection=options.projection,
         )
 
     def forward(
@@ -139,28 +137,21 @@ class UnReMixClipLoss(Weighted, nn.Module):
             rank=self.rank,
             world_size=self.world_size,
         )
+        joint = JointBatch((len(images),) * self.world_size, self.rank)
+
+        def of_all(constants: Tensor | None) -> Tensor | None:
+            return None if constants is None else gather_rows(constants, joint)
+
         everything = [
-            Views(z, self._gather(each.inputs), outputs=self._gather(each.outputs))
+            Views(z, of_all(each.inputs), outputs=of_all(each.outputs))
             for z, each in zip(gathered, own, strict=True)
         ]
-        count = images.shape[0]
-        total = count * self.world_size
-        pairs = Pairs.one_way(total, device=images.device)
-        if self.local_loss:
-            offset = self.rank * count
-            pairs = Pairs.one_way(count, offset=offset, total=total, device=images.device)
-        else:
-            own = everything
-        known, all_labels = None, self._gather(labels)
+        known, all_labels = None, of_all(labels)
+        count, offset = (len(images), joint.offset) if self.local_loss else (joint.total, 0)
+        pairs = Pairs.one_way(count, offset=offset, total=joint.total, device=images.device)
         if labels is not None and all_labels is not None:
             known = (labels if self.local_loss else all_labels, all_labels)
+        if not self.local_loss:
+            own = everything
         against = partial(self.weighted.against, pairs=pairs, labels=known, temperature=temperature)
         return (against(own[0], everything[1]) + against(own[1], everything[0])) / 2
-
-    def _gather(self, values: Tensor | None) -> Tensor | None:
-        """Constants of all processes."""
-        if values is None:
-            return None
-        parts = [torch.zeros_like(values) for _ in range(self.world_size)]
-        torch.distributed.all_gather(parts, values.contiguous())
-        return torch.cat(parts)

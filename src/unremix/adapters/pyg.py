@@ -58,7 +58,7 @@ class UnReMixLoss(Weighted, nn.Module):
     @accepts(Options)
     def __init__(self, options: Options) -> None:
         super().__init__()
-        self.weighted = weighted_loss(options, temperature=options.tau, layout="one-way")
+        self.weighted = weighted_loss(options, layout="one-way", temperature=options.tau)
 
     def forward(
         self,

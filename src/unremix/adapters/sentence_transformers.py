@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -400,20 +401,15 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """The options, those of the weights as they were given, and the mix, for the model card."""
-        given = dict(self.weighting_options)
+        own = get_annotations(Options).keys() - {"model", "last_layer"}
+        given = {its.name: getattr(self, its.name) for its in fields(Options) if its.name in own}
+        given |= self.weighting_options
         if "components" in given:
             given["components"] = list(self.mix)
         return {
-            "scale": self.scale,
-            "similarity_fct": similarity_fct_name(self.similarity_fct),
-            "duplicates": self.duplicates,
-            "weights": self.weights,
-            "use_labels": self.use_labels,
-            "gather_across_devices": self.gather_across_devices,
-            "directions": list(self.directions),
-            "partition_mode": self.partition_mode,
-            "mini_batch_size": self.mini_batch_size,
             **given,
+            "similarity_fct": similarity_fct_name(self.similarity_fct),
+            "directions": list(self.directions),
             "mix_kind": self.weighted.mix_kind,
             "mix": {name: round(share, 4) for name, share in self.mix.items()},
         }

@@ -41,27 +41,24 @@ def weighted_loss(
     options: losses.WeightingOptions,
     *,
     layout: Layout,
-    temperature: float = 0.5,
     gather: losses.Gather = False,
-    last_layer: Any = None,
-    projection: Any = None,
+    **otherwise: Any,
 ) -> losses.UnReMixLoss:
     """The loss that an adapter calls: :class:`unremix.UnReMixLoss` with options of its user.
+
+    Args:
+        options: Those of the adapter; the loss takes all that it has under the same name.
+        layout: As the loss takes it, and so ``gather``.
+        gather: Whether the negatives come from all processes.
+        otherwise: Options of the loss that the adapter has under another name.
 
     Example:
         >>> weighted_loss(AdapterOptions(components=["similarity"]), layout="both").mix
         {'similarity': 1.0}
     """
-    names = [its.name for its in fields(AdapterOptions)]
-    chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    return losses.UnReMixLoss(
-        layout=layout,
-        temperature=temperature,
-        gather=gather,
-        last_layer=last_layer,
-        projection=projection,
-        **chosen,
-    )
+    known = {its.name for its in fields(losses.UnReMixOptions)}
+    chosen = {its.name: getattr(options, its.name) for its in fields(options) if its.name in known}
+    return losses.UnReMixLoss(layout=layout, gather=gather, **(chosen | otherwise))
 
 
 class Weighted:

@@ -74,6 +74,12 @@ class Joint:
     total: int
     exchange: Callable[[Tensor], Tensor]
 
+    @classmethod
+    def of(cls, images: Tensor) -> Joint:
+        """The batch of one process."""
+        device = images.device
+        return cls(0, len(images), lambda order: images[order.to(device, non_blocking=True)])
+
 
 class Mixing(Protocol):
     """A way of mixing the images of a batch."""
@@ -188,14 +194,15 @@ def cutmix(images: Tensor, others: Tensor, box: Box) -> tuple[Tensor, float]:
     return mixed, 1 - (bottom - top) * (right - left) / images.shape[-1] ** 2
 
 
-def i_mix(images: Tensor, partners: Tensor, lam: Tensor, *, others: Tensor | None = None) -> Mixed:
+def i_mix(images: Tensor, order: Tensor, lam: Tensor, *, joint: Joint | None = None) -> Mixed:
     """Mixup whose rows are aimed at both their images, in the shares λ_i and 1 - λ_i.
 
     Args:
         images: Shape (N, C, S, S).
-        partners: A row for each row, int64, shape (N,).
+        order: The partner of each row of the batch of all processes, int64, shape (total,), on the
+            CPU.
         lam: λ, shape (N,).
-        others: The partners, shape (N, C, S, S), where they are not among the images.
+        joint: The batch of all processes, where there are several.
 
     Returns:
         The mixed images and one target.
@@ -206,11 +213,13 @@ def i_mix(images: Tensor, partners: Tensor, lam: Tensor, *, others: Tensor | Non
         >>> mixed.targets[0].keys.tolist(), mixed.targets[0].shares.tolist()
         ([[0, 1], [1, 0]], [[1.0, 0.0], [0.75, 0.25]])
     """
+    joint = Joint.of(images) if joint is None else joint
     lam = lam.to(images.device, torch.float64)
     own = torch.arange(len(images), device=images.device)
+    partners = order[joint.offset : joint.offset + len(images)] - joint.offset
+    partners = partners.to(images.device, non_blocking=True)
     target = Target(1.0, torch.stack([own, partners], dim=1), torch.stack([lam, 1 - lam], dim=1))
-    others = images.index_select(0, partners) if others is None else others
-    return Mixed(mixup(images, others, lam), (target,))
+    return Mixed(mixup(images, joint.exchange(order), lam), (target,))
 
 
 def un_mix(
@@ -235,12 +244,10 @@ def un_mix(
         >>> [(target.weight, target.keys[:, 0].tolist()) for target in mixed.targets]
         [(0.75, [0, 1, 2]), (0.25, [2, 1, 0])]
     """
+    joint = Joint.of(images) if joint is None else joint
     own = torch.arange(len(images), device=images.device)
-    if joint is None:
-        partners, others = own.flip(0), images.flip(0)
-    else:
-        partners = joint.total - 1 - 2 * joint.offset - own
-        others = joint.exchange(torch.arange(joint.total).flip(0))
+    partners = joint.total - 1 - 2 * joint.offset - own
+    others = joint.exchange(torch.arange(joint.total).flip(0))
     whole = torch.ones(len(images), 1, dtype=torch.float64, device=images.device)
     if box is None:  # λ is made on the device: copying it there would wait
         mixed = mixup(images, others, torch.full_like(whole[0], lam))
@@ -287,17 +294,8 @@ class IMix(Checked):
         _check_batch(images, sample_keys, batch_key)
         lam = beta(uniforms(sample_keys, _SHARE_DRAWS), alpha=self.alpha)
         lam = torch.maximum(lam, 1 - lam)
-        if joint is None:
-            return i_mix(
-                images,
-                permutation(batch_key, len(images)).to(images.device, non_blocking=True),
-                lam,
-            )
-        order = permutation(batch_key, joint.total)
-        partners = order[joint.offset : joint.offset + len(images)] - joint.offset
-        return i_mix(
-            images, partners.to(images.device, non_blocking=True), lam, others=joint.exchange(order)
-        )
+        order = permutation(batch_key, len(images) if joint is None else joint.total)
+        return i_mix(images, order, lam, joint=joint)
 
 
 @dataclass(frozen=True, kw_only=True)
