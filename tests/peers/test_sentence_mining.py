@@ -230,7 +230,7 @@ def test_mistakes_are_refused(model: Any) -> None:
         ours(pairs(), model, output_format="tuple")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"range_min .*= 5, got 4"):
         ours(pairs(), model, range_min=2, range_max=4)
-    with pytest.raises(ValueError, match="num_negatives of at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_negatives to be a whole number of at least 1, got 0"):
         ours(pairs(), model, num_negatives=0)
     with pytest.raises(ValueError, match="two columns, got 0 rows"):
         ours(pairs().select([]), model)

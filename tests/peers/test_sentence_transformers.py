@@ -542,7 +542,7 @@ def test_labels_make_documents_of_a_class_positives() -> None:
         ({"directions": ("doc_to_query",)}, "'query_to_doc' among directions"),
         ({"directions": ("query_to_docs",)}, "did you mean 'query_to_doc'"),
         ({"partition_mode": "apart"}, "partition_mode to be one of"),
-        ({"mini_batch_size": 0}, "mini_batch_size of at least 1"),
+        ({"mini_batch_size": 0}, "mini_batch_size to be a whole number of at least 1"),
         ({"similarity_fct": True}, "similarity_fct to be cos_sim or dot_score"),
         ({"class_prior": 0.1, "directions": EVERYTHING}, "class_prior to be left out"),
         ({"false_negatives": "threshold"}, "false_negatives that need the embeddings alone"),

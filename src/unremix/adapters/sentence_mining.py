@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from unremix.core.checks import check_choice
+from unremix.core.checks import check_choice, check_count
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.mining.embeddings import Floats, digest_of, kept_embeddings, unit_rows
 from unremix.mining.index import Kind
@@ -109,15 +109,10 @@ def mine_hard_negatives(
     check_choice("output_format", output_format, get_args(Format))
     if include_positives:  # as the library: in other formats each candidate is called a negative
         output_format = "n-tuple"
-    if num_negatives < 1:
-        raise ValueError(
-            f"expected num_negatives of at least 1, got {num_negatives}; ask for one or more"
-        )
-    if range_max is not None and range_max < range_min + num_negatives:
-        raise ValueError(
-            "expected range_max of at least range_min + num_negatives = "
-            f"{range_min + num_negatives}, got {range_max}; enlarge it"
-        )
+    check_count("num_negatives", num_negatives, 1, "ask for one or more")
+    if range_max is not None:
+        remedy = "enlarge it to range_min + num_negatives"
+        check_count("range_max", range_max, range_min + num_negatives, remedy)
     anchor_name, positive_name = _columns(dataset, anchor_column_name, positive_column_name)
     all_anchors, all_positives = list(dataset[anchor_name]), list(dataset[positive_name])
     anchors = list(dict.fromkeys(all_anchors))

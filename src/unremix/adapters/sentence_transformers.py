@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unremix.adapters import missing
 from unremix.adapters.dense import weighted_negatives
 from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
-from unremix.core.checks import check_choice, check_number
+from unremix.core.checks import check_choice, check_count, check_number
 from unremix.core.gather import (
     JointBatch,
     find_joint_batch,
@@ -143,11 +143,9 @@ class Options(AdapterOptions):
                     "use_labels or false_negatives with weights='mined'; leave them out, or use "
                     "weights='all'"
                 )
-        if self.mini_batch_size is not None and self.mini_batch_size < 1:
-            raise ValueError(
-                f"expected mini_batch_size of at least 1, got {self.mini_batch_size}; "
-                "use None to embed the batch at once"
-            )
+        if self.mini_batch_size is not None:
+            remedy = "use None to embed the batch at once"
+            check_count("mini_batch_size", self.mini_batch_size, 1, remedy)
 
 
 class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):

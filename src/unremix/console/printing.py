@@ -117,8 +117,9 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
     return rows_to_csv([names, *([record.get(name) for name in names] for record in records)])
 
 
-def rows_to_csv(rows: Iterable[Sequence[object]]) -> str:
+def rows_to_csv(rows: Iterable[Sequence[object]], separator: str = ",", end: str = "\n") -> str:
     """Rows as CSV; None is an empty cell, and no cell is a formula."""
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(map(guarded, row) for row in rows)
+    writer = csv.writer(stream, delimiter=separator, lineterminator=end)
+    writer.writerows(map(guarded, row) for row in rows)
     return stream.getvalue()

@@ -89,14 +89,11 @@ def contrast(
             total, weightless = _Blockwise.apply(  # type: ignore[no-untyped-call]
                 problem, engine, *vectors, lambdas, temperature
             )
-        able = (pairs.shares > 0).any(1)  # anchors with a loss
+        paired = able = (pairs.shares > 0).any(1)  # anchors with a positive, and with a loss
         if pairs.labels is not None:
             able = torch.cat([(pairs[which].shares > 0).any(1) for which in problem.blocks()])
         total = total / mean_count(able.sum(dtype=total.dtype), joint)
-    alone = 0
-    if check and pairs.labels is not None:
-        alone = int(((pairs.shares > 0).any(1) & ~able).sum())
-    if alone:
+    if check and able is not paired and (alone := int((paired & ~able).sum())):
         warnings.warn(
             f"{alone} of {pairs.num_anchors} anchors have no negatives, since all candidates have "
             "their label: they contribute nothing; use batches of several classes",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unremix.console.printing import guarded
+from unremix.console.printing import rows_to_csv
 from unremix.console.suggestions import needed_for
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.files.atomic_files import open_text, write_text, write_whole
@@ -213,23 +213,15 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str
             path, lambda file: pyarrow.parquet.write_table(table, file, write_page_checksum=True)
         )
         return
-
-    def write(file: Path) -> None:
-        with file.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
-            if path.suffix == ".jsonl":
-                stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                return
-            writer = csv.DictWriter(stream, columns, delimiter=SEPARATORS[path.suffix])
-            writer.writeheader()
-            for row in rows:
-                writer.writerow(
-                    {
-                        name: f"{v:.6g}" if isinstance(v, float) else guarded(v)
-                        for name, v in row.items()
-                    }
-                )
-
-    write_whole(path, write)
+    if path.suffix == ".jsonl":
+        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+        write_text(path, "".join(f"{line}\n" for line in lines))
+        return
+    cells = (
+        [f"{value:.6g}" if isinstance(value, float) else value for value in map(row.get, columns)]
+        for row in rows
+    )
+    write_text(path, rows_to_csv([columns, *cells], SEPARATORS[path.suffix], "\r\n"))
 
 
 def _encodable(value: Any) -> Any:

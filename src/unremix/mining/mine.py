@@ -38,7 +38,7 @@ from unremix.mining.filters import (
 )
 from unremix.mining.index import GROWTH, Advance, Index, Kind, make_index
 from unremix.mining.rescoring import Rescoring, ScorePairs
-from unremix.mining.selection import Chosen, choose_greedily, choose_largest, pool_scores
+from unremix.mining.selection import choose_greedily, choose_largest, pool_scores
 
 Sampling = Literal["importance", "top", "random"]
 Block = dict[str, NDArray[Any]]
@@ -299,14 +299,13 @@ def mine_hard_negatives(
         digest = digest_of(index.kind, units, rows, *lists, own, highest, choice, *scores)
         kept = where / f"mined-{digest}"  # finished blocks, by their first anchor
     miner = Miner(index, units, forbidden, known, highest, choice, rescoring)
-    blocks: dict[int, Block] = {}  # by their first anchor; empty while they are missing
-    missing = []
-    for first in range(0, size, ANCHORS_AT_ONCE):
-        file = None if kept is None else kept / f"{first}.npz"
-        done = file is not None and is_sealed(file)  # else not mined yet, or damaged
-        blocks[first] = read_arrays(file) if file is not None and done else {}
-        if not done:
-            missing.append(slice(first, min(first + ANCHORS_AT_ONCE, size)))
+    parts = [slice(n, min(n + ANCHORS_AT_ONCE, size)) for n in range(0, size, ANCHORS_AT_ONCE)]
+    blocks: dict[int, Block] = {part.start: {} for part in parts}  # empty while they are missing
+    if kept is not None:
+        for first in blocks:
+            if is_sealed(file := kept / f"{first}.npz"):  # else not mined yet, or damaged
+                blocks[first] = read_arrays(file)
+    missing = [part for part in parts if not blocks[part.start]]
 
     def report(done: float) -> None:
         if advance is not None:
@@ -470,45 +469,34 @@ class Miner:
         valid &= ~copy
         if choice.skip:
             valid &= valid.cumsum(1) > choice.skip
-        queries = torch.from_numpy(anchors)
-        chosen = self._chosen(queries, pool, valid, products, numbers, rescored)
-        places = chosen.places.numpy()
-        arrays = {
-            "indices": np.where(places >= 0, np.take_along_axis(rows, places.clip(0), 1), -1),
-            "scores": chosen.scores.numpy(),
-            "near_duplicate": duplicate.sum(1).numpy(),
-            "copy": copy.sum(1).numpy(),
-        }
-        return arrays | {name: values.numpy() for name, values in chosen.components.items()}
-
-    def _chosen(
-        self,
-        anchors: Tensor,
-        pool: Tensor,
-        valid: Tensor,
-        products: Tensor,
-        numbers: Integers,
-        rescored: Tensor | None,
-    ) -> Chosen:
-        choice, similarity = self.choice, rescored  # (B, P)
+        queries, similarity = torch.from_numpy(anchors), rescored  # similarity: (B, P)
         if similarity is None:
-            similarity = torch.bmm(pool, anchors[:, :, None])[:, :, 0]
+            similarity = torch.bmm(pool, queries[:, :, None])[:, :, 0]
         if choice.sampling == "importance":
             scores = pool_scores(
-                anchors, pool, valid, choice.components, temperature=choice.posterior_temperature
+                queries, pool, valid, choice.components, temperature=choice.posterior_temperature
             )
             if rescored is not None and "similarity" in scores:
                 scores["similarity"] = rescored
             chosen = choose_greedily(scores, products, valid, choice.mix, choice.k)
-            cosines = similarity.gather(1, chosen.places.clamp(min=0))
-            cosines = torch.where(chosen.places >= 0, cosines, torch.nan)
-            return chosen._replace(components=chosen.components | {"similarity": cosines})
-        if choice.sampling == "top":
+        else:
             keys = similarity
-        else:  # from the anchor's number, so that blocks change nothing
-            draws = (np.random.default_rng((choice.seed, n)).random(pool.shape[1]) for n in numbers)
-            keys = torch.from_numpy(np.stack(list(draws)))
-        return choose_largest(keys, similarity, valid, choice.k)
+            if choice.sampling == "random":  # from the anchor's number: blocks change nothing
+                draws = [
+                    np.random.default_rng((choice.seed, n)).random(len(keys[0])) for n in numbers
+                ]
+                keys = torch.from_numpy(np.stack(draws))
+            chosen = choose_largest(keys, similarity, valid, choice.k)
+        some, places = chosen.places >= 0, chosen.places.clamp(min=0)
+        found = {
+            "indices": np.where(some, np.take_along_axis(rows, places.numpy(), 1), -1),
+            "scores": chosen.scores.numpy(),
+            "near_duplicate": duplicate.sum(1).numpy(),
+            "copy": copy.sum(1).numpy(),
+        }
+        components = {name: values.numpy() for name, values in chosen.components.items()}
+        at_places = torch.where(some, similarity.gather(1, places), torch.nan)
+        return found | components | {"similarity": at_places.numpy()}
 
 
 Each = Callable[[Miner, Sequence[slice], Advance], Iterator[tuple[int, Block]]]

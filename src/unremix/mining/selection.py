@@ -24,7 +24,7 @@ class Chosen(NamedTuple):
     Args:
         places: Where in the pool, in the order of choice, shape (B, k); -1 for missing choices.
         scores: The value each was chosen by, shape (B, k); NaN for missing choices.
-        components: The score of each component before scaling, each (B, k).
+        components: The score of each component that was mixed, before scaling, each (B, k).
     """
 
     places: Tensor
@@ -152,7 +152,7 @@ def choose_largest(keys: Tensor, similarity: Tensor, valid: Tensor, k: int) -> C
     scores = torch.where(some, similarity.gather(1, places), torch.nan)
     scores = torch.nn.functional.pad(scores, (0, k - width), value=torch.nan)
     places = torch.nn.functional.pad(torch.where(some, places, -1), (0, k - width), value=-1)
-    return Chosen(places, scores, {"similarity": scores})
+    return Chosen(places, scores, {})
 
 
 def _scaled(name: str, score: Tensor, among: Tensor) -> Tensor:
