@@ -228,7 +228,7 @@ def test_mistakes_are_refused(model: Any) -> None:
         ours(pairs(), model, "question")
     with pytest.raises(ValueError, match="expected output_format to be one of"):
         ours(pairs(), model, output_format="tuple")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="range_max .* at least 5, got 4; .*range_min"):
+    with pytest.raises(ValueError, match=r"range_max .* at least 5, got 4; .*range_min"):
         ours(pairs(), model, range_min=2, range_max=4)
     with pytest.raises(ValueError, match="num_negatives to be a whole number of at least 1, got 0"):
         ours(pairs(), model, num_negatives=0)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from unremix import losses
 from unremix.adapters import missing
-from unremix.adapters.dense import weights_of
-from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
+from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss, weights_of
 from unremix.core.checks import check_number
 from unremix.core.gather import is_distributed
 from unremix.core.pairs import ContrastInput, Pairs

@@ -11,15 +11,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from inspect import get_annotations
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from unremix.adapters import missing
-from unremix.adapters.dense import weighted_negatives
-from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
-from unremix.core.checks import check_choice, check_count, check_number
+from unremix.adapters.weighted import (
+    AdapterOptions,
+    Weighted,
+    weighted_loss,
+    weighted_negatives,
+)
+from unremix.core.checks import check_choice, check_count, check_labels, check_number
 from unremix.core.gather import (
     JointBatch,
     find_joint_batch,
@@ -28,10 +32,10 @@ from unremix.core.gather import (
     mean_count,
 )
 from unremix.core.last_layer import LastLayer
-from unremix.core.pairs import Pairs
+from unremix.core.pairs import ContrastInput, Pairs
 from unremix.core.precision import at_least_float32
 from unremix.core.problem import Logits
-from unremix.core.views import Views
+from unremix.core.views import Views, stack
 from unremix.losses import accepts
 
 try:
@@ -51,15 +55,6 @@ from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_ne
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode = Literal["joint", "per_direction"]
 LOSS_FILE = "unremix_loss.pt"  # in a checkpoint's folder
-
-
-class Side(NamedTuple):
-    """Anchors of this process against candidates of all."""
-
-    anchors: Views
-    candidates: Views
-    pairs: Pairs
-    labels: tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -279,25 +274,21 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
                 "expected columns of hard negatives with weights='mined', got anchors and "
                 "positives alone; mine negatives, or use weights='all'"
             )
-        own, everything, joint = self._columns(embeddings)
+        own, everything, joint = self._columns(embeddings, labels)
         total, count = (each[0].embeddings.shape[0] for each in (everything, own))
         if total == 1 and len(embeddings) == 2:
             loss: Tensor = self.weighted(everything[0].embeddings, everything[1].embeddings)
             return loss + math.log(self._holding)
         ids = torch.arange(total, device=everything[0].embeddings.device)
         here = slice(0, total) if joint is None else joint.here
-        texts, classes = self._known(labels, joint)
+        texts = self._numbers_of_texts(joint)
 
-        def side(anchors: int, columns: list[int], step: int) -> Side:
+        def side(anchors: int, columns: list[int], step: int) -> ContrastInput:
             """A column's rows of this process against whole columns.
 
             Documents of column 1 + k are numbered from k times ``step`` on; a candidate with the
             number of an anchor's sample is not its negative.
             """
-            known = None
-            if classes is not None:  # hard negatives have none
-                of = [classes if c < 2 else torch.full_like(classes, -1) for c in columns]
-                known = classes[here], torch.cat(of)
             excluded = None
             if texts is not None:  # a text equal to the positive, or of an equal query
                 keys = [
@@ -313,7 +304,7 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
                 candidate_ids=torch.cat([ids + max(c - 1, 0) * step for c in columns]),
                 excluded=excluded,
             )
-            return Side(own[anchors], _join([everything[c] for c in columns]), pairs, known)
+            return ContrastInput(own[anchors], stack(*(everything[c] for c in columns)), pairs)
 
         documents, given = list(range(1, len(embeddings))), self.directions
         back = [0] * ("doc_to_query" in given) + documents * ("doc_to_doc" in given)
@@ -329,61 +320,61 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         return self._joint_loss(joint, forth, side(1, back, 0))
 
     def _columns(
-        self, embeddings: Sequence[Tensor]
+        self, embeddings: Sequence[Tensor], labels: Tensor | None
     ) -> tuple[list[Views], list[Views], JointBatch | None]:
-        """The columns with what is known of the last layer: of this process, and of all."""
-        embeddings = [at_least_float32(each) for each in embeddings]
-        views = self.weighted.views_of(*embeddings)
+        """The columns with classes and what is known of the last layer: here, and of all."""
+        views = self.weighted.views_of(*map(at_least_float32, embeddings))
+        if self.use_labels:
+            if labels is None or labels.dim() != 1:
+                raise ValueError(
+                    "expected a class of each pair for use_labels, got none; add a column 'label' "
+                    "of integers to the data set"
+                )
+            check_labels(labels, len(embeddings[0]), self.weighted.options.check)
+            labels = labels.to(embeddings[0].device)
+            classes = [labels, labels] + [torch.full_like(labels, -1)] * (len(views) - 2)
+            views = [replace(each, labels=its) for each, its in zip(views, classes, strict=True)]
         if not self.weighted.gathers:
             return views, views, None
         joint = find_joint_batch(embeddings[0])
         return views, [gather_views(each, joint) for each in views], joint
 
-    def _known(
-        self, labels: Tensor | None, joint: JointBatch | None
-    ) -> tuple[list[Tensor] | None, Tensor | None]:
-        """A number of each text, (T,) for each column, and the classes (T,), where asked for."""
-        texts, classes = self._texts, labels if self.use_labels else None
+    def _numbers_of_texts(self, joint: JointBatch | None) -> list[Tensor] | None:
+        """A number of each text, (T,) for each column, where duplicates are excluded."""
+        texts = self._texts
         if self.duplicates == "exclude" and texts is None:
             raise ValueError(
                 "expected texts for duplicates='exclude', got embeddings alone; call the loss with "
                 "the tokens of each column"
             )
-        if self.use_labels and (classes is None or classes.dim() != 1):
-            raise ValueError(
-                "expected a class of each pair for use_labels, got none; add a column 'label' of "
-                "integers to the data set"
-            )
-        if joint is not None:
-            texts = None if texts is None else [gather_rows(each, joint) for each in texts]
-            classes = None if classes is None else gather_rows(classes, joint)
-        return texts, classes
+        if joint is None or texts is None:
+            return texts
+        return [gather_rows(each, joint) for each in texts]
 
-    def _against(self, side: Side) -> Tensor:
-        return self.weighted.against(
-            side.anchors, side.candidates, side.pairs, labels=side.labels, logits=self.logits
-        )
+    def _against(self, side: ContrastInput) -> Tensor:
+        return self.weighted.against(side.anchors, side.candidates, side.pairs, logits=self.logits)
 
     @property
     def _holding(self) -> int:
         """How many sides of one sum hold the positive."""
         return 2 if self.partition_mode == "joint" and "doc_to_query" in self.directions else 1
 
-    def _joint_loss(self, joint: JointBatch | None, forth: Side, back: Side) -> Tensor:
+    def _joint_loss(
+        self, joint: JointBatch | None, forth: ContrastInput, back: ContrastInput
+    ) -> Tensor:
         """-log( e^{l_p} / (k e^{l_p} + Σ over both sides) ); k sides hold the positive."""
         (sums, logits), (others, _) = (
-            weighted_negatives(self.weighted, *side[:3], logits=self.logits)
-            for side in (forth, back)
+            weighted_negatives(self.weighted, side, logits=self.logits) for side in (forth, back)
         )
         return self._mean(joint, forth.pairs, logits, sums, others)
 
-    def _mined_loss(self, joint: JointBatch | None, forth: Side, in_batch: int) -> Tensor:
+    def _mined_loss(self, joint: JointBatch | None, forth: ContrastInput, in_batch: int) -> Tensor:
         """The same with w = 1 for the first candidates, those of the batch."""
         pairs, first = forth.pairs, torch.arange(forth.pairs.num_candidates)[None] < in_batch
         first = first.to(pairs.candidate_ids.device)  # (1, M)
         excluded = first if pairs.excluded is None else first | pairs.excluded
-        mined = replace(pairs, excluded=excluded)
-        sums, logits = weighted_negatives(self.weighted, *forth[:2], mined, logits=self.logits)
+        mined = replace(forth, pairs=replace(pairs, excluded=excluded))
+        sums, logits = weighted_negatives(self.weighted, mined, logits=self.logits)
         unweighted = torch.where(pairs.negatives() & first, logits, -torch.inf).logsumexp(1)
         return self._mean(joint, pairs, logits, sums, unweighted)
 
@@ -558,14 +549,3 @@ def _numbered(features: dict[str, Tensor]) -> Tensor:
     digests = [hashlib.blake2b(row[kept].tobytes(), digest_size=7).digest() for row, kept in rows]
     numbers = [int.from_bytes(digest, "little") for digest in digests]
     return torch.tensor(numbers, device=tokens.device)
-
-
-def _join(columns: Sequence[Views]) -> Views:
-    """Some columns as one, (M, D)."""
-
-    def join(name: str) -> Tensor | None:
-        parts = [getattr(each, name) for each in columns]
-        return None if any(part is None for part in parts) else torch.cat(parts)
-
-    embeddings = torch.cat([each.embeddings for each in columns])
-    return Views(embeddings, join("inputs"), outputs=join("outputs"))
